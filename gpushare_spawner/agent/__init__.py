@@ -1,0 +1,1 @@
+"""One per GPU machine: finds GPUs, holds sessions, arbitrates, reports."""

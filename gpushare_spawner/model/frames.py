@@ -1,0 +1,115 @@
+"""Frames of the session socket, as bytes. docs/protocol.md is the same in words; native/preload/frames.h the same in C.
+
+A frame is 128 bytes, little-endian: magic, version, type, serial, flags, GPU (16 raw bytes), twelve unsigned 64-bit fields. The
+socket is SOCK_SEQPACKET: one packet is one frame, so a short or a long one is seen as what it is.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from dataclasses import dataclass
+from enum import IntEnum
+
+FRAME_BYTES = 128
+MAGIC = 0x48535047  # "GPSH"
+VERSION = 1
+FIELDS = 12
+_LAYOUT = struct.Struct("<IHHII16s12Q")
+NO_GPU = bytes(16)
+_MASK = 2**64 - 1
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame of this version; the connection that sent them ends."""
+
+
+class Kind(IntEnum):
+    """Frame types: below 64 from the notebook's side, from 64 on from the agent's."""
+
+    HELLO = 1
+    REQUEST = 2
+    RELEASE = 3
+    MEMORY = 4
+    IDLE = 5
+    BUSY = 6
+    PAGED_IN = 7
+    PAGED_OUT = 8
+    KERNELS = 9
+    QUERY = 10
+
+    WELCOME = 64
+    DEVICE = 65
+    GRANT = 66
+    REVOKE = 67
+    PAGE_OUT = 68
+    TIER = 69
+    ANNOUNCE = 70
+    STATUS = 71
+    ERROR = 127
+
+
+class Role(IntEnum):
+    """Who says HELLO."""
+
+    CUDA = 1
+    """A process with libgpushare.so that called cuInit."""
+    OBSERVER = 2
+    """The notebook server or ``gpushare status``: holds no lease, is told tiers and announcements."""
+
+
+class LeaseState(IntEnum):
+    """A session's lease on a GPU, in STATUS."""
+
+    NONE = 0
+    WAITING = 1
+    HELD = 2
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message. ``fields`` are padded with zeros to twelve; their meaning depends on ``kind``, see docs/protocol.md."""
+
+    kind: Kind
+    fields: tuple[int, ...] = ()
+    gpu: bytes = NO_GPU
+    serial: int = 0
+    flags: int = 0
+
+    def pack(self) -> bytes:
+        """The frame's 128 bytes. Fields are cut to 64 bits."""
+        if len(self.fields) > FIELDS:
+            raise FrameError(f"a frame has {FIELDS} fields, not {len(self.fields)}")
+        padded = [field & _MASK for field in self.fields] + [0] * (FIELDS - len(self.fields))
+        return _LAYOUT.pack(
+            MAGIC, VERSION, self.kind, self.serial & 0xFFFFFFFF, self.flags & 0xFFFFFFFF, self.gpu, *padded
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Frame:
+        """Raises FrameError, with the reason, for anything that is not a frame of this version."""
+        if len(data) != FRAME_BYTES:
+            raise FrameError(f"a frame has {FRAME_BYTES} bytes, not {len(data)}")
+        magic, version, kind, serial, flags, gpu, *fields = _LAYOUT.unpack(data)
+        if magic != MAGIC:
+            raise FrameError(f"wrong magic {magic:#010x}, expected {MAGIC:#010x}")
+        if version != VERSION:
+            raise FrameError(f"protocol version {version}, this side speaks {VERSION}")
+        try:
+            known = Kind(kind)
+        except ValueError:
+            raise FrameError(f"unknown frame type {kind}") from None
+        return cls(known, tuple(fields), gpu, serial, flags)
+
+
+def gpu_bytes(gpu_uuid: str) -> bytes:
+    """NVML's "GPU-9f3c…" as the 16 bytes of CUDA's CUuuid. Raises ValueError for anything else."""
+    try:
+        return uuid.UUID(gpu_uuid.removeprefix("GPU-")).bytes
+    except ValueError:
+        raise ValueError(f"{gpu_uuid!r} is not the UUID of a GPU; NVML writes GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx") from None
+
+
+def gpu_name(raw: bytes) -> str:
+    """The inverse of `gpu_bytes`."""
+    return f"GPU-{uuid.UUID(bytes=raw)}"

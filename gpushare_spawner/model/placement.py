@@ -1,0 +1,19 @@
+"""Where a share lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The GPUs that a share was given.
+
+    ``borrowed`` is the number of the share's units (of 1 %, per GPU) that idle neighbours have lent: they go back first when the
+    owner returns.
+    """
+
+    node: str
+    gpus: tuple[str, ...]
+    """UUIDs, as NVML writes them."""
+    borrowed: int = 0

@@ -1,0 +1,103 @@
+"""Amounts as admins write them: ``4Gi``, ``500m``, ``15m``, ``25%``."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer
+
+_BYTES = {
+    "": 1,
+    "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+}  # fmt: skip
+_SECONDS = {"ms": Decimal("0.001"), "s": 1, "m": 60, "h": 3600, "d": 86400}
+_NUMBER = r"(\d+(?:\.\d+)?)"
+
+
+def parse_bytes(value: Any) -> int:
+    """Bytes from a number or a Kubernetes quantity: 1024, "4Gi", "1.5G". Raises ValueError."""
+    advice = "write bytes like 4Gi, 512Mi or 16G"
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{value!r} is not an amount of memory: {advice}")
+    match = re.fullmatch(_NUMBER + r"\s*([kKMGTP]i?|)B?", str(value).strip())
+    if not match or match[2] not in _BYTES:
+        raise ValueError(f"{value!r} is not an amount of memory: {advice}")
+    return int(Decimal(match[1]) * _BYTES[match[2]])
+
+
+def parse_seconds(value: Any) -> float:
+    """Seconds from a number or a duration: 90, "15m", "1h30m". Raises ValueError for what is negative or no duration."""
+    advice = "write a duration like 30s, 15m, 8h or 1h30m"
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{value!r} is not a duration: {advice}")
+    text = str(value).strip()
+    if re.fullmatch(_NUMBER, text):
+        return float(text)
+    parts = re.findall(_NUMBER + r"\s*(ms|s|m|h|d)", text)
+    if not parts or not re.fullmatch(r"(?:\d+(?:\.\d+)?\s*(?:ms|s|m|h|d)\s*)+", text):
+        raise ValueError(f"{value!r} is not a duration: {advice}")
+    return float(sum((Decimal(number) * _SECONDS[unit] for number, unit in parts), Decimal(0)))
+
+
+def parse_cores(value: Any) -> float:
+    """CPU cores from a number or a Kubernetes quantity: 0.5, "500m", 4. Raises ValueError."""
+    advice = "write CPU cores like 0.5, 500m or 4"
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{value!r} is not a number of CPU cores: {advice}")
+    match = re.fullmatch(_NUMBER + r"(m?)", str(value).strip())
+    if not match:
+        raise ValueError(f"{value!r} is not a number of CPU cores: {advice}")
+    return float(Decimal(match[1]) / (1000 if match[2] else 1))
+
+
+def format_seconds(seconds: float) -> str:
+    """900 -> "15 min", 5400 -> "1 h 30 min", 45 -> "45 s"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s" if seconds >= 1 or seconds == 0 else f"{seconds:g} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    parts = [f"{hours} h"] * bool(hours) + [f"{minutes} min"] * bool(minutes) + [f"{left} s"] * bool(left and not hours)
+    return " ".join(parts)
+
+
+def format_bytes(amount: float) -> str:
+    """4294967296 -> "4 GiB", 1610612736 -> "1.5 GiB"."""
+    for power, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if amount >= power:
+            return f"{amount / power:.3g} {unit}" if amount < 1000 * power else f"{amount / power:.0f} {unit}"
+    return f"{amount:.0f} B"
+
+
+def parse_percent_or_bytes(value: Any) -> str:
+    """Keep "80%" or "12Gi" as it was written, once it is known to make sense. Raises ValueError."""
+    resolve_bytes(value, total=2**40)
+    return str(value).strip()
+
+
+def resolve_bytes(value: Any, total: int) -> int:
+    """Bytes that "80%" or "12Gi" means on a GPU of ``total`` bytes. Raises ValueError."""
+    text = str(value).strip()
+    if text.endswith("%"):
+        match = re.fullmatch(_NUMBER, text[:-1].strip())
+        if not match or not 0 < Decimal(match[1]) <= 1000:
+            raise ValueError(f"{value!r} is not a percentage: write more than 0% and at most 1000%, like 100%")
+        return int(total * Decimal(match[1]) / 100)
+    return parse_bytes(text)
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+"""Bytes, written as a Kubernetes quantity."""
+
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+"""Seconds, written as a duration."""
+
+Cores = Annotated[float, BeforeValidator(parse_cores)]
+"""CPU cores, written as a Kubernetes quantity."""
+
+PercentOrBytes = Annotated[str, BeforeValidator(parse_percent_or_bytes), AfterValidator(str), PlainSerializer(str)]
+"""A part of a GPU's memory, as "80%" or as "12Gi"; `resolve_bytes` makes it bytes."""

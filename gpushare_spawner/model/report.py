@@ -1,0 +1,115 @@
+"""What an agent says about its node. One schema for the control socket and for Kubernetes, JSON, versioned."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.tier import Tier
+
+REPORT_VERSION = 1
+
+Units = Annotated[int, Field(ge=0, le=UNITS_PER_GPU)]
+"""Share units of 1 % of a GPU."""
+Instant = Annotated[float, Field(ge=0)]
+"""Seconds since the epoch (UTC)."""
+Amount = Annotated[int, Field(ge=0)]
+"""Bytes."""
+
+
+class _Part(BaseModel):
+    # Unknown fields are ignored: a newer agent may say more than this hub understands.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class GpuReport(_Part):
+    """One physical GPU."""
+
+    index: Annotated[int, Field(ge=0)]
+    uuid: Annotated[str, Field(min_length=1)]
+    model: str
+    memory_bytes: Amount
+    memory_used_bytes: Amount = 0
+    healthy: bool = True
+    simulated: bool = False
+    capacity_units: Annotated[int, Field(ge=0)] = UNITS_PER_GPU
+    """Units that may be guaranteed: 100, or more where the admin overcommits."""
+    waiting: Annotated[int, Field(ge=0)] = 0
+    """Sessions that have work for this GPU and no lease."""
+
+
+class Announcement(_Part):
+    """A step down that has been announced to the user."""
+
+    tier: Tier
+    at: Instant
+    reason: str
+
+
+class SessionReport(_Part):
+    """One notebook server that holds a share."""
+
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+    user: str
+    server: str = ""
+    template: str
+    gpus: tuple[str, ...]
+    """UUIDs of the GPUs that the share lies on."""
+    share_units: Units
+    """What the session is entitled to, on each of its GPUs."""
+    borrowed_units: Units = 0
+    """Those of `share_units` that were lent by idle neighbours when the session was placed."""
+    tier: Tier = Tier.ACTIVE
+    tier_since: Instant
+    effective_units: Units
+    """What its tier leaves it: `share_units` when active, the template's smaller share when downgraded, 0 when released."""
+    guaranteed_units: Units
+    """What it would get now if everybody wanted the GPU: `effective_units`, less borrowed units whose owner is back."""
+    opened_at: Instant
+    confirmed: bool = True
+    """False between a reservation and the start of its process."""
+    pid: int | None = None
+    """The notebook server's process on the agent's machine, where the agent was told."""
+
+    memory_bytes: Amount = 0
+    """Device memory that the session has allocated (its working set), managed and plain."""
+    resident_bytes: Amount = 0
+    """The part of `memory_bytes` that is thought to be on the GPU; the rest is in host memory."""
+    memory_limit_bytes: Amount = 0
+    """What CUDA shows the session as the GPU's total memory."""
+    gpu_busy: bool = False
+    """A burst is running or waiting now."""
+    waiting: bool = False
+    """It has work and no lease."""
+    last_gpu_activity: Instant | None = None
+    """End of the last burst; None: none since the session was opened."""
+    gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Time with a burst on the GPU since the session was opened."""
+    kernels: Annotated[int, Field(ge=0)] | None = None
+    """Notebook kernels alive; None: the notebook server has not said."""
+    kernels_busy: Annotated[int, Field(ge=0)] | None = None
+    last_kernel_activity: Instant | None = None
+    processes: Annotated[int, Field(ge=0)] = 0
+    """CUDA processes connected to the agent."""
+    bypassing_pids: tuple[int, ...] = ()
+    """Processes of the session that use the GPU without the library: they unset LD_PRELOAD."""
+    announcement: Announcement | None = None
+
+
+class Report(_Part):
+    """A node: its GPUs and the sessions on them.
+
+    `model_validate_json` raises pydantic.ValidationError, with the field and the reason, for what is not a report of this version.
+    """
+
+    version: Literal[1] = REPORT_VERSION
+    node: Annotated[str, Field(min_length=1)]
+    published_at: Instant
+    gpus: tuple[GpuReport, ...]
+    sessions: tuple[SessionReport, ...] = ()
+
+    def session(self, session_id: str) -> SessionReport | None:
+        """The session of that id, if it is on this node."""
+        return next((session for session in self.sessions if session.id == session_id), None)

@@ -1,0 +1,202 @@
+"""A compute template: what an admin offers at the login form. docs/templates.md is the reference for admins."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, format_seconds
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share, units_from_fraction
+from gpushare_spawner.model.tier import Tier
+
+
+class _Part(BaseModel):
+    # A misspelt field must be an error, not a setting that silently does nothing.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def _fraction(value: Any) -> float:
+    return units_from_fraction(value) / UNITS_PER_GPU
+
+
+Fraction = Annotated[float, BeforeValidator(_fraction)]
+
+
+class GpuMemory(_Part):
+    """Device memory of a session."""
+
+    oversubscribe: bool = True
+    """Turn device allocations into managed (UVM) ones, so that notebooks together may take more than the GPU has."""
+    guarantee: PercentOrBytes | None = None
+    """What the session can count on having on the GPU; the fraction of the GPU's memory where it is not given."""
+    limit: PercentOrBytes = "100%"
+    """What CUDA shows as the GPU's total memory; an allocation beyond it fails as on a GPU of that size."""
+
+
+class Gpu(_Part):
+    """Which part of a GPU, or how many whole ones."""
+
+    fraction: Fraction | None = None
+    """Part of one GPU, 0.01 to 1: guaranteed under contention, elastic when neighbours are quiet."""
+    count: Annotated[int, Field(ge=1, le=64, strict=True)] | None = None
+    """Whole GPUs, instead of a fraction."""
+    memory: GpuMemory = GpuMemory()
+    models: tuple[str, ...] = ()
+    """Patterns of GPU model names, like "*A100*"; empty: any."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Gpu:
+        if (self.fraction is None) == (self.count is None):
+            raise ValueError("give either fraction (a part of one GPU) or count (whole GPUs), one of the two")
+        return self
+
+    @property
+    def share(self) -> Share:
+        """The share that the template asks for."""
+        return Share(count=self.count) if self.count is not None else Share.from_fraction(self.fraction)
+
+    def accepts(self, model: str) -> bool:
+        """Whether a GPU of this model name will do; upper and lower case are the same."""
+        return not self.models or any(fnmatchcase(model.lower(), pattern.lower()) for pattern in self.models)
+
+
+class Range(_Part):
+    """A guaranteed amount and an upper limit."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Range:
+        guarantee, limit = getattr(self, "guarantee", None), getattr(self, "limit", None)
+        if guarantee is not None and limit is not None and guarantee > limit:
+            raise ValueError("the guarantee is more than the limit")
+        return self
+
+
+class Cpu(Range):
+    """CPU cores."""
+
+    guarantee: Cores | None = None
+    limit: Cores | None = None
+
+
+class HostMemory(Range):
+    """Host memory."""
+
+    guarantee: Bytes | None = None
+    limit: Bytes | None = None
+
+
+class Resources(_Part):
+    """What the notebook server gets beside the GPU."""
+
+    cpu: Cpu = Cpu()
+    memory: HostMemory = HostMemory()
+
+
+class Access(_Part):
+    """Who may use the template: members of any of the groups, and the users; both empty: everybody."""
+
+    groups: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+
+    def allows(self, user: str, groups: frozenset[str] | set[str]) -> bool:
+        """Whether this user, a member of these groups, may use the template."""
+        if not self.groups and not self.users:
+            return True
+        return user in self.users or not groups.isdisjoint(self.groups)
+
+
+class Limits(_Part):
+    """How often the template may be used."""
+
+    per_user: Annotated[int, Field(ge=1, strict=True)] | None = None
+    """Servers of one user with this template at a time; not given: any number."""
+
+
+class Idle(_Part):
+    """What happens to a session whose GPU is idle, and when. Each step is optional; times count from the last GPU work."""
+
+    downgrade_after: Seconds | None = None
+    downgrade_to: Fraction | None = None
+    """The smaller share, a fraction of one GPU."""
+    release_after: Seconds | None = None
+    """The share is given away; the kernel lives on and gets it back with its next GPU work."""
+    stop_after: Seconds | None = None
+    """The server is stopped: no GPU work, no busy kernel and no notebook activity for this long."""
+    warn_before: Seconds = 300.0
+    """How long before each step the user is told."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Idle:
+        if (self.downgrade_after is None) != (self.downgrade_to is None):
+            raise ValueError("downgrade_after and downgrade_to belong together: give both or neither")
+        steps = [(name, getattr(self, name)) for name in ("downgrade_after", "release_after", "stop_after")]
+        given = [(name, value) for name, value in steps if value is not None]
+        for name, value in given:
+            if value <= 0:
+                raise ValueError(f"{name} must be more than 0 s")
+        for (first, earlier), (second, later) in zip(given, given[1:], strict=False):
+            if earlier >= later:
+                raise ValueError(
+                    f"{second} ({format_seconds(later)}) must come after {first} ({format_seconds(earlier)})"
+                )
+        return self
+
+    def after(self, tier: Tier) -> float | None:
+        """Idle seconds after which a session goes to this tier; None where it never does."""
+        return {
+            Tier.DOWNGRADED: self.downgrade_after,
+            Tier.RELEASED: self.release_after,
+            Tier.STOPPED: self.stop_after,
+        }.get(tier)
+
+    def units(self, tier: Tier, share: Share) -> int:
+        """Units (per GPU) that a session of this share holds in this tier."""
+        if tier is Tier.ACTIVE:
+            return share.units
+        if tier is Tier.DOWNGRADED and self.downgrade_to is not None:
+            return min(share.units, units_from_fraction(self.downgrade_to))
+        return 0
+
+
+class Template(_Part):
+    """One card on the form. Raises pydantic.ValidationError, which names each wrong field."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    """A slug, unique among the templates: lower case letters, digits and dashes."""
+    display_name: Annotated[str, Field(min_length=1, max_length=80)]
+    description: Annotated[str, Field(max_length=2000)] = ""
+    default: bool = False
+    """Chosen beforehand on the form."""
+    gpu: Gpu | None = None
+    """Not given: no GPU."""
+    resources: Resources = Resources()
+    image: Annotated[str, Field(min_length=1)] | None = None
+    """Container image, where servers run in containers."""
+    access: Access = Access()
+    limits: Limits = Limits()
+    idle: Idle = Idle()
+    profile_options: dict[str, Any] = {}
+    """KubeSpawner's profile_options: further choices on the card."""
+    kubespawner_override: dict[str, Any] = {}
+    """Any further settings of the spawner; they have the last word."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Template:
+        if self.gpu is None:
+            if self.idle.downgrade_after is not None or self.idle.release_after is not None:
+                raise ValueError("idle: downgrade_after and release_after need a gpu; a template without one can only stop_after")
+            return self
+        if self.idle.downgrade_to is not None:
+            smaller = units_from_fraction(self.idle.downgrade_to)
+            if smaller >= self.gpu.share.units:
+                raise ValueError(
+                    f"idle: downgrade_to ({self.idle.downgrade_to}) must be less than the share ({self.gpu.share.units / 100})"
+                )
+        return self
+
+    @property
+    def share(self) -> Share | None:
+        """The share it asks for; None without a GPU."""
+        return self.gpu.share if self.gpu is not None else None

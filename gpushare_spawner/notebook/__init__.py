@@ -1,0 +1,1 @@
+"""Inside the notebook server: tells the agent about kernels, and the user about the share."""

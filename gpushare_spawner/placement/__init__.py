@@ -1,0 +1,1 @@
+"""Which GPU a share goes to: the ledger and the strategies. Pure functions."""

@@ -1,0 +1,1 @@
+"""The JupyterHub side: spawners that share GPUs, and the form."""
