@@ -1,4 +1,7 @@
-"""``gpushare``: one command, a subcommand for each part. Each part's module offers ``configure(parser)`` and ``run(options) -> int``."""
+"""``gpushare``: one command, a subcommand for each part.
+
+Each part's module offers ``configure(parser)`` and ``run(options) -> int``.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from gpushare_spawner.model.report import Instant
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
-CONTROL_VERSION = 1
+CONTROL_VERSION: Literal[1] = 1
 MAX_LINE_BYTES = 16 * 1024 * 1024
 """A longer line ends the connection; a report of 1,000 sessions is under 1 MiB."""
 
@@ -36,8 +36,10 @@ class ReportRequest(_Request):
 class OpenRequest(_Request):
     """Reserve a share on the given GPUs, or on none of them. Answered with an `Opened`.
 
-    Refused (`no-room`) if the guarantees on one of the GPUs would exceed its capacity: the agent counts again, whatever the hub believed.
-    Opening a session that is open with the same share and GPUs is answered as if it were new; with others it is refused (`exists`).
+    Refused (`no-room`) if the guarantees on one of the GPUs would exceed its capacity: the agent counts again,
+    whatever the hub believed.
+    Opening a session that is open with the same share and GPUs is answered as if it were new; with others it is
+    refused (`exists`).
     """
 
     op: Literal["open"] = "open"
@@ -80,7 +82,8 @@ class CloseRequest(_Request):
 class TierRequest(_Request):
     """The service's decision: a step down (or back up). Answered with whether it was applied.
 
-    `if_idle_since` guards the gap between decision and deed: the step is refused (`busy`) if there was a burst after that instant.
+    `if_idle_since` guards the gap between decision and deed: the step is refused (`busy`) if there was a burst after
+    that instant.
     """
 
     op: Literal["tier"] = "tier"
@@ -108,7 +111,9 @@ Request = Annotated[
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 """Validates one line: `REQUEST.validate_json(line)`."""
 
-ErrorCode = Literal["bad-request", "no-room", "exists", "unknown-session", "unknown-gpu", "unhealthy-gpu", "busy", "internal"]
+ErrorCode = Literal[
+    "bad-request", "no-room", "exists", "unknown-session", "unknown-gpu", "unhealthy-gpu", "busy", "internal"
+]
 
 
 class Failure(BaseModel):
@@ -119,7 +124,10 @@ class Failure(BaseModel):
 
 
 class Answer(BaseModel):
-    """One line back. Either `error` is set, or `result` holds what the request is answered with ({} where nothing is)."""
+    """One line back.
+
+    Either `error` is set, or `result` holds what the request is answered with ({} where nothing is).
+    """
 
     version: Literal[1] = CONTROL_VERSION
     error: Failure | None = None

@@ -1,7 +1,8 @@
 """Frames of the session socket, as bytes. docs/protocol.md is the same in words; native/preload/frames.h the same in C.
 
-A frame is 128 bytes, little-endian: magic, version, type, serial, flags, GPU (16 raw bytes), twelve unsigned 64-bit fields. The
-socket is SOCK_SEQPACKET: one packet is one frame, so a short or a long one is seen as what it is.
+A frame is 128 bytes, little-endian: magic, version, type, serial, flags, GPU (16 raw bytes), twelve unsigned 64-bit
+fields. The socket is SOCK_SEQPACKET: one packet is one frame, so a short or a long
+one is seen as what it is.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class LeaseState(IntEnum):
 
 @dataclass(frozen=True)
 class Frame:
-    """One message. ``fields`` are padded with zeros to twelve; their meaning depends on ``kind``, see docs/protocol.md."""
+    """One message. ``fields`` are padded with zeros to twelve.
+
+    Their meaning depends on ``kind``, see docs/protocol.md.
+    """
 
     kind: Kind
     fields: tuple[int, ...] = ()
@@ -107,7 +111,9 @@ def gpu_bytes(gpu_uuid: str) -> bytes:
     try:
         return uuid.UUID(gpu_uuid.removeprefix("GPU-")).bytes
     except ValueError:
-        raise ValueError(f"{gpu_uuid!r} is not the UUID of a GPU; NVML writes GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx") from None
+        raise ValueError(
+            f"{gpu_uuid!r} is not the UUID of a GPU; NVML writes GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+        ) from None
 
 
 def gpu_name(raw: bytes) -> str:

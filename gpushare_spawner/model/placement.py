@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Placement:
     """The GPUs that a share was given.
 
-    ``borrowed`` is the number of the share's units (of 1 %, per GPU) that idle neighbours have lent: they go back first when the
-    owner returns.
+    ``borrowed`` is the number of the share's units (of 1 %, per GPU) that idle neighbours have lent: they go back
+    first
+    when the owner returns.
     """
 
     node: str

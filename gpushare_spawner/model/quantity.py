@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 
-_BYTES = {
+_BYTES: dict[str, int] = {
     "": 1,
     "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
 }  # fmt: skip
-_SECONDS = {"ms": Decimal("0.001"), "s": 1, "m": 60, "h": 3600, "d": 86400}
+_SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
 _NUMBER = r"(\d+(?:\.\d+)?)"
 
 
@@ -30,7 +30,10 @@ def parse_bytes(value: Any) -> int:
 
 
 def parse_seconds(value: Any) -> float:
-    """Seconds from a number or a duration: 90, "15m", "1h30m". Raises ValueError for what is negative or no duration."""
+    """Seconds from a number or a duration: 90, "15m", "1h30m".
+
+    Raises ValueError for what is negative or no duration.
+    """
     advice = "write a duration like 30s, 15m, 8h or 1h30m"
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{value!r} is not a duration: {advice}")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
-REPORT_VERSION = 1
+REPORT_VERSION: Literal[1] = 1
 
 Units = Annotated[int, Field(ge=0, le=UNITS_PER_GPU)]
 """Share units of 1 % of a GPU."""
@@ -64,7 +64,10 @@ class SessionReport(_Part):
     tier: Tier = Tier.ACTIVE
     tier_since: Instant
     effective_units: Units
-    """What its tier leaves it: `share_units` when active, the template's smaller share when downgraded, 0 when released."""
+    """What its tier leaves it.
+
+    `share_units` when active, the template's smaller share when downgraded, 0 when released.
+    """
     guaranteed_units: Units
     """What it would get now if everybody wanted the GPU: `effective_units`, less borrowed units whose owner is back."""
     opened_at: Instant
@@ -101,7 +104,8 @@ class SessionReport(_Part):
 class Report(_Part):
     """A node: its GPUs and the sessions on them.
 
-    `model_validate_json` raises pydantic.ValidationError, with the field and the reason, for what is not a report of this version.
+    `model_validate_json` raises pydantic.ValidationError, with the field and the reason, for what is not a report of
+    this version.
     """
 
     version: Literal[1] = REPORT_VERSION

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -115,7 +116,10 @@ class Limits(_Part):
 
 
 class Idle(_Part):
-    """What happens to a session whose GPU is idle, and when. Each step is optional; times count from the last GPU work."""
+    """What happens to a session whose GPU is idle, and when. Each step is optional.
+
+    Times count from the last GPU work.
+    """
 
     downgrade_after: Seconds | None = None
     downgrade_to: Fraction | None = None
@@ -136,7 +140,7 @@ class Idle(_Part):
         for name, value in given:
             if value <= 0:
                 raise ValueError(f"{name} must be more than 0 s")
-        for (first, earlier), (second, later) in zip(given, given[1:], strict=False):
+        for (first, earlier), (second, later) in pairwise(given):
             if earlier >= later:
                 raise ValueError(
                     f"{second} ({format_seconds(later)}) must come after {first} ({format_seconds(earlier)})"
@@ -186,13 +190,16 @@ class Template(_Part):
     def _consistent(self) -> Template:
         if self.gpu is None:
             if self.idle.downgrade_after is not None or self.idle.release_after is not None:
-                raise ValueError("idle: downgrade_after and release_after need a gpu; a template without one can only stop_after")
+                raise ValueError(
+                    "idle: downgrade_after and release_after need a gpu; a template without one can only stop_after"
+                )
             return self
         if self.idle.downgrade_to is not None:
             smaller = units_from_fraction(self.idle.downgrade_to)
             if smaller >= self.gpu.share.units:
                 raise ValueError(
-                    f"idle: downgrade_to ({self.idle.downgrade_to}) must be less than the share ({self.gpu.share.units / 100})"
+                    f"idle: downgrade_to ({self.idle.downgrade_to}) must be less than the share "
+                    f"({self.gpu.share.units / UNITS_PER_GPU})"
                 )
         return self
 

@@ -1,7 +1,7 @@
 """Builds libgpushare.so and the simulated driver with zig's C compiler (PyPI package ziglang).
 
-zig pins the glibc that the result needs and cross-compiles, so neither gcc nor a sysroot is wanted. A wheel build runs this
-through hatch_build.py; by hand: ``python -m gpushare_spawner.native.build [--machine aarch64] [--into DIR]``.
+zig pins the glibc that the result needs and cross-compiles, so neither gcc nor a sysroot is wanted. A wheel build runs
+this through hatch_build.py; by hand: ``python -m gpushare_spawner.native.build [--machine aarch64] [--into DIR]``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ FLAGS = [
 
 TARGETS: dict[str, tuple[str, list[str]]] = {
     # library: (sources, linker flags)
-    "libgpushare.so": ("preload/*.c", ["-Wl,-soname,libgpushare.so", "-Wl,--version-script=preload/exports.map", "-ldl"]),
+    "libgpushare.so": (
+        "preload/*.c",
+        ["-Wl,-soname,libgpushare.so", "-Wl,--version-script=preload/exports.map", "-ldl"],
+    ),
     "simgpu/libcuda.so.1": ("simgpu/cuda/*.c simgpu/common/*.c", ["-Wl,-soname,libcuda.so.1", "-ldl", "-lrt"]),
     "simgpu/libnvidia-ml.so.1": ("simgpu/nvml/*.c simgpu/common/*.c", ["-Wl,-soname,libnvidia-ml.so.1", "-lrt"]),
 }
@@ -53,7 +56,10 @@ def build(into: Path, machine: str | None = None) -> list[Path]:
     """Compile every library for `machine` (default: this one) into the folder. Raises BuildError."""
     machine = machine or platform.machine()
     if machine not in MACHINES or platform.system() != "Linux":
-        raise BuildError(f"the native library is built for Linux on {' or '.join(MACHINES)}, not for {platform.system()} on {machine}")
+        raise BuildError(
+            f"the native library is built for Linux on {' or '.join(MACHINES)}, "
+            f"not for {platform.system()} on {machine}"
+        )
     built = []
     for name, (patterns, link) in TARGETS.items():
         sources = sorted(path for pattern in patterns.split() for path in HERE.glob(pattern))
@@ -63,7 +69,16 @@ def build(into: Path, machine: str | None = None) -> list[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         # under another name first: a process may have the old library mapped
         fresh = target.with_name(f".{target.name}.new")
-        command = [*compiler(), "-target", f"{machine}-linux-gnu.{GLIBC}", *FLAGS, "-o", str(fresh), *map(str, sources), *link]
+        command = [
+            *compiler(),
+            "-target",
+            f"{machine}-linux-gnu.{GLIBC}",
+            *FLAGS,
+            "-o",
+            str(fresh),
+            *map(str, sources),
+            *link,
+        ]
         done = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
         if done.returncode:
             raise BuildError(f"{name} does not compile:\n{done.stderr}")

@@ -1,0 +1,144 @@
+"""Report, control requests, frames and session ids: what crosses a process boundary."""
+
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gpushare_spawner.model.control import REQUEST, Answer, OpenRequest, TierRequest
+from gpushare_spawner.model.frames import FIELDS, FRAME_BYTES, Frame, FrameError, Kind, gpu_bytes, gpu_name
+from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.session_id import session_id, split_session_id
+from gpushare_spawner.model.tier import Tier
+
+REPORT = Report(
+    node="a",
+    published_at=1000,
+    gpus=(GpuReport(index=0, uuid="GPU-1", model="Simulated", memory_bytes=2**34),),
+    sessions=(
+        SessionReport(
+            id="ada", user="ada", template="quarter-gpu", gpus=("GPU-1",), share_units=25, tier=Tier.DOWNGRADED,
+            tier_since=990, effective_units=10, guaranteed_units=10, opened_at=900,
+        ),
+    ),
+)  # fmt: skip
+
+
+def test_a_report_survives_json():
+    assert Report.model_validate_json(REPORT.model_dump_json()) == REPORT
+    assert REPORT.session("ada").tier is Tier.DOWNGRADED
+    assert REPORT.session("bob") is None
+
+
+def test_unknown_fields_of_a_newer_agent_are_ignored():
+    raw = REPORT.model_dump(mode="json") | {"weather": "fine"}
+    raw["gpus"][0]["colour"] = "green"
+    assert Report.model_validate(raw) == REPORT
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("version", 2), ("node", ""), ("gpus", None), ("published_at", -1), ("sessions", [{"id": "x"}])],
+)
+def test_a_wrong_report_is_refused_naming_the_field(field, value):
+    raw = REPORT.model_dump(mode="json") | {field: value}
+    with pytest.raises(ValidationError) as refusal:
+        Report.model_validate(raw)
+    assert refusal.value.errors()[0]["loc"][0] == field
+
+
+def test_requests_are_told_apart_by_op():
+    opened = OpenRequest(id="ada", user="ada", uid=1000, template="t", gpus=("GPU-1",), share_units=25)
+    assert REQUEST.validate_json(opened.model_dump_json()) == opened
+    step = TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle", if_idle_since=12.5)
+    assert REQUEST.validate_json(step.model_dump_json()) == step
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"{}", b"[]", b"null", b'{"op":"fly"}', b'{"op":"close"}', b'{"op":"close","id":"../x"}',
+        b'{"op":"close","id":"a","extra":1}',
+        b'{"op":"report","version":2}',
+        b'{"op":"tier","id":"a","tier":"stopped","effective_units":0,"reason":""}', b"\xff\xfe",
+    ],
+)  # fmt: skip
+def test_wrong_requests_are_refused(line):
+    with pytest.raises(ValidationError):
+        REQUEST.validate_json(line)
+
+
+def test_an_answer_is_an_error_or_a_result():
+    answer = Answer.model_validate_json(b'{"error":{"code":"no-room","message":"full"}}')
+    assert answer.error is not None
+    assert answer.error.code == "no-room"
+
+
+FIELD = st.integers(0, 2**64 - 1)
+
+
+@given(
+    st.sampled_from(list(Kind)),
+    st.lists(FIELD, max_size=FIELDS),
+    st.binary(min_size=16, max_size=16),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_frame_survives_its_bytes(kind, fields, gpu, serial):
+    frame = Frame(kind, tuple(fields), gpu, serial)
+    data = frame.pack()
+    assert len(data) == FRAME_BYTES
+    back = Frame.unpack(data)
+    assert (back.kind, back.gpu, back.serial) == (kind, gpu, serial)
+    assert back.fields == tuple(fields) + (0,) * (FIELDS - len(fields))
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_a_frame_error_and_nothing_else(data):
+    with pytest.raises(FrameError):
+        Frame.unpack(data)
+
+
+def test_bytes_on_the_wire_are_those_of_the_document():
+    data = Frame(Kind.GRANT, (7, 8, 9), bytes(range(16)), serial=3, flags=1).pack()
+    assert int.from_bytes(data[0:4], "little") == 0x48535047
+    assert int.from_bytes(data[4:6], "little") == 1
+    assert int.from_bytes(data[6:8], "little") == 66
+    assert int.from_bytes(data[8:12], "little") == 3
+    assert data[16:32] == bytes(range(16))
+    assert int.from_bytes(data[32:40], "little") == 7
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda data: data[:-1], "128 bytes"),
+        (lambda data: data + b"\0", "128 bytes"),
+        (lambda data: b"XXXX" + data[4:], "magic"),
+        (lambda data: data[:4] + b"\2\0" + data[6:], "version 2"),
+        (lambda data: data[:6] + b"\xee\0" + data[8:], "type 238"),
+    ],
+)
+def test_a_spoilt_frame_says_what_is_wrong(spoil, says):
+    with pytest.raises(FrameError, match=says):
+        Frame.unpack(spoil(Frame(Kind.QUERY).pack()))
+
+
+def test_gpu_uuids_as_text_and_as_bytes():
+    name = f"GPU-{uuid.uuid4()}"
+    assert gpu_name(gpu_bytes(name)) == name
+    with pytest.raises(ValueError, match="UUID of a GPU"):
+        gpu_bytes("MIG-1")
+
+
+@given(st.text(min_size=1, max_size=20), st.text(max_size=20))
+def test_session_ids_keep_user_and_server_apart(user, server):
+    value = session_id(user, server)
+    assert split_session_id(value) == (user, server)
+
+
+def test_tiers_have_a_number_for_the_wire():
+    assert [Tier.from_depth(tier.depth) for tier in Tier] == list(Tier)
+    with pytest.raises(ValueError, match="no tier"):
+        Tier.from_depth(9)

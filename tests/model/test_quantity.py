@@ -1,0 +1,85 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare_spawner.model.quantity import (
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_cores,
+    parse_percent_or_bytes,
+    parse_seconds,
+    resolve_bytes,
+)
+
+GI = 2**30
+
+
+@pytest.mark.parametrize(
+    ("written", "amount"),
+    [("4Gi", 4 * GI), ("512Mi", 2**29), ("16G", 16 * 10**9), (1024, 1024), ("1.5Gi", 3 * 2**29), ("4GiB", 4 * GI)],
+)
+def test_bytes(written, amount):
+    assert parse_bytes(written) == amount
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("15m", 900), ("1h30m", 5400), (90, 90), ("90", 90), ("2d", 172800), ("250ms", 0.25), (0.5, 0.5)],
+)
+def test_durations(written, seconds):
+    assert parse_seconds(written) == seconds
+
+
+@pytest.mark.parametrize(("written", "cores"), [("500m", 0.5), (4, 4), ("0.5", 0.5)])
+def test_cores(written, cores):
+    assert parse_cores(written) == cores
+
+
+@pytest.mark.parametrize("parse", [parse_bytes, parse_seconds, parse_cores, parse_percent_or_bytes])
+@pytest.mark.parametrize(
+    "wrong", ["", "x", "-1", -1, None, True, float("nan"), float("inf"), "4 Gi Gi", "1h-3m", [], "1e9999"]
+)
+def test_nonsense_is_refused_with_an_example(parse, wrong):
+    with pytest.raises(ValueError, match=r"write"):
+        parse(wrong)
+
+
+@given(st.text(max_size=20))
+def test_no_text_makes_a_parser_fail_otherwise(text):
+    for parse in (parse_bytes, parse_seconds, parse_cores, parse_percent_or_bytes):
+        with contextlib.suppress(ValueError):
+            assert parse(text) is not None
+
+
+def test_part_of_a_gpu():
+    assert resolve_bytes("25%", 16 * GI) == 4 * GI
+    assert resolve_bytes("12Gi", 16 * GI) == 12 * GI
+    with pytest.raises(ValueError, match="percentage"):
+        resolve_bytes("0%", 16 * GI)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (0.25, "0.25 s"),
+        (45, "45 s"),
+        (90, "1 min 30 s"),
+        (900, "15 min"),
+        (5400, "1 h 30 min"),
+        (28800, "8 h"),
+        (59.7, "1 min"),
+    ],
+)
+def test_durations_for_people(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"), [(0, "0 B"), (512, "512 B"), (4 * GI, "4 GiB"), (1.5 * GI, "1.5 GiB"), (1000 * GI, "1000 GiB")]
+)
+def test_bytes_for_people(amount, text):
+    assert format_bytes(amount) == text

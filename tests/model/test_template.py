@@ -1,0 +1,68 @@
+import pytest
+from pydantic import ValidationError
+
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
+
+QUARTER = {
+    "name": "quarter-gpu",
+    "display_name": "0.25 GPU",
+    "gpu": {"fraction": 0.25, "memory": {"oversubscribe": True, "limit": "100%"}, "models": ["*A100*", "*h100*"]},
+    "resources": {"cpu": {"guarantee": 1, "limit": 4}, "memory": {"guarantee": "4Gi", "limit": "16Gi"}},
+    "access": {"groups": ["ml-course"]},
+    "idle": {"downgrade_after": "15m", "downgrade_to": 0.1, "release_after": "45m", "stop_after": "8h"},
+}
+
+
+def test_the_template_of_the_reference():
+    template = Template.model_validate(QUARTER)
+    assert template.share == Share(units=25)
+    assert template.resources.memory.limit == 16 * 2**30
+    assert template.idle.release_after == 2700
+    assert template.idle.warn_before == 300
+    assert [template.idle.units(tier, template.share) for tier in Tier] == [25, 10, 0, 0]
+    assert [template.idle.after(tier) for tier in Tier] == [None, 900, 2700, 28800]
+
+
+def test_what_it_dumps_it_reads():
+    template = Template.model_validate(QUARTER)
+    assert Template.model_validate_json(template.model_dump_json()) == template
+
+
+def test_access_and_models():
+    template = Template.model_validate(QUARTER)
+    assert template.access.allows("ada", {"ml-course"})
+    assert not template.access.allows("ada", set())
+    assert Template(name="all", display_name="All").access.allows("anybody", set())
+    assert template.gpu.accepts("NVIDIA A100-SXM4-80GB")
+    assert template.gpu.accepts("NVIDIA H100 PCIe")
+    assert not template.gpu.accepts("Tesla P100")
+
+
+def changed(**changes):
+    return {**QUARTER, **changes}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (changed(name="Quarter GPU"), "name"),
+        (changed(gpu={"fraction": 1.5}), "out of range"),
+        (changed(gpu={"fraction": 0.25, "count": 1}), "one of the two"),
+        (changed(gpu={}), "one of the two"),
+        (changed(gpu={"count": 0}), "greater than or equal to 1"),
+        (changed(gpu={"count": True}), "count"),
+        (changed(gpu={"fraction": 0.25, "colour": "red"}), "colour"),
+        (changed(resources={"cpu": {"guarantee": 4, "limit": 1}}), "more than the limit"),
+        (changed(idle={"downgrade_after": "15m"}), "belong together"),
+        (changed(idle={"downgrade_after": "15m", "downgrade_to": 0.25}), "less than the share"),
+        (changed(idle={"release_after": "8h", "stop_after": "45m"}), "must come after"),
+        (changed(idle={"release_after": 0}), "more than 0"),
+        (changed(gpu=None, idle={"release_after": "45m"}), "need a gpu"),
+        (changed(limits={"per_user": 0}), "per_user"),
+    ],
+)
+def test_mistakes_are_named(wrong, says):
+    with pytest.raises(ValidationError, match=says):
+        Template.model_validate(wrong)
