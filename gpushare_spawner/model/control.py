@@ -101,6 +101,8 @@ class AnnounceRequest(_Request):
     id: SessionId
     tier: Tier | None
     at: Instant = 0
+    effective_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
+    """What the session will hold after the step, on each of its GPUs."""
     reason: str = ""
 
 

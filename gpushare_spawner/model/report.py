@@ -46,6 +46,8 @@ class Announcement(_Part):
     tier: Tier
     at: Instant
     reason: str
+    effective_units: Units = 0
+    """What the session will hold after the step."""
 
 
 class SessionReport(_Part):
