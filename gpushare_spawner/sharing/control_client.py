@@ -1,0 +1,105 @@
+"""Talks to a machine's agent over its control socket. The requests themselves are in model/control.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from gpushare_spawner.model.control import (
+    MAX_LINE_BYTES,
+    AgentUnreachable,
+    AnnounceRequest,
+    Answer,
+    CloseRequest,
+    ConfirmRequest,
+    ControlRefused,
+    Opened,
+    OpenRequest,
+    ReportRequest,
+    TierRequest,
+)
+from gpushare_spawner.model.report import Report
+
+
+def default_control_socket() -> Path:
+    """Where the agent of this machine listens: ``$GPUSHARE_CONTROL``, else /run/gpushare/control.sock."""
+    return Path(os.environ.get("GPUSHARE_CONTROL") or "/run/gpushare/control.sock")
+
+
+class AgentClient:
+    """Asks one agent, one connection for each request, so that a client holds nothing and may be shared between tasks.
+
+    Every method raises `AgentUnreachable` where no agent answers within `timeout` seconds or what it says makes no sense,
+    and `ControlRefused` (with a code for programs and a sentence for people) where the agent says no.
+    """
+
+    def __init__(self, socket: str | Path, timeout: float = 5.0) -> None:
+        self.socket = Path(socket)
+        self.timeout = timeout
+
+    async def report(self) -> Report:
+        """What the agent knows about its node now."""
+        answer = await self._ask(ReportRequest())
+        try:
+            return Report.model_validate(answer)
+        except ValidationError as error:
+            raise AgentUnreachable(f"the agent on {self.socket} sent a report that cannot be read: {error}") from None
+
+    async def open(self, request: OpenRequest) -> Opened:
+        """Reserve a share; the answer holds the environment of the notebook server."""
+        answer = await self._ask(request)
+        try:
+            return Opened.model_validate(answer)
+        except ValidationError as error:
+            raise AgentUnreachable(f"the agent on {self.socket} opened a session without an environment: {error}") from None
+
+    async def confirm(self, id: str, pid: int) -> None:
+        """The session's process runs under this pid of the agent's machine."""
+        await self._ask(ConfirmRequest(id=id, pid=pid))
+
+    async def close(self, id: str) -> None:
+        """The session is over; one that is not open is no error."""
+        await self._ask(CloseRequest(id=id))
+
+    async def tier(self, request: TierRequest) -> None:
+        """Move a session to a tier. Refused with code ``busy`` if it worked after `if_idle_since`."""
+        await self._ask(request)
+
+    async def announce(self, request: AnnounceRequest) -> None:
+        """Tell the session's user what comes, or take that back."""
+        await self._ask(request)
+
+    async def _ask(self, request: BaseModel) -> dict[str, object]:
+        try:
+            async with asyncio.timeout(self.timeout):
+                line = await self._exchange(request.model_dump_json().encode() + b"\n")
+        except TimeoutError:
+            raise AgentUnreachable(f"the agent on {self.socket} did not answer within {self.timeout:g} s") from None
+        except FileNotFoundError:
+            raise AgentUnreachable(f"no agent runs here: {self.socket} does not exist; start `gpushare agent`") from None
+        except ConnectionRefusedError:
+            raise AgentUnreachable(f"no agent listens on {self.socket}; start `gpushare agent`") from None
+        except PermissionError:
+            raise AgentUnreachable(f"{self.socket} may only be used by the user that the agent runs as, and by root") from None
+        except (OSError, ValueError) as error:
+            raise AgentUnreachable(f"the agent on {self.socket} cannot be asked: {error}") from None
+        try:
+            answer = Answer.model_validate_json(line)
+        except ValidationError:
+            said = "closed the connection without an answer" if not line else "sent an answer that cannot be read"
+            raise AgentUnreachable(f"the agent on {self.socket} {said}") from None
+        if answer.error is not None:
+            raise ControlRefused(answer.error)
+        return answer.result
+
+    async def _exchange(self, line: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(str(self.socket), limit=MAX_LINE_BYTES)
+        try:
+            writer.write(line)
+            await writer.drain()
+            return await reader.readline()
+        finally:
+            writer.close()
