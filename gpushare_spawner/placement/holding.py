@@ -1,0 +1,67 @@
+"""What one session holds, as placement counts it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share import UNITS_PER_GPU
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A session's units of 1 %, the same on each of its GPUs. Raises ValueError for contradictory numbers."""
+
+    session: str
+    gpus: tuple[str, ...]
+    """UUIDs of the GPUs."""
+    share_units: int
+    """What the session is entitled to."""
+    borrowed_units: int = 0
+    """Those of ``share_units`` that idle neighbours have lent."""
+    effective_units: int = 0
+    """What its tier leaves it: all of ``share_units`` when active, 0 when released."""
+    opened_at: float = 0.0
+    """Seconds since the epoch; of two borrowers the older one is served first."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.share_units <= UNITS_PER_GPU:
+            raise ValueError(f"{self.session}: a share has 1 to {UNITS_PER_GPU} units, not {self.share_units}")
+        for name in ("borrowed_units", "effective_units"):
+            if not 0 <= getattr(self, name) <= self.share_units:
+                raise ValueError(f"{self.session}: {name} is {getattr(self, name)}, outside 0 to {self.share_units}")
+
+    @classmethod
+    def of(cls, report: SessionReport) -> Holding | None:
+        """The holding that an agent reports; None for a session without a share.
+
+        Numbers beyond the share are cut to it: one odd report must not keep the hub from placing anybody.
+        """
+        if not report.gpus or report.share_units < 1:
+            return None
+        return cls(
+            session=report.id,
+            gpus=tuple(dict.fromkeys(report.gpus)),
+            share_units=report.share_units,
+            borrowed_units=min(report.borrowed_units, report.share_units),
+            effective_units=min(report.effective_units, report.share_units),
+            opened_at=report.opened_at,
+        )
+
+    @property
+    def owned_units(self) -> int:
+        """Units per GPU that nobody can take away."""
+        return self.share_units - self.borrowed_units
+
+    @property
+    def age(self) -> tuple[float, str]:
+        """Sorts the oldest session first; the name decides between those opened at the same instant."""
+        return (self.opened_at, self.session)
+
+    def with_effective(self, units: int) -> Holding:
+        """The same holding in another tier."""
+        return replace(self, effective_units=units)
+
+    def with_borrowed(self, units: int) -> Holding:
+        """The same holding with other borrowed units."""
+        return replace(self, borrowed_units=units)
