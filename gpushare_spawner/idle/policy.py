@@ -1,0 +1,112 @@
+"""Which tier a session should be in now, and what its user should be told.
+
+The way down, one step at a time and each one announced; the way up is the agent's, at once and without asking anybody.
+All that is remembered between two decisions is in the agent's report (tier and announcement), so that a decision may be
+lost, or made twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpushare_spawner.idle.observation import Observation
+from gpushare_spawner.idle.schedule import Due, NotDue, age_step, idle_step
+from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.template import Idle
+from gpushare_spawner.model.tier import Tier
+
+_SLACK = 1.0
+"""Seconds by which an announced instant may differ from the exact one before users are told a new one."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step down, with the instant (seconds since the epoch) at which it comes, or came."""
+
+    tier: Tier
+    units: int
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What should be so now. The caller compares it with what is so, and sees to the difference."""
+
+    tier: Tier
+    """The tier that the session should be in: the one it is in, or one step below."""
+    units: int
+    """Units (per GPU) that it should hold there."""
+    reason: str
+    """Why, for people."""
+    announcement: Step | None
+    """The announcement that should stand; None: none, and one that stands is taken back."""
+    upcoming: Step | None
+    """The step that comes next if nothing happens, announced or not; None: none."""
+    idle_since: float
+    """GPU work after this instant makes the decision void."""
+    look_again_at: float | None
+    """When time alone changes the decision; None: it does not."""
+
+
+def decide(idle: Idle | None, session: Observation, now: float, max_age: float = 0.0) -> Decision:
+    """The decision for one session.
+
+    ``idle`` is that of its template, None where the template is gone. ``now`` and all instants are seconds since the
+    epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, as jupyterhub-idle-culler's option
+    of that name does.
+
+    A step needs an announcement that stands, whose time has come, and that was not overtaken by work since. An
+    announcement that is made late delays the step, so that users always have their notice. Instants in the future, or a
+    clock that was set back, make the session look less idle, never more.
+    """
+    if idle is None:
+        return _stay(session, "its template no longer exists, so nothing is done")
+    step: Due | NotDue = idle_step(idle, session)
+    end = age_step(idle, session, max_age) if max_age > 0 else None
+    if end is not None and (isinstance(step, NotDue) or now >= end.tell_at):
+        step, end = end, None
+    if isinstance(step, NotDue):
+        return _stay(session, step.reason)
+    decision = _approach(step, session, now)
+    if end is not None and decision.look_again_at is not None:
+        return _looking_by(decision, end.tell_at)
+    return decision
+
+
+def _approach(due: Due, session: Observation, now: float) -> Decision:
+    told = session.announcement
+    earliest = max(due.at, now + due.notice)
+    if told is None or not _announces(told, due) or told.at > earliest + _SLACK:
+        coming = Step(due.tier, due.units, earliest if now >= due.tell_at else due.at, due.reason)
+        if now < due.tell_at:
+            return _stay(session, "not idle for long enough", upcoming=coming, look_again_at=due.tell_at)
+        return _stay(session, "announced", announcement=coming, upcoming=coming, look_again_at=coming.at)
+    coming = Step(due.tier, due.units, told.at, told.reason)
+    at = max(told.at, due.at)
+    if now < at:
+        return _stay(session, "announced", announcement=coming, upcoming=coming, look_again_at=at)
+    return Decision(due.tier, due.units, due.reason, coming, coming, session.gpu_idle_since, look_again_at=None)
+
+
+def _announces(told: Announcement, due: Due) -> bool:
+    """Whether the user was told of this very step; an earlier instant was announced before some work came in between."""
+    return told.tier is due.tier and told.effective_units == due.units and told.at >= due.at - _SLACK
+
+
+def _stay(
+    session: Observation,
+    reason: str,
+    announcement: Step | None = None,
+    upcoming: Step | None = None,
+    look_again_at: float | None = None,
+) -> Decision:
+    return Decision(
+        session.tier, session.effective_units, reason, announcement, upcoming, session.gpu_idle_since, look_again_at
+    )
+
+
+def _looking_by(decision: Decision, instant: float) -> Decision:
+    if decision.look_again_at is None or decision.look_again_at <= instant:
+        return decision
+    return replace(decision, look_again_at=instant)
