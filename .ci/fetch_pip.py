@@ -1,7 +1,8 @@
 """Fetches pip's wheel the way pip itself would: from the index and the folders that pip's settings name.
 
-For a Python without ensurepip and pip, as Debian's is. The standard library only. Read: the environment (PIP_INDEX_URL,
-PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_NO_INDEX, PIP_CERT, PIP_PROXY, PIP_CONFIG_FILE) and pip.conf in its usual places.
+For a Python without ensurepip and pip, as Debian's is. The standard library only. Read: the environment
+(PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_NO_INDEX, PIP_CERT, PIP_PROXY, PIP_CONFIG_FILE) and pip.conf
+in its usual places.
 The index speaks the simple repository API (PEP 503).
 """
 
@@ -168,8 +169,8 @@ def read(opener: urllib.request.OpenerDirector, url: str) -> bytes:
     request = urllib.request.Request(url)
     if parts.username:
         # urllib takes no name and password from the address
-        secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-        request = urllib.request.Request(without_password(url), headers={"Authorization": f"Basic {base64.b64encode(secret).decode()}"})
+        secret = base64.b64encode(f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()).decode()
+        request = urllib.request.Request(without_password(url), headers={"Authorization": f"Basic {secret}"})
     with opener.open(request, timeout=TIMEOUT) as answer:
         content: bytes = answer.read()
     return content

