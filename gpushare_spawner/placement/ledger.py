@@ -14,7 +14,6 @@ from gpushare_spawner.placement.refusal import Refusal, explain
 from gpushare_spawner.placement.room import Room
 from gpushare_spawner.placement.strategy import BestFit, Strategy
 
-
 BEST_FIT = BestFit()
 
 
@@ -123,7 +122,7 @@ class Ledger:
         return holding
 
     def settle(self) -> dict[str, int]:
-        """Turn borrowed units into owned ones where their owner is gone, oldest session first; the new borrowed units."""
+        """Turn borrowed units into owned ones where their owner is gone, oldest session first; what is borrowed now."""
         capacities = {uuid: gpu.capacity for uuid, gpu in self.room.gpus.items()}
         settled = settle(capacities, self._holdings.values())
         for session, borrowed in settled.items():
@@ -141,13 +140,13 @@ class Ledger:
         return max(0, room.unowned) if room is not None else 0
 
     def guaranteed(self, session: str) -> int:
-        """What a session would get now if everybody wanted its GPUs: the least over them. Raises KeyError if unknown."""
+        """What a session would get if everybody wanted its GPUs now: the least over them. KeyError if unknown."""
         held = self._holdings[session]
         known = [self._guaranteed[gpu][session] for gpu in held.gpus if gpu in self.room.gpus]
         return min(known, default=0)
 
     def check(self) -> None:
-        """Raises LedgerError, naming the GPU, if owned or guaranteed units exceed the capacity or counts disagree."""
+        """Raises LedgerError, naming the GPU, if owned or guaranteed units exceed its capacity, or counts disagree."""
         for uuid, gpu in self.room.gpus.items():
             held = self._on_gpu.get(uuid, {}).values()
             owned = sum(holding.owned_units for holding in held)

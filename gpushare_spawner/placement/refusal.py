@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
-from gpushare_spawner.placement.room import Room
+from gpushare_spawner.placement.room import GpuRoom, Room
 
 
 class Reason(StrEnum):
@@ -61,7 +62,11 @@ def explain(room: Room, share: Share, accepts: Callable[[str], bool]) -> Refusal
         )
     possible = max(len(gpus) for gpus in nodes)
     if possible < share.count:
-        return _too_big(share, possible, max(gpu.capacity for gpu in wanted if gpu.healthy))
+        if _mended(wanted, share) >= share.count:
+            return Refusal(
+                Reason.UNHEALTHY, f"GPUs that would do for {share} are out of order. The agent's log says more."
+            )
+        return _too_big(share, possible, max(gpu.capacity for gpu in wanted))
     free = max(gpu.free for gpus in nodes for gpu in gpus)
     whole = max(sum(gpu.free >= UNITS_PER_GPU for gpu in gpus) for gpus in nodes)
     if share.count == 1:
@@ -73,6 +78,12 @@ def explain(room: Room, share: Share, accepts: Callable[[str], bool]) -> Refusal
             f"All GPUs are full: {share} of one node are wanted, and at most {whole} {_are(whole)} free on one node."
         )
     return Refusal(Reason.FULL, message, best_units=max(free, 0), best_count=whole)
+
+
+def _mended(wanted: Sequence[GpuRoom], share: Share) -> int:
+    """Most GPUs of one node and model that could take the share if all of them were in order."""
+    counts = Counter((gpu.node, gpu.model) for gpu in wanted if gpu.capacity >= share.units)
+    return max(counts.values(), default=0)
 
 
 def _too_big(share: Share, possible: int, capacity: int) -> Refusal:

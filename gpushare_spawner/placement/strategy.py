@@ -14,7 +14,7 @@ class Strategy(Protocol):
     """Chooses GPUs; keeps no books. The ledger checks the choice and does the counting."""
 
     def choose(self, room: Room, share: Share, models: Sequence[str]) -> tuple[str, ...] | None:
-        """UUIDs of ``share.count`` different healthy GPUs of one node and of one of these models, with ``share.units`` free on each.
+        """UUIDs of ``share.count`` healthy GPUs of one node and of these models, with ``share.units`` free on each.
 
         None where there is no such GPU. The same room and share must give the same answer.
         """

@@ -1,0 +1,43 @@
+"""Reports made up for the tests of placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import Holding
+
+
+def gpu(uuid: str, index: int = 0, model: str = "A100", capacity: int = 100, healthy: bool = True) -> GpuReport:
+    """One GPU of 16 GiB."""
+    return GpuReport(
+        index=index, uuid=uuid, model=model, memory_bytes=16 * 2**30, capacity_units=capacity, healthy=healthy
+    )
+
+
+def session(holding: Holding) -> SessionReport:
+    """What an agent would say of a session with this holding."""
+    return SessionReport(
+        id=holding.session,
+        user=holding.session,
+        template="any",
+        gpus=holding.gpus,
+        share_units=holding.share_units,
+        borrowed_units=holding.borrowed_units,
+        tier=Tier.ACTIVE if holding.effective_units == holding.share_units else Tier.DOWNGRADED,
+        tier_since=holding.opened_at,
+        effective_units=holding.effective_units,
+        guaranteed_units=0,
+        opened_at=holding.opened_at,
+    )
+
+
+def report(node: str, gpus: Sequence[GpuReport], holdings: Iterable[Holding] = (), at: float = 0.0) -> Report:
+    """A node's report."""
+    return Report(node=node, published_at=at, gpus=tuple(gpus), sessions=tuple(session(held) for held in holdings))
+
+
+def active(name: str, gpus: str | tuple[str, ...], units: int, borrowed: int = 0, opened_at: float = 0.0) -> Holding:
+    """A session that holds its whole share."""
+    return Holding(name, (gpus,) if isinstance(gpus, str) else gpus, units, borrowed, units, opened_at)

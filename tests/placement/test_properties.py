@@ -1,0 +1,175 @@
+"""Any interleaving of starts, failures, cancellations, stops, tier changes and hub restarts."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import Holding, Ledger, settle
+from gpushare_spawner.placement.shelves import Shelves
+from tests.placement.reports import gpu, report
+
+GPUS = {
+    "n1": [gpu("a", 0), gpu("b", 1), gpu("sick", 2, healthy=False)],
+    "n2": [gpu("c", 0, capacity=150), gpu("d", 1, model="T4", capacity=40)],
+}
+CAPACITY = {one.uuid: one.capacity_units for gpus in GPUS.values() for one in gpus}
+NODE = {one.uuid: node for node, gpus in GPUS.items() for one in gpus}
+
+SHARES = st.one_of(st.integers(1, 100).map(Share), st.sampled_from([Share(count=1), Share(count=2), Share(50)]))
+
+
+class Hub(RuleBasedStateMachine):
+    """``running`` is what the agents hold, ``reserved`` what the hub has in flight, ``ledger`` what it believes."""
+
+    reservations = Bundle("reservations")
+    sessions = Bundle("sessions")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: dict[str, Holding] = {}
+        self.reserved: dict[str, Holding] = {}
+        self.numbers = count()
+        self.ledger = Ledger.of(self.reports())
+
+    def reports(self) -> list[Report]:
+        """What really runs, through JSON as the hub gets it."""
+        on = {node: [held for held in self.running.values() if NODE[held.gpus[0]] == node] for node in GPUS}
+        return [Report.model_validate_json(report(node, GPUS[node], on[node]).model_dump_json()) for node in GPUS]
+
+    @rule(target=reservations, share=SHARES, t4=st.booleans())
+    def reserve(self, share: Share, t4: bool):
+        def accepts(model: str) -> bool:
+            return t4 or model != "T4"
+
+        placement = self.ledger.place(share, accepts)
+        if placement is None:
+            refusal = self.ledger.refusal(share, accepts)
+            assert refusal.best_units < share.units or share.count > refusal.best_count
+            return multiple()
+        assert "sick" not in placement.gpus
+        assert t4 or "d" not in placement.gpus
+        assert len(set(placement.gpus)) == share.count
+        assert {NODE[uuid] for uuid in placement.gpus} == {placement.node}
+        number = next(self.numbers)
+        holding = Holding(
+            f"s{number}", placement.gpus, share.units, placement.borrowed, share.units, opened_at=float(number // 2)
+        )
+        assert all(self.ledger.free_units(uuid) >= share.units for uuid in placement.gpus)
+        self.ledger.add(holding)
+        assert self.ledger.guaranteed(holding.session) == share.units
+        self.reserved[holding.session] = holding
+        return holding.session
+
+    @rule(target=sessions, name=consumes(reservations))
+    def starts(self, name: str):
+        if name not in self.reserved:  # the hub that reserved it is gone
+            return multiple()
+        self.running[name] = self.reserved.pop(name)
+        return name
+
+    @rule(name=consumes(reservations))
+    def fails_or_is_cancelled(self, name: str):
+        if self.reserved.pop(name, None) is not None:
+            self.ledger.remove(name)
+
+    @rule(name=consumes(sessions))
+    def stops(self, name: str):
+        del self.running[name]
+        self.ledger.remove(name)
+        # the agent settles among the sessions it holds; the hub's reservations own what they were promised
+        everything = [*self.running.values(), *self.reserved.values()]
+        for other, borrowed in settle(CAPACITY, everything).items():
+            holder = self.running if other in self.running else self.reserved
+            assert borrowed < holder[other].borrowed_units
+            holder[other] = holder[other].with_borrowed(borrowed)
+            self.ledger.replace(holder[other])
+        assert self.ledger.settle() == {}
+
+    @rule(name=sessions, part=st.integers(0, 100))
+    def goes_down(self, name: str, part: int):
+        held = self.running[name]
+        self.running[name] = held.with_effective(min(held.effective_units, held.share_units * part // 100))
+        self.ledger.replace(self.running[name])
+
+    @rule(name=sessions)
+    def works_again(self, name: str):
+        held = self.running[name]
+        self.running[name] = held.with_effective(held.share_units)
+        self.ledger.replace(self.running[name])
+        assert self.ledger.guaranteed(name) >= held.owned_units
+
+    @rule()
+    def hub_restarts(self):
+        self.reserved.clear()
+        self.ledger = Ledger.of(self.reports())
+
+    @rule()
+    def hub_reads_reports(self):
+        self.ledger = Ledger.of(self.reports(), self.reserved.values())
+
+    @invariant()
+    def nothing_is_promised_twice(self):
+        self.ledger.check()
+        held = [*self.running.values(), *self.reserved.values()]
+        for uuid, capacity in CAPACITY.items():
+            here = [holding for holding in held if uuid in holding.gpus]
+            assert sum(holding.share_units - holding.borrowed_units for holding in here) <= capacity
+            assert sum(self.ledger._guaranteed.get(uuid, {}).values()) <= capacity
+            for holding in here:
+                promised = self.ledger._guaranteed[uuid][holding.session]
+                assert min(holding.owned_units, holding.effective_units) <= promised <= holding.effective_units
+
+    @invariant()
+    def the_ledger_is_what_a_new_one_would_be(self):
+        fresh = Ledger.of(self.reports(), self.reserved.values())
+        assert dict(fresh.holdings) == dict(self.ledger.holdings)
+        for uuid in CAPACITY:
+            assert fresh.free_units(uuid) == self.ledger.free_units(uuid)
+            assert fresh.unowned_units(uuid) == self.ledger.unowned_units(uuid)
+
+    def teardown(self):
+        for name in [*self.running, *self.reserved]:
+            self.ledger.remove(name)
+        assert not self.ledger.holdings
+        for uuid, capacity in CAPACITY.items():
+            assert self.ledger.unowned_units(uuid) == capacity
+            assert self.ledger.free_units(uuid) == (0 if uuid == "sick" else capacity)
+
+
+Hub.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHub = Hub.TestCase
+
+
+class Sorted(RuleBasedStateMachine):
+    """Shelves give what a scan over everything gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shelves = Shelves()
+        self.scanned: dict[int, tuple[int, int]] = {}
+
+    @rule(rank=st.integers(0, 8), first=st.integers(-2, 6), second=st.integers(-2, 6))
+    def put(self, rank: int, first: int, second: int):
+        if rank in self.scanned:
+            self.shelves.take(rank, *self.scanned[rank])
+        self.shelves.put(rank, first, second)
+        self.scanned[rank] = (first, second)
+
+    @rule(first=st.integers(0, 7), second=st.integers(0, 7))
+    def search(self, first: int, second: int):
+        everything = [(max(f, 0), max(s, 0), rank) for rank, (f, s) in self.scanned.items()]
+        above = [found for found in everything if found[0] >= first and found[1] >= second]
+        below = [found for found in everything if found[0] < first and found[1] >= second]
+        assert self.shelves.tightest(first, second) == (min(above) if above else None)
+        nearest = min(below, key=lambda found: (-found[0], found[1], found[2])) if below else None
+        assert self.shelves.nearest_below(first, second) == nearest
+
+
+Sorted.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestShelves = Sorted.TestCase
