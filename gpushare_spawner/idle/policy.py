@@ -90,7 +90,7 @@ def _approach(due: Due, session: Observation, now: float) -> Decision:
 
 
 def _announces(told: Announcement, due: Due) -> bool:
-    """Whether the user was told of this very step; an earlier instant was announced before some work came in between."""
+    """Whether the user was told of this very step; one told for an earlier instant was overtaken by work since."""
     return told.tier is due.tier and told.effective_units == due.units and told.at >= due.at - _SLACK
 
 

@@ -1,0 +1,277 @@
+"""The part of the hub's REST API that the service needs: who has servers, and stopping them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
+
+log = logging.getLogger("gpushare.service.hub")
+
+PAGINATED = "application/jupyterhub-pagination+json"
+_RETRIED = {429, 500, 502, 503, 504, 599}
+_MAX_PAUSE = 30.0
+_MAX_PAGE_BYTES = 256 * 1024 * 1024
+
+
+class HubFailed(Exception):
+    """The hub did not do what was asked; the text says why, for people."""
+
+
+class ScopeMissing(HubFailed):
+    """The service's role lacks a scope."""
+
+
+@dataclass(frozen=True)
+class HubServer:
+    """One notebook server, as the hub sees it. Instants are seconds since the epoch."""
+
+    user: str
+    name: str
+    """Empty for the default server."""
+    ready: bool = True
+    pending: str | None = None
+    """What the hub is doing with it now: "spawn", "stop", ..."""
+    started: float | None = None
+    last_activity: float | None = None
+    profile: str | None = None
+    """The template that its user chose: ``user_options["profile"]``."""
+
+    @property
+    def seen(self) -> float | None:
+        """Last activity, or the start where there was none yet."""
+        return self.last_activity if self.last_activity is not None else self.started
+
+    @property
+    def label(self) -> str:
+        """For logs: the user, and the server where it has a name."""
+        return f"{self.user}/{self.name}" if self.name else self.user
+
+    @property
+    def settled(self) -> bool:
+        """Runs, and the hub is not busy with it."""
+        return self.ready and not self.pending
+
+
+@dataclass(frozen=True)
+class HubUser:
+    """One user. Fields that the service's scopes do not show are None."""
+
+    name: str
+    admin: bool | None = None
+    created: float | None = None
+    last_activity: float | None = None
+    servers: tuple[HubServer, ...] = field(default=())
+
+
+class Hub:
+    """Asks the hub. Every method raises HubFailed (ScopeMissing for a 403) with a sentence for people.
+
+    Requests that a busy or a restarting hub turns away (429, 5xx, time-outs, refused connections) are tried again,
+    ``attempts`` times in all, with pauses that double from ``backoff`` seconds, or as long as the hub's Retry-After
+    says. At most ``concurrency`` requests are in flight (0: any number).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        concurrency: int = 10,
+        page_size: int = 0,
+        request_timeout: float = 60.0,
+        ssl_options: ssl.SSLContext | None = None,
+        attempts: int = 5,
+        backoff: float = 0.5,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"token {token}", "Accept": "application/json"}
+        self._page_size = page_size
+        self._timeout = request_timeout
+        self._ssl = ssl_options
+        self._attempts = attempts
+        self._backoff = backoff
+        # tornado counts the wait in its own queue as connecting: keep that queue empty
+        self._turn = asyncio.Semaphore(concurrency or 1000)
+        self._client = AsyncHTTPClient(
+            force_instance=True,
+            max_clients=concurrency or 1000,
+            max_buffer_size=_MAX_PAGE_BYTES,
+            max_body_size=_MAX_PAGE_BYTES,
+        )
+
+    async def own_scopes(self) -> frozenset[str]:
+        """The scopes that the service's token has, expanded."""
+        return frozenset(str(scope) for scope in (await self._json("GET", "/user")).get("scopes") or ())
+
+    async def users(self, with_ready_servers: bool = True) -> list[HubUser]:
+        """All users who have a ready server, or all users there are. Needs list:users and read:servers."""
+        query = {"state": "ready"} if with_ready_servers else {}
+        return [_user(item) async for item in self._pages("/users", query)]
+
+    async def server(self, user: str, name: str) -> HubServer | None:
+        """One server as it is now; None if the hub knows of none."""
+        try:
+            found = _user(await self._json("GET", f"/users/{quote(user, safe='')}"))
+        except _NotFound:
+            return None
+        return next((server for server in found.servers if server.name == name), None)
+
+    async def stop(self, user: str, name: str, remove: bool = False) -> None:
+        """Stop a server, and remove it if it is a named one and ``remove`` is set. Needs delete:servers.
+
+        A server that is gone already is fine. The hub may go on stopping it after this has returned.
+        """
+        path = f"/users/{quote(user, safe='')}/server" + (f"s/{quote(name, safe='')}" if name else "")
+        try:
+            await self._ask("DELETE", path, {"remove": True} if name and remove else None)
+        except _NotFound:
+            log.debug("The server of %s is gone already", user)
+
+    async def delete_user(self, user: str) -> None:
+        """Delete a user who has no servers. Needs delete:users, or admin:users."""
+        try:
+            await self._ask("DELETE", f"/users/{quote(user, safe='')}")
+        except _NotFound:
+            log.debug("User %s is gone already", user)
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._client.close()
+
+    async def _pages(self, path: str, query: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+        offset, limit = 0, self._page_size
+        while True:
+            wanted = query | ({"offset": str(offset)} if offset else {}) | ({"limit": str(limit)} if limit else {})
+            page = await self._json("GET", f"{path}?{urlencode(wanted)}" if wanted else path, accept=PAGINATED)
+            for item in page["items"]:
+                yield item
+            # The offset and not the URL in "next": behind a proxy that URL is the public one.
+            following = page["_pagination"].get("next")
+            if not following:
+                return
+            if int(following["offset"]) <= offset:
+                raise HubFailed(f"The hub's pages of {path} go round in a circle at offset {offset}.")
+            offset, limit = int(following["offset"]), int(following.get("limit") or limit)
+
+    async def _json(self, method: str, path: str, accept: str | None = None) -> dict[str, Any]:
+        response = await self._ask(method, path, accept=accept)
+        try:
+            answer = json.loads(response.body)
+            if not isinstance(answer, dict):
+                raise TypeError(f"a JSON object was expected, not {type(answer).__name__}")
+            if accept == PAGINATED and not (
+                isinstance(answer.get("items"), list) and isinstance(answer.get("_pagination"), dict)
+            ):
+                raise TypeError("a page needs items and _pagination")
+        except (TypeError, ValueError) as error:
+            raise HubFailed(f"The hub's answer to {method} {path} cannot be read: {error}.") from None
+        return answer
+
+    async def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, accept: str | None = None
+    ) -> HTTPResponse:
+        pause = self._backoff
+        for attempt in range(1, self._attempts + 1):
+            request = HTTPRequest(
+                self.url + path,
+                method=method,
+                headers=self._headers | ({"Accept": accept} if accept else {}),
+                body=None if body is None else json.dumps(body),
+                allow_nonstandard_methods=True,
+                request_timeout=self._timeout,
+                connect_timeout=min(20.0, self._timeout),
+                follow_redirects=False,
+                ssl_options=self._ssl,
+            )
+            try:
+                async with self._turn:
+                    return await self._client.fetch(request)
+            except HTTPClientError as error:
+                if error.code == 404:
+                    raise _NotFound(f"The hub knows nothing under {path}.") from None
+                if error.code == 403:
+                    raise ScopeMissing(
+                        f"The hub forbids {method} {path}: the service's role lacks a scope ({_said(error)})."
+                    ) from None
+                if error.code not in _RETRIED or attempt == self._attempts:
+                    raise HubFailed(f"The hub answered {method} {path} with {error.code}: {_said(error)}.") from None
+                problem, asked = f"{error.code}", _retry_after(error)
+            except (OSError, ValueError) as error:
+                # also ssl.SSLError; tornado's StreamClosedError is an OSError
+                if attempt == self._attempts:
+                    raise HubFailed(f"The hub at {self.url} cannot be reached: {error}.") from None
+                problem, asked = str(error) or type(error).__name__, None
+            wait = min(_MAX_PAUSE, asked if asked is not None else pause)
+            log.info("%s %s: %s; trying again in %.1f s", method, path, problem, wait)
+            await asyncio.sleep(wait)
+            pause *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+
+class _NotFound(HubFailed):
+    pass
+
+
+def _said(error: HTTPClientError) -> str:
+    """The hub's own words in an error, on one line."""
+    if error.response is not None and error.response.body:
+        try:
+            return str(json.loads(error.response.body)["message"])[:300].rstrip(".")
+        except (ValueError, KeyError, TypeError):
+            pass
+    return (error.message or "no reason given")[:300].rstrip(".")
+
+
+def _retry_after(error: HTTPClientError) -> float | None:
+    if error.response is None:
+        return None
+    try:
+        return max(0.0, float(error.response.headers["Retry-After"]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _user(item: dict[str, Any]) -> HubUser:
+    try:
+        name = str(item["name"])
+        servers = item.get("servers") or {}
+        return HubUser(
+            name=name,
+            admin=item.get("admin"),
+            created=_instant(item.get("created")),
+            last_activity=_instant(item.get("last_activity")),
+            servers=tuple(_server(name, key, value) for key, value in servers.items()),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise HubFailed(f"The hub described a user in a way that cannot be read: {error!r}.") from None
+
+
+def _server(user: str, name: str, item: dict[str, Any]) -> HubServer:
+    options = item.get("user_options")
+    profile = options.get("profile") if isinstance(options, dict) else None
+    return HubServer(
+        user=user,
+        name=name,
+        ready=bool(item.get("ready")),
+        pending=item.get("pending") or None,
+        started=_instant(item.get("started")),
+        last_activity=_instant(item.get("last_activity")),
+        profile=profile if isinstance(profile, str) else None,
+    )
+
+
+def _instant(text: str | None) -> float | None:
+    """Seconds since the epoch of the hub's ISO 8601; without a zone it means UTC. Raises ValueError."""
+    if not text:
+        return None
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

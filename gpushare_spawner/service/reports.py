@@ -1,0 +1,66 @@
+"""The agents' reports, asked for together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
+from gpushare_spawner.model.report import Report
+
+
+class Agent(Protocol):
+    """What the service asks of a node's agent; `sharing.control_client.AgentClient` is one, for this machine.
+
+    Methods raise `AgentUnreachable` or `ControlRefused`.
+    """
+
+    async def report(self) -> Report: ...
+
+    async def tier(self, request: TierRequest, /) -> None: ...
+
+    async def announce(self, request: AnnounceRequest, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One agent, and its report or the reason why there is none."""
+
+    agent: Agent
+    report: Report | None
+    problem: str = ""
+
+
+async def ask(agent: Agent) -> NodeView:
+    """Never raises for an agent that fails: what it says instead is in ``problem``."""
+    try:
+        return NodeView(agent, await agent.report())
+    except (AgentUnreachable, ControlRefused) as error:
+        return NodeView(agent, None, str(error))
+
+
+async def ask_all(agents: Sequence[Agent]) -> list[NodeView]:
+    """All agents at once; one that fails does not hold up the others."""
+    return list(await asyncio.gather(*(ask(agent) for agent in agents)))
+
+
+class RecentReports:
+    """Reports that are at most ``max_age`` seconds old: many open boards cost the agents one question a second."""
+
+    def __init__(self, agents: Sequence[Agent], max_age: float = 1.0) -> None:
+        self._agents = agents
+        self._max_age = max_age
+        self._views: list[NodeView] = []
+        self._asked_at = float("-inf")
+        self._turn = asyncio.Lock()
+
+    async def views(self) -> list[NodeView]:
+        """One view for each agent."""
+        async with self._turn:
+            if time.monotonic() - self._asked_at >= self._max_age:
+                self._views = await ask_all(self._agents)
+                self._asked_at = time.monotonic()
+            return self._views
