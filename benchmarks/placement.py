@@ -1,7 +1,8 @@
 """How long it takes to place a share: 1,000 shares on 10,000 GPUs, beside a scan over all GPUs.
 
-``python -m benchmarks.placement [--gpus 10000] [--shares 1000] [--json]``. The GPUs are half full before the clock starts; a
-tenth of the sessions there is idle and lends its units. Every share is placed and entered, so each finds another ledger.
+``python -m benchmarks.placement [--gpus 10000] [--shares 1000] [--json]``. The GPUs are half full before the clock
+starts; a tenth of the sessions there is idle and lends its units. Every share is placed and entered, so each finds
+another ledger.
 """
 
 from __future__ import annotations

@@ -1,0 +1,147 @@
+"""What is wrong with a template file, in words for the admin who wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gpushare_spawner.model.template import Template
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. ``str()`` gives one line: file, line, field, what, and what would be right."""
+
+    file: str
+    line: int | None
+    """Counted from 1; None where the whole file is meant."""
+    field: str
+    """With dots, like ``gpu.fraction``; empty where the whole file is meant."""
+    what: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        parts = [place, self.field, self.what] if self.field else [place, self.what]
+        return ": ".join(parts) + (f"; {self.advice}" if self.advice else "")
+
+
+def problems_of(error: ValidationError, file: str, lines: Mapping[tuple[str | int, ...], int]) -> Iterator[Problem]:
+    """A problem for each field that pydantic refused. ``lines`` has the line of each field."""
+    for details in error.errors(include_url=False, include_context=True):
+        path = _path(details)
+        model = _model_at(path[:-1])
+        what, advice = _words(details, path, model)
+        yield Problem(file, _line(path, lines), ".".join(map(str, path)), what, advice)
+
+
+def _path(details: ErrorDetails) -> tuple[str | int, ...]:
+    # A rule over several parts of a template is refused at its root; its message begins with the part it means.
+    part, separator, _ = details["msg"].removeprefix("Value error, ").partition(": ")
+    if not details["loc"] and separator and part in Template.model_fields:
+        return (part,)
+    return details["loc"]
+
+
+def _line(path: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], int]) -> int | None:
+    for length in range(len(path), -1, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
+
+
+def _model_at(path: Sequence[str | int]) -> type[BaseModel] | None:
+    """The model whose fields stand at this path of a template; None within free-form parts."""
+    model: type[BaseModel] = Template
+    for name in path:
+        found = model.model_fields.get(name) if isinstance(name, str) else None
+        inner = found and next(filter(_is_model, (found.annotation, *get_args(found.annotation))), None)
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _words(details: ErrorDetails, path: tuple[str | int, ...], model: type[BaseModel] | None) -> tuple[str, str]:
+    """What is wrong, and what would be right."""
+    given, limits = _shown(details["input"]), details.get("ctx", {})
+    known = list(model.model_fields) if model else []
+    match details["type"]:
+        case "missing":
+            return "is missing", _example(str(path[-1]))
+        case "extra_forbidden":
+            return "there is no such field", _nearest(str(path[-1]), known)
+        case "string_type":
+            return f"must be text, not {given}", f'put it in quotes: "{given}"' if _simple(details["input"]) else ""
+        case "string_pattern_mismatch" if path == ("name",):
+            return (
+                f"{given} is no good as a name",
+                "lower case letters, digits and dashes, 63 at most, like quarter-gpu",
+            )
+        case "string_too_short":
+            return "is empty", "write something, or leave the field out"
+        case "string_too_long":
+            return f"has {len(details['input'])} characters", f"at most {limits.get('max_length')} are allowed"
+        case "int_type" | "int_parsing" | "int_from_float":
+            quoted = f'"{given}"' if isinstance(details["input"], str) else given
+            return f"must be a whole number, not {quoted}", "write a number without quotes, like 1"
+        case "greater_than_equal":
+            return f"{given} is too small", f"at least {limits.get('ge')}"
+        case "less_than_equal":
+            return f"{given} is too big", f"at most {limits.get('le')}"
+        case "bool_type" | "bool_parsing":
+            return f"must be true or false, not {given}", ""
+        case "tuple_type" | "list_type":
+            return f"must be a list, not {given}", f"write [{given}]" if _simple(
+                details["input"]
+            ) else "write [one, two]"
+        case "dict_type":
+            return f"must hold fields, not {given}", "write  field: value  lines below it"
+        case "model_type" | "model_attributes_type":
+            inner = _model_at(path)
+            names = ", ".join(inner.model_fields) if inner else ""
+            return f"must hold fields, not {given}", f"its fields are {names}" if names else ""
+        case "value_error":
+            message = details["msg"].removeprefix("Value error, ").removeprefix(f"{path[-1]}: " if path else "")
+            what, _, advice = message.partition(": ")
+            return what, advice
+        case _:
+            return details["msg"][:1].lower() + details["msg"][1:], ""
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = get_close_matches(name.lower().replace("-", "_"), known, n=1)
+    if close:
+        return f"do you mean {close[0]}?"
+    return f"known fields are {', '.join(known)}" if known else ""
+
+
+def _example(name: str) -> str:
+    examples = {"name": "name: quarter-gpu", "display_name": "display_name: 0.25 GPU"}
+    return f"add a line like  {examples[name]}" if name in examples else ""
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, dict):
+        return "a mapping of fields"
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _simple(value: Any) -> bool:
+    return isinstance(value, str | int | float)
