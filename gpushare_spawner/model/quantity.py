@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 _BYTES: dict[str, int] = {
     "": 1,
@@ -93,14 +93,22 @@ def resolve_bytes(value: Any, total: int) -> int:
     return parse_bytes(text)
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+# The input types are what JSON Schema shows to editors.
+_Written = Annotated[str, Field(pattern=r"^\s*\d")] | Annotated[float, Field(ge=0)]
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=_Written)]
 """Bytes, written as a Kubernetes quantity."""
 
-Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=_Written)]
 """Seconds, written as a duration."""
 
-Cores = Annotated[float, BeforeValidator(parse_cores)]
+Cores = Annotated[float, BeforeValidator(parse_cores, json_schema_input_type=_Written)]
 """CPU cores, written as a Kubernetes quantity."""
 
-PercentOrBytes = Annotated[str, BeforeValidator(parse_percent_or_bytes), AfterValidator(str), PlainSerializer(str)]
+PercentOrBytes = Annotated[
+    str,
+    BeforeValidator(parse_percent_or_bytes, json_schema_input_type=_Written),
+    AfterValidator(str),
+    PlainSerializer(str),
+]
 """A part of a GPU's memory, as "80%" or as "12Gi"; `resolve_bytes` makes it bytes."""

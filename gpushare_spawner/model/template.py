@@ -22,7 +22,9 @@ def _fraction(value: Any) -> float:
     return units_from_fraction(value) / UNITS_PER_GPU
 
 
-Fraction = Annotated[float, BeforeValidator(_fraction)]
+_Written = Annotated[float, Field(ge=0.01, le=1)]  # what JSON Schema shows to editors
+
+Fraction = Annotated[float, BeforeValidator(_fraction, json_schema_input_type=_Written)]
 
 
 class GpuMemory(_Part):
