@@ -54,7 +54,9 @@ class AgentClient:
         try:
             return Opened.model_validate(answer)
         except ValidationError as error:
-            raise AgentUnreachable(f"the agent on {self.socket} opened a session without an environment: {error}") from None
+            raise AgentUnreachable(
+                f"the agent on {self.socket} opened a session without an environment: {error}"
+            ) from None
 
     async def confirm(self, id: str, pid: int) -> None:
         """The session's process runs under this pid of the agent's machine."""
@@ -79,11 +81,15 @@ class AgentClient:
         except TimeoutError:
             raise AgentUnreachable(f"the agent on {self.socket} did not answer within {self.timeout:g} s") from None
         except FileNotFoundError:
-            raise AgentUnreachable(f"no agent runs here: {self.socket} does not exist; start `gpushare agent`") from None
+            raise AgentUnreachable(
+                f"no agent runs here: {self.socket} does not exist; start `gpushare agent`"
+            ) from None
         except ConnectionRefusedError:
             raise AgentUnreachable(f"no agent listens on {self.socket}; start `gpushare agent`") from None
         except PermissionError:
-            raise AgentUnreachable(f"{self.socket} may only be used by the user that the agent runs as, and by root") from None
+            raise AgentUnreachable(
+                f"{self.socket} may only be used by the user that the agent runs as, and by root"
+            ) from None
         except (OSError, ValueError) as error:
             raise AgentUnreachable(f"the agent on {self.socket} cannot be asked: {error}") from None
         try:

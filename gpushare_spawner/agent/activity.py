@@ -1,0 +1,58 @@
+"""When a session last worked on its GPUs, over restarts of the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpushare_spawner.agent.arbitration import GpuArbitration
+from gpushare_spawner.agent.sessions import Session
+from gpushare_spawner.arbiter import SessionView
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a session does on its GPUs and has there, all of them together."""
+
+    busy: bool
+    """A burst runs or waits."""
+    waiting: bool
+    last: float | None
+    """End of the last burst, seconds since the epoch; None: none yet."""
+    gpu_seconds: float
+    memory_bytes: int
+    resident_bytes: int
+
+
+class Past:
+    """What earlier runs of the agent knew: the arbiter begins anew with each."""
+
+    def __init__(self, session: Session, restarted_at: float | None = None) -> None:
+        """`restarted_at`: seconds since the epoch; one that had work when the agent ended was active until then."""
+        record = session.record
+        self.gpu_seconds = record.gpu_seconds
+        self.last = record.last_gpu_activity
+        if record.gpu_busy and restarted_at is not None:
+            self.last = restarted_at
+
+
+def activity(session: Session, past: Past, arbitrations: Mapping[str, GpuArbitration], wall: float) -> Activity:
+    """Add up a session's GPUs. `wall`: seconds since the epoch now."""
+    views: list[tuple[GpuArbitration, SessionView]] = [
+        (arbitrations[gpu.uuid], arbitrations[gpu.uuid].view(session.id)) for gpu in session.gpus
+    ]
+    # the arbiter's instants are of a clock that starts with the machine; only their age has a meaning here
+    ends = [wall - (shell.now() - view.last_activity) for shell, view in views if view.last_activity is not None]
+    return Activity(
+        busy=any(view.running or view.waiting for _, view in views),
+        waiting=any(view.waiting for _, view in views),
+        last=_latest([*ends, past.last]),
+        gpu_seconds=past.gpu_seconds + sum(view.gpu_seconds for _, view in views),
+        memory_bytes=sum(view.memory_bytes for _, view in views),
+        resident_bytes=sum(view.resident_bytes for _, view in views),
+    )
+
+
+def _latest(instants: Iterable[float | None]) -> float | None:
+    known = [max(0.0, instant) for instant in instants if instant is not None]
+    return max(known, default=None)

@@ -1,0 +1,170 @@
+"""The shell around one GPU's arbiter: frames become events, decisions become frames, and a timer wakes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from gpushare_spawner.agent.gpus import Gpu
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView
+from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
+
+NANOSECONDS = 1_000_000_000
+RENEW_EVERY = 10.0
+"""Seconds; a client that waits and hears nothing for 30 s lets its work run."""
+
+
+class Client(Protocol):
+    """A connected CUDA process."""
+
+    @property
+    def number(self) -> int:
+        """Never given twice while the agent runs."""
+
+    def send(self, kind: Kind, *fields: int, gpu: bytes = NO_GPU, flags: int = 0) -> None:
+        """Send a frame without waiting."""
+
+
+class Handle(Protocol):
+    """A timer that can be called off."""
+
+    def cancel(self) -> None: ...
+
+
+class GpuArbitration:
+    """Who may run on one GPU. Times are seconds of `clock`, which is the event loop's unless a test gives another."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        settings: ArbiterSettings,
+        clock: Callable[[], float] | None = None,
+        call_at: Callable[[float, Callable[[], None]], Handle] | None = None,
+    ) -> None:
+        loop = asyncio.get_running_loop() if clock is None or call_at is None else None
+        self.gpu = gpu
+        self._arbiter = GpuArbiter(gpu.memory_bytes, settings)
+        self._raw = gpu_bytes(gpu.uuid)
+        self._clock = clock or loop.time  # type: ignore[union-attr]
+        self._call_at = call_at or loop.call_at  # type: ignore[union-attr]
+        self._clients: dict[int, Client] = {}
+        self._waits: dict[int, float] = {}
+        """Since when a client has heard nothing about its request."""
+        self._granted: dict[int, tuple[int, float]] = {}
+        """The lease that a client was given last, and when."""
+        self._timer: Handle | None = None
+
+    def add_session(self, session: str, weight: int) -> None:
+        """A session comes; `weight` in share units."""
+        self._carry_out(self._arbiter.add_session(session, weight, self._clock()))
+
+    def set_weight(self, session: str, weight: int) -> None:
+        """Another weight; 0 releases the session: it leaves the GPU until its next burst."""
+        self._carry_out(self._arbiter.set_weight(session, weight, self._clock()))
+
+    def remove_session(self, session: str) -> None:
+        """A session goes. Its clients must have left."""
+        self._carry_out(self._arbiter.remove_session(session, self._clock()))
+
+    def join(self, client: Client, session: str) -> None:
+        """A CUDA process of the session is there."""
+        self._clients[client.number] = client
+        self._carry_out(self._arbiter.connect(client.number, session, self._clock()))
+
+    def leave(self, client: Client) -> None:
+        """It is gone; its lease, if it held one, goes to whoever waits. One that never joined is no error."""
+        if self._clients.pop(client.number, None) is not None:
+            self._waits.pop(client.number, None)
+            self._granted.pop(client.number, None)
+            self._carry_out(self._arbiter.disconnect(client.number, self._clock()))
+
+    def receive(self, client: Client, frame: Frame) -> None:
+        """A frame of a client that joined: one of REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT."""
+        now, number, fields = self._clock(), client.number, frame.fields
+        arbiter = self._arbiter
+        if frame.kind in (Kind.IDLE, Kind.BUSY):
+            self._waits.pop(number, None)  # it runs
+        match frame.kind:
+            case Kind.REQUEST:
+                self._waits[number] = now
+                decisions = arbiter.request(number, self._bytes(fields[0]), self._bytes(fields[1]), now)
+            case Kind.MEMORY:
+                decisions = arbiter.memory(number, self._bytes(fields[0]), self._bytes(fields[1]), now)
+            case Kind.RELEASE:
+                decisions = arbiter.release(
+                    number, fields[0], self._within_lease(number, fields[0], fields[1], now), now
+                )
+            case Kind.IDLE:
+                busy = self._within_lease(number, fields[0], fields[1], now)
+                quiet = self._within_lease(number, fields[0], fields[2], now)
+                decisions = arbiter.idle(number, fields[0], busy, quiet, now)
+            case Kind.BUSY:
+                decisions = arbiter.busy(number, fields[0], now)
+            case Kind.PAGED_IN:
+                decisions = arbiter.paged_in(number, self._bytes(fields[0]), fields[1] / NANOSECONDS, now)
+            case Kind.PAGED_OUT:
+                decisions = arbiter.paged_out(number, self._bytes(fields[0]), fields[1] / NANOSECONDS, now)
+            case _:
+                raise ValueError(f"{frame.kind.name} is no frame for the arbiter")
+        self._carry_out(decisions)
+
+    def view(self, session: str) -> SessionView:
+        """What the arbiter knows about a session."""
+        return self._arbiter.session_view(session)
+
+    def waiting(self) -> tuple[str, ...]:
+        """Sessions that have work and no lease."""
+        return self._arbiter.waiting()
+
+    def now(self) -> float:
+        """The clock that the views' instants are of."""
+        return self._clock()
+
+    def close(self) -> None:
+        """No more timers."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _carry_out(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            client = self._clients.get(decision.client)  # type: ignore[arg-type]
+            if client is None:
+                continue
+            match decision:
+                case Grant(lease=lease, quantum=quantum, prefetch=prefetch):
+                    self._waits.pop(client.number, None)
+                    self._granted[client.number] = (lease, self._clock())
+                    client.send(Kind.GRANT, lease, round(quantum * NANOSECONDS), prefetch, gpu=self._raw)
+                case Revoke(lease=lease, page_out=amount, reason=reason):
+                    client.send(Kind.REVOKE, lease, amount, int(reason), gpu=self._raw)
+                case PageOut(amount=amount):
+                    client.send(Kind.PAGE_OUT, amount, gpu=self._raw)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        wakeups = [since + RENEW_EVERY for since in self._waits.values()]
+        wanted = self._arbiter.next_wakeup()
+        if wanted is not None:
+            wakeups.append(wanted)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._call_at(min(wakeups), self._wake) if wakeups else None
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._clock()
+        for number, since in self._waits.items():
+            if now >= since + RENEW_EVERY:
+                self._clients[number].send(Kind.GRANT, 0, gpu=self._raw)
+                self._waits[number] = now
+        self._carry_out(self._arbiter.tick(now))
+
+    def _bytes(self, claimed: int) -> int:
+        # a process may claim anything up to 2^64; more than this much cannot matter to the arbiter
+        return min(claimed, 64 * self.gpu.memory_bytes)
+
+    def _within_lease(self, number: int, lease: int, nanoseconds: int, now: float) -> float:
+        """Seconds that a client claims of its lease, but no more than have passed since it was granted."""
+        current, since = self._granted.get(number, (0, now))
+        return min(nanoseconds / NANOSECONDS, now - since) if lease == current else 0.0

@@ -1,0 +1,182 @@
+"""``gpushare agent``: the agent of a GPU machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from gpushare_spawner import native
+from gpushare_spawner.agent.control_socket import ControlSocket, SocketInUse
+from gpushare_spawner.agent.environment import Libraries
+from gpushare_spawner.agent.gpus import NoGpu, Nvml
+from gpushare_spawner.agent.lock import AlreadyRunning
+from gpushare_spawner.agent.node import Node, NodeSettings
+from gpushare_spawner.agent.session_folder import PathTooLong
+from gpushare_spawner.agent.state_folder import StateFolder
+from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.model.share import UNITS_PER_GPU
+
+log = logging.getLogger(__name__)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The options of ``gpushare agent``."""
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="where sessions survive a restart (default: /run/gpushare for root, else $XDG_RUNTIME_DIR/gpushare)",
+    )
+    parser.add_argument(
+        "--control-socket",
+        type=Path,
+        default=None,
+        metavar="PATH",
+        help="where spawner and service ask (default: $GPUSHARE_CONTROL, else control.sock in the state folder)",
+    )
+    parser.add_argument(
+        "--node",
+        default=socket.gethostname(),
+        metavar="NAME",
+        help="this machine's name in reports (default: its host name, %(default)s)",
+    )
+    parser.add_argument(
+        "--overcommit",
+        type=_overcommit,
+        default=1.0,
+        metavar="FACTOR",
+        help="guarantee up to FACTOR times of each GPU, 1 to 10 (default: 1.0, no more than there is)",
+    )
+    parser.add_argument(
+        "--exclusive",
+        action="store_true",
+        help="let one session at a time run on a GPU even while all fit into its memory: slower, for measurements",
+    )
+    parser.add_argument(
+        "--preload-library",
+        type=Path,
+        default=None,
+        metavar="PATH",
+        help="libgpushare.so as sessions see it (default: the one that came with this package)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        default=None,
+        metavar="PORT",
+        help="serve Prometheus metrics on this port of 127.0.0.1",
+    )
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run until SIGTERM or SIGINT; 1 if it cannot start, with a sentence on standard error."""
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    try:
+        asyncio.run(_serve(options))
+    except (AlreadyRunning, NoGpu, PathTooLong, SocketInUse, FileNotFoundError, _Unusable) as error:
+        print(f"gpushare agent: {error}", file=sys.stderr)
+        return 1
+    except PermissionError as error:
+        print(
+            f"gpushare agent: {error.filename} may not be used by uid {os.geteuid()}: {error.strerror}", file=sys.stderr
+        )
+        return 1
+    except OSError as error:
+        print(f"gpushare agent: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Unusable(RuntimeError):
+    """An option leads nowhere."""
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    state_dir = Path(os.path.abspath(options.state_dir or _default_state_dir()))
+    control_path = options.control_socket or Path(os.environ.get("GPUSHARE_CONTROL") or state_dir / "control.sock")
+    _allow_many_files()
+    async with contextlib.AsyncExitStack() as stack:
+        nvml = Nvml()
+        stack.callback(nvml.close)
+        gpus = nvml.gpus()
+        simulated = any(gpu.simulated for gpu in gpus)
+        libraries = Libraries(
+            preload=_library(options.preload_library),
+            simulated_driver=native.simgpu_folder() if simulated else None,
+        )
+        folder = StateFolder(state_dir)
+        stack.callback(folder.close)
+        settings = NodeSettings(
+            name=options.node,
+            capacity_units=round(options.overcommit * UNITS_PER_GPU),
+            arbiter=ArbiterSettings(exclusive=options.exclusive),
+        )
+        node = Node(settings, gpus, nvml, folder, libraries)
+        control = ControlSocket(Path(os.path.abspath(control_path)), node.answer)
+        await node.start()
+        stack.push_async_callback(node.close)
+        await control.start()
+        stack.push_async_callback(control.close)
+        if options.metrics_port is not None:
+            from gpushare_spawner.agent.metrics import serve_metrics
+
+            stack.callback(serve_metrics(options.metrics_port, node.report))
+        for gpu in gpus:
+            log.info("GPU %d: %s, %.1f GiB, %s", gpu.index, gpu.model, gpu.memory_bytes / 2**30, gpu.uuid)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        log.info("ready on %s, state in %s", control.path, state_dir)
+        await stop.wait()
+        log.info("stopping; %d sessions stay in %s", len(node.report().sessions), state_dir)
+
+
+def _default_state_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/run/gpushare")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if not runtime:
+        raise _Unusable("there is no XDG_RUNTIME_DIR here: give --state-dir, a folder with a short path")
+    return Path(runtime) / "gpushare"
+
+
+def _library(path: Path | None) -> Path:
+    if path is None:
+        return native.preload_library()
+    if not path.is_file():
+        raise _Unusable(f"--preload-library {path} does not exist")
+    return path.absolute()
+
+
+def _overcommit(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 1 <= value <= 10:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a factor from 1 to 10, like 1.5")
+    return value
+
+
+def _allow_many_files() -> None:
+    """Every connection has two file descriptors; the usual soft limit of 1024 would be a few hundred kernels."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

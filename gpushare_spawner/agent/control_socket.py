@@ -1,0 +1,137 @@
+"""The control socket: one JSON object a line each way. The requests are in model/control.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpushare_spawner.agent.session_folder import check_length
+from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64
+WRITE_WITHIN = 30.0
+"""Seconds that a peer has to take its answer."""
+
+
+class SocketInUse(RuntimeError):
+    """Somebody answers on this path already."""
+
+
+class ControlSocket:
+    """Serves the agent's owner and root, and nobody else."""
+
+    def __init__(self, path: Path, answer: Callable[[Request], Awaitable[dict[str, Any]]]) -> None:
+        """`answer` does what is asked, or raises ControlRefused."""
+        self.path = path
+        self._answer = answer
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen. Raises SocketInUse, PathTooLong or OSError."""
+        check_length(self.path)
+        if _somebody_listens(self.path):
+            raise SocketInUse(
+                f"another agent answers on {self.path}; stop it, or give this one another --control-socket"
+            )
+        self.path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        before = os.umask(0o177)
+        try:
+            listener.bind(os.fspath(self.path))
+        finally:
+            os.umask(before)
+        self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MAX_LINE_BYTES)
+
+    async def close(self) -> None:
+        """Stop listening and end all connections."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        self.path.unlink(missing_ok=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            peer: socket.socket = writer.get_extra_info("socket")
+            pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid not in (os.geteuid(), 0):
+                log.warning("process %d of uid %d may not use the control socket", pid, uid)
+            elif len(self._connections) > MAX_CONNECTIONS:
+                log.warning(
+                    "more than %d connections on the control socket: process %d is turned away", MAX_CONNECTIONS, pid
+                )
+            else:
+                await self._serve(reader, writer)
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            pass  # the peer is gone, or we are
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            try:
+                line = await reader.readline()
+            except ValueError:
+                await _write(
+                    writer, _failure("bad-request", f"a request is one line of at most {MAX_LINE_BYTES} bytes")
+                )
+                return
+            if not line:
+                return
+            await _write(writer, await self._deal_with(line))
+
+    async def _deal_with(self, line: bytes) -> Answer:
+        try:
+            request = REQUEST.validate_json(line)
+        except ValidationError as error:
+            return _failure("bad-request", _in_words(error))
+        try:
+            return Answer(result=await self._answer(request))
+        except ControlRefused as refusal:
+            return _failure(refusal.code, refusal.message)
+        except Exception as error:
+            log.exception("%s failed", request.op)
+            return _failure("internal", f"{request.op} failed: {error}")
+
+
+async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    writer.write(answer.model_dump_json().encode() + b"\n")
+    async with asyncio.timeout(WRITE_WITHIN):
+        await writer.drain()
+
+
+def _failure(code: ErrorCode, message: str) -> Answer:
+    return Answer(error=Failure(code=code, message=message))
+
+
+def _in_words(error: ValidationError) -> str:
+    parts = [f"{'.'.join(map(str, part['loc'])) or 'request'}: {part['msg']}" for part in error.errors()[:5]]
+    return "; ".join(parts)[:2000]
+
+
+def _somebody_listens(path: Path) -> bool:
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError as error:
+            return error.errno not in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK)
+    return True

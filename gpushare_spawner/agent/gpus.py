@@ -1,0 +1,117 @@
+"""The machine's GPUs, as NVML tells."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+log = logging.getLogger(__name__)
+
+
+class NoGpu(RuntimeError):
+    """There is no GPU to share here; the message says why and what would help."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What does not change about a GPU while the agent runs."""
+
+    index: int
+    """NVML's."""
+    uuid: str
+    model: str
+    memory_bytes: int
+    simulated: bool = False
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """What NVML says about a GPU at one moment."""
+
+    healthy: bool
+    memory_used_bytes: int = 0
+    pids: tuple[int, ...] = ()
+    """Processes that have a CUDA context on it, as this machine numbers them."""
+
+
+class Nvml:
+    """NVML, opened once for the life of the agent. Its calls may take milliseconds: poll `state` off the event loop."""
+
+    def __init__(self) -> None:
+        """Raises NoGpu where NVML or the driver is missing."""
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError_LibraryNotFound:
+            raise NoGpu(
+                "no NVIDIA driver was found here (there is no libnvidia-ml.so.1). Install the driver; to try things "
+                "out on simulated GPUs put the folder of the simulated driver into LD_LIBRARY_PATH before starting"
+            ) from None
+        except pynvml.NVMLError_DriverNotLoaded:
+            raise NoGpu(
+                "the NVIDIA driver is installed but not loaded: try `nvidia-smi`, or load the module nvidia"
+            ) from None
+        except pynvml.NVMLError as error:
+            raise NoGpu(f"NVML does not start: {error}") from None
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that can be shared. Raises NoGpu if there is none.
+
+        One in MIG mode, or one that does not answer, is left out, and the log says so.
+        """
+        found, skipped = [], []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                if _in_mig_mode(handle):
+                    skipped.append(
+                        f"GPU {index} is split by MIG: the hardware isolates its instances, they are not shared further"
+                    )
+                    continue
+                model = str(pynvml.nvmlDeviceGetName(handle))
+                found.append(
+                    Gpu(
+                        index=index,
+                        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+                        model=model,
+                        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                        simulated=model.startswith("Simulated"),
+                    )
+                )
+            except pynvml.NVMLError as error:
+                skipped.append(f"GPU {index} does not answer and is left out: {error}")
+        for sentence in skipped:
+            log.warning("%s", sentence)
+        if not found:
+            raise NoGpu("NVML lists no GPU that can be shared" + "".join(f"; {sentence}" for sentence in skipped))
+        return tuple(found)
+
+    def state(self, gpu: Gpu) -> GpuState:
+        """A GPU that answers with an error is not healthy; this never raises."""
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        except pynvml.NVMLError:
+            return GpuState(healthy=False)
+        try:
+            pids = tuple(sorted({int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}))
+        except pynvml.NVMLError:
+            # some drivers do not list processes; the GPU is well all the same
+            pids = ()
+        return GpuState(healthy=True, memory_used_bytes=used, pids=pids)
+
+    def close(self) -> None:
+        """Let NVML go."""
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _in_mig_mode(handle: Any) -> bool:
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:
+        return False
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)

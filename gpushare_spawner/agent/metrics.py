@@ -1,0 +1,94 @@
+"""The report as Prometheus metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpushare_spawner.model.report import Report
+
+
+class ReportCollector(Collector):
+    """Makes metrics of the newest report with each scrape."""
+
+    def __init__(self, report: Callable[[], Report]) -> None:
+        self._report = report
+
+    def describe(self) -> Iterable[Metric]:
+        # without it the registry would ask for a report while it is being set up
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Everything that is worth a graph; bytes, seconds and share units of 1 %."""
+        report = self._report()
+        gpu = ("gpu", "model")
+        capacity = GaugeMetricFamily("gpushare_gpu_capacity_units", "Units of 1 % that may be guaranteed", labels=gpu)
+        total = GaugeMetricFamily("gpushare_gpu_memory_bytes", "Memory of the GPU", labels=gpu)
+        used = GaugeMetricFamily("gpushare_gpu_memory_used_bytes", "Memory in use on the GPU", labels=gpu)
+        healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 while the GPU answers its driver", labels=gpu)
+        waiting = GaugeMetricFamily("gpushare_gpu_waiting_sessions", "Sessions with work and no lease", labels=gpu)
+        for one in report.gpus:
+            label = (one.uuid, one.model)
+            capacity.add_metric(label, one.capacity_units)
+            total.add_metric(label, one.memory_bytes)
+            used.add_metric(label, one.memory_used_bytes)
+            healthy.add_metric(label, one.healthy)
+            waiting.add_metric(label, one.waiting)
+        of = ("session", "user", "template")
+        effective = GaugeMetricFamily("gpushare_session_effective_units", "Units that its tier leaves it", labels=of)
+        guaranteed = GaugeMetricFamily(
+            "gpushare_session_guaranteed_units", "Units that it would get now at least", labels=of
+        )
+        memory = GaugeMetricFamily("gpushare_session_memory_bytes", "Device memory that it allocated", labels=of)
+        resident = GaugeMetricFamily("gpushare_session_resident_bytes", "The part of it on the GPU", labels=of)
+        seconds = GaugeMetricFamily("gpushare_session_gpu_seconds", "Time with work on the GPU", labels=of)
+        busy = GaugeMetricFamily("gpushare_session_busy", "1 while it has work for the GPU", labels=of)
+        bypassing = GaugeMetricFamily(
+            "gpushare_session_bypassing_processes", "Processes that use the GPU without the library", labels=of
+        )
+        for session in report.sessions:
+            label3 = (session.id, session.user, session.template)
+            effective.add_metric(label3, session.effective_units)
+            guaranteed.add_metric(label3, session.guaranteed_units)
+            memory.add_metric(label3, session.memory_bytes)
+            resident.add_metric(label3, session.resident_bytes)
+            seconds.add_metric(label3, session.gpu_seconds)
+            busy.add_metric(label3, session.gpu_busy)
+            bypassing.add_metric(label3, len(session.bypassing_pids))
+        return [
+            capacity,
+            total,
+            used,
+            healthy,
+            waiting,
+            effective,
+            guaranteed,
+            memory,
+            resident,
+            seconds,
+            busy,
+            bypassing,
+        ]
+
+
+def serve_metrics(port: int, report: Callable[[], Report]) -> Callable[[], None]:
+    """Serve them on a port of 127.0.0.1; returns what stops it. `report` is called on this loop. Raises OSError."""
+    loop = asyncio.get_running_loop()
+
+    async def now() -> Report:
+        return report()
+
+    registry = CollectorRegistry()
+    registry.register(ReportCollector(lambda: asyncio.run_coroutine_threadsafe(now(), loop).result(timeout=5)))
+    server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
+
+    return stop

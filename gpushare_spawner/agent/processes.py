@@ -1,0 +1,76 @@
+"""Processes of this machine, as /proc tells. A pid alone is no name: the kernel gives it away again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class ProcessName:
+    """A process that cannot be mistaken for a later one of the same pid."""
+
+    pid: int
+    started: int
+    """Clock ticks since boot, field 22 of /proc/PID/stat."""
+    boot: str
+    """The kernel's boot id: pids and ticks begin anew with each boot."""
+
+
+def boot_id() -> str:
+    """Which boot of the machine this is."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def named(pid: int) -> ProcessName | None:
+    """The process that has this pid now; None if there is none, or only a zombie that nobody has reaped."""
+    stat = _stat(pid)
+    if stat is None or stat[0] in ("Z", "X"):
+        return None
+    return ProcessName(pid, started=int(stat[19]), boot=boot_id())
+
+
+def alive(process: ProcessName) -> bool:
+    """Whether this very process still runs."""
+    return named(process.pid) == process
+
+
+def parent(pid: int) -> int | None:
+    """Its parent's pid; None where there is no such process."""
+    stat = _stat(pid)
+    return int(stat[1]) if stat is not None else None
+
+
+def cgroup(pid: int | str) -> str | None:
+    """Its cgroup (v2) path; None where it cannot be told."""
+    try:
+        lines = (PROC / str(pid) / "cgroup").read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    return next((line[3:] for line in lines if line.startswith("0::")), None)
+
+
+def cgroup_of_self() -> str | None:
+    """The cgroup of this process."""
+    return cgroup("self")
+
+
+def variable(pid: int, name: str) -> str | None:
+    """A variable of the environment that the process was started with; None where it has none, or may not be read."""
+    try:
+        entries = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    start = name.encode() + b"="
+    return next((entry[len(start) :].decode(errors="replace") for entry in entries if entry.startswith(start)), None)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the third (state) on; the second, the command, may hold spaces and brackets."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text[text.rindex(")") + 1 :].split()

@@ -1,0 +1,101 @@
+"""A session that the agent holds: what is kept over a restart, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpushare_spawner.agent.gpus import Gpu
+from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.report import Announcement, Instant, Units
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.tier import Tier
+
+if TYPE_CHECKING:
+    from gpushare_spawner.agent.session_socket import Connection, SessionSocket
+
+
+class SessionRecord(BaseModel):
+    """What the agent must know again after a restart; one JSON file each."""
+
+    # A newer agent may have written more than this one understands.
+    model_config = ConfigDict(extra="ignore", validate_assignment=True)
+
+    version: Literal[1] = 1
+    request: OpenRequest
+    opened_at: Instant
+    borrowed_units: Units
+    effective_units: Units
+    tier: Tier = Tier.ACTIVE
+    tier_since: Instant
+    process: ProcessName | None = None
+    """The notebook server; None until it is confirmed."""
+    announcement: Announcement | None = None
+    gpu_busy: bool = False
+    """There was work when this was written."""
+    last_gpu_activity: Instant | None = None
+    gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+
+    @classmethod
+    def opened(cls, request: OpenRequest, now: float) -> SessionRecord:
+        """The record of a session that begins now (seconds since the epoch)."""
+        return cls(
+            request=request,
+            opened_at=now,
+            borrowed_units=request.borrowed_units,
+            effective_units=request.share_units,
+            tier_since=now,
+        )
+
+
+@dataclass
+class Kernels:
+    """What the notebook server last said about its kernels."""
+
+    alive: int
+    busy: int
+    last_activity: float | None
+    """Seconds since the epoch."""
+
+
+@dataclass(eq=False)
+class Session:
+    """A session on this machine."""
+
+    record: SessionRecord
+    gpus: tuple[Gpu, ...]
+    guaranteed_units: int = 0
+    kernels: Kernels | None = None
+    bypassing: tuple[int, ...] = ()
+    socket: SessionSocket | None = None
+    cuda: set[Connection] = field(default_factory=set)
+    """CUDA processes."""
+    observers: set[Connection] = field(default_factory=set)
+
+    @property
+    def id(self) -> str:
+        return self.record.request.id
+
+    @property
+    def connections(self) -> set[Connection]:
+        """All that said HELLO."""
+        return self.cuda | self.observers
+
+    @property
+    def weight(self) -> int:
+        """Its weight in the arbiter: what it is guaranteed, and at least one unit unless it is released."""
+        return max(self.guaranteed_units, 1) if self.record.effective_units else 0
+
+    def memory_limit(self, gpu: Gpu) -> int:
+        """Bytes that CUDA shows the session as this GPU's total."""
+        limit = resolve_bytes(self.record.request.memory_limit, gpu.memory_bytes)
+        # without oversubscription allocations stay on the GPU: there is no more than the GPU has
+        return limit if self.record.request.oversubscribe else min(limit, gpu.memory_bytes)
+
+    def memory_guarantee(self, gpu: Gpu) -> int:
+        """Bytes of this GPU that are the session's part."""
+        return gpu.memory_bytes * self.record.request.share_units // UNITS_PER_GPU

@@ -1,0 +1,37 @@
+"""The agent's state folder: records that only the agent may read, and a folder for each session's socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from gpushare_spawner.agent.lock import FolderLock
+from gpushare_spawner.agent.session_folder import SOCKET_NAME, check_length
+from gpushare_spawner.agent.store import RecordFolder, short_name
+
+
+class StateFolder:
+    """``agent.lock``, ``records/`` and ``s/``; the latter has a short name because a socket's path has to be short."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes what is not there and locks it. Raises AlreadyRunning, PathTooLong or OSError."""
+        self.path = path
+        self.sockets = path / "s"
+        check_length(self.sockets / f"{short_name('')}+" / SOCKET_NAME)
+        # users pass through to their own folders, and cannot list what else is there
+        path.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self._lock = FolderLock(path)
+        self.sockets.mkdir(exist_ok=True)
+        os.chmod(self.sockets, 0o711)
+        self.records = RecordFolder(path / "records")
+
+    def remove_strangers(self, names: set[str]) -> None:
+        """Take away socket folders of sessions that are no more."""
+        for entry in self.sockets.iterdir():
+            if entry.name not in names:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def close(self) -> None:
+        """Let another agent have the folder."""
+        self._lock.close()
