@@ -1,1 +1,18 @@
-"""Who may run on a GPU now. A pure state machine: time comes in as an argument, decisions go out."""
+"""Who may run on a GPU now. A pure state machine: time comes in as an argument, decisions go out. docs/arbiter.md explains it."""
+
+from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.session import SessionView
+from gpushare_spawner.arbiter.settings import ArbiterSettings
+
+__all__ = [
+    "ArbiterSettings",
+    "ClientId",
+    "Decision",
+    "GpuArbiter",
+    "Grant",
+    "PageOut",
+    "Revoke",
+    "RevokeReason",
+    "SessionView",
+]

@@ -1,0 +1,35 @@
+"""Who can be on the GPU together: working sets that fill its memory without exceeding it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpushare_spawner.arbiter.session import Client
+
+
+class Room:
+    """The GPU's memory as the bursting clients compete for it."""
+
+    def __init__(self, vram_bytes: int, always_resident: int, exclusive: bool) -> None:
+        """`always_resident`: bytes that cannot leave, whoever runs. `exclusive`: one session at a time."""
+        self.for_managed = max(0, vram_bytes - always_resident)
+        """Bytes left for the working sets that move."""
+        self._overfull = always_resident > vram_bytes
+        self._exclusive = exclusive
+
+    def fits(self, group: Iterable[Client]) -> bool:
+        """Whether these may hold leases together. One alone always may."""
+        clients = list(group)
+        if len(clients) <= 1:
+            return True
+        if self._exclusive and any(client.session is not clients[0].session for client in clients):
+            return False
+        return not self._overfull and sum(client.managed for client in clients) <= self.for_managed
+
+    def fill(self, order: Iterable[Client], group: Iterable[Client] = ()) -> list[Client]:
+        """The group, and in this order whoever still fits beside it."""
+        chosen = list(group)
+        for client in order:
+            if client not in chosen and self.fits([*chosen, client]):
+                chosen.append(client)
+        return chosen

@@ -1,0 +1,60 @@
+"""What the arbiter decides: orders to clients, sent by whoever drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+ClientId: TypeAlias = Hashable
+"""One connected CUDA process on one GPU; several clients may belong to one session."""
+
+
+class RevokeReason(IntEnum):
+    """Why a lease is taken back; the numbers of the wire protocol."""
+
+    IDLE = 0
+    """The holder is quiet and somebody waits."""
+    QUANTUM = 1
+    """The holder's turn is over, or the leases held together no longer fit into the GPU's memory."""
+    GUARANTEE = 2
+    """Somebody is entitled to the GPU now, before the holder's turn is over."""
+    RELEASED = 3
+    """The session's share was released."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The client may run bursts."""
+
+    client: ClientId
+    lease: int
+    """Never 0, never used twice by one arbiter."""
+    quantum: float
+    """Seconds that the turn is planned to last, for the log; 0: until revoked. The arbiter ends the turn by `Revoke`."""
+    prefetch: int
+    """Bytes to page in before the first launch; 0: none."""
+
+
+@dataclass(frozen=True)
+class Revoke:
+    """The client is to stop launching, to wait until the device is quiet, and to release the lease."""
+
+    client: ClientId
+    lease: int
+    page_out: int
+    """Bytes to page out, after the release; 0: none."""
+    reason: RevokeReason
+
+
+@dataclass(frozen=True)
+class PageOut:
+    """A client without a lease is to page out."""
+
+    client: ClientId
+    amount: int
+    """Bytes."""
+
+
+Decision: TypeAlias = Grant | Revoke | PageOut

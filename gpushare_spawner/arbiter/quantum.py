@@ -1,0 +1,92 @@
+"""What a hand-off costs, how long a turn must be to be worth it, and the credit for turns that end early."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpushare_spawner.arbiter.settings import ArbiterSettings
+
+SLOWEST, FASTEST = 1e7, 2e12
+"""Bytes per second. Measurements outside are errors of a clock, not of a bus: NVLink-C2C has 0.4e12."""
+
+
+class Bandwidth:
+    """Bytes per second of bulk paging in one direction: a moving average of what was measured."""
+
+    def __init__(self, settings: ArbiterSettings) -> None:
+        self._settings = settings
+        self._measured: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The estimate; before the first measurement the guess of the settings."""
+        return self._settings.bandwidth_guess if self._measured is None else self._measured
+
+    def learn(self, amount: int, seconds: float) -> None:
+        """So many bytes took so long."""
+        if amount < self._settings.measured_from or seconds <= 0:
+            return
+        now = min(FASTEST, max(SLOWEST, amount / seconds))
+        memory = self._settings.bandwidth_memory
+        # Averaged as time per byte: it is times that are added up when costs are.
+        self._measured = now if self._measured is None else 1 / (memory / self._measured + (1 - memory) / now)
+
+
+class HandOffCost:
+    """Seconds that it takes to bring bytes in and out again."""
+
+    def __init__(self, settings: ArbiterSettings) -> None:
+        self._settings = settings
+        self.bandwidth_in = Bandwidth(settings)
+        self.bandwidth_out = Bandwidth(settings)
+
+    def seconds(self, bytes_in: int, bytes_out: int) -> float:
+        """Estimated cost of a hand-off that moves so many bytes; both directions added, as if one waited for the other."""
+        return self._settings.switch_seconds + bytes_in / self.bandwidth_in.value + bytes_out / self.bandwidth_out.value
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Lengths of turns in a weighted round.
+
+    A round in which everybody is handed in once has to last T = (sum of the hand-off costs) / e for its overhead to be at most e; each
+    session's turn is its part of it by weight, so nobody waits longer than T for its turn.
+    """
+
+    round_seconds: float
+    requests: Mapping[str, float]
+    """Seconds of each session's turn, its own hand-off included."""
+
+    @classmethod
+    def plan(cls, weights: Mapping[str, int], costs: Mapping[str, float], settings: ArbiterSettings) -> Turns:
+        """`costs`: each competing session's hand-off cost in seconds."""
+        round_seconds = sum(costs.values()) / settings.overhead_bound
+        total = sum(weights.values())
+        requests = {
+            session: max(round_seconds * weight / total, costs[session] + settings.min_quantum)
+            for session, weight in weights.items()
+        }
+        return cls(round_seconds, requests)
+
+
+class HandOffCredit:
+    """A token bucket of hand-off seconds, refilled at the rate of the overhead bound. May go below 0: what was spent was spent."""
+
+    def __init__(self, settings: ArbiterSettings) -> None:
+        self._rate = settings.overhead_bound
+        self._capacity = settings.hand_off_credit
+        self.seconds = settings.hand_off_credit
+
+    def refill(self, elapsed: float) -> None:
+        """Time went by, in seconds."""
+        if self.seconds < self._capacity:
+            self.seconds = min(self._capacity, self.seconds + elapsed * self._rate)
+
+    def spend(self, seconds: float) -> None:
+        """A forced hand-off took place that cost so much."""
+        self.seconds -= seconds
+
+    def wait_for(self, seconds: float) -> float:
+        """Seconds until so much may be spent; 0: now. More than the bucket holds is had when the bucket is full."""
+        return max(0.0, min(seconds, self._capacity) - self.seconds) / self._rate

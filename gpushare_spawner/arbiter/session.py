@@ -1,0 +1,111 @@
+"""What the arbiter knows of its clients and sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpushare_spawner.arbiter.decisions import ClientId, RevokeReason
+from gpushare_spawner.arbiter.think_time import TypicalSpan
+
+
+@dataclass(eq=False)
+class Client:
+    """One connected CUDA process on one GPU. Bytes; instants and spans in seconds."""
+
+    id: ClientId
+    session: Session
+    managed: int = 0
+    """Allocated as managed memory: can leave the GPU."""
+    plain: int = 0
+    """Allocated otherwise: always on the GPU."""
+
+    waiting: bool = False
+    waiting_since: float = 0.0
+    order: int = 0
+    """Counts requests: who asked first."""
+
+    lease: int = 0
+    """0: none."""
+    granted_at: float = 0.0
+    last_granted: float = -1.0
+    revoked: RevokeReason | None = None
+    revoke_deadline: float = 0.0
+    overdue: bool = False
+    """It was revoked and did not answer in time: the others no longer wait for it."""
+    again: bool = False
+    """It asked anew before it gave back its revoked lease."""
+
+    quiet_since: float | None = None
+    """End of its last burst, while it is quiet under its lease."""
+    last_quiet: float | None = None
+    """End of its last burst, while it is quiet; kept when the lease is given back."""
+    burst_since: float = 0.0
+    busy_reported: float = 0.0
+    """GPU-busy seconds reported in this lease so far."""
+    busy_before_burst: float = 0.0
+    charged: float = 0.0
+    """Seconds charged in this lease since the last report."""
+    displaced: bool = False
+    """It was made to give way; what its return costs counts as overhead."""
+    forced_in: bool = False
+    """Somebody was made to give way for it."""
+
+    gaps: TypicalSpan = field(default_factory=TypicalSpan)
+
+    @property
+    def held(self) -> bool:
+        """Whether it has a lease that was not revoked."""
+        return self.lease != 0 and self.revoked is None
+
+    @property
+    def in_the_room(self) -> bool:
+        """Whether its working set is to be reckoned with: it has a lease, and may still use it."""
+        return self.lease != 0 and not self.overdue
+
+    @property
+    def bursting(self) -> bool:
+        """Whether it has a lease and work on the GPU."""
+        return self.lease != 0 and self.quiet_since is None
+
+
+@dataclass(eq=False)
+class Session:
+    """One notebook server: the weight is its, however many clients it has."""
+
+    id: str
+    share: int
+    """Weight that was set; 0: released."""
+    clients: dict[ClientId, Client] = field(default_factory=dict)
+    gpu_seconds: float = 0.0
+    last_activity: float | None = None
+    quiet_from: float | None = None
+    """End of its last burst while none of its clients works; None while one does, or if there was none yet."""
+    paused: bool = True
+    """Its present request came after a pause."""
+    bursts: TypicalSpan = field(default_factory=TypicalSpan)
+
+    @property
+    def weight(self) -> int:
+        """At least 1: whoever asks must be served at last."""
+        return max(1, self.share)
+
+
+@dataclass(frozen=True)
+class SessionView:
+    """A session as others may see it."""
+
+    waiting: bool
+    """It has work and one of its clients has no lease for it."""
+    running: bool
+    """A burst is in progress."""
+    held: bool
+    """One of its clients holds a lease."""
+    memory_bytes: int
+    """Allocated, managed and plain."""
+    resident_bytes: int
+    """The part of it that is thought to be on the GPU."""
+    gpu_seconds: float
+    """With a burst on the GPU, as far as reported, and the burst in progress up to the arbiter's last news."""
+    last_activity: float | None
+    """End of the last burst, on the clock that the arbiter is driven with; the last news while one is in progress; None: no
+    burst yet."""

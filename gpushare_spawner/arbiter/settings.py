@@ -1,0 +1,64 @@
+"""Constants of the arbiter, each with its reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class ArbiterSettings:
+    """How a GPU's arbiter weighs latency against overhead. Raises ValueError for what cannot work."""
+
+    overhead_bound: float = 0.025
+    """Part of the GPU's time that forced hand-offs may cost in the long run: e in Q >= s/e. Above 0, below 1."""
+    min_quantum: float = 0.1
+    """Seconds that an incomer may use the GPU, after its pages are in, before its turn can be over. Ending a turn costs
+    about a millisecond even where nothing is paged; a hundred times that keeps the cost at 1 %."""
+    bandwidth_guess: float = 8e9
+    """Bytes per second of bulk paging, each way, until the first measurements are in. Below PCIe gen3 x16's 12e9: too low
+    a guess makes the first turns long, too high a guess makes them wasteful."""
+    bandwidth_memory: float = 0.7
+    """How much of the old estimate stays when a measurement comes in (exponentially weighted moving average)."""
+    measured_from: int = 16 * 2**20
+    """Bytes; smaller transfers say more about latency than about bandwidth and are not counted."""
+    switch_seconds: float = 0.001
+    """Cost of a hand-off beside the paging: shut one gate, drain the device, open the other."""
+    hand_off_credit: float = 10.0
+    """Seconds of hand-offs that may be saved up in quiet times, for those who come back after a pause with a short burst.
+    The credit refills at the rate `overhead_bound`, so the long-run bound holds with it."""
+    pause: float = 1.0
+    """Seconds without GPU work after which a session's next burst may spend credit."""
+    short_burst: float = 5.0
+    """Seconds; who typically runs longer bursts than this waits for the end of the turn like everybody else."""
+    max_debt: float = 60.0
+    """Seconds (with everybody working) within which a session is served again, however far it overran its turn: a kernel
+    cannot be interrupted, and a hung holder must not be punished for ever."""
+    revoke_timeout: float = 10.0
+    """Seconds after which those who wait are granted although a revoked client has not answered (its kernel still runs,
+    or it hangs). Results stay right: the pages then compete."""
+    quiet_refund: float = 1.0
+    """Seconds of reported quiet time that are not charged, at most, for each report: the library gives a lease back by
+    itself after 1 s, so an honest report is never longer."""
+    page_out_step: int = 256 * 2**20
+    """Bytes; a holder that grows makes others page out in steps of this size, not in one order for each allocation."""
+    context_bytes: int = 0
+    """Device memory that each connected process takes beside its allocations (its CUDA context: some hundred MiB on a
+    real GPU, nothing on a simulated one)."""
+    exclusive: bool = False
+    """One session at a time, even where all fit: for benchmarks, and for GPUs whose tenants must not run side by side."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, bool) and not (
+                isinstance(value, (int, float)) and math.isfinite(value) and value >= 0
+            ):
+                raise ValueError(f"{field.name} must be a number of at least 0, not {value!r}")
+        if not 0 < self.overhead_bound < 1:
+            raise ValueError(f"overhead_bound must be above 0 and below 1, not {self.overhead_bound!r}")
+        if not 0 <= self.bandwidth_memory < 1:
+            raise ValueError(f"bandwidth_memory must be at least 0 and below 1, not {self.bandwidth_memory!r}")
+        for name in ("min_quantum", "bandwidth_guess", "switch_seconds", "revoke_timeout"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be more than 0, not {getattr(self, name)!r}")
