@@ -46,6 +46,7 @@ class Gpu(_Part):
     count: Annotated[int, Field(ge=1, le=64, strict=True)] | None = None
     """Whole GPUs, instead of a fraction."""
     memory: GpuMemory = GpuMemory()
+    """How its memory is treated."""
     models: tuple[str, ...] = ()
     """Patterns of GPU model names, like "*A100*"; empty: any."""
 
@@ -80,28 +81,36 @@ class Cpu(Range):
     """CPU cores."""
 
     guarantee: Cores | None = None
+    """Cores it can count on, like 0.5 or 500m."""
     limit: Cores | None = None
+    """Cores it may use while they are free."""
 
 
 class HostMemory(Range):
     """Host memory."""
 
     guarantee: Bytes | None = None
+    """Bytes it can count on, like 4Gi."""
     limit: Bytes | None = None
+    """Bytes it may use; beyond that the system ends it."""
 
 
 class Resources(_Part):
     """What the notebook server gets beside the GPU."""
 
     cpu: Cpu = Cpu()
+    """Cores for its processes."""
     memory: HostMemory = HostMemory()
+    """Memory of the machine, for its processes and for what leaves the GPU."""
 
 
 class Access(_Part):
     """Who may use the template: members of any of the groups, and the users; both empty: everybody."""
 
     groups: tuple[str, ...] = ()
+    """JupyterHub groups."""
     users: tuple[str, ...] = ()
+    """User names."""
 
     def allows(self, user: str, groups: frozenset[str] | set[str]) -> bool:
         """Whether this user, a member of these groups, may use the template."""
@@ -124,6 +133,7 @@ class Idle(_Part):
     """
 
     downgrade_after: Seconds | None = None
+    """The share shrinks to `downgrade_to` after this long without GPU work, like 15m."""
     downgrade_to: Fraction | None = None
     """The smaller share, a fraction of one GPU."""
     release_after: Seconds | None = None
@@ -172,17 +182,23 @@ class Template(_Part):
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
     """A slug, unique among the templates: lower case letters, digits and dashes."""
     display_name: Annotated[str, Field(min_length=1, max_length=80)]
+    """The title on the card."""
     description: Annotated[str, Field(max_length=2000)] = ""
+    """A sentence or two on the card: what it is good for."""
     default: bool = False
     """Chosen beforehand on the form."""
     gpu: Gpu | None = None
     """Not given: no GPU."""
     resources: Resources = Resources()
+    """CPU and host memory."""
     image: Annotated[str, Field(min_length=1)] | None = None
     """Container image, where servers run in containers."""
     access: Access = Access()
+    """Who may use it; not given: everybody."""
     limits: Limits = Limits()
+    """How often it may be used."""
     idle: Idle = Idle()
+    """What happens while the GPU is idle."""
     profile_options: dict[str, Any] = {}
     """KubeSpawner's profile_options: further choices on the card."""
     kubespawner_override: dict[str, Any] = {}

@@ -48,7 +48,8 @@ def check(folder: Path) -> int:
     """Print the templates of the folder, and each problem on a line of its own. 0 when there is none."""
     quiet = logging.Logger("gpushare.templates", logging.CRITICAL)
     templates = TemplateFolder(folder, log=quiet).load()
-    out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    # a log or a file has no width to keep to
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if templates.templates:
         out.print(_table(templates))
     for problem in templates.problems:

@@ -1,0 +1,48 @@
+"""``gpushare templates``, as an admin calls it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from gpushare_spawner.cli import main
+
+SHIPPED = Path(__file__).parents[2] / "templates"
+
+
+def test_check_of_the_shipped_templates(capsys):
+    assert main(["templates", "check", str(SHIPPED)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"quarter-gpu \(default\) +0.25 GPU +0.10 GPU after 15 min, released after 45 min", said)
+    assert "5 templates, no problems." in said
+
+
+def test_check_of_a_bad_folder(tmp_path, capsys):
+    (tmp_path / "a.yaml").write_text("name: a\ndisplay_name: '[red]x'\n")
+    (tmp_path / "b.yaml").write_text("name: b\ndisplay_name: b\ngpu: {fraction: .nan}\n")
+    (tmp_path / "c.yaml").write_text("[" * 1000)
+    assert main(["templates", "check", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("b.yaml:3: gpu.fraction: nan is not a fraction; write")]
+    assert [line for line in lines if line.startswith("c.yaml:1: nested more than 32 levels deep")]
+    assert lines[-1] == "2 problems, 1 good template."
+
+
+def test_check_of_a_folder_without_templates(tmp_path, capsys):
+    assert main(["templates", "check", str(tmp_path)]) == 1
+    assert "no templates" in capsys.readouterr().out
+    assert main(["templates", "check", str(tmp_path / "missing")]) == 1
+    assert "cannot be listed" in capsys.readouterr().out
+
+
+def test_check_of_odd_file_names(tmp_path, capsys):
+    (Path(str(tmp_path).encode().decode()) / "bad\udcff\n.yaml").write_text("[")
+    assert main(["templates", "check", str(tmp_path)]) == 1
+    assert "\\udcff\\n.yaml:1: is not YAML" in capsys.readouterr().out
+
+
+def test_schema_is_json_that_names_every_field(capsys):
+    assert main(["templates", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert {"name", "display_name", "gpu", "idle"} <= schema["properties"].keys()
