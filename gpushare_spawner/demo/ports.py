@@ -1,0 +1,38 @@
+"""Ports on this machine."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+
+def why_not(ip: str, port: int) -> str | None:
+    """Why nothing can listen there, in a sentence; None if something can."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ip, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"port {port} of {ip} is taken by another program"
+            if error.errno == errno.EACCES:
+                return f"port {port} may only be used by root"
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                return f"{ip} is not an address of this machine"
+            return f"port {port} of {ip} cannot be used: {error.strerror}"
+        except OverflowError:
+            return f"{port} is not a port: ports are 1 to 65535"
+    return None
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ports of 127.0.0.1 on which nobody listens now."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,58 @@
+"""The commands and environments of a hub with shared GPUs on one machine; the demo and the end-to-end tests start it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpushare_spawner.demo.folder import DemoFolder
+from gpushare_spawner.demo.gpus import simulated_environment
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where everything lies and listens. The hub starts its proxy, its service and the notebook servers itself."""
+
+    folder: DemoFolder
+    fragments: Path
+    """The folder jupyterhub_config.d."""
+    ip: str
+    port: int
+    """The proxy's public port; the other three are for 127.0.0.1 only."""
+    hub_port: int
+    proxy_port: int
+    service_port: int
+    simulated: bool
+    settings: dict[str, str] = field(default_factory=dict)
+    """Further environment variables for the agent and the hub."""
+
+    @property
+    def url(self) -> str:
+        """What a user opens."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.ip, self.ip)
+        return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
+
+    def agent(self) -> tuple[list[str], dict[str, str]]:
+        """Command and environment of the agent. Raises FileNotFoundError where the simulated driver is not built."""
+        command = [sys.executable, "-m", "gpushare_spawner.cli", "agent"]
+        command += ["--state-dir", str(self.folder.agent_state), "--control-socket", str(self.folder.control_socket)]
+        more = simulated_environment(self.folder.root) if self.simulated else {}
+        return command, {**os.environ, **self.settings, **more}
+
+    def hub(self) -> tuple[list[str], dict[str, str]]:
+        """Command and environment of the hub."""
+        config = Path(__file__).with_name("jupyterhub_config.py")
+        command = [sys.executable, "-m", "jupyterhub", "-f", str(config)]
+        return command, {
+            **os.environ,
+            **self.settings,
+            # the programs of this environment, for the hub's children too
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+            "GPUSHARE_CONFIG_D": str(self.fragments),
+            "GPUSHARE_CONTROL": str(self.folder.control_socket),
+            "GPUSHARE_DEMO_DIR": str(self.folder.root),
+            "GPUSHARE_DEMO_IP": self.ip,
+            "GPUSHARE_DEMO_PORTS": f"{self.port},{self.hub_port},{self.proxy_port},{self.service_port}",
+        }

@@ -1,0 +1,169 @@
+"""A whole hub on free ports with simulated GPUs: every process real, each can be killed and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpushare_spawner.demo.folder import DemoFolder
+from gpushare_spawner.demo.gpus import simulated_state
+from gpushare_spawner.demo.ports import free_ports
+from gpushare_spawner.demo.stack import Stack
+from gpushare_spawner.sharing.control_client import AgentClient
+from tests.e2e.hub_api import Hub
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MARK = "GPUSHARE_E2E"
+"""In the environment of every process of a stack, so that none is left behind, whoever started it."""
+
+E2E_CONFIG = """
+import os
+
+c.JupyterHub.services.append({"name": "e2e", "api_token": os.environ["GPUSHARE_E2E"]})
+c.JupyterHub.load_roles.append({
+    "name": "e2e",
+    "scopes": ["admin:users", "admin:servers", "access:servers", "list:services", "read:services"],
+    "services": ["e2e"],
+})
+c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
+"""
+
+
+class RunningStack:
+    """Agent, hub, proxy, service and notebook servers of one test module."""
+
+    def __init__(self, templates: Mapping[str, str], gpus: Mapping[str, str], settings: Mapping[str, str] | None = None):
+        """``templates``: file name -> YAML; ``gpus``: SIMGPU_ settings; ``settings``: further environment of agent and hub."""
+        self.home = Path(tempfile.mkdtemp(prefix="gpushare-e2e-"))
+        self.mark = secrets.token_hex(16)
+        folder = DemoFolder(self.home / "demo")
+        folder.make()
+        fragments = self.home / "config.d"
+        fragments.mkdir()
+        for fragment in (ROOT / "jupyterhub_config.d").glob("*.py"):
+            shutil.copy(fragment, fragments)
+        (fragments / "95-e2e.py").write_text(E2E_CONFIG)
+        folder.templates.mkdir()
+        for name, text in templates.items():
+            (folder.templates / name).write_text(text)
+        port, hub_port, proxy_port, service_port = free_ports(4)
+        self.stack = Stack(
+            folder=folder, fragments=fragments, ip="127.0.0.1",
+            port=port, hub_port=hub_port, proxy_port=proxy_port, service_port=service_port, simulated=True,
+            settings={**(settings or {}), MARK: self.mark},
+        )  # fmt: skip
+        self._gpus = dict(gpus)
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._hub: subprocess.Popen[bytes] | None = None
+        self.hub = Hub(self.stack.url, self.mark)
+        self.agent = AgentClient(folder.control_socket)
+
+    @property
+    def folder(self) -> DemoFolder:
+        """The stack's files."""
+        return self.stack.folder
+
+    def start(self) -> None:
+        """Start everything and wait until the hub answers."""
+        self.start_agent()
+        self.start_hub()
+
+    def start_agent(self) -> None:
+        """Start the agent and wait for its socket."""
+        command, environment = self.stack.agent()
+        self._agent = self._start(command, {**environment, **self._gpus}, self.folder.agent_log)
+        self._until(self.folder.control_socket.exists, 30, self._agent, self.folder.agent_log)
+
+    def kill_agent(self) -> None:
+        """SIGKILL, as an out-of-memory killer does it."""
+        assert self._agent is not None
+        self._agent.kill()
+        self._agent.wait()
+        self.folder.control_socket.unlink(missing_ok=True)
+
+    def start_hub(self) -> None:
+        """Start the hub (and with it its proxy and the service) and wait until it answers through the proxy."""
+        command, environment = self.stack.hub()
+        self._hub = self._start(command, environment, self.folder.hub_log)
+        self._until(self._answers, 60, self._hub, self.folder.hub_log)
+
+    def kill_hub(self) -> None:
+        """SIGKILL to the hub alone; its proxy, its service and the notebook servers live on for now."""
+        assert self._hub is not None
+        self._hub.kill()
+        self._hub.wait()
+
+    def service_pid(self) -> int | None:
+        """The process of the gpushare service."""
+        return next((pid for pid, words in self.processes().items() if "service" in words and "gpushare" in " ".join(words)), None)
+
+    def processes(self) -> dict[int, list[str]]:
+        """Every living process of this stack, with its command line."""
+        found = {}
+        mark = f"{MARK}={self.mark}".encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                        found[int(entry.name)] = [word for word in words if word]
+        return {pid: words for pid, words in found.items() if words}
+
+    def close(self) -> None:
+        """End everything, politely first, and remove what was written."""
+        for process in (self._hub, self._agent):
+            if process is not None and process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
+        deadline = time.monotonic() + 10
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+        for process in (self._hub, self._agent):
+            if process is not None:
+                process.wait(5)
+        simulated_state(self.folder.root).unlink(missing_ok=True)
+        shutil.rmtree(self.home, ignore_errors=True)
+        shutil.rmtree(self.folder.agent_state, ignore_errors=True)
+
+    def logs(self) -> str:
+        """The ends of the logs, for a failed test."""
+        parts = []
+        for log in (self.folder.agent_log, self.folder.hub_log):
+            if log.exists():
+                parts += [f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-60:]]
+        return "\n".join(parts)
+
+    def _start(self, command: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment), start_new_session=True
+            )
+
+    def _answers(self) -> bool:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with contextlib.suppress(OSError), opener.open(f"{self.stack.url}/hub/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    @staticmethod
+    def _until(ready, seconds: float, process: subprocess.Popen[bytes], log: Path) -> None:
+        deadline = time.monotonic() + seconds
+        while not ready():
+            assert process.poll() is None, f"ended by itself:\n{log.read_text(errors='replace')[-4000:]}"
+            assert time.monotonic() < deadline, f"no answer after {seconds:.0f} s:\n{log.read_text(errors='replace')[-4000:]}"
+            time.sleep(0.1)
+
+
