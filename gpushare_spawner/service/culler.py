@@ -32,8 +32,8 @@ _SOON = 1.0
 class Culler:
     """Takes agents down one tier at a time, and stops servers through the hub.
 
-    The hub's list of servers is asked for every third round at most: the hub itself updates last_activity only every few
-    minutes. ``clock`` gives seconds since the epoch.
+    The hub's list of servers is asked for every third round at most: the hub itself updates last_activity only every
+    few minutes. ``clock`` gives seconds since the epoch.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Culler:
         agents: Sequence[Agent],
         hub: Hub,
         templates: Templates,
-        settings: CullerSettings = CullerSettings(),
+        settings: CullerSettings,
         counters: Counters | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -14,7 +14,7 @@ from gpushare_spawner.service.settings import CullerSettings
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a server is to be stopped, or why it is left alone where somebody might expect otherwise. Empty: it just goes on."""
+    """Why a server is to be stopped, or is left alone against expectation. Both empty: it just goes on."""
 
     stop_because: str = ""
     left_because: str = ""
@@ -23,20 +23,21 @@ class Verdict:
 def judge(
     server: HubServer, templates: Mapping[str, Template], settings: CullerSettings, now: float, agents_answered: bool
 ) -> Verdict:
-    """A server that no agent's report names. ``agents_answered``: no report is missing, so that it surely has no share."""
+    """A server that no agent's report names.
+
+    ``agents_answered``: no report is missing. Where one is, a server that may have a share after all is left alone:
+    nobody knows whether its GPU works, and a silent training must not be taken for idleness.
+    """
     if not server.settled or not settings.may_stop(server.name):
         return Verdict()
-    if server.profile is None:
+    template = templates.get(server.profile) if server.profile is not None else None
+    if template is None:
         if not agents_answered:
             return Verdict()
         timeout = settings.timeout
+    elif template.gpu is not None:
+        return Verdict(left_because="no agent knows its GPU share; it is left as it is")
     else:
-        template = templates.get(server.profile)
-        if template is None:
-            return Verdict(left_because=f"its template {server.profile!r} no longer exists; it is left as it is")
-        if template.gpu is not None:
-            # Without a report nobody knows whether its GPU works: a silent training must not be taken for idleness.
-            return Verdict(left_because="no agent knows its GPU share; it is left as it is")
         timeout = template.idle.stop_after or 0.0
     reason = overdue(server.last_activity, server.started, now, timeout, settings.max_age)
     return Verdict(stop_because=reason or "")

@@ -1,0 +1,176 @@
+"""The service's web pages: the board, the same as JSON, and the metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
+from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler, authenticated
+
+from gpushare_spawner import __version__
+from gpushare_spawner.model.quantity import format_bytes, format_seconds
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.board_view import Viewer, board_view
+from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.look import HubView, Looked, look
+from gpushare_spawner.service.metrics import CONTENT_TYPE, exposition
+from gpushare_spawner.service.reports import NodeView, RecentReports
+from gpushare_spawner.service.scopes import METRICS, SEE_ALL
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class BoardSources:
+    """Where the pages take from what they show."""
+
+    reports: RecentReports
+    templates: Callable[[], Mapping[str, Template]]
+    hub_view: Callable[[], HubView | None]
+    counters: Counters
+    notes: Callable[[], Sequence[str]] = lambda: ()
+    """Sentences for admins: missing scopes, templates with errors."""
+    max_age: float = 0.0
+    clock: Callable[[], float] = time.time
+
+    async def now(self) -> tuple[list[NodeView], list[Looked], Mapping[str, Template], float]:
+        """The agents' views, the sessions with their decisions, the templates, and the instant that all this is of."""
+        views = await self.reports.views()
+        templates, instant = self.templates(), self.clock()
+        return views, look(views, self.hub_view(), templates, instant, self.max_age), templates, instant
+
+
+def board_application(sources: BoardSources, prefix: str, hub_prefix: str = "/hub/") -> Application:
+    """The pages under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX)."""
+    prefix = prefix.rstrip("/") + "/"
+    return Application(
+        [
+            (prefix, BoardPage),
+            (prefix.rstrip("/"), ToBoard, {"prefix": prefix}),
+            (prefix + "api/report", ReportJson),
+            (prefix + "metrics", MetricsText),
+            (prefix + "oauth_callback", HubOAuthCallbackHandler),
+            (prefix + r"static/(.*)", StaticFileHandler, {"path": str(HERE / "static")}),
+        ],
+        sources=sources,
+        pages=_pages(prefix, hub_prefix),
+        cookie_secret=os.urandom(32),
+    )
+
+
+def _pages(prefix: str, hub_prefix: str) -> Environment:
+    pages = Environment(
+        loader=FileSystemLoader(HERE / "pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters |= {"size": format_bytes, "duration": format_duration, "gpus": format_gpus}
+    pages.globals |= {"prefix": prefix, "hub_prefix": hub_prefix, "version": __version__}
+    return pages
+
+
+def format_duration(seconds: float) -> str:
+    """As `format_seconds`, without the seconds of what takes minutes: nobody counts them on a refreshed page."""
+    return format_seconds(round(seconds) if seconds < 90 else 60 * (seconds // 60))
+
+
+def format_gpus(units: int) -> str:
+    """25 -> "0.25"."""
+    return f"{units / UNITS_PER_GPU:.2f}"
+
+
+class _Page(HubOAuthenticated, RequestHandler):
+    """Knows who asks, without holding up the event loop while the hub is asked about it."""
+
+    async def prepare(self) -> None:
+        await self.hub_auth.get_user(self, sync=False)  # remembered on this handler: current_user asks nobody again
+
+    def set_default_headers(self) -> None:
+        self.set_header("Server", "gpushare")
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("Referrer-Policy", "same-origin")
+        self.set_header(
+            "Content-Security-Policy",
+            # the bars' widths are style attributes
+            "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
+            "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        )
+
+    @property
+    def sources(self) -> BoardSources:
+        sources: BoardSources = self.settings["sources"]
+        return sources
+
+    def may(self, scope: str) -> bool:
+        """Whether the one who asks is an admin, or has the scope."""
+        user = self.current_user
+        return bool(user.get("admin")) or scope in user.get("scopes", ())
+
+    async def view(self) -> dict[str, Any]:
+        """What the one who asks may see."""
+        views, looked, templates, now = await self.sources.now()
+        viewer = Viewer(self.current_user["name"] if self.current_user.get("kind") == "user" else "", self.may(SEE_ALL))
+        return board_view(views, looked, templates, viewer, now, self.sources.notes())
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        error = (kwargs.get("exc_info") or (None, None))[1]
+        message = (error.log_message if isinstance(error, HTTPError) else None) or self._reason
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps({"status": status_code, "message": message}))
+
+
+class BoardPage(_Page):
+    """GPUs, their shares, and the sessions."""
+
+    @authenticated
+    async def get(self) -> None:
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        self.finish(self.settings["pages"].get_template("board.html").render(board=await self.view()))
+
+
+class ReportJson(_Page):
+    """The board for programs."""
+
+    async def get(self) -> None:
+        _require_login(self)
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps(await self.view()))
+
+
+class MetricsText(_Page):
+    """For Prometheus."""
+
+    async def get(self) -> None:
+        _require_login(self)
+        if not self.may(METRICS):
+            raise HTTPError(403, f"The metrics are for admins, and for tokens with the scope {METRICS}.")
+        views, looked, _, now = await self.sources.now()
+        self.set_header("Content-Type", CONTENT_TYPE)
+        self.finish(exposition(views, looked, self.sources.counters, now))
+
+
+class ToBoard(RequestHandler):
+    """Adds the slash that was left out."""
+
+    def initialize(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def get(self) -> None:
+        self.redirect(self._prefix)
+
+
+def _require_login(page: _Page) -> None:
+    # a program is told no; a redirect to a login form would only confuse it
+    if not page.current_user:
+        raise HTTPError(403, "Log in first, or send a token that may access this service.")

@@ -1,0 +1,144 @@
+"""What the board shows to whom: plain data, for the page as for the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.gpu_bar import Segment, gpu_bar, units_of
+from gpushare_spawner.service.look import Looked
+from gpushare_spawner.service.reports import NodeView
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """Who looks. ``sees_all``: every session with its user's name; otherwise only their own, and anonymous totals."""
+
+    name: str
+    sees_all: bool = False
+
+    def may_see(self, session: SessionReport) -> bool:
+        return self.sees_all or session.user == self.name
+
+
+def board_view(
+    views: Sequence[NodeView],
+    looked: Sequence[Looked],
+    templates: Mapping[str, Template],
+    viewer: Viewer,
+    now: float,
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """JSON-ready. Units are of 1 % of a GPU, sizes bytes, times seconds; ``notes`` are for those who see everything."""
+    decisions = {(one.node, one.session.id): one for one in looked}
+    visible = [one for one in looked if viewer.may_see(one.session)]
+    return {
+        "now": now,
+        "viewer": {"name": viewer.name, "sees_all": viewer.sees_all},
+        "nodes": [_node(view.report, viewer) for view in views if view.report is not None],
+        "sessions": [
+            _session(one, view.report, templates, viewer, now)
+            for view in views
+            if view.report is not None
+            for session in view.report.sessions
+            if viewer.may_see(session) and (one := decisions.get((view.report.node, session.id))) is not None
+        ],
+        "others": len(looked) - len(visible),
+        "problems": _problems(views, viewer) + (list(notes) if viewer.sees_all else []),
+    }
+
+
+def _problems(views: Sequence[NodeView], viewer: Viewer) -> list[str]:
+    silent = [view.problem for view in views if view.report is None]
+    if viewer.sees_all or not silent:
+        return silent
+    return ["A GPU machine does not answer at the moment, so something may be missing here."]
+
+
+def _node(report: Report, viewer: Viewer) -> dict[str, Any]:
+    return {
+        "name": report.node,
+        "published_at": report.published_at,
+        "gpus": [_gpu(gpu, report, viewer) for gpu in report.gpus],
+    }
+
+
+def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
+    bar = gpu_bar(gpu, report.sessions)
+    here = [session for session in report.sessions if gpu.uuid in session.gpus]
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "model": gpu.model,
+        "simulated": gpu.simulated,
+        "healthy": gpu.healthy,
+        "memory_bytes": gpu.memory_bytes,
+        "memory_used_bytes": gpu.memory_used_bytes,
+        "capacity_units": gpu.capacity_units,
+        "units": {kind: units_of(bar, kind) for kind in ("owned", "borrowed", "lent", "free")},
+        "sessions": len(here),
+        "working": sum(session.gpu_busy for session in here),
+        "waiting": gpu.waiting,
+        "bar": [_segment(segment, report, viewer) for segment in bar],
+    }
+
+
+def _segment(segment: Segment, report: Report, viewer: Viewer) -> dict[str, Any]:
+    session = report.session(segment.session) if segment.session is not None else None
+    seen = session is not None and viewer.may_see(session)
+    return {
+        "kind": segment.kind,
+        "units": segment.units,
+        "user": session.user if session is not None and seen else None,
+        "server": session.server if session is not None and seen else None,
+        "own": session is not None and session.user == viewer.name,
+    }
+
+
+def _session(
+    one: Looked, report: Report, templates: Mapping[str, Template], viewer: Viewer, now: float
+) -> dict[str, Any]:
+    session, decision = one.session, one.decision
+    template = templates.get(session.template)
+    indices = {gpu.uuid: gpu.index for gpu in report.gpus}
+    step = decision.upcoming
+    told = session.announcement is not None and step is not None and session.announcement.tier is step.tier
+    return {
+        "node": report.node,
+        "user": session.user,
+        "server": session.server,
+        "own": session.user == viewer.name,
+        "template": session.template,
+        "display_name": template.display_name if template is not None else session.template,
+        "gpus": [indices[uuid] for uuid in session.gpus if uuid in indices],
+        "tier": session.tier.value,
+        "starting": not session.confirmed,
+        "share_units": session.share_units,
+        "borrowed_units": session.borrowed_units,
+        "effective_units": session.effective_units,
+        "guaranteed_units": session.guaranteed_units,
+        "gpu_busy": session.gpu_busy,
+        "waiting": session.waiting,
+        "gpu_idle_seconds": 0.0 if session.gpu_busy else max(0.0, now - decision.idle_since),
+        "gpu_seconds": session.gpu_seconds,
+        "kernels": session.kernels,
+        "kernels_busy": session.kernels_busy,
+        "memory_bytes": session.memory_bytes,
+        "resident_bytes": session.resident_bytes,
+        "memory_limit_bytes": session.memory_limit_bytes,
+        "bypassing": len(session.bypassing_pids),
+        "why": decision.reason,
+        "next": None
+        if step is None
+        else {
+            "tier": step.tier.value,
+            "units": step.units,
+            "at": step.at,
+            "in_seconds": max(0.0, step.at - now),
+            "announced": told,
+            "reason": step.reason,
+        },
+    }

@@ -1,0 +1,245 @@
+"""``gpushare service``: the idle culler and the board. Options that jupyterhub-idle-culler has are named as there."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import ssl
+from pathlib import Path
+from urllib.parse import urlparse
+
+from jupyterhub.utils import make_ssl_context
+from tornado.httpserver import HTTPServer
+
+from gpushare_spawner.model.quantity import parse_seconds
+from gpushare_spawner.service.board import BoardSources, board_application
+from gpushare_spawner.service.culler import Culler
+from gpushare_spawner.service.hub import Hub, HubFailed
+from gpushare_spawner.service.reports import RecentReports
+from gpushare_spawner.service.scopes import missing
+from gpushare_spawner.service.settings import CullerSettings
+from gpushare_spawner.service.template_source import TemplateSource
+from gpushare_spawner.sharing.control_client import AgentClient, default_control_socket
+
+log = logging.getLogger("gpushare.service")
+
+DEFAULT_TEMPLATES = "/etc/gpushare/templates"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    where = parser.add_argument_group("where things are")
+    where.add_argument(
+        "--url", default=os.environ.get("JUPYTERHUB_API_URL"), help="the hub's API; default $JUPYTERHUB_API_URL"
+    )
+    where.add_argument(
+        "--templates-dir",
+        type=Path,
+        default=os.environ.get("GPUSHARE_TEMPLATES") or DEFAULT_TEMPLATES,
+        metavar="DIR",
+        help=f"the folder of compute templates; default $GPUSHARE_TEMPLATES, else {DEFAULT_TEMPLATES}",
+    )
+    where.add_argument(
+        "--control-socket",
+        type=Path,
+        default=default_control_socket(),
+        metavar="PATH",
+        help="the agent's control socket; default $GPUSHARE_CONTROL, else /run/gpushare/control.sock",
+    )
+    _switch(where, "--ssl-enabled", False, "the hub's API wants TLS with the hub's internal certificates")
+    where.add_argument(
+        "--internal-certs-location",
+        default="internal-ssl",
+        metavar="DIR",
+        help="where those are, with --ssl-enabled; not needed where the hub starts the service; default internal-ssl",
+    )
+
+    idle = parser.add_argument_group(
+        "idleness", "Templates say when their servers step down and stop. These options are for what has no template."
+    )
+    _time(idle, "--timeout", 0, "stop servers without a template after this time without activity, like 3600 or 1h")
+    _time(idle, "--max-age", 0, "stop every server that is this old, with or without a template, busy or not")
+    _time(idle, "--cull-every", 10, "time between two looks; the hub is asked every third time")
+    _switch(idle, "--cull-default-servers", True, "whether default servers may be stopped")
+    _switch(idle, "--cull-named-servers", True, "whether named servers may be stopped")
+    _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")
+    _switch(idle, "--cull-users", False, "delete users who have no server and were idle for --timeout")
+    _switch(idle, "--cull-admin-users", True, "whether --cull-users deletes admins too")
+
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--concurrency",
+        type=int,
+        default=10,
+        metavar="N",
+        help="requests to the hub at a time, 0: any number; default 10",
+    )
+    load.add_argument(
+        "--api-page-size", type=int, default=0, metavar="N", help="users a page, 0: what the hub prefers; default 0"
+    )
+    levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
+    parser.add_argument("--log-level", default="INFO", choices=levels, help="default INFO")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run until SIGTERM or SIGINT. Returns 2, with a sentence, where something needed is not given."""
+    logging.basicConfig(level=options.log_level, format="[%(levelname).1s %(asctime)s gpushare] %(message)s")
+    token = os.environ.get("JUPYTERHUB_API_TOKEN", "")
+    wanting = _wanting(options, token)
+    if wanting:
+        log.error("%s", wanting)
+        return 2
+    try:
+        asyncio.run(_serve(options, token))
+    except OSError as error:
+        log.error("The service cannot start: %s", error)
+        return 1
+    return 0
+
+
+def _wanting(options: argparse.Namespace, token: str) -> str:
+    if not options.url:
+        return "Which hub? Give --url, or let the hub start this as a service: then $JUPYTERHUB_API_URL says it."
+    if not token:
+        return "$JUPYTERHUB_API_TOKEN is not set; the hub sets it for the services that it starts."
+    if options.cull_every <= 0:
+        return "--cull-every must be more than 0 s."
+    if options.concurrency < 0 or options.api_page_size < 0:
+        return "--concurrency and --api-page-size cannot be negative."
+    return ""
+
+
+async def _serve(options: argparse.Namespace, token: str) -> None:
+    settings = CullerSettings(
+        timeout=options.timeout,
+        max_age=options.max_age,
+        cull_every=options.cull_every,
+        cull_users=options.cull_users,
+        cull_admin_users=options.cull_admin_users,
+        cull_default_servers=options.cull_default_servers,
+        cull_named_servers=options.cull_named_servers,
+        remove_named_servers=options.remove_named_servers,
+        concurrency=options.concurrency,
+    )
+    hub = Hub(
+        options.url,
+        token,
+        concurrency=options.concurrency,
+        page_size=options.api_page_size,
+        request_timeout=float(os.environ.get("JUPYTERHUB_REQUEST_TIMEOUT") or 60),
+        ssl_options=_hub_tls(options),
+    )
+    agents = [AgentClient(options.control_socket)]
+    templates = TemplateSource(Path(options.templates_dir))
+    culler = Culler(agents, hub, templates, settings)
+    lacking: list[str] = []
+    sources = BoardSources(
+        reports=RecentReports(agents),
+        templates=templates,
+        hub_view=lambda: culler.hub_view,
+        counters=culler.counters,
+        notes=lambda: [*lacking, *templates.problems],
+        max_age=settings.max_age,
+    )
+    server = _listen(sources)
+    tasks = [asyncio.create_task(culler.run()), asyncio.create_task(_check_scopes(hub, settings.cull_users, lacking))]
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    log.info(
+        "Idle culler and board for the agent on %s, templates in %s", options.control_socket, options.templates_dir
+    )
+    await stop.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    if server is not None:
+        server.stop()
+    hub.close()
+
+
+async def _check_scopes(hub: Hub, cull_users: bool, lacking: list[str]) -> None:
+    """Says at once, and on the board, what will not work."""
+    try:
+        lacking[:] = missing(await hub.own_scopes(), cull_users)
+    except HubFailed as error:
+        log.warning("What the service may do cannot be checked. %s", error)
+    for sentence in lacking:
+        log.warning("%s", sentence)
+
+
+def _listen(sources: BoardSources) -> HTTPServer | None:
+    """Serve the pages where the hub expects them; without $JUPYTERHUB_SERVICE_URL there are none."""
+    url = urlparse(os.environ.get("JUPYTERHUB_SERVICE_URL") or "")
+    if not url.hostname:
+        log.info("No $JUPYTERHUB_SERVICE_URL: the culler runs without a board")
+        return None
+    prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
+    application = board_application(sources, prefix, os.environ.get("JUPYTERHUB_BASE_URL", "/") + "hub/")
+    port = url.port or (443 if url.scheme == "https" else 80)
+    server = HTTPServer(application, ssl_options=_own_tls() if url.scheme == "https" else None, xheaders=True)
+    try:
+        server.listen(port, url.hostname)
+    except OSError as error:
+        why = error.strerror or error
+        raise OSError(
+            f"the board cannot listen on {url.hostname}:{port} ({why}); give the service another url"
+        ) from None
+    return server
+
+
+def _own_tls() -> ssl.SSLContext | None:
+    """For the hub's proxy, with the certificates that the hub made for this service."""
+    return _tls(ssl.Purpose.CLIENT_AUTH, *(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS))
+
+
+def _hub_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    own = tuple(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS)
+    if all(own):
+        return _tls(ssl.Purpose.SERVER_AUTH, *own)
+    if not options.ssl_enabled:
+        return None
+    folder = Path(options.internal_certs_location)
+    return _tls(
+        ssl.Purpose.SERVER_AUTH,
+        str(folder / "hub-internal/hub-internal.key"),
+        str(folder / "hub-internal/hub-internal.crt"),
+        str(folder / "hub-ca/hub-ca.crt"),
+    )
+
+
+_PARTS = ("KEYFILE", "CERTFILE", "CLIENT_CA")
+
+
+def _tls(purpose: ssl.Purpose, key: str, certificate: str, authority: str) -> ssl.SSLContext:
+    context: ssl.SSLContext = make_ssl_context(key, certificate, cafile=authority, purpose=purpose)
+    return context
+
+
+def _time(group: argparse._ArgumentGroup, name: str, default: float, help: str) -> None:
+    default_said = f"{default:g}s" if default else "0: never"
+    group.add_argument(name, type=_seconds, default=default, metavar="TIME", help=f"{help}; default {default_said}")
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _switch(group: argparse._ArgumentGroup, name: str, default: bool, help: str) -> None:
+    """``--x``, ``--x=true`` and ``--x=false``, as tornado's options take them."""
+    said = f"{help}; default {str(default).lower()}"
+    group.add_argument(name, nargs="?", const=True, default=default, type=_boolean, metavar="true|false", help=said)
+
+
+def _boolean(text: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "t": True, "false": False, "0": False, "no": False, "f": False}
+    with contextlib.suppress(KeyError):
+        return words[text.strip().lower()]
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")

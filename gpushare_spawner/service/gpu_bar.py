@@ -1,0 +1,54 @@
+"""One GPU's units as a bar: whose they are, who uses them now, and what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from gpushare_spawner.model.report import GpuReport, SessionReport
+
+Kind = Literal["owned", "borrowed", "lent", "free"]
+"""Owned: used by their owner. Borrowed: lent, and used by somebody else. Lent: their owner is idle, and nobody has
+taken them. Free: nobody's."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the bar; ``session`` is the id of the session that uses it (owned, borrowed) or has lent it."""
+
+    kind: Kind
+    units: int
+    session: str | None = None
+
+
+def gpu_bar(gpu: GpuReport, sessions: Iterable[SessionReport]) -> list[Segment]:
+    """The GPU's bar, from the sessions of its node, the oldest first.
+
+    The units add up to its capacity, or to what is promised on it where that is more.
+    """
+    here = sorted((one for one in sessions if gpu.uuid in one.gpus), key=lambda one: (one.opened_at, one.id))
+    bar: list[Segment] = []
+    lent: list[Segment] = []
+    taken = 0
+    for session in here:
+        own = max(0, session.share_units - session.borrowed_units)
+        used = min(own, session.guaranteed_units)
+        bar += [Segment("owned", used, session.id)] * (used > 0)
+        lent += [Segment("lent", own - used, session.id)] * (own > used)
+    for session in here:
+        own = max(0, session.share_units - session.borrowed_units)
+        borrowed = min(session.borrowed_units, max(0, session.guaranteed_units - own))
+        bar += [Segment("borrowed", borrowed, session.id)] * (borrowed > 0)
+        taken += borrowed
+    for segment in lent:
+        left = max(0, segment.units - taken)
+        taken -= segment.units - left
+        bar += [Segment("lent", left, segment.session)] * (left > 0)
+    free = gpu.capacity_units - sum(segment.units for segment in bar)
+    return bar + [Segment("free", free)] * (free > 0)
+
+
+def units_of(bar: Iterable[Segment], kind: Kind) -> int:
+    """Units of one kind."""
+    return sum(segment.units for segment in bar if segment.kind == kind)

@@ -1,0 +1,103 @@
+"""The metrics, in Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.gpu_bar import gpu_bar, units_of
+from gpushare_spawner.service.look import Looked
+from gpushare_spawner.service.reports import NodeView
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+def exposition(views: Sequence[NodeView], looked: Sequence[Looked], counters: Counters, now: float) -> bytes:
+    """All metrics as they are now."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once([*_agents(views), *_gpus(views), *_sessions(looked, now), *_culler(counters)]))
+    return generate_latest(registry)
+
+
+class _Once:
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)
+
+
+def _agents(views: Sequence[NodeView]) -> Iterator[Metric]:
+    up = GaugeMetricFamily("gpushare_agents", "Agents of GPU machines, by whether they answer", labels=["answers"])
+    up.add_metric(["yes"], sum(view.report is not None for view in views))
+    up.add_metric(["no"], sum(view.report is None for view in views))
+    yield up
+
+
+def _gpus(views: Sequence[NodeView]) -> Iterator[Metric]:
+    labels = ["node", "gpu", "model"]
+    units = GaugeMetricFamily("gpushare_gpu_units", "Share units of 1 %, by what they are", labels=[*labels, "kind"])
+    memory = GaugeMetricFamily("gpushare_gpu_memory_bytes", "Device memory", labels=labels)
+    used = GaugeMetricFamily(
+        "gpushare_gpu_memory_used_bytes", "Device memory in use, as the driver says", labels=labels
+    )
+    healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 where the GPU works", labels=labels)
+    waiting = GaugeMetricFamily("gpushare_gpu_waiting_sessions", "Sessions with work and no lease", labels=labels)
+    for view in views:
+        for gpu in view.report.gpus if view.report is not None else ():
+            key = [view.report.node, str(gpu.index), gpu.model] if view.report is not None else []
+            bar = gpu_bar(gpu, view.report.sessions if view.report is not None else ())
+            for kind in ("owned", "borrowed", "lent", "free"):
+                units.add_metric([*key, kind], units_of(bar, kind))
+            memory.add_metric(key, gpu.memory_bytes)
+            used.add_metric(key, gpu.memory_used_bytes)
+            healthy.add_metric(key, float(gpu.healthy))
+            waiting.add_metric(key, gpu.waiting)
+    yield from (units, memory, used, healthy, waiting)
+
+
+def _sessions(looked: Sequence[Looked], now: float) -> Iterator[Metric]:
+    count = GaugeMetricFamily("gpushare_sessions", "Sessions, by tier", labels=["node", "template", "tier"])
+    for (node, template, tier), number in Counter(
+        (one.node, one.session.template, one.session.tier.value) for one in looked
+    ).items():
+        count.add_metric([node, template, tier], number)
+    labels = ["node", "user", "server"]
+    share = GaugeMetricFamily("gpushare_session_share_units", "Units that it is entitled to", labels=labels)
+    effective = GaugeMetricFamily("gpushare_session_effective_units", "Units that its tier leaves it", labels=labels)
+    memory = GaugeMetricFamily("gpushare_session_memory_bytes", "Device memory it has allocated", labels=labels)
+    resident = GaugeMetricFamily("gpushare_session_resident_bytes", "The part of it thought on the GPU", labels=labels)
+    idle = GaugeMetricFamily("gpushare_session_gpu_idle_seconds", "Time since its last GPU work", labels=labels)
+    worked = CounterMetricFamily("gpushare_session_gpu_seconds", "GPU time since it was opened", labels=labels)
+    for one in looked:
+        key = [one.node, one.session.user, one.session.server]
+        share.add_metric(key, one.session.share_units)
+        effective.add_metric(key, one.session.effective_units)
+        memory.add_metric(key, one.session.memory_bytes)
+        resident.add_metric(key, one.session.resident_bytes)
+        idle.add_metric(key, 0.0 if one.session.gpu_busy else max(0.0, now - one.decision.idle_since))
+        worked.add_metric(key, one.session.gpu_seconds)
+    yield from (count, share, effective, memory, resident, idle, worked)
+
+
+def _culler(counters: Counters) -> Iterator[Metric]:
+    steps = CounterMetricFamily("gpushare_culler_steps", "Steps down taken", labels=["tier"])
+    told = CounterMetricFamily("gpushare_culler_announcements", "Announcements made", labels=["tier"])
+    withdrawn = CounterMetricFamily("gpushare_culler_withdrawals", "Announcements taken back", labels=["tier"])
+    for tier in (Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED):
+        steps.add_metric([tier.value], counters.steps[tier])
+        told.add_metric([tier.value], counters.announcements[tier])
+        withdrawn.add_metric([tier.value], counters.withdrawals[tier])
+    failures = CounterMetricFamily("gpushare_culler_failures", "What went wrong, by where", labels=["where"])
+    for where in ("agent", "hub", "session", "round"):
+        failures.add_metric([where], counters.failures[where])
+    yield from (steps, told, withdrawn, failures)
+    if counters.last_round is not None:
+        yield GaugeMetricFamily(
+            "gpushare_culler_last_round_timestamp_seconds", "When the last round ended", value=counters.last_round
+        )

@@ -1,0 +1,36 @@
+// Keeps the board fresh: takes the same page again and puts its <main> in place of this one's.
+"use strict";
+
+const EVERY_MS = 5000;
+const freshness = document.getElementById("freshness");
+let last = new Date();
+
+function say(text, stale) {
+  freshness.textContent = text;
+  freshness.classList.toggle("stale", stale);
+}
+
+async function refresh() {
+  if (document.hidden) return;
+  try {
+    const answer = await fetch(location.href, { cache: "no-store", redirect: "manual" });
+    if (answer.type === "opaqueredirect") {
+      location.reload(); // logged out: the hub asks again
+      return;
+    }
+    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const fresh = page.getElementById("board");
+    if (!fresh) throw new Error("the answer is no board");
+    const shown = document.getElementById("board");
+    if (fresh.innerHTML !== shown.innerHTML) shown.replaceChildren(...fresh.childNodes);
+    last = new Date();
+    say(`As of ${last.toLocaleTimeString()}`, false);
+  } catch (error) {
+    say(`Not refreshed since ${last.toLocaleTimeString()}: ${error.message}`, true);
+  }
+}
+
+say(`As of ${last.toLocaleTimeString()}`, false);
+setInterval(refresh, EVERY_MS);
+document.addEventListener("visibilitychange", refresh);

@@ -1,0 +1,24 @@
+"""The templates in force, by name, as the culler and the board want them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.template_folder import TemplateFolder
+
+
+class TemplateSource:
+    """Reads the folder again when files change; called, it gives the templates."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = TemplateFolder(path)
+
+    def __call__(self) -> Mapping[str, Template]:
+        return {template.name: template for template in self._folder.load()}
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong in the folder, one sentence each."""
+        return [f"Template {problem}" for problem in self._folder.load().problems]

@@ -1,0 +1,70 @@
+# The idle culler and the board, as a service of the hub, with the least scopes that work. docs/culler.md says it in words.
+#
+# Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, where the board
+# listens for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_SERVICE_OPTIONS, further options of `gpushare service`.
+import os
+import shlex
+import sys
+
+from jupyterhub.app import JupyterHub
+
+# a service inherits none of the hub's variables, so it is told on its command line
+_gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service"]
+for _option, _variable in (("--templates-dir", "GPUSHARE_TEMPLATES"), ("--control-socket", "GPUSHARE_CONTROL")):
+    if os.environ.get(_variable):
+        _gpushare_command.append(f"{_option}={os.environ[_variable]}")
+_gpushare_command += shlex.split(os.environ.get("GPUSHARE_SERVICE_OPTIONS", ""))
+
+c.JupyterHub.services.append(
+    {
+        "name": "gpushare",
+        "command": _gpushare_command,
+        "url": os.environ.get("GPUSHARE_SERVICE_URL") or "http://127.0.0.1:10190",
+        "display": True,
+        "info": {"title": "Shared GPUs"},
+        # users see their own sessions without being asked for anything first
+        "oauth_no_confirm": True,
+        # so that the board knows who may see everybody's
+        "oauth_client_allowed_scopes": ["custom:gpushare:read", "custom:gpushare:metrics"],
+    }
+)
+
+c.JupyterHub.custom_scopes.update(
+    {
+        "custom:gpushare:read": {"description": "See everybody's sessions on the board of shared GPUs"},
+        "custom:gpushare:metrics": {"description": "Read the metrics of shared GPUs"},
+    }
+)
+
+
+def _gpushare_roles():
+    """The roles that other files have defined so far; the hub refuses to start where one is defined twice."""
+    roles = c.JupyterHub.load_roles
+    if isinstance(roles, list):
+        return roles
+    # not a list yet: what was appended and prepended, to be joined with the default when the hub starts
+    return [role for part in roles.to_dict().values() if isinstance(part, list) for role in part]
+
+
+if not any(role.get("name") == "gpushare-service" for role in _gpushare_roles()):
+    c.JupyterHub.load_roles.append(
+        {
+            "name": "gpushare-service",
+            "description": "The idle culler for shared GPUs: finds servers and stops idle ones",
+            "scopes": ["list:users", "read:servers", "delete:servers"],
+            "services": ["gpushare"],
+        }
+    )
+
+_gpushare_access = "access:services!service=gpushare"
+_gpushare_user_role = next((role for role in _gpushare_roles() if role.get("name") == "user"), None)
+if _gpushare_user_role is not None:
+    # an admin's own role `user`: everybody still has it
+    _gpushare_user_role["scopes"] = [*_gpushare_user_role.get("scopes", ["self"]), _gpushare_access]
+elif hasattr(JupyterHub, "extra_user_scopes"):  # JupyterHub 6
+    c.JupyterHub.extra_user_scopes.add(_gpushare_access)
+else:
+    # Whoever wants a role `user` of their own on JupyterHub 5 defines it in an earlier file; it is extended then.
+    c.JupyterHub.load_roles.append(
+        {"name": "user", "description": "Standard user privileges", "scopes": ["self", _gpushare_access]}
+    )
