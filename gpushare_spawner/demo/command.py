@@ -32,7 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--ip", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
-    parser.add_argument("--dir", type=Path, default=ROOT / ".demo", help="where the demo keeps its state (default: .demo)")
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / ".demo", help="where the demo keeps its state (default: .demo)"
+    )
     parser.add_argument("--simulate", action="store_true", help="simulated GPUs even where there are real ones")
 
 
@@ -61,10 +63,16 @@ def demo(options: argparse.Namespace) -> int:
         who = f" (process {running['pid']})" if "pid" in running else ""
         raise Trouble(f"a demo is already running{where}{who}. Stop it with Ctrl-C in its terminal, or use its address")
     if reason := why_not(options.ip, options.port):
-        raise Trouble(f"{reason}. Choose another one: make demo PORT={options.port + 1 if options.port < 65535 else 8000}")
+        raise Trouble(
+            f"{reason}. Choose another one: make demo PORT={options.port + 1 if options.port < 65535 else 8000}"
+        )
 
     models = [] if options.simulate else own_gpus()
-    say(f"sharing this machine's GPUs: {', '.join(models)}" if models else "no NVIDIA GPU here: sharing two simulated ones of 16 GiB")
+    say(
+        f"sharing this machine's GPUs: {', '.join(models)}"
+        if models
+        else "no NVIDIA GPU here: sharing two simulated ones of 16 GiB"
+    )
     hub_port, proxy_port, service_port = free_ports(3)
     stack = Stack(
         folder=folder,

@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-
 LONGEST_SOCKET_FOLDER = 50
 """A Unix socket's path has at most 107 bytes; the agent needs the rest for the session's id."""
 

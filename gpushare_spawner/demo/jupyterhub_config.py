@@ -1,4 +1,4 @@
-"""The hub's main configuration file in the demo: the fragments of jupyterhub_config.d, in order, as TLJH and z2jh do."""
+"""The hub's main configuration file in the demo: the fragments of jupyterhub_config.d in order, as TLJH and z2jh do."""
 
 from __future__ import annotations
 

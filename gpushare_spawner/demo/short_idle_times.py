@@ -34,4 +34,7 @@ def shortened(template: dict[str, Any]) -> dict[str, Any]:
     idle = template.get("idle")
     if not isinstance(idle, dict):
         return template
-    return {**template, "idle": {**idle, **{step: SHORT[step] for step in SHORT if step in idle or step == "warn_before"}}}
+    return {
+        **template,
+        "idle": {**idle, **{step: SHORT[step] for step in SHORT if step in idle or step == "warn_before"}},
+    }

@@ -1,4 +1,4 @@
-"""The commands and environments of a hub with shared GPUs on one machine; the demo and the end-to-end tests start it."""
+"""Commands and environments of a hub with shared GPUs on one machine; the demo and the end-to-end tests start them."""
 
 from __future__ import annotations
 

@@ -19,22 +19,18 @@ class CellFailed(AssertionError):
 class Kernel:
     """One connection to one kernel; cells run one after the other."""
 
-    def __init__(self, connection: WebSocketClientConnection, url: str, path: str, token: str) -> None:
+    def __init__(self, connection: WebSocketClientConnection) -> None:
         self._connection = connection
         self._session = uuid.uuid4().hex
-        self._url, self._token = url, token
-        self.path = path
 
     @classmethod
     async def connect(cls, url: str, path: str, token: str) -> Kernel:
         """Connect to the kernel at this path (``/user/…/api/kernels/ID``)."""
         address = url.replace("http", "ws", 1) + path + "/channels"
-        request = HTTPRequest(address, headers={"Authorization": f"token {token}"}, connect_timeout=20, request_timeout=20)
-        return cls(await websocket_connect(request, max_message_size=2**26), url, path, token)
-
-    async def again(self) -> Kernel:
-        """A second connection to the same kernel, as a reloaded page makes it."""
-        return await Kernel.connect(self._url, self.path, self._token)
+        request = HTTPRequest(
+            address, headers={"Authorization": f"token {token}"}, connect_timeout=20, request_timeout=20
+        )
+        return cls(await websocket_connect(request, max_message_size=2**26))
 
     async def send(self, code: str) -> str:
         """Start a cell; the id of its message."""

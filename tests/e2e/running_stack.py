@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -11,13 +12,14 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpushare_spawner.demo.folder import DemoFolder
 from gpushare_spawner.demo.gpus import simulated_state
 from gpushare_spawner.demo.ports import free_ports
 from gpushare_spawner.demo.stack import Stack
+from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.sharing.control_client import AgentClient
 from tests.e2e.hub_api import Hub
 
@@ -41,8 +43,10 @@ c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
 class RunningStack:
     """Agent, hub, proxy, service and notebook servers of one test module."""
 
-    def __init__(self, templates: Mapping[str, str], gpus: Mapping[str, str], settings: Mapping[str, str] | None = None):
-        """``templates``: file name -> YAML; ``gpus``: SIMGPU_ settings; ``settings``: further environment of agent and hub."""
+    def __init__(
+        self, templates: Mapping[str, str], gpus: Mapping[str, str], settings: Mapping[str, str] | None = None
+    ):
+        """``templates``: file name -> YAML; ``gpus``: SIMGPU_ settings; ``settings``: more environment of agent and hub."""
         self.home = Path(tempfile.mkdtemp(prefix="gpushare-e2e-"))
         self.mark = secrets.token_hex(16)
         folder = DemoFolder(self.home / "demo")
@@ -104,7 +108,10 @@ class RunningStack:
 
     def service_pid(self) -> int | None:
         """The process of the gpushare service."""
-        return next((pid for pid, words in self.processes().items() if "service" in words and "gpushare" in " ".join(words)), None)
+        return next(
+            (pid for pid, words in self.processes().items() if "service" in words and "gpushare" in " ".join(words)),
+            None,
+        )
 
     def processes(self) -> dict[int, list[str]]:
         """Every living process of this stack, with its command line."""
@@ -149,7 +156,12 @@ class RunningStack:
     def _start(self, command: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment), start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                start_new_session=True,
             )
 
     def _answers(self) -> bool:
@@ -159,11 +171,24 @@ class RunningStack:
         return False
 
     @staticmethod
-    def _until(ready, seconds: float, process: subprocess.Popen[bytes], log: Path) -> None:
+    def _until(ready: Callable[[], bool], seconds: float, process: subprocess.Popen[bytes], log: Path) -> None:
         deadline = time.monotonic() + seconds
         while not ready():
             assert process.poll() is None, f"ended by itself:\n{log.read_text(errors='replace')[-4000:]}"
-            assert time.monotonic() < deadline, f"no answer after {seconds:.0f} s:\n{log.read_text(errors='replace')[-4000:]}"
+            assert time.monotonic() < deadline, (
+                f"no answer after {seconds:.0f} s:\n{log.read_text(errors='replace')[-4000:]}"
+            )
             time.sleep(0.1)
 
 
+async def session_when(
+    stack: RunningStack, user: str, so: Callable[[SessionReport], bool], within: float = 20.0
+) -> SessionReport:
+    """The user's session as soon as that is so of it."""
+    deadline = time.monotonic() + within
+    while True:
+        session = (await stack.agent.report()).session(user)
+        if session is not None and so(session):
+            return session
+        assert time.monotonic() < deadline, f"not so after {within:.0f} s: {session}"
+        await asyncio.sleep(0.1)
