@@ -128,7 +128,8 @@ class GpuArbitration:
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            client = self._clients.get(decision.client)  # type: ignore[arg-type]
+            assert isinstance(decision.client, int)
+            client = self._clients.get(decision.client)
             if client is None:
                 continue
             match decision:

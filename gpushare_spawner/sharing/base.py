@@ -1,7 +1,8 @@
 """A sharing layer: makes a template and a placement real for one notebook server.
 
-What a server is started from differs: a process has an environment, a pod has a spec. A layer takes the form as it is without
-a GPU and returns it with the share. One module for each layer; native.py is ours, for processes on the agent's machine.
+What a server is started from differs: a process has an environment, a pod has a spec. A layer takes the form as it is
+without a GPU and returns it with the share. One module for each layer; native.py is ours, for processes on the agent's
+machine.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ class SharingLayer(ABC, Generic[Form]):
 
     @abstractmethod
     async def grant(self, tenant: Tenant, template: Template, placement: Placement, form: Form) -> Form:
-        """The form with the share in it; what was given is not changed. Granting the same again is no error.
+        """The form with the share in it; the one given is not changed. Granting the same again is no error.
 
-        Raises model.control.ControlRefused where the share cannot be had (any more), and model.control.AgentUnreachable.
+        Raises model.control.ControlRefused where the share cannot be had (any more), and
+        model.control.AgentUnreachable.
         """
 
     @abstractmethod

@@ -32,8 +32,8 @@ def default_control_socket() -> Path:
 class AgentClient:
     """Asks one agent, one connection for each request, so that a client holds nothing and may be shared between tasks.
 
-    Every method raises `AgentUnreachable` where no agent answers within `timeout` seconds or what it says makes no sense,
-    and `ControlRefused` (with a code for programs and a sentence for people) where the agent says no.
+    Every method raises `AgentUnreachable` where no agent answers within `timeout` seconds or what it says makes no
+    sense, and `ControlRefused` (with a code for programs and a sentence for people) where the agent says no.
     """
 
     def __init__(self, socket: str | Path, timeout: float = 5.0) -> None:

@@ -1,0 +1,96 @@
+"""Scripted peers of a session's socket, and GPUs that exist only as numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from gpushare_spawner.agent.gpus import Gpu, GpuState
+from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, Role, gpu_bytes
+
+GIB = 2**30
+FIRST = Gpu(0, "GPU-00000000-0000-0000-0000-000000000001", "Simulated GPU 16 GiB", 16 * GIB, simulated=True)
+SECOND = Gpu(1, "GPU-00000000-0000-0000-0000-000000000002", "Simulated GPU 16 GiB", 16 * GIB, simulated=True)
+
+
+class GpusOnPaper:
+    """Stands in for NVML: healthy unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, GpuState] = {}
+
+    def state(self, gpu: Gpu) -> GpuState:
+        return self.states.get(gpu.uuid, GpuState(healthy=True))
+
+
+class Peer:
+    """A process on a session's socket, as the protocol page describes it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.serial = 0
+
+    async def connect(self, role: Role | None = Role.CUDA) -> list[Frame]:
+        """Connect, and say HELLO where a role is given; returns WELCOME and the DEVICE frames."""
+        self.socket.connect(self.path)
+        self.socket.setblocking(False)
+        if role is None:
+            return []
+        self.send(Kind.HELLO, role, os.getpid(), 100)
+        welcome = await self.expect(Kind.WELCOME)
+        return [welcome, *[await self.expect(Kind.DEVICE) for _ in range(welcome.fields[5])]]
+
+    def send(self, kind: Kind, *fields: int, gpu: str | None = None) -> None:
+        self.serial += 1
+        self.send_raw(Frame(kind, fields, gpu_bytes(gpu) if gpu else NO_GPU, self.serial).pack())
+
+    def send_raw(self, data: bytes) -> None:
+        self.socket.send(data)
+
+    async def receive(self, timeout: float = 5.0) -> Frame | None:
+        """The next frame, or None where the agent has ended the connection."""
+        async with asyncio.timeout(timeout):
+            try:
+                data = await asyncio.get_running_loop().sock_recv(self.socket, 4096)
+            except ConnectionResetError:
+                # we had sent more than was read; what the agent said is still there
+                with contextlib.suppress(ConnectionResetError):
+                    data = await asyncio.get_running_loop().sock_recv(self.socket, 4096)
+        return Frame.unpack(data) if data else None
+
+    async def expect(self, *kinds: Kind, timeout: float = 5.0) -> Frame:
+        """The next frame, which must be one of these."""
+        frame = await self.receive(timeout)
+        assert frame is not None, f"the connection ended, expected {kinds}"
+        assert frame.kind in kinds, f"{frame} instead of {kinds}"
+        return frame
+
+    async def until(self, kind: Kind, timeout: float = 5.0) -> Frame:
+        """The next frame of this kind; others are skipped."""
+        async with asyncio.timeout(timeout):
+            while True:
+                frame = await self.receive(timeout)
+                assert frame is not None, f"the connection ended, expected {kind}"
+                if frame.kind is kind:
+                    return frame
+
+    async def ended(self, timeout: float = 5.0) -> int | None:
+        """Wait for the end; the code of the ERROR that came before it, or None."""
+        code = None
+        while (frame := await self.receive(timeout)) is not None:
+            if frame.kind is Kind.ERROR:
+                code = frame.fields[0]
+        return code
+
+    async def quiet(self, seconds: float = 0.1) -> None:
+        """Nothing comes for so long."""
+        with contextlib.suppress(TimeoutError):
+            frame = await self.receive(seconds)
+            raise AssertionError(f"unexpected {frame}")
+
+    def close(self) -> None:
+        self.socket.close()
