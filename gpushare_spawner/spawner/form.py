@@ -1,0 +1,165 @@
+"""The form on which a person picks a template: cards in, HTML out; and the way back from what was submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.spawner import wording
+from gpushare_spawner.spawner.availability import Availability, availability, models_of
+from gpushare_spawner.spawner.profiles import UNLISTED, Profile, default_of
+from gpushare_spawner.spawner.reservations import Reservations
+
+OTHER = "unlisted-choice"
+"""Value of a select that stands for the text field beside it; KubeSpawner's."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One select on a card."""
+
+    field: str
+    """The name of the form field."""
+    label: str
+    choices: Sequence[tuple[str, str]]
+    """Value and text."""
+    selected: str
+    other: Mapping[str, Any] | None = None
+    """Its unlisted_choice, where that is enabled."""
+    text: str = ""
+    """What was written instead of a listed choice."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the HTML template needs to know of a profile."""
+
+    profile: Profile
+    checked: bool
+    units: int
+    """Width of the guaranteed part of the bar, per cent; 0 without a GPU."""
+    guaranteed: str
+    burst: str
+    memory_note: str
+    idle_steps: Sequence[str]
+    idle_comfort: str
+    machine: str
+    models: str
+    now: Availability | None
+    """None for a profile without a template: nothing is known of what it needs."""
+    options: Sequence[Option]
+
+
+class Form:
+    """Renders the cards. ``paths`` are an admin's folders, whose templates go before ours."""
+
+    def __init__(self, paths: Sequence[str] = ()) -> None:
+        self._environment = _environment(tuple(paths))
+
+    def render(
+        self, offered: Sequence[Profile], chosen: Mapping[str, Any], reservations: Reservations, report: Report | None
+    ) -> str:
+        """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen."""
+        default = default_of(offered)
+        slug = chosen.get("profile")
+        if slug not in {profile.slug for profile in offered}:
+            slug = default.slug if default is not None else None
+        cards = [_card(profile, slug, chosen, reservations, report) for profile in offered]
+        asks_gpu = any(card.units for card in cards)
+        return self._environment.get_template("form.html").render(cards=cards, agent_away=asks_gpu and report is None)
+
+    @staticmethod
+    def read(form_data: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """User options from submitted fields: those of the chosen card, as KubeSpawner names them."""
+        slug = _first(form_data.get("profile"))
+        if not slug:
+            return {}
+        options: dict[str, Any] = {"profile": slug}
+        prefix = f"profile-option-{slug}--"
+        fields = {
+            name.removeprefix(prefix): _first(value) for name, value in form_data.items() if name.startswith(prefix)
+        }
+        for name, value in fields.items():
+            if name.endswith(UNLISTED):
+                # the text field is there even when it is hidden; it counts only where "other" is selected
+                if fields.get(name.removesuffix(UNLISTED), OTHER) == OTHER:
+                    options[name] = value
+            elif value != OTHER:
+                options[name] = value
+        return options
+
+
+@lru_cache
+def _environment(paths: tuple[str, ...]) -> Environment:
+    folders = [*paths, str(Path(__file__).parent / "templates")]
+    return Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _card(
+    profile: Profile, chosen: str | None, options: Mapping[str, Any], reservations: Reservations, report: Report | None
+) -> Card:
+    checked = profile.slug == chosen
+    template = profile.template
+    ledger = reservations.ledger(report) if report is not None else None
+    now = (
+        availability(template, report, ledger, reservations.line, reservations.strategy)
+        if template is not None
+        else None
+    )
+    gpu = template.gpu if template is not None else None
+    memory = min((found.memory_bytes for found in now.gpus), default=None) if now is not None else None
+    return Card(
+        profile=profile,
+        checked=checked,
+        units=gpu.share.units if gpu is not None else 0,
+        guaranteed=wording.guaranteed(gpu, memory) if gpu is not None else "",
+        burst=wording.burst(gpu, memory) if gpu is not None else "",
+        memory_note=wording.memory_note(gpu) if gpu is not None else "",
+        idle_steps=wording.idle_steps(template) if template is not None else (),
+        idle_comfort=wording.idle_comfort(template) if template is not None else "",
+        machine=wording.machine(template.resources) if template is not None else "",
+        models=_models(now) if now is not None else "",
+        now=now,
+        options=[
+            _option(profile, name, option, options if checked else {}) for name, option in profile.options.items()
+        ],
+    )
+
+
+def _models(now: Availability) -> str:
+    return ", ".join(f"{count} × {model}" if count > 1 else model for model, count in models_of(now.gpus).items())
+
+
+def _option(profile: Profile, name: str, option: Mapping[str, Any], chosen: Mapping[str, Any]) -> Option:
+    choices = option.get("choices") or {}
+    unlisted = option.get("unlisted_choice") or {}
+    other = unlisted if unlisted.get("enabled") else None
+    text = chosen.get(name + UNLISTED)
+    default = next((key for key, choice in choices.items() if choice.get("default")), next(iter(choices), OTHER))
+    wanted = chosen.get(name)
+    selected = wanted if isinstance(wanted, str) and wanted in choices else default
+    if other is not None and isinstance(text, str) and text:
+        selected = OTHER
+    return Option(
+        field=f"profile-option-{profile.slug}--{name}",
+        label=str(option.get("display_name") or name),
+        choices=[(key, str(choice.get("display_name") or key)) for key, choice in choices.items()],
+        selected=str(selected),
+        other=other,
+        text=text if isinstance(text, str) else "",
+    )
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) and value else value

@@ -1,0 +1,55 @@
+"""kubespawner_override on any spawner: set traits for one start, and put them back afterwards."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from jupyterhub.spawner import Spawner
+from jupyterhub.utils import recursive_update
+from traitlets import TraitError
+
+from gpushare_spawner.spawner.refusal import StartRefused
+
+
+class Overrides:
+    """The traits of one spawner that a start has changed, with what they were before."""
+
+    def __init__(self, spawner: Spawner) -> None:
+        self._spawner = spawner
+        self._before: dict[str, Any] = {}
+
+    def apply(self, settings: Mapping[str, Any], where: str) -> None:
+        """Set traits; dicts are merged into what is there, callables are called with the spawner, as KubeSpawner does.
+
+        Raises StartRefused, naming the setting, for a trait that the spawner does not have and for a wrong value.
+        """
+        for name, value in settings.items():
+            if not self._spawner.has_trait(name):
+                raise self._wrong(where, f"{type(self._spawner).__name__} has no setting {name!r}")
+            if callable(value):
+                value = value(self._spawner)
+            current = getattr(self._spawner, name)
+            self._before.setdefault(name, current)
+            if isinstance(value, Mapping) and isinstance(current, dict):
+                merged = copy.deepcopy(current)
+                recursive_update(merged, copy.deepcopy(dict(value)))
+                value = merged
+            try:
+                setattr(self._spawner, name, value)
+            except TraitError as error:
+                raise self._wrong(where, f"{name!r} cannot be {value!r}: {error}") from None
+
+    def undo(self) -> None:
+        """Put back what the traits were before the first `apply`."""
+        for name, value in self._before.items():
+            setattr(self._spawner, name, value)
+        self._before.clear()
+
+    def _wrong(self, where: str, why: str) -> StartRefused:
+        # the admin's mistake, not the person's: say so, and put it into the hub's log
+        self._spawner.log.error("%s: %s", where, why)
+        return StartRefused(
+            f"{where} cannot be started on this hub: {why}. Tell the admin.", reason="bad-template", status=500
+        )

@@ -1,0 +1,59 @@
+"""What a start has to say while it waits and is placed: one teller, any number of listeners."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from html import escape
+from typing import Any
+
+from gpushare_spawner.spawner.availability import waiting_text
+from gpushare_spawner.spawner.queue import Ticket
+
+
+class Story:
+    """The events of one start, in JupyterHub's form for ``progress()``; a listener who comes late gets them all."""
+
+    def __init__(self) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._more = asyncio.Event()
+        self._ended = False
+
+    def tell(self, message: str, progress: int | None = None) -> None:
+        """Add a plain sentence, and how far the start is (0 to 100)."""
+        event: dict[str, Any] = {"message": message, "html_message": escape(message)}
+        if progress is not None:
+            event["progress"] = progress
+        self._events.append(event)
+        self._notify()
+
+    def end(self) -> None:
+        """Nothing more will come; what follows is the spawner's own."""
+        self._ended = True
+        self._notify()
+
+    def _notify(self) -> None:
+        more, self._more = self._more, asyncio.Event()
+        more.set()
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """All events, until `end`."""
+        told = 0
+        while True:
+            while told < len(self._events):
+                yield dict(self._events[told])
+                told += 1
+            if self._ended:
+                return
+            await self._more.wait()
+
+    async def follow(self, ticket: Ticket) -> None:
+        """Tell the place in the line whenever it changes; runs until it is cancelled."""
+        while True:
+            await ticket.changed.wait()
+            ticket.changed.clear()
+            if ticket.result.done():
+                return
+            if ticket.ahead is not None:
+                place = f"{waiting_text(ticket.ahead)}, waiting for {ticket.wish.share}."
+                self.tell(f"{place} {ticket.hint}".strip(), progress=10)

@@ -1,0 +1,156 @@
+"""The line of starts that wait for room on a GPU. No clock and no network here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Gpu, Template
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A share that somebody asks for."""
+
+    session: str
+    """Session id, see model/session_id.py."""
+    user: str
+    server: str
+    uid: int
+    """Who may connect to the session's socket."""
+    template: str
+    gpu: Gpu
+
+    @classmethod
+    def of(cls, template: Template, *, session: str, user: str, server: str, uid: int) -> Wish:
+        """What a template with a GPU asks for. Raises ValueError for one without."""
+        if template.gpu is None:
+            raise ValueError(f"template {template.name} asks for no GPU")
+        return cls(session, user, server, uid, template.name, template.gpu)
+
+    @property
+    def share(self) -> Share:
+        """How much of how many GPUs."""
+        return self.gpu.share
+
+    def takes(self, gpu: GpuReport) -> bool:
+        """Whether a GPU would do if it were empty: its model, and memory for the guarantee."""
+        guarantee = self.gpu.memory.guarantee
+        enough = guarantee is None or resolve_bytes(guarantee, gpu.memory_bytes) <= gpu.memory_bytes
+        return enough and self.gpu.accepts(gpu.model)
+
+    def models(self, report: Report) -> frozenset[str]:
+        """The models in a report that would do."""
+        return frozenset(gpu.model for gpu in report.gpus if self.takes(gpu))
+
+    def request(self, placement: Placement, confirm_within: float) -> OpenRequest:
+        """What the agent is asked, once the wish has a place. ``confirm_within`` in seconds."""
+        return OpenRequest(
+            id=self.session,
+            user=self.user,
+            server=self.server,
+            uid=self.uid,
+            template=self.template,
+            gpus=placement.gpus,
+            share_units=self.share.units,
+            borrowed_units=placement.borrowed,
+            memory_limit=self.gpu.memory.limit,
+            oversubscribe=self.gpu.memory.oversubscribe,
+            confirm_within=confirm_within,
+        )
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A share that the agent has put aside, until its process is confirmed or it is released."""
+
+    request: OpenRequest
+    environment: dict[str, str]
+    """What the notebook server must be started with."""
+    gpus: tuple[GpuReport, ...]
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One start in the line."""
+
+    wish: Wish
+    joined: float
+    """Seconds on the line's clock."""
+    result: asyncio.Future[Reservation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ahead: int | None = None
+    """Starts before it that want the same GPUs, as of the last look; None before the first."""
+    hint: str = ""
+    """What it waits for."""
+    overtaken: int = 0
+    """How often a later start that fitted has passed it."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def says(self, ahead: int, hint: str) -> None:
+        """Note what the person should see."""
+        if (ahead, hint) != (self.ahead, self.hint):
+            self.ahead, self.hint = ahead, hint
+            self.changed.set()
+
+
+class WaitingLine:
+    """Starts in the order in which they came.
+
+    Policy: first come, first served among those that fit. A start that does not fit is passed by later ones that do, so
+    that no GPU stays empty for it; but at most ``overtakes`` times, then nobody gets a GPU that it could use before it.
+    """
+
+    def __init__(self, length: int, overtakes: int) -> None:
+        self.length = length
+        self.overtakes = overtakes
+        self._tickets: list[Ticket] = []
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """The tickets as they are now, first come first; joining and leaving does not disturb the iteration."""
+        return iter(tuple(self._tickets))
+
+    def __contains__(self, ticket: Ticket) -> bool:
+        return any(other is ticket for other in self._tickets)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many starts wait as may. One not looked at yet may find room at once: it does not count."""
+        return sum(ticket.ahead is not None and not ticket.result.done() for ticket in self._tickets) >= self.length
+
+    def join(self, wish: Wish, now: float) -> Ticket:
+        """Queue up, at the end."""
+        ticket = Ticket(wish, now)
+        self._tickets.append(ticket)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Step out of the line; nothing happens if it is not in it."""
+        self._tickets = [other for other in self._tickets if other is not ticket]
+
+    def ahead_of(self, models: frozenset[str], report: Report, ticket: Ticket | None = None) -> int:
+        """How many earlier tickets want a GPU of one of these models; all of them where no ticket is given."""
+        count = 0
+        for other in self._tickets:
+            if other is ticket:
+                break
+            count += not other.result.done() and not models.isdisjoint(other.wish.models(report))
+        return count
+
+    def held_back(self, report: Report, before: Ticket | None = None) -> frozenset[str]:
+        """Models that later starts may not have, because an earlier one was overtaken often enough."""
+        held: set[str] = set()
+        for other in self._tickets:
+            if other is before:
+                break
+            if other.overtaken >= self.overtakes and not other.result.done():
+                held |= other.wish.models(report)
+        return frozenset(held)

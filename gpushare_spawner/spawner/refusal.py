@@ -1,0 +1,42 @@
+"""A start that is refused for a reason that the person should read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jupyterhub.spawner
+from tornado.web import HTTPError
+
+_SPAWN_EXCEPTION: type[HTTPError] | None = getattr(jupyterhub.spawner, "SpawnException", None)
+"""JupyterHub 6 has an exception for refusals that are nobody's failure; 5.x has not."""
+
+_Base: Any = _SPAWN_EXCEPTION or HTTPError
+
+
+class StartRefused(_Base):
+    """The server is not started. The hub shows ``message`` on the form, on the spawn page and in the API's answer.
+
+    ``reason`` is a short word for metrics. ``retry_after`` (seconds) goes out as the header of that name.
+    """
+
+    def __init__(
+        self, message: str, *, reason: str, status: int = 400, retry_after: int | None = None, log_message: str = ""
+    ) -> None:
+        if _SPAWN_EXCEPTION is not None:
+            super().__init__(message, reason=reason, log_message=log_message or message, status_code=status)
+        else:
+            super().__init__(status, log_message or message)
+        self.refusal = reason
+        # the attribute that the hub's pages and API of every version show
+        self.jupyterhub_message = message
+        self.headers = {"Retry-After": str(retry_after)} if retry_after is not None else {}
+
+
+def forget_failure(settings: dict[str, Any]) -> None:
+    """Keep a refusal from counting as a failed start on JupyterHub 5.
+
+    There ``consecutive_failure_limit`` counts every start that raises, refusals too, and the hub ends when it is reached
+    (zero-to-jupyterhub sets it to 5). The hub adds one after the start has raised, so one is taken off here.
+    """
+    if _SPAWN_EXCEPTION is None:
+        settings["failure_count"] = settings.get("failure_count", 0) - 1

@@ -1,0 +1,51 @@
+"""A start, from the options to the process with its share, and back."""
+
+from __future__ import annotations
+
+import json
+
+from tornado.httpclient import AsyncHTTPClient
+
+from .fake_agent import FakeAgent
+from .running_hub import RunningHub, until
+
+
+async def environment_of(spawner: object) -> dict[str, str]:
+    response = await AsyncHTTPClient().fetch(spawner.server.url)  # type: ignore[attr-defined]
+    return dict(line.split("=", 1) for line in response.body.decode().splitlines() if "=" in line)
+
+
+async def test_a_share_from_start_to_stop(hub: RunningHub, agent: FakeAgent) -> None:
+    response = await hub.start_server("ada", {"profile": "quarter-gpu"})
+    assert response.code in (201, 202), response.body
+    spawner = await hub.started("ada")
+
+    session = agent.sessions["ada"]
+    assert (session.template, session.share_units, session.gpus) == ("quarter-gpu", 25, ("GPU-0",))
+    assert session.confirmed
+    assert session.pid == spawner.pid
+    environment = await environment_of(spawner)
+    assert environment["GPUSHARE_SOCKET"] == "/run/fake/ada/socket"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-0"
+    assert environment["LD_PRELOAD"] == "/opt/fake/libgpushare.so"
+    assert environment["LD_LIBRARY_PATH"].split(":")[0] == "/opt/fake/simgpu"
+
+    await hub.stop_server("ada")
+    await until(lambda: not agent.sessions)
+    assert not hub.reservations._in_flight
+
+
+async def test_without_a_gpu_nothing_is_asked_and_no_gpu_is_seen(hub: RunningHub, agent: FakeAgent) -> None:
+    await agent.stop()
+    response = await hub.start_server("ada", {"profile": "cpu-only"})
+    assert response.code == 201, response.body
+    environment = await environment_of(await hub.started("ada"))
+    assert environment["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert "GPUSHARE_SOCKET" not in environment
+    assert not agent.asked("open")
+
+
+async def test_api_says_why(hub: RunningHub) -> None:
+    response = await hub.start_server("ada", {"profile": "no-such"})
+    assert response.code == 400
+    assert "There is no template 'no-such'" in json.loads(response.body)["message"]
