@@ -11,7 +11,7 @@ from gpushare_spawner.demo.home import furnish
 demo = Path(os.environ["GPUSHARE_DEMO_DIR"])
 environment = Path(sys.prefix)
 ip = os.environ["GPUSHARE_DEMO_IP"]
-port, hub_port, proxy_port, _service_port = os.environ["GPUSHARE_DEMO_PORTS"].split(",")
+port, hub_port, proxy_port = os.environ["GPUSHARE_DEMO_PORTS"].split(",")
 
 c.JupyterHub.bind_url = f"http://{f'[{ip}]' if ':' in ip else ip}:{port}"
 c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{hub_port}"
@@ -32,7 +32,6 @@ c.Authenticator.admin_users = {"admin"}
 c.Authenticator.username_pattern = r"[\w@+-][\w@+. -]{0,63}"
 
 c.JupyterHub.spawner_class = "gpushare-simple"
-c.GPUShareMixin.templates_dir = str(demo / "templates")
 c.SimpleLocalProcessSpawner.home_dir_template = str(demo / "users" / "{username}")
 c.Spawner.cmd = [sys.executable, "-m", "jupyterhub.singleuser"]
 c.Spawner.default_url = "/lab/tree/gpu-sharing.ipynb"

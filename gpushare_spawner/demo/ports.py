@@ -8,6 +8,8 @@ import socket
 
 def why_not(ip: str, port: int) -> str | None:
     """Why nothing can listen there, in a sentence; None if something can."""
+    if not 1 <= port <= 65535:
+        return f"{port} is not a port: ports are 1 to 65535"
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -21,8 +23,6 @@ def why_not(ip: str, port: int) -> str | None:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 return f"{ip} is not an address of this machine"
             return f"port {port} of {ip} cannot be used: {error.strerror}"
-        except OverflowError:
-            return f"{port} is not a port: ports are 1 to 65535"
     return None
 
 

@@ -25,6 +25,8 @@ class Stack:
     proxy_port: int
     service_port: int
     simulated: bool
+    cull_every: float = 5.0
+    """Seconds between two looks of the idle culler."""
     settings: dict[str, str] = field(default_factory=dict)
     """Further environment variables for the agent and the hub."""
 
@@ -52,7 +54,10 @@ class Stack:
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
             "GPUSHARE_CONFIG_D": str(self.fragments),
             "GPUSHARE_CONTROL": str(self.folder.control_socket),
+            "GPUSHARE_TEMPLATES": str(self.folder.templates),
+            "GPUSHARE_SERVICE_URL": f"http://127.0.0.1:{self.service_port}",
+            "GPUSHARE_SERVICE_OPTIONS": f"--cull-every {self.cull_every:g}",
             "GPUSHARE_DEMO_DIR": str(self.folder.root),
             "GPUSHARE_DEMO_IP": self.ip,
-            "GPUSHARE_DEMO_PORTS": f"{self.port},{self.hub_port},{self.proxy_port},{self.service_port}",
+            "GPUSHARE_DEMO_PORTS": f"{self.port},{self.hub_port},{self.proxy_port}",
         }

@@ -24,13 +24,13 @@ from gpushare_spawner.sharing.control_client import AgentClient
 from tests.e2e.hub_api import Hub
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MARK = "GPUSHARE_E2E"
-"""In the environment of every process of a stack, so that none is left behind, whoever started it."""
+TOKEN = "GPUSHARE_E2E_TOKEN"
+"""The variable with the API token of the tests."""
 
 E2E_CONFIG = """
 import os
 
-c.JupyterHub.services.append({"name": "e2e", "api_token": os.environ["GPUSHARE_E2E"]})
+c.JupyterHub.services.append({"name": "e2e", "api_token": os.environ["GPUSHARE_E2E_TOKEN"]})
 c.JupyterHub.load_roles.append({
     "name": "e2e",
     "scopes": ["admin:users", "admin:servers", "access:servers", "list:services", "read:services"],
@@ -46,9 +46,9 @@ class RunningStack:
     def __init__(
         self, templates: Mapping[str, str], gpus: Mapping[str, str], settings: Mapping[str, str] | None = None
     ):
-        """``templates``: file name -> YAML; ``gpus``: SIMGPU_ settings; ``settings``: more environment of agent and hub."""
+        """``templates``: file name -> YAML; ``gpus``: SIMGPU_ variables; ``settings``: more of them."""
         self.home = Path(tempfile.mkdtemp(prefix="gpushare-e2e-"))
-        self.mark = secrets.token_hex(16)
+        self.token = secrets.token_hex(16)
         folder = DemoFolder(self.home / "demo")
         folder.make()
         fragments = self.home / "config.d"
@@ -62,13 +62,14 @@ class RunningStack:
         port, hub_port, proxy_port, service_port = free_ports(4)
         self.stack = Stack(
             folder=folder, fragments=fragments, ip="127.0.0.1",
-            port=port, hub_port=hub_port, proxy_port=proxy_port, service_port=service_port, simulated=True,
-            settings={**(settings or {}), MARK: self.mark},
+            port=port, hub_port=hub_port, proxy_port=proxy_port, service_port=service_port,
+            simulated=True, cull_every=1,
+            settings={**(settings or {}), TOKEN: self.token},
         )  # fmt: skip
         self._gpus = dict(gpus)
         self._agent: subprocess.Popen[bytes] | None = None
         self._hub: subprocess.Popen[bytes] | None = None
-        self.hub = Hub(self.stack.url, self.mark)
+        self.hub = Hub(self.stack.url, self.token)
         self.agent = AgentClient(folder.control_socket)
 
     @property
@@ -114,16 +115,16 @@ class RunningStack:
         )
 
     def processes(self) -> dict[int, list[str]]:
-        """Every living process of this stack, with its command line."""
+        """Every living process of this stack, whoever started it: its command line. All name the stack's folder."""
         found = {}
-        mark = f"{MARK}={self.mark}".encode()
+        mark = str(self.home).encode()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 with contextlib.suppress(OSError):
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                        found[int(entry.name)] = [word for word in words if word]
-        return {pid: words for pid, words in found.items() if words}
+                    line = (entry / "cmdline").read_bytes()
+                    if mark in line or mark in (entry / "environ").read_bytes():
+                        found[int(entry.name)] = line.decode(errors="replace").rstrip("\0").split("\0")
+        return {pid: words for pid, words in found.items() if words != [""]}
 
     def close(self) -> None:
         """End everything, politely first, and remove what was written."""

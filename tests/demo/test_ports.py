@@ -1,0 +1,39 @@
+"""What is said of a port that cannot be had."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from gpushare_spawner.demo.ports import free_ports, why_not
+
+
+def test_a_free_port_is_fine() -> None:
+    (port,) = free_ports(1)
+    assert why_not("127.0.0.1", port) is None
+
+
+def test_free_ports_are_different() -> None:
+    assert len(set(free_ports(20))) == 20
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert why_not("127.0.0.1", port) == f"port {port} of 127.0.0.1 is taken by another program"
+
+
+@pytest.mark.parametrize(
+    ("ip", "port", "said"),
+    [
+        ("192.0.2.1", 8000, "192.0.2.1 is not an address of this machine"),
+        ("127.0.0.1", 70000, "70000 is not a port: ports are 1 to 65535"),
+        ("127.0.0.1", -1, "-1 is not a port: ports are 1 to 65535"),
+        ("127.0.0.1", 0, "0 is not a port: ports are 1 to 65535"),
+    ],
+)
+def test_addresses_that_make_no_sense(ip: str, port: int, said: str) -> None:
+    assert why_not(ip, port) == said
