@@ -1,7 +1,8 @@
-# The idle culler and the board, as a service of the hub, with the least scopes that work. docs/culler.md says it in words.
+# The idle culler and the board, as a service of the hub, with the least scopes that work. docs/culler.md explains it.
 #
-# Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, where the board
-# listens for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_SERVICE_OPTIONS, further options of `gpushare service`.
+# Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, where the
+# board listens for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_SERVICE_OPTIONS, further options of
+# `gpushare service`, like --cull-every=30s.
 import os
 import shlex
 import sys

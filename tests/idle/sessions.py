@@ -1,0 +1,37 @@
+"""Observations for the tests: a quarter of a GPU, opened at 0, idle since."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpushare_spawner.idle import Decision, Observation
+from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Idle
+from gpushare_spawner.model.tier import Tier
+
+MINUTE = 60.0
+HOUR = 3600.0
+
+IDLE = Idle(downgrade_after="15m", downgrade_to=0.10, release_after="45m", stop_after="8h", warn_before="5m")
+
+
+def observed(**changes: Any) -> Observation:
+    """An idle, active session; the hub saw it last at 0."""
+    tier = changes.get("tier", Tier.ACTIVE)
+    units = {Tier.ACTIVE: 25, Tier.DOWNGRADED: 10, Tier.RELEASED: 0}[tier]
+    values: dict[str, Any] = {
+        "share": Share(units=25),
+        "tier": tier,
+        "tier_since": 0.0,
+        "effective_units": units,
+        "opened_at": 0.0,
+        "hub_last_activity": 0.0,
+    }
+    return Observation(**(values | changes))
+
+
+def told(decision: Decision) -> Announcement | None:
+    """The announcement as the agent would report it once it has been told of the decision."""
+    step = decision.announcement
+    return step and Announcement(tier=step.tier, at=step.at, reason=step.reason, effective_units=step.units)

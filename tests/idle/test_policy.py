@@ -1,0 +1,250 @@
+"""The policy, case by case. Instants are seconds since the session was opened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpushare_spawner.idle import decide
+from gpushare_spawner.idle.notice import fair_notice
+from gpushare_spawner.model.report import Announcement, SessionReport
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Idle
+from gpushare_spawner.model.tier import Tier
+from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
+
+ACTIVE, DOWNGRADED, RELEASED, STOPPED = Tier
+
+
+def announcement(tier: Tier, at: float, units: int = 0) -> Announcement:
+    return Announcement(tier=tier, at=at, reason="as told", effective_units=units)
+
+
+def test_nothing_happens_before_the_notice_is_due():
+    decision = decide(IDLE, observed(), now=10 * MINUTE - 1)
+    assert decision.tier is ACTIVE
+    assert decision.announcement is None
+    assert (decision.upcoming.tier, decision.upcoming.at, decision.upcoming.units) == (DOWNGRADED, 15 * MINUTE, 10)
+    assert decision.look_again_at == 10 * MINUTE
+
+
+def test_each_step_is_announced_five_minutes_before():
+    decision = decide(IDLE, observed(), now=10 * MINUTE)
+    assert decision.tier is ACTIVE
+    assert (decision.announcement.tier, decision.announcement.at) == (DOWNGRADED, 15 * MINUTE)
+    assert decision.announcement.units == 10
+    assert "15 min" in decision.announcement.reason
+    assert "0.10 GPU" in decision.announcement.reason
+    assert decision.look_again_at == 15 * MINUTE
+
+
+@pytest.mark.parametrize(
+    ("tier", "next_tier", "units", "due"),
+    [
+        (ACTIVE, DOWNGRADED, 10, 15 * MINUTE),
+        (DOWNGRADED, RELEASED, 0, 45 * MINUTE),
+        (RELEASED, STOPPED, 0, 8 * HOUR),
+    ],
+)
+def test_a_step_comes_when_its_time_has_come_and_was_announced(tier, next_tier, units, due):
+    session = observed(tier=tier, announcement=announcement(next_tier, due, units))
+    assert decide(IDLE, session, now=due - 1).tier is tier
+    decision = decide(IDLE, session, now=due)
+    assert (decision.tier, decision.units) == (next_tier, units)
+    assert decision.reason
+
+
+def test_without_an_announcement_no_step_however_idle_and_the_notice_is_full():
+    """As after an outage of the service, or when a template was made stricter."""
+    decision = decide(IDLE, observed(), now=7 * HOUR)
+    assert decision.tier is ACTIVE
+    assert (decision.announcement.tier, decision.announcement.at) == (DOWNGRADED, 7 * HOUR + 5 * MINUTE)
+
+
+def test_one_step_at_a_time_however_late():
+    now, session, seen = 7.5 * HOUR, observed(), []
+    while now < 10 * HOUR:
+        decision = decide(IDLE, session, now)
+        if decision.tier is not session.tier:
+            seen.append((decision.tier, (now - 7.5 * HOUR) / MINUTE))
+            session = replace(session, tier=decision.tier, effective_units=decision.units, tier_since=now)
+            if decision.tier is STOPPED:
+                break
+        session = replace(session, announcement=told(decision))
+        now += MINUTE
+    # 5 minutes of notice for each, and a round between a step and the next announcement
+    assert seen == [(DOWNGRADED, 5), (RELEASED, 11), (STOPPED, 30)]
+
+
+def test_a_late_announcement_is_kept_and_not_pushed_on_by_each_look():
+    session = observed(announcement=told(decide(IDLE, observed(), now=7 * HOUR)))
+    decision = decide(IDLE, session, now=7 * HOUR + 3 * MINUTE)
+    assert decision.announcement.at == 7 * HOUR + 5 * MINUTE
+    assert decide(IDLE, session, now=7 * HOUR + 5 * MINUTE).tier is DOWNGRADED
+
+
+def test_work_takes_an_announcement_back():
+    session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
+    busy = decide(IDLE, replace(session, gpu_busy=True), now=14 * MINUTE)
+    assert (busy.tier, busy.announcement, busy.reason) == (ACTIVE, None, "its GPU is busy")
+    worked = decide(IDLE, replace(session, last_gpu_activity=13 * MINUTE), now=16 * MINUTE)
+    assert (worked.tier, worked.announcement) == (ACTIVE, None)
+
+
+def test_an_announcement_from_before_the_last_work_counts_for_nothing():
+    """Told at 10 min, service dead, work at 14 min, service back when it is idle for long again."""
+    session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10), last_gpu_activity=14 * MINUTE)
+    decision = decide(IDLE, session, now=2 * HOUR)
+    assert decision.tier is ACTIVE
+    assert decision.announcement.at == 2 * HOUR + 5 * MINUTE
+
+
+def test_gpu_idleness_decides_even_if_a_cell_runs_and_the_tab_is_open():
+    session = observed(
+        kernels_busy=1,
+        last_kernel_activity=15 * MINUTE,
+        hub_last_activity=15 * MINUTE,
+        announcement=announcement(DOWNGRADED, 15 * MINUTE, 10),
+    )
+    assert decide(IDLE, session, now=15 * MINUTE).tier is DOWNGRADED
+
+
+@pytest.mark.parametrize(
+    ("signs", "reason"),
+    [
+        ({"kernels_busy": 1}, "a kernel is busy"),
+        ({"gpu_busy": True}, "its GPU is busy"),
+        ({"hub_last_activity": None}, "the hub has not said when its server was last active"),
+    ],
+)
+def test_what_keeps_a_server_from_being_stopped_at_all(signs, reason):
+    session = observed(tier=RELEASED, announcement=announcement(STOPPED, 8 * HOUR), **signs)
+    decision = decide(IDLE, session, now=20 * HOUR)
+    assert (decision.tier, decision.announcement, decision.reason) == (RELEASED, None, reason)
+
+
+@pytest.mark.parametrize("sign", ["last_gpu_activity", "hub_last_activity", "last_kernel_activity"])
+def test_stop_counts_from_the_last_activity_of_any_kind(sign):
+    session = observed(tier=RELEASED, **{sign: 3 * HOUR})
+    decision = decide(IDLE, session, now=10 * HOUR)
+    assert decision.upcoming.tier is STOPPED
+    assert decision.upcoming.at == 11 * HOUR
+
+
+def test_activity_while_the_stop_is_announced_moves_it():
+    session = observed(tier=RELEASED, hub_last_activity=60.0, announcement=announcement(STOPPED, 8 * HOUR))
+    decision = decide(IDLE, session, now=8 * HOUR)
+    assert decision.tier is RELEASED
+    assert decision.announcement.at == 8 * HOUR + 5 * MINUTE  # due a minute from now, but the notice is five
+
+
+def test_an_active_session_counts_from_when_it_came_up_again():
+    """An agent that was restarted may not know of the burst that brought it up."""
+    session = observed(tier_since=2 * HOUR)
+    assert decide(IDLE, session, now=2 * HOUR + MINUTE).upcoming.at == 2 * HOUR + 15 * MINUTE
+
+
+def test_going_down_is_no_activity():
+    session = observed(tier=DOWNGRADED, tier_since=15 * MINUTE)
+    assert decide(IDLE, session, now=20 * MINUTE).upcoming.at == 45 * MINUTE
+
+
+def test_steps_that_the_template_leaves_out():
+    idle = Idle(release_after="45m")
+    assert decide(idle, observed(), now=MINUTE).upcoming.tier is RELEASED
+    done = decide(idle, observed(tier=RELEASED), now=99 * HOUR)
+    assert (done.tier, done.upcoming, done.reason) == (RELEASED, None, "its template has no further step")
+    assert decide(Idle(), observed(), now=99 * HOUR).upcoming is None
+
+
+def test_a_downgrade_that_would_take_nothing_is_left_out():
+    small = observed(share=Share(units=10), effective_units=10)
+    assert decide(IDLE, small, now=MINUTE).upcoming.tier is RELEASED
+
+
+def test_a_template_that_is_gone_changes_nothing_and_says_so():
+    session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
+    decision = decide(None, session, now=99 * HOUR, max_age=HOUR)
+    assert (decision.tier, decision.units, decision.announcement) == (ACTIVE, 25, None)
+    assert "template no longer exists" in decision.reason
+
+
+def test_a_changed_template_is_announced_anew():
+    """The user was told of 0.10; it must not become 0.05 without a word."""
+    session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
+    decision = decide(IDLE.model_copy(update={"downgrade_to": 0.05}), session, now=15 * MINUTE)
+    assert (decision.tier, decision.announcement.units, decision.announcement.at) == (ACTIVE, 5, 20 * MINUTE)
+
+
+def test_a_step_that_comes_sooner_than_announced_keeps_its_notice():
+    session = observed(announcement=announcement(DOWNGRADED, 5 * HOUR, 10))
+    assert decide(IDLE, session, now=20 * MINUTE).announcement.at == 25 * MINUTE
+
+
+def test_a_clock_that_was_set_back_culls_nobody_early():
+    session = observed(opened_at=10 * HOUR, tier_since=10 * HOUR, last_gpu_activity=11 * HOUR)
+    decision = decide(IDLE, session, now=9 * HOUR)
+    assert (decision.tier, decision.announcement) == (ACTIVE, None)
+    assert decision.upcoming.at == 11 * HOUR + 15 * MINUTE
+
+
+@pytest.mark.parametrize(
+    ("warn_before", "wait", "notice"), [(300, 900, 300), (300, 300, 300), (300, 60, 30), (0, 60, 0), (300, 299, 149.5)]
+)
+def test_the_notice_is_shortened_where_the_wait_is_short(warn_before, wait, notice):
+    assert fair_notice(warn_before, wait) == notice
+
+
+def test_a_short_wait_between_two_steps_shortens_the_second_ones_notice():
+    idle = Idle(downgrade_after=20, downgrade_to=0.1, release_after=40, warn_before="5m")
+    assert decide(idle, observed(), now=9).announcement is None
+    assert decide(idle, observed(), now=10).announcement.at == 20
+    assert decide(idle, observed(tier=DOWNGRADED, tier_since=20), now=29).announcement is None
+    assert decide(idle, observed(tier=DOWNGRADED, tier_since=20), now=30).announcement.at == 40
+
+
+def test_without_a_notice_a_step_still_is_announced_first():
+    idle = Idle(release_after=60, warn_before=0)
+    first = decide(idle, observed(), now=60)
+    assert (first.tier, first.announcement.at) == (ACTIVE, 60)
+    assert decide(idle, observed(announcement=told(first)), now=60).tier is RELEASED
+
+
+def test_max_age_stops_busy_sessions_too_but_not_unannounced():
+    busy = observed(gpu_busy=True, kernels_busy=1)
+    assert decide(IDLE, busy, now=HOUR, max_age=24 * HOUR).announcement is None
+    warned = decide(IDLE, busy, now=24 * HOUR - 5 * MINUTE, max_age=24 * HOUR)
+    assert (warned.tier, warned.announcement.tier, warned.announcement.at) == (ACTIVE, STOPPED, 24 * HOUR)
+    assert "24 h" in warned.announcement.reason
+    stopped = decide(IDLE, replace(busy, announcement=told(warned)), now=24 * HOUR, max_age=24 * HOUR)
+    assert stopped.tier is STOPPED
+
+
+def test_max_age_leaves_the_idle_steps_before_it_alone():
+    decision = decide(IDLE, observed(), now=10 * MINUTE, max_age=24 * HOUR)
+    assert decision.announcement.tier is DOWNGRADED
+    near = decide(IDLE, observed(), now=5 * MINUTE, max_age=13 * MINUTE)
+    assert near.look_again_at == 8 * MINUTE  # the end is announced before the downgrade would be
+    assert decide(IDLE, observed(), now=8 * MINUTE, max_age=13 * MINUTE).announcement.tier is STOPPED
+
+
+def test_what_users_are_told_of_several_gpus():
+    session = observed(share=Share(units=100, count=2), effective_units=100)
+    reason = decide(IDLE, session, now=10 * MINUTE).announcement.reason
+    assert "from 2 GPUs to 0.10 GPU on each of its 2 GPUs" in reason
+
+
+def test_an_observation_from_a_report():
+    from gpushare_spawner.idle import Observation
+
+    session = SessionReport(
+        id="ann", user="ann", template="quarter", gpus=("GPU-0",), share_units=25, tier_since=5, effective_units=25,
+        guaranteed_units=25, opened_at=5, waiting=True, last_gpu_activity=7, kernels=None, kernels_busy=None,
+    )  # fmt: skip
+    observation = Observation.of(session, hub_last_activity=9)
+    assert observation.share == Share(units=25)
+    assert observation.gpu_busy  # who waits for the GPU is not idle
+    assert observation.kernels_busy == 0
+    assert observation.gpu_idle_since == 7
+    assert observation.quiet_since == 9
