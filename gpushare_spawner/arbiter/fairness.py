@@ -87,12 +87,10 @@ class FairOrder:
         virtual = self.virtual_time
         if entry.owed > 0:
             self._put_in(entry, min(entry.owed, request))
-        elif self.total_weight:
-            # What it had too much is paid off by the time that went by without it.
-            debt = max(0.0, entry.virtual - virtual) * entry.weight
-            self._put_in(entry, -min(debt, request))
         else:
-            entry.virtual, entry.competing = virtual, True
+            # Back where it was, unless the others have come further meanwhile: then its debt is paid off.
+            entry.virtual = max(virtual, entry.virtual) if self.total_weight else virtual
+            entry.competing = True
         entry.owed = 0.0
         entry.deadline = entry.virtual + request / entry.weight
 
@@ -115,9 +113,15 @@ class FairOrder:
         entry.virtual = min(entry.virtual, self.virtual_time + seconds / entry.weight)
 
     def forget(self, session: str, seconds: float) -> None:
-        """Let a session that was not kept waiting be owed no more than `seconds` of service."""
+        """Let a session that was not kept waiting be owed no more than `seconds` of service.
+
+        It had what it could use; were it owed the rest, all others would seem to have had too much, and alike.
+        """
         entry = self._entries[session]
-        entry.virtual = max(entry.virtual, self.virtual_time - seconds / entry.weight)
+        others = self.total_weight - entry.weight
+        if entry.competing and others:
+            theirs = (self.virtual_time * self.total_weight - entry.virtual * entry.weight) / others
+            entry.virtual = max(entry.virtual, theirs - seconds / entry.weight)
 
     def order(self, sessions: Iterable[str], requests: Mapping[str, float]) -> list[str]:
         """The sessions, next one first: the eligible by deadline, then the others by deadline. Ties stay as they came.

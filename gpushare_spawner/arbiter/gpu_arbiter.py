@@ -174,9 +174,13 @@ class GpuArbiter:
         if not lease or lease != known.lease:
             return self._decide()
         self._report_busy(known, busy_seconds)
-        if known.quiet_since is None and known.revoked is None:
-            known.session.bursts.learn(known.busy_reported - known.busy_before_burst)
-            self._quiet(known, self._now)
+        if known.quiet_since is None:
+            burst = known.busy_reported - known.busy_before_burst
+            # A burst that was cut short tells only that it is long, if it is.
+            if known.revoked is None or burst > self._settings.short_burst:
+                known.session.bursts.learn(burst)
+            if known.revoked is None:
+                self._quiet(known, self._now)
         again = known.again
         self._end_of_lease(known)
         decisions: list[Decision] = []
@@ -345,7 +349,7 @@ class GpuArbiter:
         for session, known in self._sessions.items():
             clients = known.clients.values()
             if any(c.held for c in clients) and not any(c.waiting for c in clients):
-                self._fair.forget(session, longest)
+                self._fair.forget(session, max(longest, 2 * self._turns.requests.get(session, 0.0)))
 
     def _recharge(self) -> None:
         """Settle who is charged from now on: the sessions whose leases keep others waiting.
@@ -419,7 +423,7 @@ class GpuArbiter:
 
     def _hand_off_seconds(self, client: Client, moving: int) -> float:
         amount = min(client.managed, moving)
-        return self._cost.seconds(amount, amount)
+        return self._cost.one_after_the_other(amount)
 
     def _settle_turn(self) -> None:
         """A turn whose head is gone passes to one of those who are there, and does not get longer."""
@@ -537,7 +541,11 @@ class GpuArbiter:
         moving = max(0, sum(c.managed for c in [client, *firm]) - room.for_managed)
         costs = [self._hand_off_seconds(holder, moving) for holder in firm]
         both_ways = self._hand_off_seconds(client, moving) + max(costs, default=0.0)
-        settled = turn.start + max(costs, default=0.0) + self._settings.min_quantum
+        # A holder that may itself be about to finish a short burst is not made to give way to another such.
+        lasting = [holder.session.bursts.seconds or 0.0 for holder in firm]
+        patient = any(seconds <= self._settings.short_burst for seconds in lasting)
+        undisturbed = self._settings.short_burst if patient else self._settings.min_quantum
+        settled = turn.start + max(costs, default=0.0) + undisturbed
         return max(settled, self._now + self._credit.wait_for(both_ways))
 
     def _carry_out(
@@ -581,7 +589,7 @@ class GpuArbiter:
         client.busy_reported = client.busy_before_burst = 0.0
         client.quiet_since = None
         if client.forced_in or client.displaced:
-            self._credit.spend(self._cost.seconds(prefetch, prefetch))
+            self._credit.spend(self._cost.both_ways_at_once(prefetch))
         client.forced_in = client.displaced = False
         if self._turn is None or (self._turn.start is None and (self._turn.head is client.session or not held_before)):
             self._turn = _Turn(client.session, self._now)

@@ -41,9 +41,14 @@ class HandOffCost:
         self.bandwidth_in = Bandwidth(settings)
         self.bandwidth_out = Bandwidth(settings)
 
-    def seconds(self, bytes_in: int, bytes_out: int) -> float:
-        """Estimated cost of a hand-off that moves so many bytes; both directions added, as if one waited for the other."""
-        return self._settings.switch_seconds + bytes_in / self.bandwidth_in.value + bytes_out / self.bandwidth_out.value
+    def one_after_the_other(self, amount: int) -> float:
+        """Seconds to bring so many bytes in and out again, if nothing overlaps: what a turn must be worth."""
+        return self._settings.switch_seconds + amount / self.bandwidth_in.value + amount / self.bandwidth_out.value
+
+    def both_ways_at_once(self, amount: int) -> float:
+        """Seconds that the GPU stands still while so many bytes come in and as many of others' go out."""
+        slower = min(self.bandwidth_in.value, self.bandwidth_out.value)
+        return self._settings.switch_seconds + amount / slower
 
 
 @dataclass(frozen=True)

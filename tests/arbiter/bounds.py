@@ -1,0 +1,23 @@
+"""The bounds that docs/arbiter.md states, computed independently of the arbiter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpushare_spawner.arbiter import ArbiterSettings
+
+
+def longest_request(weights: Mapping[str, int], hand_off: Mapping[str, float], settings: ArbiterSettings) -> float:
+    """R: the time in which everybody's request is served once, in seconds. `hand_off`: seconds in and out again, by session."""
+    round_seconds = sum(hand_off.values()) / settings.overhead_bound
+    total = sum(weights.values())
+    return max(
+        max(round_seconds * weight / total, hand_off[session] + settings.min_quantum) * total / weight
+        for session, weight in weights.items()
+    )
+
+
+def longest_wait(weights: Mapping[str, int], hand_off: Mapping[str, float], settings: ArbiterSettings) -> float:
+    """Seconds within which everybody who asks has a lease: three requests, an old debt, and slow answers in between."""
+    answers = len(weights) * (settings.revoke_timeout + max(hand_off.values()))
+    return 3 * longest_request(weights, hand_off, settings) + settings.max_debt + answers
