@@ -1,0 +1,85 @@
+"""Asks the agent once, over the session socket, with a plain blocking socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from gpushare_spawner.model.frames import FRAME_BYTES, Frame, FrameError, Kind, Role
+from gpushare_spawner.notebook.share_status import ShareStatus
+
+SOCKET_VARIABLE = "GPUSHARE_SOCKET"
+"""Names the session's socket; the spawner sets it. Without it the server has no share."""
+LIBRARY_VERSION = 100
+"""What HELLO says of this side: 0.1.0 as major*10000 + minor*100 + patch."""
+ERRORS = {
+    1: "the agent did not understand the question",
+    2: "the agent speaks another version of the protocol",
+    3: "the agent does not allow this user to ask",
+    4: "the agent has closed this session",
+}
+
+
+class AgentAway(Exception):
+    """The agent does not answer; the message says what happened."""
+
+
+def hello() -> Frame:
+    """How an observer introduces itself."""
+    return Frame(Kind.HELLO, (Role.OBSERVER, os.getpid(), LIBRARY_VERSION), serial=1)
+
+
+def session_socket() -> str | None:
+    """Path of the session's socket; None where this process has no share."""
+    return os.environ.get(SOCKET_VARIABLE) or None
+
+
+def ask(path: str | None = None, timeout: float = 2.0) -> ShareStatus:
+    """The share's status now, within ``timeout`` seconds. ``path`` defaults to $GPUSHARE_SOCKET. Raises nothing."""
+    path = path or session_socket()
+    if path is None:
+        return ShareStatus.without_share()
+    try:
+        return _ask(path, time.monotonic() + timeout)
+    except AgentAway as error:
+        return ShareStatus.unknown(f"{error}.")
+    except TimeoutError:
+        return ShareStatus.unknown(f"the agent did not answer within {timeout:g} s. GPU work goes on without it.")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return ShareStatus.unknown(f"the agent is away ({reason}: {path}). GPU work goes on without it.")
+
+
+def _ask(path: str, deadline: float) -> ShareStatus:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
+        connection.settimeout(_left(deadline))
+        connection.connect(path)
+        connection.send(hello().pack())
+        gpus = _next(connection, deadline, Kind.WELCOME).fields[5]
+        connection.send(Frame(Kind.QUERY, serial=2).pack())
+        return ShareStatus.of([_next(connection, deadline, Kind.STATUS) for _ in range(gpus)])
+
+
+def _next(connection: socket.socket, deadline: float, wanted: Kind) -> Frame:
+    """The next frame of this kind; others are passed over. Raises TimeoutError, OSError, ValueError or AgentAway."""
+    while True:
+        connection.settimeout(_left(deadline))
+        data = connection.recv(FRAME_BYTES + 1)
+        if not data:
+            raise AgentAway("the agent closed the connection")
+        try:
+            frame = Frame.unpack(data)
+        except FrameError as error:
+            raise AgentAway(f"the agent's answer is not understood: {error}") from error
+        if frame.kind is Kind.ERROR:
+            raise AgentAway(ERRORS.get(frame.fields[0], f"the agent refused (code {frame.fields[0]})"))
+        if frame.kind is wanted:
+            return frame
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left

@@ -1,0 +1,236 @@
+/*
+ * The part of gpushare-spawner that runs in JupyterLab 4 and Notebook 7: an item in the status bar and notifications.
+ *
+ * JupyterLab loads prebuilt extensions as webpack "module federation" containers: an object with init(shareScope), which hands over
+ * the modules that everybody shares, and get(name), which gives a factory of the wanted module. This file is such a container,
+ * written out by hand, so that it can be read and changed without a bundler.
+ */
+(() => {
+  'use strict';
+
+  const POLL_MS = 5000;
+  const STATUS_PATH = 'gpushare/status';
+  const PLUGIN_ID = '@gpushare/lab:plugin';
+
+  let shared = {};
+
+  /* The module that JupyterLab itself uses: the version already loaded, else the highest one. undefined if nobody offers it. */
+  async function load(name) {
+    const versions = shared[name] || {};
+    const best = Object.keys(versions).sort((a, b) => {
+      const loaded = Boolean(versions[b].loaded) - Boolean(versions[a].loaded);
+      return loaded || b.localeCompare(a, undefined, { numeric: true });
+    })[0];
+    return best === undefined ? undefined : (await versions[best].get())();
+  }
+
+  /* The server writes {time} where an instant is meant: only the browser knows the reader's time zone. */
+  function atLocalTime(text, step) {
+    const time = step
+      ? new Date(step.at * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' })
+      : '';
+    return text.replaceAll('{time}', time);
+  }
+
+  /* Asks the server for the status every few seconds, while anybody can see the page. */
+  class Poller {
+    constructor(fetchStatus, show) {
+      this._fetch = fetchStatus;
+      this._show = show;
+      this._timer = undefined;
+      this._asking = false;
+      this._ended = false;
+      document.addEventListener('visibilitychange', () => {
+        if (!document.hidden) {
+          void this.poll();
+        }
+      });
+    }
+
+    async poll() {
+      if (this._asking || this._ended) {
+        return;
+      }
+      clearTimeout(this._timer);
+      this._asking = true;
+      try {
+        const status = await this._fetch();
+        if (status === undefined) {
+          this._ended = true; // the server has no such address: the server extension is not enabled
+        } else {
+          this._show(status);
+        }
+      } catch (reason) {
+        console.debug('gpushare: no status:', reason);
+        this._show(undefined);
+      } finally {
+        this._asking = false;
+      }
+      if (!document.hidden && !this._ended) {
+        this._timer = setTimeout(() => void this.poll(), POLL_MS);
+      }
+    }
+  }
+
+  /* What is said aloud, once each: a step that was announced, one that was taken, and the share's return. */
+  class Announcer {
+    constructor(Notification) {
+      this._notification = Notification;
+      this._before = undefined;
+      this._announced = undefined;
+      this._announcedToast = undefined;
+    }
+
+    show(status) {
+      if (!status || !status.known) {
+        return; // the agent is away: nothing is known to have changed
+      }
+      const before = this._before;
+      this._before = status;
+      this._tellStep(status);
+      if (before !== undefined && before.tier !== status.tier) {
+        if (status.tier === 'active') {
+          this._notification.emit(status.back_text, 'success', { autoClose: 8000 });
+        } else {
+          this._notification.emit(status.tier_text, 'warning', { autoClose: false });
+        }
+      }
+    }
+
+    _tellStep(status) {
+      const step = status.announced;
+      const key = step ? `${step.tier} ${step.at}` : undefined;
+      if (key === this._announced) {
+        return;
+      }
+      this._announced = key;
+      if (this._announcedToast !== undefined) {
+        this._notification.dismiss(this._announcedToast); // it came, or it was averted
+        this._announcedToast = undefined;
+      }
+      if (step) {
+        const text = atLocalTime(status.announcement_text, step);
+        this._announcedToast = this._notification.emit(text, 'warning', { autoClose: false });
+      }
+    }
+  }
+
+  /* The item in the status bar: a button, so that keyboards and fingers reach its explanation too. */
+  function makeItem(Widget, Notification) {
+    const node = document.createElement('div');
+    node.className = 'gpushare-item';
+    const button = document.createElement('button');
+    button.type = 'button';
+    button.addEventListener('click', () => {
+      Notification.emit(button.title, 'info', { autoClose: 12000 });
+    });
+    node.appendChild(button);
+    const widget = new Widget({ node });
+    widget.hide();
+
+    function show(status) {
+      const line = status ? status.line : 'GPU share: unknown';
+      widget.setHidden(!line || (!status && widget.isHidden));
+      button.textContent = line;
+      button.title = status
+        ? atLocalTime(status.explanation, status.announced)
+        : 'The notebook server does not answer.';
+      button.setAttribute('aria-label', `${line}. ${button.title}`);
+      const known = Boolean(status && status.known);
+      node.dataset.tier = known ? status.tier : 'unknown';
+      node.dataset.lease = known ? status.lease : 'none';
+      node.dataset.announced = known && status.announced ? 'yes' : 'no';
+    }
+
+    return { widget, show };
+  }
+
+  const STYLE = `
+    .gpushare-item { display: flex; align-items: center; height: 100%; }
+    .gpushare-item.lm-mod-hidden { display: none; }
+    .gpushare-item button {
+      all: unset; cursor: pointer; padding: 0 6px; height: 100%; white-space: nowrap;
+      font-size: var(--jp-ui-font-size1); color: var(--jp-ui-font-color1);
+    }
+    .gpushare-item button:hover { background: var(--jp-layout-color3); }
+    .gpushare-item button:focus-visible { outline: 2px solid var(--jp-brand-color1); outline-offset: -2px; }
+    .gpushare-item button::before {
+      content: ''; display: inline-block; width: 8px; height: 8px; margin-right: 6px; border-radius: 50%;
+      background: var(--jp-success-color1, #388e3c);
+    }
+    .gpushare-item[data-announced='yes'] button::before,
+    .gpushare-item[data-lease='waiting'] button::before,
+    .gpushare-item[data-tier='downgraded'] button::before { background: var(--jp-warn-color1, #f57c00); }
+    .gpushare-item[data-tier='released'] button::before,
+    .gpushare-item[data-tier='unknown'] button::before {
+      background: transparent; box-shadow: inset 0 0 0 2px var(--jp-ui-font-color2, #757575);
+    }
+  `;
+
+  async function extension() {
+    const [apputils, services, statusbar, widgets] = await Promise.all(
+      ['@jupyterlab/apputils', '@jupyterlab/services', '@jupyterlab/statusbar', '@lumino/widgets'].map(load)
+    );
+    const { Notification } = apputils;
+    const { ServerConnection } = services;
+
+    function activate(app, statusBar) {
+      const settings = app.serviceManager.serverSettings;
+      async function fetchStatus() {
+        const response = await ServerConnection.makeRequest(
+          settings.baseUrl + STATUS_PATH,
+          { method: 'GET', cache: 'no-store' },
+          settings
+        );
+        if (response.status === 404) {
+          return undefined;
+        }
+        if (!response.ok) {
+          throw new Error(`the server answered ${response.status}`);
+        }
+        return response.json();
+      }
+
+      const announcer = new Announcer(Notification);
+      let item = { show: () => undefined };
+      if (statusBar) {
+        const style = document.createElement('style');
+        style.textContent = STYLE;
+        document.head.appendChild(style);
+        item = makeItem(widgets.Widget, Notification);
+        statusBar.registerStatusItem(PLUGIN_ID, { item: item.widget, align: 'left', rank: 3 });
+      }
+      const poller = new Poller(fetchStatus, status => {
+        item.show(status);
+        announcer.show(status);
+      });
+      void app.started.then(() => poller.poll());
+    }
+
+    const plugin = {
+      id: PLUGIN_ID,
+      description: 'Shows the share of a GPU that this server has, and says before it changes.',
+      autoStart: true,
+      // Notebook 7 may come without a status bar: then the notifications are all there is
+      optional: statusbar ? [statusbar.IStatusBar] : [],
+      activate
+    };
+    return { __esModule: true, default: plugin };
+  }
+
+  const container = {
+    init(shareScope) {
+      shared = shareScope;
+    },
+    async get(name) {
+      if (name !== './extension') {
+        throw new Error(`@gpushare/lab has no module ${name}`);
+      }
+      const module = await extension();
+      return () => module;
+    }
+  };
+
+  window._JUPYTERLAB = window._JUPYTERLAB || {};
+  window._JUPYTERLAB['@gpushare/lab'] = container;
+})();

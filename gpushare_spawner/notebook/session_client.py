@@ -1,0 +1,146 @@
+"""The notebook server's connection to the agent: it says what the kernels do, and asks about the share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+
+from gpushare_spawner.model.frames import FRAME_BYTES, Frame, FrameError, Kind
+from gpushare_spawner.notebook.ask import ERRORS, hello, session_socket
+from gpushare_spawner.notebook.kernels import KernelActivity
+from gpushare_spawner.notebook.share_status import ShareStatus
+
+FIRST_DELAY = 0.1
+LAST_DELAY = 5.0
+"""Seconds between attempts to connect: doubling from the first to the last, as docs/protocol.md says."""
+FRESH_SECONDS = 0.5
+"""Several browser tabs that ask within this time get one answer."""
+
+
+class SessionClient:
+    """Connects, and connects again, until it is cancelled. Nothing that the agent does fails a notebook.
+
+    Without a socket (no share) `run` returns at once and `query` says that there is no share.
+    """
+
+    def __init__(self, path: str | None = None, log: logging.Logger | None = None) -> None:
+        self._path = path or session_socket()
+        self._log = log or logging.getLogger(__name__)
+        self._connection: socket.socket | None = None
+        self._serial = 0
+        self._gpus = 0
+        self._asking = asyncio.Lock()
+        self._answer: list[Frame] = []
+        self._answered: asyncio.Future[list[Frame]] | None = None
+        self._last: tuple[float, ShareStatus] | None = None
+        self._kernels: KernelActivity | None = None
+        self._problem = "the agent has not answered yet."
+
+    @property
+    def shared(self) -> bool:
+        """Whether this server has a share at all."""
+        return self._path is not None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the agent has welcomed this connection."""
+        return self._connection is not None and self._gpus > 0
+
+    async def run(self) -> None:
+        """Keep connected until cancelled."""
+        delay = FIRST_DELAY
+        while self._path is not None:
+            welcomed = await self._connect(self._path)
+            delay = FIRST_DELAY if welcomed else min(delay * 2, LAST_DELAY)
+            await asyncio.sleep(delay)
+
+    async def query(self, timeout: float = 2.0) -> ShareStatus:
+        """Ask the agent for the share's status; at most ``timeout`` seconds. Raises nothing."""
+        if self._path is None:
+            return ShareStatus.without_share()
+        loop = asyncio.get_running_loop()
+        async with self._asking:
+            if self._last is not None and loop.time() - self._last[0] < FRESH_SECONDS:
+                return self._last[1]
+            if not self.connected:
+                return ShareStatus.unknown(self._problem)
+            self._answer, self._answered = [], loop.create_future()
+            try:
+                await self._send(Kind.QUERY)
+                status = ShareStatus.of(await asyncio.wait_for(self._answered, timeout))
+            except TimeoutError:
+                return ShareStatus.unknown(
+                    f"the agent did not answer within {timeout:g} s. GPU work goes on without it."
+                )
+            except (OSError, ValueError) as error:
+                return ShareStatus.unknown(f"the agent is away ({error}). GPU work goes on without it.")
+            finally:
+                self._answered = None
+            self._last = (loop.time(), status)
+            return status
+
+    async def tell_kernels(self, activity: KernelActivity) -> None:
+        """Tell the agent what the kernels do; told again by itself after a new connection."""
+        self._kernels = activity
+        if self.connected:
+            with contextlib.suppress(OSError):  # the reader sees that the agent is gone, and connects again
+                await self._send(Kind.KERNELS, *activity.fields())
+
+    async def _connect(self, path: str) -> bool:
+        """One connection, from HELLO to its end; whether the agent welcomed it."""
+        self._gpus = self._serial = 0
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        loop = asyncio.get_running_loop()
+        welcomed = False
+        try:
+            await loop.sock_connect(connection, path)
+            self._connection = connection
+            await self._send(Kind.HELLO, *hello().fields)
+            while data := await loop.sock_recv(connection, FRAME_BYTES + 1):
+                frame = Frame.unpack(data)
+                await self._take(frame)
+                welcomed = welcomed or frame.kind is Kind.WELCOME
+            self._problem = "the agent closed the connection. GPU work goes on without it."
+        except (OSError, FrameError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            self._problem = f"the agent is away ({reason}). GPU work goes on without it."
+            self._log.debug("gpushare: the agent is away: %s", reason)
+        except _Refused as error:
+            self._problem = f"{error}."
+            self._log.debug("gpushare: %s", error)
+        finally:
+            self._connection, self._gpus, self._last = None, 0, None
+            if self._answered is not None and not self._answered.done():
+                self._answered.set_exception(ConnectionResetError("the connection ended"))
+            connection.close()
+        return welcomed
+
+    async def _take(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.WELCOME:
+                self._gpus = frame.fields[5]
+                if self._kernels is not None:
+                    await self._send(Kind.KERNELS, *self._kernels.fields())
+            case Kind.STATUS:
+                self._answer.append(frame)
+                if self._answered is not None and not self._answered.done() and len(self._answer) >= self._gpus:
+                    self._answered.set_result(self._answer)
+            case Kind.TIER | Kind.ANNOUNCE:
+                self._last = None  # the next question gets a new answer
+            case Kind.ERROR:
+                raise _Refused(ERRORS.get(frame.fields[0], f"the agent refused (code {frame.fields[0]})"))
+            case _:
+                pass  # DEVICE, and what a newer agent may say
+
+    async def _send(self, kind: Kind, *fields: int) -> None:
+        if self._connection is None:
+            raise ConnectionResetError("there is no connection")
+        self._serial += 1
+        frame = Frame(kind, fields, serial=self._serial)
+        await asyncio.get_running_loop().sock_sendall(self._connection, frame.pack())
+
+
+class _Refused(Exception):
+    """The agent answered with ERROR."""

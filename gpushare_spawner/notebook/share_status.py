@@ -1,0 +1,166 @@
+"""What a notebook server has of its GPUs at one moment, as the agent tells it. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from gpushare_spawner.model.frames import Frame, Kind, LeaseState, gpu_name
+from gpushare_spawner.model.tier import Tier
+
+NANOSECONDS = 1e9
+NEVER = 2**64 - 1
+"""STATUS says this where there was no GPU work yet."""
+
+
+@dataclass(frozen=True)
+class GpuStatus:
+    """The share on one GPU. Amounts in bytes."""
+
+    uuid: str
+    memory_bytes: int
+    """Device memory that the session has allocated."""
+    resident_bytes: int
+    """The part of it that is on the GPU; the rest is in host memory."""
+    limit_bytes: int
+    """What CUDA shows as the GPU's total memory."""
+    lease: str
+    """none, waiting or held."""
+    sessions: int
+    """Sessions on this GPU, this one too."""
+    sessions_with_work: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step down that has been announced."""
+
+    tier: Tier
+    at: float
+    """Seconds since the epoch (UTC)."""
+    effective_units: int
+
+
+@dataclass(frozen=True)
+class ShareStatus:
+    """A notebook server's share. Units are 1 % of a GPU, the same on each of its GPUs."""
+
+    shared: bool = True
+    """False where the server has no share of a GPU."""
+    problem: str = ""
+    """Why nothing is known; empty when all is well."""
+    share_units: int = 0
+    tier: Tier = Tier.ACTIVE
+    effective_units: int = 0
+    """What the tier leaves of the share."""
+    borrowed_units: int = 0
+    """Lent by idle neighbours; they go back when the owners return."""
+    guaranteed_units: int = 0
+    """What it would get now if everybody wanted the GPU."""
+    idle_seconds: float | None = None
+    """Since the last GPU work, 0 while there is some; None: none yet."""
+    gpus: tuple[GpuStatus, ...] = field(default=())
+    announced: Step | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the agent has answered."""
+        return self.shared and not self.problem
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory allocated on all its GPUs."""
+        return sum(gpu.memory_bytes for gpu in self.gpus)
+
+    @property
+    def resident_bytes(self) -> int:
+        """The part of it that is on the GPUs."""
+        return sum(gpu.resident_bytes for gpu in self.gpus)
+
+    @property
+    def limit_bytes(self) -> int:
+        """What CUDA shows as total memory, over its GPUs."""
+        return sum(gpu.limit_bytes for gpu in self.gpus)
+
+    @property
+    def lease(self) -> str:
+        """held if it holds the lease of any of its GPUs, else waiting if it waits for one, else none."""
+        leases = {gpu.lease for gpu in self.gpus}
+        return next((state for state in ("held", "waiting") if state in leases), "none")
+
+    @property
+    def neighbours(self) -> int:
+        """Other sessions on its GPU; on the fullest one, if it has several."""
+        return max((gpu.sessions - 1 for gpu in self.gpus), default=0)
+
+    @classmethod
+    def without_share(cls) -> ShareStatus:
+        """The status of a server that no GPU was asked for."""
+        return cls(shared=False)
+
+    @classmethod
+    def unknown(cls, problem: str) -> ShareStatus:
+        """The status of a server whose agent does not answer."""
+        return cls(problem=problem)
+
+    @classmethod
+    def of(cls, frames: Sequence[Frame]) -> ShareStatus:
+        """From the agent's answer to QUERY: one STATUS for each GPU. Raises ValueError for what is none."""
+        if not frames or any(frame.kind is not Kind.STATUS for frame in frames):
+            raise ValueError("an answer to QUERY has one STATUS for each GPU")
+        first = frames[0]
+        share, tier, effective, borrowed, guaranteed = first.fields[:5]
+        at = first.fields[11]
+        step = None
+        if at:
+            step = Step(Tier.from_depth(first.flags & 0xFF), at / NANOSECONDS, first.flags >> 8 & 0xFF)
+        quiet = min(frame.fields[9] for frame in frames)
+        return cls(
+            share_units=share,
+            tier=Tier.from_depth(tier),
+            effective_units=effective,
+            borrowed_units=borrowed,
+            guaranteed_units=guaranteed,
+            idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
+            gpus=tuple(_gpu(frame) for frame in frames),
+            announced=step,
+        )
+
+    def after_tier(self, frame: Frame) -> ShareStatus:
+        """The same after a TIER frame. Raises ValueError for a tier that there is not."""
+        tier, effective, borrowed, guaranteed = frame.fields[:4]
+        return replace(
+            self,
+            tier=Tier.from_depth(tier),
+            effective_units=effective,
+            borrowed_units=borrowed,
+            guaranteed_units=guaranteed,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for JSON; the totals over the GPUs too."""
+        totals = ("known", "memory_bytes", "resident_bytes", "limit_bytes", "lease", "neighbours")
+        return {**asdict(self), **{name: getattr(self, name) for name in totals}}
+
+    def __str__(self) -> str:
+        from gpushare_spawner.notebook.words import page
+
+        return page(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """In a notebook the cell's value reads like ``gpushare status``."""
+        printer.text(str(self))
+
+
+def _gpu(frame: Frame) -> GpuStatus:
+    memory, resident, limit, lease = frame.fields[5:9]
+    return GpuStatus(
+        uuid=gpu_name(frame.gpu),
+        memory_bytes=memory,
+        resident_bytes=resident,
+        limit_bytes=limit,
+        lease=LeaseState(lease).name.lower(),
+        sessions=frame.fields[10] & 0xFFFFFFFF,
+        sessions_with_work=frame.fields[10] >> 32,
+    )

@@ -1,0 +1,184 @@
+"""A share's status in words: for the status bar, its tooltip, announcements and the terminal. Pure functions.
+
+Where an instant is meant the text has ``{time}`` in it: only the reader's browser or terminal knows the reader's
+time zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.notebook.share_status import ShareStatus, Step
+
+GIB = 2**30
+
+
+def clock(at: float) -> str:
+    """The instant (seconds since the epoch) as local time: 14:05."""
+    return datetime.fromtimestamp(at).strftime("%H:%M")
+
+
+def amount(units: int, gpus: int = 1) -> str:
+    """25 -> "0.25 GPU"; 100 units on each of 2 -> "2 GPUs"."""
+    count = units * gpus / 100
+    if count == round(count):
+        return f"{count:.0f} GPU" if count == 1 else f"{count:.0f} GPUs"
+    return f"{count:.2f} GPU"
+
+
+def gibibytes(size: int) -> str:
+    """3.1 GiB in bytes -> "3.1"; whole numbers without the point, and what is small with two digits."""
+    number = size / GIB
+    if number and number < 0.1:
+        return f"{max(number, 0.01):.2f}"
+    return f"{number:.1f}".removesuffix(".0")
+
+
+def duration(seconds: float) -> str:
+    """75 -> "1 min", 4000 -> "1 h 6 min"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    hours, minutes = divmod(minutes, 60)
+    return " ".join([f"{hours} h"] * bool(hours) + [f"{minutes} min"] * bool(minutes or not hours))
+
+
+def line(status: ShareStatus) -> str:
+    """One line for the status bar: "0.25 GPU · active · 3.1 of 16 GiB"; empty without a share."""
+    if not status.shared:
+        return ""
+    if not status.known:
+        return "GPU share: unknown"
+    gpus = len(status.gpus)
+    parts = [amount(status.share_units, gpus), _state(status)]
+    if status.tier is not Tier.RELEASED and status.lease == "waiting":
+        parts.append("waiting")
+    if status.borrowed_units:
+        parts.append(f"{amount(status.borrowed_units, gpus)} borrowed")
+    parts.append(f"{gibibytes(status.memory_bytes)} of {gibibytes(status.limit_bytes)} GiB")
+    return " · ".join(parts)
+
+
+def _state(status: ShareStatus) -> str:
+    match status.tier:
+        case Tier.DOWNGRADED:
+            return f"shrunk to {amount(status.effective_units, len(status.gpus))}"
+        case Tier.RELEASED:
+            return "waiting to come back" if status.lease == "waiting" else "released"
+        case _:
+            return str(status.tier)
+
+
+def explanation(status: ShareStatus) -> str:
+    """Some sentences for the tooltip; one a line. May have ``{time}`` in it."""
+    if not status.shared:
+        return "This server has no share of a GPU."
+    if not status.known:
+        return status.problem
+    gpus = len(status.gpus)
+    share = amount(status.share_units, gpus)
+    said = [tier_now(status)]
+    if status.announced is not None:
+        said.append(announcement(status, status.announced))
+    if status.lease == "waiting":
+        said.append("Its GPU work waits: neighbours have the GPU at the moment. It is served in turn.")
+    if status.borrowed_units:
+        said.append(
+            f"{amount(status.borrowed_units, gpus)} of {share} are borrowed from idle neighbours, "
+            f"and go back when they return. {amount(status.guaranteed_units, gpus)} is guaranteed now."
+        )
+    resident, held = gibibytes(status.resident_bytes), gibibytes(status.memory_bytes)
+    said.append(f"Memory: {held} GiB allocated, {resident} GiB of that on the GPU, the rest in host memory.")
+    others = status.neighbours
+    said.append(
+        f"{others} {'neighbour shares' if others == 1 else 'neighbours share'} the GPU." if others else "No neighbours."
+    )
+    return "\n".join(said)
+
+
+def tier_now(status: ShareStatus) -> str:
+    """What the tier means to the user, in a sentence or two: also the toast after a change."""
+    gpus = len(status.gpus)
+    share = amount(status.share_units, gpus)
+    kept = "Variables and GPU memory are kept, and the next cell that uses the GPU brings it back."
+    match status.tier:
+        case Tier.DOWNGRADED:
+            now = amount(status.effective_units, gpus)
+            return f"Your GPU share has shrunk from {share} to {now}, because the GPU was idle. {kept}"
+        case Tier.RELEASED:
+            return f"Your GPU share ({share}) was given back, because the GPU was idle. {kept}"
+        case _:
+            return f"You have {share}: guaranteed when neighbours are busy, more when they are not."
+
+
+def came_back(status: ShareStatus) -> str:
+    """The toast when the whole share is there again."""
+    return f"Your GPU share is back: {amount(status.share_units, len(status.gpus))}."
+
+
+def announcement(status: ShareStatus, step: Step) -> str:
+    """What happens at ``{time}``, and how to avert it."""
+    keep = "Run a cell that uses it to keep it."
+    match step.tier:
+        case Tier.DOWNGRADED:
+            smaller = amount(step.effective_units, len(status.gpus))
+            return f"Your GPU share shrinks to {smaller} at {{time}}, because the GPU has been idle. {keep}"
+        case Tier.RELEASED:
+            return (
+                f"Your GPU share is given back at {{time}}, because the GPU has been idle. Your kernel lives on. {keep}"
+            )
+        case Tier.STOPPED:
+            advice = "Save your work, or run a cell to keep it."
+            return f"Your server stops at {{time}}, because nothing has happened in it. {advice}"
+        case _:
+            return f"Your GPU share changes to {amount(step.effective_units, len(status.gpus))} at {{time}}."
+
+
+def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
+    """The whole status for a terminal or a cell; ``at`` writes an instant."""
+    if not status.shared:
+        return "This is not a shared GPU session: the server was started without a share of a GPU."
+    if not status.known:
+        return f"The GPU share is not known: {status.problem}"
+    gpus = len(status.gpus)
+    borrowed = f", {amount(status.borrowed_units, gpus)} of it borrowed" if status.borrowed_units else ""
+    rows = [
+        ("share", amount(status.share_units, gpus) + borrowed),
+        ("tier", _tier(status)),
+        ("guaranteed now", amount(status.guaranteed_units, gpus)),
+        ("idle", _idle(status)),
+    ]
+    if status.announced is not None:
+        when = at(status.announced.at)
+        rows.append(("announced", announcement(status, status.announced).replace("{time}", when)))
+    for number, gpu in enumerate(status.gpus):
+        prefix = f"GPU {number}: " if gpus > 1 else ""
+        memory = (
+            f"{gibibytes(gpu.memory_bytes)} GiB allocated, {gibibytes(gpu.resident_bytes)} on the GPU, "
+            f"{gibibytes(gpu.limit_bytes)} in all"
+        )
+        neighbours = f"{gpu.sessions - 1}" if gpu.sessions > 1 else "none"
+        working = f", sessions with work now: {gpu.sessions_with_work}" if gpu.sessions_with_work else ""
+        rows += [
+            (f"{prefix}memory", memory),
+            (f"{prefix}lease", {"none": "none: no GPU work"}.get(gpu.lease, gpu.lease)),
+            (f"{prefix}neighbours", neighbours + working),
+        ]
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(f"{name:{width}}{value}" for name, value in rows)
+
+
+def _tier(status: ShareStatus) -> str:
+    if status.tier is Tier.ACTIVE:
+        return "active"
+    now = amount(status.effective_units, len(status.gpus))
+    held = f" to {now}" if status.tier is Tier.DOWNGRADED else ""
+    return f"{status.tier}{held}; the next GPU work brings the whole share back"
+
+
+def _idle(status: ShareStatus) -> str:
+    if status.idle_seconds is None:
+        return "no GPU work yet"
+    return "working now" if status.idle_seconds < 1 else f"for {duration(status.idle_seconds)}"
