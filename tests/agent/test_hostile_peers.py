@@ -1,0 +1,287 @@
+"""Peers that send nonsense, too much, or nothing, or die: others must not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpushare_spawner.agent import session_socket
+from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED, FrameBudget
+from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
+from tests.agent.conftest import Agent, Eventually
+from tests.agent.peers import FIRST, GIB, SECOND, Peer
+
+GPU = gpu_bytes(FIRST.uuid)
+NUMBERS = st.one_of(st.integers(0, 3), st.sampled_from([2**31, 2**32, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+FRAMES = st.builds(
+    lambda kind, fields, gpu: Frame(kind, tuple(fields), gpu).pack(),
+    st.sampled_from(Kind),
+    st.lists(NUMBERS, min_size=12, max_size=12),
+    st.sampled_from([GPU, GPU, GPU, gpu_bytes(SECOND.uuid), bytes(16)]),
+)
+FOR_ARBITER = st.builds(
+    lambda kind, fields: Frame(kind, tuple(fields), GPU).pack(),
+    st.sampled_from([Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT]),
+    st.lists(NUMBERS, min_size=12, max_size=12),
+)
+PACKETS = st.one_of(FRAMES, st.binary(min_size=1, max_size=200), st.binary(min_size=FRAME_BYTES, max_size=FRAME_BYTES))
+
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+def in_a_loop(agent_folder: Path, conversation: object) -> None:
+    """hypothesis and asynchronous fixtures do not mix: each example has its own loop and agent."""
+
+    async def run() -> None:
+        agent = Agent(agent_folder)
+        await agent.start()
+        try:
+            await conversation(agent)  # type: ignore[operator]
+        finally:
+            for peer in agent.peers:
+                peer.close()
+            for session in agent.node.report().sessions:
+                agent.node.end_session(session.id, "the example is over")
+            await agent.stop()
+
+    asyncio.run(run())
+
+
+async def still_well(agent: Agent, bystander: Peer) -> None:
+    """Another session is served: with at most a turn's wait, whatever the nonsense said about memory."""
+    bystander.send(Kind.REQUEST, 1000, 0, 1, gpu=FIRST.uuid)
+    grant = await bystander.until(Kind.GRANT, timeout=15)
+    assert grant.fields[0] != 0
+    agent.node.report()
+
+
+@quick
+@given(packets=st.lists(PACKETS, max_size=12), hello=st.sampled_from([None, Role.CUDA, Role.OBSERVER]))
+def test_random_packets(short_folder: Path, packets: list[bytes], hello: Role | None) -> None:
+    async def conversation(agent: Agent) -> None:
+        path = agent.open("eve")
+        bystander = await agent.peer(agent.open("bob"))
+        peer = await agent.peer(path, hello)
+        for packet in packets:
+            try:
+                peer.send_raw(packet)
+            except OSError:
+                break  # the agent has ended it
+        peer.socket.close()
+        await still_well(agent, bystander)
+
+    in_a_loop(short_folder, conversation)
+
+
+@quick
+@given(packets=st.lists(FOR_ARBITER, max_size=30))
+def test_well_formed_nonsense_for_the_arbiter(
+    short_folder: Path, packets: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+
+    async def conversation(agent: Agent) -> None:
+        peer = await agent.peer(agent.open("eve"))
+        bystander = await agent.peer(agent.open("bob"))
+        for packet in packets:
+            peer.send_raw(packet)
+        peer.send(Kind.MEMORY, 0, 0, gpu=FIRST.uuid)
+        await asyncio.sleep(0.01)
+        assert agent.node.report().session("eve").processes == 1  # type: ignore[union-attr]
+        peer.socket.close()
+        await still_well(agent, bystander)
+
+    in_a_loop(short_folder, conversation)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_peer_that_says_nothing_is_closed(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_socket, "HELLO_WITHIN", 0.05)
+    peer = await agent.peer(agent.open(), None)
+    assert await peer.ended() == MALFORMED
+
+
+async def test_connections_are_limited(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_socket, "MAX_CONNECTIONS", 3)
+    path = agent.open()
+    peers = [await agent.peer(path) for _ in range(3)]
+    one_more = await agent.peer(path, None)
+    assert await one_more.ended() == NOT_ALLOWED
+    peers[0].close()
+    await asyncio.sleep(0.05)
+    await agent.peer(path)
+    await agent.peer(agent.open("bob"))  # another session has its own limit
+
+
+async def test_a_flood_is_slowed_down_and_others_are_served(agent: Agent) -> None:
+    path = agent.open("eve")
+    flooding = [await agent.peer(path) for _ in range(4)]
+    victim = await agent.peer(agent.open("bob"))
+    frame = Frame(Kind.MEMORY, (GIB,), GPU).pack()
+    end = time.monotonic() + 1.0
+    sent, waits = 0, []
+    serving = 0
+    while time.monotonic() < end:
+        for peer in flooding:
+            try:
+                for _ in range(50):
+                    peer.send_raw(frame)
+                    sent += 1
+            except BlockingIOError:
+                pass
+        begun = time.monotonic()
+        victim.send(Kind.REQUEST, 1000, 0, serving, gpu=FIRST.uuid)
+        lease = (await victim.until(Kind.GRANT)).fields[0]
+        waits.append(time.monotonic() - begun)
+        victim.send(Kind.RELEASE, lease, 0, 0, gpu=FIRST.uuid)
+        serving += 1
+    assert serving >= 20
+    assert sorted(waits)[len(waits) // 2] < 0.2
+    assert sent < 4 * 1500 + session_socket.FRAMES_IN_STORE + 2 * session_socket.FRAMES_PER_SECOND
+
+
+async def test_a_peer_that_does_not_read_is_disconnected(agent: Agent, eventually: Eventually) -> None:
+    path = agent.open(gpus=(FIRST.uuid, SECOND.uuid), share_units=100)
+    bystander, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
+    session = agent.node._sessions["ada"]
+
+    async def flood() -> None:
+        for _ in range(200):
+            for _ in range(10):
+                try:
+                    observer.send(Kind.QUERY)
+                except OSError:
+                    return
+            await asyncio.sleep(0.005)
+
+    await flood()
+    await eventually(lambda: not session.observers)
+    bystander.send(Kind.REQUEST, 1000, 0, 1, gpu=FIRST.uuid)
+    await bystander.expect(Kind.GRANT)
+
+
+def test_the_budget_fills_up_with_time() -> None:
+    now = 0.0
+    budget = FrameBudget(lambda: now, rate=10, store=3)
+    assert [budget.take() for _ in range(4)] == [True, True, True, False]
+    now = 0.25
+    assert [budget.take() for _ in range(3)] == [True, True, False]
+    now = 100.0
+    assert [budget.take() for _ in range(4)] == [True, True, True, False]
+
+
+HOLDER = """
+import os, socket, struct, sys, time
+from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
+path, gpu, fork = sys.argv[1], gpu_bytes(sys.argv[2]), sys.argv[3] == "fork"
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.connect(path)
+s.send(Frame(Kind.HELLO, (1, os.getpid(), 100), serial=1).pack())
+s.send(Frame(Kind.REQUEST, (12 << 30, 0, 1), gpu, 2).pack())
+while Frame.unpack(s.recv(128)).kind is not Kind.GRANT:
+    pass
+child = os.fork() if fork else -1
+if child != 0:
+    print(child, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("fork", ["alone", "fork"])
+async def test_a_holder_killed_inside_a_burst_hands_over(agent: Agent, fork: str) -> None:
+    """Also when a forked child still has the socket open, so that the connection as such lives on."""
+    path = agent.open("ada")
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, path, FIRST.uuid, fork, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    child = int(await holder.stdout.readline())
+    try:
+        waiting = await agent.peer(agent.open("bob"))
+        waiting.send(Kind.REQUEST, 12 * GIB, 0, 1, gpu=FIRST.uuid)
+        await waiting.quiet(0.05)
+        holder.kill()
+        begun = time.monotonic()
+        await waiting.until(Kind.GRANT, timeout=5)
+        assert time.monotonic() - begun < 2
+    finally:
+        if child > 0:
+            os.kill(child, signal.SIGKILL)
+        await holder.wait()
+
+
+STRANGER = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET if sys.argv[2] == "seqpacket" else socket.SOCK_STREAM)
+try:
+    s.connect(sys.argv[1])
+    s.settimeout(3)
+    try:
+        s.send(b"x")
+    except BrokenPipeError:
+        pass
+    try:
+        print(s.recv(4096).hex())
+    except ConnectionResetError:
+        print("")
+except PermissionError:
+    print("denied")
+"""
+
+
+def stranger(path: str, kind: str = "seqpacket") -> str:
+    """What a process of another user gets to see."""
+    done = subprocess.run([sys.executable, "-c", STRANGER, path, kind], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+async def test_another_user_cannot_enter(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = agent.open()
+    agent.path.chmod(0o711)
+    assert await asyncio.to_thread(stranger, path) == "denied"
+    # even where the folder would let him in
+    os.chmod(os.path.dirname(path), 0o777)
+    said = await asyncio.to_thread(stranger, path)
+    error = Frame.unpack(bytes.fromhex(said))
+    assert (error.kind, error.fields[0]) == (Kind.ERROR, NOT_ALLOWED)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
+async def test_the_socket_is_its_users(agent: Agent) -> None:
+    agent.path.chmod(0o711)
+    path = agent.open(uid=65534)
+    assert os.stat(os.path.dirname(path)).st_uid == 65534
+    said = await asyncio.to_thread(stranger, path)  # lets him in, and tells him that "x" is no frame
+    assert Frame.unpack(bytes.fromhex(said)).fields[0] == MALFORMED
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
+async def test_a_trap_in_the_users_folder_hurts_nobody(agent: Agent, short_folder: Path) -> None:
+    """Root re-creates the socket after a restart: what the user put there must not lead it anywhere."""
+    path = agent.open(uid=65534)
+    treasure = short_folder / "treasure"
+    treasure.mkdir()
+    (treasure / "file").write_text("kept")
+    os.unlink(path)
+    os.symlink(treasure, path)
+    os.symlink(treasure, os.path.join(os.path.dirname(path), "more"))
+    await agent.stop()
+    await agent.start()
+    assert (treasure / "file").read_text() == "kept"
+    assert treasure.stat().st_uid == 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+        peer.connect(path)
