@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from gpushare_spawner.service.look import HubView, Looked, look
 from gpushare_spawner.service.metrics import CONTENT_TYPE, exposition
 from gpushare_spawner.service.reports import NodeView, RecentReports
 from gpushare_spawner.service.scopes import METRICS, SEE_ALL
+from gpushare_spawner.service.settings import CullerSettings
 
 HERE = Path(__file__).parent
 
@@ -38,14 +39,14 @@ class BoardSources:
     counters: Counters
     notes: Callable[[], Sequence[str]] = lambda: ()
     """Sentences for admins: missing scopes, templates with errors."""
-    max_age: float = 0.0
+    settings: CullerSettings = field(default_factory=CullerSettings)
     clock: Callable[[], float] = time.time
 
     async def now(self) -> tuple[list[NodeView], list[Looked], Mapping[str, Template], float]:
         """The agents' views, the sessions with their decisions, the templates, and the instant that all this is of."""
         views = await self.reports.views()
         templates, instant = self.templates(), self.clock()
-        return views, look(views, self.hub_view(), templates, instant, self.max_age), templates, instant
+        return views, look(views, self.hub_view(), templates, instant, self.settings), templates, instant
 
 
 def board_application(sources: BoardSources, prefix: str, hub_prefix: str = "/hub/") -> Application:

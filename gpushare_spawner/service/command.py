@@ -28,6 +28,7 @@ from gpushare_spawner.sharing.control_client import AgentClient, default_control
 log = logging.getLogger("gpushare.service")
 
 DEFAULT_TEMPLATES = "/etc/gpushare/templates"
+DEFAULT_CULL_EVERY = 10.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _time(idle, "--timeout", 0, "stop servers without a template after this time without activity, like 3600 or 1h")
     _time(idle, "--max-age", 0, "stop every server that is this old, with or without a template, busy or not")
-    _time(idle, "--cull-every", 10, "time between two looks; the hub is asked every third time")
+    _time(idle, "--cull-every", DEFAULT_CULL_EVERY, "time between two looks; the hub is asked every third time")
     _switch(idle, "--cull-default-servers", True, "whether default servers may be stopped")
     _switch(idle, "--cull-named-servers", True, "whether named servers may be stopped")
     _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")
@@ -106,8 +107,6 @@ def _wanting(options: argparse.Namespace, token: str) -> str:
         return "Which hub? Give --url, or let the hub start this as a service: then $JUPYTERHUB_API_URL says it."
     if not token:
         return "$JUPYTERHUB_API_TOKEN is not set; the hub sets it for the services that it starts."
-    if options.cull_every <= 0:
-        return "--cull-every must be more than 0 s."
     if options.concurrency < 0 or options.api_page_size < 0:
         return "--concurrency and --api-page-size cannot be negative."
     return ""
@@ -117,7 +116,7 @@ async def _serve(options: argparse.Namespace, token: str) -> None:
     settings = CullerSettings(
         timeout=options.timeout,
         max_age=options.max_age,
-        cull_every=options.cull_every,
+        cull_every=options.cull_every or DEFAULT_CULL_EVERY,
         cull_users=options.cull_users,
         cull_admin_users=options.cull_admin_users,
         cull_default_servers=options.cull_default_servers,
@@ -143,7 +142,7 @@ async def _serve(options: argparse.Namespace, token: str) -> None:
         hub_view=lambda: culler.hub_view,
         counters=culler.counters,
         notes=lambda: [*lacking, *templates.problems],
-        max_age=settings.max_age,
+        settings=settings,
     )
     server = _listen(sources)
     tasks = [asyncio.create_task(culler.run()), asyncio.create_task(_check_scopes(hub, settings.cull_users, lacking))]

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
 from gpushare_spawner.model.template import Template
@@ -24,6 +25,9 @@ log = logging.getLogger("gpushare.service")
 
 Templates = Callable[[], Mapping[str, Template]]
 """The good templates as they are now, by name."""
+
+Deed = Callable[[], Awaitable[bool]]
+"""Something to be done; says whether it was."""
 
 _SOON = 1.0
 """Seconds until the next look after a deed, and the shortest pause between two looks."""
@@ -75,8 +79,8 @@ class Culler:
         await self._ask_hub()
         templates = self._templates()
         now = self._clock()
-        looked = look(views, self.hub_view, templates, now, self._settings.max_age)
-        done = await self._all((one.name, self._act(one)) for one in looked)
+        looked = look(views, self.hub_view, templates, now, self._settings)
+        done = await self._all((one.name, partial(self._act, one)) for one in looked)
         if self.hub_view is not None:
             await self._all(self._unshared(self.hub_view, views, templates, now))
             await self._all(self._users(self.hub_view, now))
@@ -103,14 +107,14 @@ class Culler:
         self.hub_view = HubView(tuple(users))
         self._hub_asked_at = time.monotonic()
 
-    async def _all(self, deeds: Iterable[tuple[str, Awaitable[bool]]]) -> list[bool]:
+    async def _all(self, deeds: Iterable[tuple[str, Deed]]) -> list[bool]:
         """Does all of them, some at a time; one that fails is logged and leaves the others alone."""
         return list(await asyncio.gather(*(self._guarded(name, deed) for name, deed in deeds)))
 
-    async def _guarded(self, name: str, deed: Awaitable[bool]) -> bool:
+    async def _guarded(self, name: str, deed: Deed) -> bool:
         async with self._turn:
             try:
-                return await deed
+                return await deed()
             except ControlRefused as error:
                 # it went to work, or away, since the report
                 expected = error.code in ("busy", "unknown-session")
@@ -177,17 +181,13 @@ class Culler:
 
     async def _stop(self, one: Looked) -> bool:
         session = one.session
-        if not self._settings.may_stop(session.server):
-            return False
         # The hub's list may be a minute old, and a deletion has no guard as a tier has: look once more, at everything.
         view = await ask(one.agent)
         server = await self._hub.server(session.user, session.server)
         current = view.report.session(session.id) if view.report is not None else None
         if view.report is None or current is None or server is None or not server.settled:
             return False
-        fresh = look_at(
-            one.agent, view.report, current, server, self._templates(), self._clock(), self._settings.max_age
-        )
+        fresh = look_at(one.agent, view.report, current, server, self._templates(), self._clock(), self._settings)
         if fresh.decision.tier is not Tier.STOPPED:
             log.info("%s: not stopped after all: %s", one.name, fresh.decision.reason)
             return await self._tell(fresh) if fresh.decision.tier is current.tier else False
@@ -199,7 +199,7 @@ class Culler:
 
     def _unshared(
         self, hub: HubView, views: Sequence[NodeView], templates: Mapping[str, Template], now: float
-    ) -> Iterable[tuple[str, Awaitable[bool]]]:
+    ) -> Iterable[tuple[str, Deed]]:
         holders = {(s.user, s.server) for view in views if view.report is not None for s in view.report.sessions}
         everybody_answered = all(view.report is not None for view in views)
         for server in hub.servers.values():
@@ -208,7 +208,7 @@ class Culler:
             verdict = judge(server, templates, self._settings, now, everybody_answered)
             self._say(server.label, verdict.left_because)
             if verdict.stop_because:
-                yield server.label, self._stop_unshared(server, templates, now)
+                yield server.label, partial(self._stop_unshared, server, templates, now)
 
     async def _stop_unshared(self, listed: HubServer, templates: Mapping[str, Template], now: float) -> bool:
         server = await self._hub.server(listed.user, listed.name)  # the list may be a minute old
@@ -221,10 +221,10 @@ class Culler:
         self._hub_asked_at = float("-inf")
         return True
 
-    def _users(self, hub: HubView, now: float) -> Iterable[tuple[str, Awaitable[bool]]]:
+    def _users(self, hub: HubView, now: float) -> Iterable[tuple[str, Deed]]:
         if self._settings.cull_users:
             for user, reason in users_to_delete(hub, self._settings, now):
-                yield user.name, self._delete_user(user, reason)
+                yield user.name, partial(self._delete_user, user, reason)
 
     async def _delete_user(self, user: HubUser, reason: str) -> bool:
         await self._hub.delete_user(user.name)

@@ -10,6 +10,7 @@ from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.hub import HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeView
+from gpushare_spawner.service.settings import CullerSettings
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ def look(
     hub: HubView | None,
     templates: Mapping[str, Template],
     now: float,
-    max_age: float = 0.0,
+    settings: CullerSettings,
 ) -> list[Looked]:
     """All sessions of all agents that answered. ``hub`` is None where the hub did not."""
     servers = hub.servers if hub is not None else {}
     return [
-        look_at(view.agent, view.report, session, servers.get((session.user, session.server)), templates, now, max_age)
+        look_at(view.agent, view.report, session, servers.get((session.user, session.server)), templates, now, settings)
         for view in views
         if view.report is not None
         for session in view.report.sessions
@@ -64,10 +65,13 @@ def look_at(
     server: HubServer | None,
     templates: Mapping[str, Template],
     now: float,
-    max_age: float = 0.0,
+    settings: CullerSettings,
 ) -> Looked:
-    """One session."""
+    """One session. Where servers like its own may not be stopped, that step is neither decided nor announced."""
     template = templates.get(session.template)
+    idle, max_age = template.idle if template is not None else None, settings.max_age
+    if idle is not None and not settings.may_stop(session.server):
+        idle, max_age = idle.model_copy(update={"stop_after": None}), 0.0
     observation = Observation.of(session, server.seen if server is not None else None)
-    decision = decide(template.idle if template is not None else None, observation, now, max_age)
+    decision = decide(idle, observation, now, max_age)
     return Looked(agent, report.node, session, server, template, decision)

@@ -1,0 +1,123 @@
+"""An agent without GPUs: a control socket, and sessions that the test describes. It does what it is asked, like a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from gpushare_spawner.model.control import (
+    REQUEST,
+    AnnounceRequest,
+    Answer,
+    Failure,
+    ReportRequest,
+    Request,
+    TierRequest,
+)
+from gpushare_spawner.model.report import Announcement, GpuReport, Report, SessionReport
+from gpushare_spawner.model.session_id import session_id
+from gpushare_spawner.model.tier import Tier
+
+GIB = 2**30
+
+
+class FakeAgent:
+    """``asked``: every request but for reports, in order. ``before`` is called with each one first, and may change things."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self.path = path
+        self.clock = clock
+        self.sessions: dict[str, SessionReport] = {}
+        self.asked: list[Request] = []
+        self.before: Callable[[Request], None] = lambda request: None
+        self.gpus = (
+            GpuReport(index=0, uuid="GPU-0", model="Simulated GPU 16 GiB", memory_bytes=16 * GIB, simulated=True),
+            GpuReport(index=1, uuid="GPU-1", model="Simulated GPU 16 GiB", memory_bytes=16 * GIB, simulated=True),
+        )
+
+    def add(self, user: str, server: str = "", **changes: Any) -> str:
+        """An idle, active session with a quarter of GPU 0, opened now; returns its id."""
+        name = session_id(user, server)
+        values = {
+            "id": name, "user": user, "server": server, "template": "quarter", "gpus": ("GPU-0",), "share_units": 25,
+            "tier_since": self.clock(), "effective_units": 25, "guaranteed_units": 25, "opened_at": self.clock(),
+            "memory_limit_bytes": 16 * GIB, "kernels": 1, "kernels_busy": 0,
+        }  # fmt: skip
+        self.sessions[name] = SessionReport(**(values | changes))
+        return name
+
+    def change(self, name: str, **changes: Any) -> None:
+        self.sessions[name] = self.sessions[name].model_copy(update=changes)
+
+    def work(self, name: str) -> None:
+        """A burst that ends now: up at once, and announcements are taken back."""
+        session = self.sessions[name]
+        since = session.tier_since if session.tier is Tier.ACTIVE else self.clock()
+        self.change(
+            name, tier=Tier.ACTIVE, tier_since=since, effective_units=session.share_units,
+            guaranteed_units=session.share_units, last_gpu_activity=self.clock(), announcement=None,
+        )  # fmt: skip
+
+    def report(self) -> Report:
+        return Report(node="fake", published_at=self.clock(), gpus=self.gpus, sessions=tuple(self.sessions.values()))
+
+    @property
+    def told(self) -> list[tuple[str, str, str | None]]:
+        """(what, session, tier) of all that was asked."""
+        return [(request.op, request.id, request.tier and request.tier.value) for request in self.asked]
+
+    def answer(self, request: Request) -> Answer:
+        self.before(request)
+        if isinstance(request, ReportRequest):
+            return Answer(result=self.report().model_dump(mode="json"))
+        self.asked.append(request)
+        session = self.sessions.get(request.id)
+        if session is None:
+            return _refusal("unknown-session", f"there is no session {request.id}")
+        if isinstance(request, AnnounceRequest):
+            step = request.tier and Announcement(
+                tier=request.tier, at=request.at, reason=request.reason, effective_units=request.effective_units
+            )
+            self.change(request.id, announcement=step)
+        elif isinstance(request, TierRequest):
+            worked = max(session.last_gpu_activity or 0.0, self.clock() if session.gpu_busy else 0.0)
+            if request.if_idle_since is not None and worked > request.if_idle_since:
+                return _refusal("busy", f"session {request.id} has worked meanwhile")
+            self.change(
+                request.id, tier=request.tier, tier_since=self.clock(), effective_units=request.effective_units,
+                guaranteed_units=request.effective_units, announcement=None,
+            )  # fmt: skip
+        return Answer()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                try:
+                    answer = self.answer(REQUEST.validate_json(line))
+                except Refuse as refusal:
+                    answer = _refusal("internal", str(refusal))
+                writer.write(answer.model_dump_json().encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+
+class Refuse(Exception):
+    """Raised by `FakeAgent.before`: the request is refused as an internal error."""
+
+
+def _refusal(code: Any, message: str) -> Answer:
+    return Answer(error=Failure(code=code, message=message))
+
+
+@contextlib.asynccontextmanager
+async def fake_agent(path: Path, clock: Callable[[], float]) -> AsyncIterator[FakeAgent]:
+    agent = FakeAgent(path, clock)
+    server = await asyncio.start_unix_server(agent._serve, str(path))
+    try:
+        yield agent
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)

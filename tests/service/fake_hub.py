@@ -1,0 +1,147 @@
+"""The hub's API as far as the service asks for it, with faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from tornado.httpserver import HTTPServer
+from tornado.testing import bind_unused_port
+from tornado.web import Application, HTTPError, RequestHandler
+
+TOKEN = "service-token"
+
+
+class FakeHub:
+    """``asked``: (method, path, body) of each request. ``faults``: taken one by one, each instead of an answer: a status,
+    (status, headers), "hang", or bytes to answer with."""
+
+    def __init__(self, page_limit: int = 100) -> None:
+        self.users: dict[str, dict[str, Any]] = {}
+        self.asked: list[tuple[str, str, Any]] = []
+        self.faults: list[Any] = []
+        self.page_limit = page_limit
+        self.in_flight = self.most_in_flight = 0
+        self.delay = 0.0
+        self.scopes = ["list:users", "read:servers", "delete:servers"]
+        socket, port = bind_unused_port()
+        self.url = f"http://127.0.0.1:{port}/hub/api"
+        self._server = HTTPServer(
+            Application(
+                [
+                    (r"/hub/api/users", _Users),
+                    (r"/hub/api/user", _Self),
+                    (r"/hub/api/users/([^/]+)", _User),
+                    (r"/hub/api/users/([^/]+)/server", _Server),
+                    (r"/hub/api/users/([^/]+)/servers/([^/]+)", _Server),
+                ],
+                hub=self,
+                log_function=lambda handler: None,
+            )
+        )
+        self._server.add_socket(socket)
+
+    def add(self, user: str, server: str | None = "", **changes: Any) -> None:
+        """A user with a ready server (None: without); instants are seconds since the epoch."""
+        account = self.users.setdefault(user, {"name": user, "kind": "user", "servers": {}})
+        if server is None:
+            account.update(_iso(changes))
+            return
+        account["servers"][server] = _iso(
+            {"name": server, "ready": True, "pending": None, "started": 0.0, "last_activity": 0.0, "user_options": {}}
+            | changes
+        )
+
+    @property
+    def deleted(self) -> list[str]:
+        return [path for method, path, _ in self.asked if method == "DELETE"]
+
+    async def close(self) -> None:
+        self._server.stop()
+        await self._server.close_all_connections()
+
+
+def _iso(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: datetime.fromtimestamp(value, UTC).isoformat().replace("+00:00", "Z")
+        if isinstance(value, float)
+        else value
+        for key, value in values.items()
+    }
+
+
+class _Handler(RequestHandler):
+    @property
+    def hub(self) -> FakeHub:
+        return self.settings["hub"]
+
+    async def prepare(self) -> None:
+        hub = self.hub
+        hub.asked.append((self.request.method, self.request.uri.removeprefix("/hub/api"), _body(self.request.body)))
+        hub.in_flight += 1
+        hub.most_in_flight = max(hub.most_in_flight, hub.in_flight)
+        if hub.delay:
+            await asyncio.sleep(hub.delay)
+        if self.request.headers.get("Authorization") != f"token {TOKEN}":
+            raise HTTPError(403)
+        fault = hub.faults.pop(0) if hub.faults else None
+        if fault == "hang":
+            await asyncio.sleep(5)
+        elif isinstance(fault, bytes):
+            self.finish(fault)
+        elif fault is not None:
+            status, headers = fault if isinstance(fault, tuple) else (fault, {})
+            self.set_status(status)
+            for name, value in headers.items():
+                self.set_header(name, value)
+            self.finish({"status": status, "message": f"no, {status}"})
+
+    def on_finish(self) -> None:
+        self.hub.in_flight -= 1
+
+
+def _body(data: bytes) -> Any:
+    return json.loads(data) if data else None
+
+
+class _Self(_Handler):
+    def get(self) -> None:
+        self.finish({"kind": "service", "name": "gpushare", "scopes": self.hub.scopes})
+
+
+class _Users(_Handler):
+    def get(self) -> None:
+        assert self.request.headers["Accept"] == "application/jupyterhub-pagination+json"
+        offset = int(self.get_argument("offset", "0"))
+        limit = min(int(self.get_argument("limit", "50")), self.hub.page_limit)
+        users = list(self.hub.users.values())
+        if self.get_argument("state", "") == "ready":
+            users = [user for user in users if any(server["ready"] for server in user["servers"].values())]
+        following = None
+        if offset + limit < len(users):
+            url = f"https://elsewhere.example/hub/api/users?offset={offset + limit}&limit={limit}"
+            following = {"offset": offset + limit, "limit": limit, "url": url}
+        pagination = {"offset": offset, "limit": limit, "total": len(users), "next": following}
+        self.finish({"items": users[offset : offset + limit], "_pagination": pagination})
+
+
+class _User(_Handler):
+    def get(self, user: str) -> None:
+        if user not in self.hub.users:
+            raise HTTPError(404)
+        self.finish(self.hub.users[user])
+
+    def delete(self, user: str) -> None:
+        self.hub.users.pop(user)
+        self.set_status(204)
+
+
+class _Server(_Handler):
+    def delete(self, user: str, server: str = "") -> None:
+        servers = self.hub.users.get(user, {"servers": {}})["servers"]
+        if server not in servers:
+            raise HTTPError(404)
+        del servers[server]
+        self.set_status(204)

@@ -1,0 +1,362 @@
+"""The culler against a scripted agent and hub, with a clock that the tests move."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+
+from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.culler import Culler
+from gpushare_spawner.service.settings import CullerSettings
+from gpushare_spawner.sharing.control_client import AgentClient
+from tests.service.conftest import HOUR, MINUTE
+from tests.service.fake_agent import Refuse
+
+# asks the hub in every round
+EAGER = CullerSettings(cull_every=1e-9)
+
+
+@pytest.fixture
+def culler(agent, hub, templates, clock):
+    """Makes a new culler: as after a restart of the service, it knows nothing."""
+
+    def make(**settings):
+        return Culler([AgentClient(agent.path)], hub, lambda: templates, replace(EAGER, **settings), clock=clock)
+
+    return make
+
+
+async def test_the_way_down_each_step_told_before(culler, agent, hub_server, clock):
+    ann = agent.add("ann")
+    hub_server.add("ann", last_activity=clock())
+    one = culler()
+    log = []
+    for _ in range(9 * 60):
+        await one.round()
+        log += [(request.op, request.tier.value, (clock() - 1_000_000) / MINUTE) for request in agent.asked]
+        agent.asked.clear()
+        clock.forward(MINUTE)
+        if hub_server.deleted:
+            break
+    assert log == [
+        ("announce", "downgraded", 10),
+        ("tier", "downgraded", 15),
+        ("announce", "released", 40),
+        ("tier", "released", 45),
+        ("announce", "stopped", 475),
+    ]
+    assert hub_server.deleted == ["/users/ann/server"]
+    assert clock() - 1_000_000 == 481 * MINUTE
+    assert agent.sessions[ann].tier is Tier.RELEASED
+    assert dict(one.counters.steps) == {Tier.DOWNGRADED: 1, Tier.RELEASED: 1, Tier.STOPPED: 1}
+
+
+async def test_announcements_say_when_what_is_left_and_why(culler, agent, clock):
+    agent.add("ann")
+    clock.forward(10 * MINUTE)
+    again = await culler().round()
+    (request,) = agent.asked
+    assert request.at == 1_000_000 + 15 * MINUTE
+    assert request.effective_units == 10
+    assert "shrinks from 0.25 GPU to 0.10 GPU" in request.reason
+    assert again == request.at  # it looks again just then
+
+
+async def test_work_takes_the_announcement_back(culler, agent, clock):
+    ann = agent.add("ann")
+    clock.forward(10 * MINUTE)
+    await culler().round()
+    agent.change(ann, last_gpu_activity=clock() + 1)
+    clock.forward(MINUTE)
+    await culler().round()
+    assert agent.told[-1] == ("announce", ann, None)
+    assert agent.sessions[ann].announcement is None
+
+
+async def test_killed_between_decision_and_deed(culler, agent, clock):
+    """All that counts is in the agent's report: every round here is made by a culler that knows of no other."""
+    ann = agent.add("ann")
+    clock.forward(10 * MINUTE)
+    await culler().round()
+    clock.forward(5 * MINUTE)
+
+    def die(request):
+        if isinstance(request, TierRequest):
+            raise Refuse("the service is dead before the request is out")
+
+    agent.before = die
+    await culler().round()
+    assert agent.sessions[ann].tier is Tier.ACTIVE
+    assert agent.sessions[ann].announcement is not None
+    agent.before = lambda request: None
+    clock.forward(30)
+    await culler().round()
+    assert agent.sessions[ann].tier is Tier.DOWNGRADED
+    assert agent.told.count(("announce", ann, "downgraded")) == 1  # told once, not again
+
+
+async def test_killed_in_the_middle_of_a_round(culler, agent, hub_server, clock):
+    names = [agent.add(f"user-{number}") for number in range(5)]
+    clock.forward(10 * MINUTE)
+    await culler().round()
+    clock.forward(5 * MINUTE)
+    done = asyncio.Event()
+
+    def count(request):
+        if isinstance(request, TierRequest) and len(agent.told) == 7:
+            done.set()
+
+    agent.before = count
+    round_ = asyncio.create_task(culler(concurrency=1).round())
+    await done.wait()
+    round_.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await round_
+    assert {agent.sessions[name].tier for name in names} == {Tier.ACTIVE, Tier.DOWNGRADED}
+    await culler().round()
+    assert {agent.sessions[name].tier for name in names} == {Tier.DOWNGRADED}
+
+
+async def test_work_between_report_and_deed_is_respected(culler, agent, clock):
+    ann = agent.add("ann")
+    clock.forward(10 * MINUTE)
+    await culler().round()
+    clock.forward(5 * MINUTE)
+
+    def work_first(request):
+        if isinstance(request, TierRequest):
+            agent.work(ann)
+
+    agent.before = work_first
+    await culler().round()
+    assert agent.told[-1] == ("tier", ann, "downgraded")  # asked, and refused
+    assert agent.sessions[ann].tier is Tier.ACTIVE
+
+
+def released(agent, hub_server, clock, **changes):
+    """A session at the end of its eight hours, announced; the hub saw it last when it was opened."""
+    opened = clock()
+    ann = agent.add("ann", tier=Tier.RELEASED, effective_units=0, guaranteed_units=0, **changes)
+    hub_server.add("ann", last_activity=opened)
+    clock.forward(8 * HOUR)
+    agent.change(ann, announcement=Announcement(tier=Tier.STOPPED, at=clock(), reason="told"))
+    return ann
+
+
+async def test_stop_deletes_through_the_hub(culler, agent, hub_server, clock):
+    released(agent, hub_server, clock)
+    await culler().round()
+    assert hub_server.deleted == ["/users/ann/server"]
+
+
+async def test_a_busy_kernel_is_not_stopped(culler, agent, hub_server, clock):
+    ann = released(agent, hub_server, clock, kernels_busy=1)
+    await culler().round()
+    assert hub_server.deleted == []
+    assert agent.sessions[ann].announcement is None  # it was taken back: nothing is going to happen
+
+
+async def test_activity_that_the_hub_saw_a_moment_ago_saves_the_server(culler, agent, hub_server, clock):
+    """The list of servers is older than the look at the one server that is to go."""
+    released(agent, hub_server, clock)
+    one = culler()
+    one._settings = replace(one._settings, cull_every=1000)
+    await one._ask_hub()
+    hub_server.add("ann", last_activity=clock())
+    await one.round()
+    assert hub_server.deleted == []
+
+
+async def test_a_kernel_that_went_to_work_a_moment_ago_saves_the_server(culler, agent, hub_server, clock):
+    ann = released(agent, hub_server, clock)
+    reports = []
+
+    def start_a_cell(request):
+        reports.append(request)
+        if len(reports) == 2:  # the second look
+            agent.change(ann, kernels_busy=1)
+
+    agent.before = start_a_cell
+    await culler().round()
+    assert hub_server.deleted == []
+
+
+@pytest.mark.parametrize("state", [{"pending": "stop"}, {"ready": False}])
+async def test_pending_servers_are_left_alone(culler, agent, hub_server, clock, state):
+    released(agent, hub_server, clock)
+    hub_server.add("ann", last_activity=1_000_000.0, **state)
+    hub_server.add("ann", "other", last_activity=clock())  # so that ann is among the users with ready servers
+    await culler().round()
+    assert hub_server.deleted == []
+    assert agent.asked == []
+
+
+async def test_a_session_that_is_still_starting_is_left_alone(culler, agent, clock):
+    agent.add("ann", confirmed=False)
+    clock.forward(HOUR)
+    await culler().round()
+    assert agent.asked == []
+
+
+async def test_the_gpu_steps_need_no_hub(culler, agent, hub_server, clock, caplog):
+    ann = agent.add("ann")
+    hub_server.faults = [500] * 100
+    clock.forward(10 * MINUTE)
+    one = culler()
+    await one.round()
+    clock.forward(5 * MINUTE)
+    await one.round()
+    assert agent.sessions[ann].tier is Tier.DOWNGRADED
+    assert one.counters.failures["hub"] == 2
+    said = [record for record in caplog.records if "Servers are not stopped until" in record.message]
+    assert len(said) == 1  # not in every round
+
+
+async def test_without_the_hubs_word_nobody_is_stopped(culler, agent, hub_server, clock):
+    released(agent, hub_server, clock)
+    hub_server.faults = [500] * 100
+    await culler().round()
+    assert hub_server.deleted == []
+
+
+async def test_one_bad_session_does_not_hold_up_the_others(culler, agent, clock):
+    for number in range(20):
+        agent.add(f"user-{number}")
+
+    def refuse_one(request):
+        if getattr(request, "id", "") == "user-7":
+            raise Refuse("out of luck")
+
+    agent.before = refuse_one
+    clock.forward(10 * MINUTE)
+    one = culler()
+    await one.round()
+    told = [name for name, session in agent.sessions.items() if session.announcement]
+    assert len(told) == 19
+    assert one.counters.failures["agent"] == 1
+
+
+async def test_a_silent_agent_does_not_hold_up_another(agent, hub, templates, clock, tmp_path, caplog):
+    ann = agent.add("ann")
+    clock.forward(10 * MINUTE)
+    agents = [AgentClient(tmp_path / "nobody.sock"), AgentClient(agent.path)]
+    one = Culler(agents, hub, lambda: templates, EAGER, clock=clock)
+    await one.round()
+    await one.round()
+    assert agent.sessions[ann].announcement is not None
+    assert sum("nobody.sock" in record.message for record in caplog.records) == 1
+
+
+async def test_a_template_that_is_gone(culler, agent, templates, clock):
+    agent.add("ann")
+    templates.clear()
+    clock.forward(99 * HOUR)
+    await culler().round()
+    assert agent.asked == []
+
+
+async def test_rounds_go_on_after_one_that_failed(agent, hub, clock, caplog):
+    calls = []
+
+    def broken():
+        calls.append(1)
+        raise RuntimeError("templates are on fire")
+
+    one = Culler([AgentClient(agent.path)], hub, broken, replace(EAGER, cull_every=0.01), clock=clock)
+    task = asyncio.create_task(one.run())
+    while len(calls) < 3:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    assert one.counters.failures["round"] >= 2
+
+
+# -- servers without a share, and users --------------------------------------------------------------------------------
+
+
+async def test_servers_without_a_template_follow_the_options(culler, agent, hub_server, clock):
+    hub_server.add("old", last_activity=clock() - 3601)
+    hub_server.add("old", "named", last_activity=clock() - 3601)
+    hub_server.add("new", last_activity=clock() - 3599)
+    hub_server.add("busy", last_activity=clock() - 9999, pending="spawn")
+    await culler().round()
+    assert hub_server.deleted == []  # --timeout is 0: never
+    await culler(timeout=3600, cull_named_servers=False).round()
+    assert hub_server.deleted == ["/users/old/server"]
+    await culler(timeout=3600, remove_named_servers=True).round()
+    assert hub_server.asked[-1] == ("DELETE", "/users/old/servers/named", {"remove": True})
+    assert list(hub_server.users["new"]["servers"]) == [""]
+
+
+async def test_a_cpu_template_says_when_to_stop(culler, agent, hub_server, clock):
+    hub_server.add("ann", last_activity=clock() - 2 * HOUR - 1, user_options={"profile": "cpu"})
+    hub_server.add("bob", last_activity=clock() - 2 * HOUR + 60, user_options={"profile": "cpu"})
+    await culler(timeout=60).round()
+    assert hub_server.deleted == ["/users/ann/server"]
+
+
+async def test_a_gpu_server_that_no_agent_knows_is_left_alone_and_it_is_said(culler, agent, hub_server, clock, caplog):
+    hub_server.add("ann", last_activity=clock() - 99 * HOUR, user_options={"profile": "quarter"})
+    one = culler(timeout=60, max_age=60)
+    await one.round()
+    await one.round()
+    assert hub_server.deleted == []
+    assert [r.message for r in caplog.records if "ann" in r.message] == [
+        "ann: no agent knows its GPU share; it is left as it is"
+    ]
+
+
+async def test_while_an_agent_is_silent_servers_of_unknown_kind_are_left_alone(
+    hub, hub_server, templates, clock, tmp_path
+):
+    hub_server.add("ann", last_activity=clock() - 99 * HOUR)
+    hub_server.add("bob", last_activity=clock() - 99 * HOUR, user_options={"profile": "cpu"})
+    silent = Culler(
+        [AgentClient(tmp_path / "nobody.sock")], hub, lambda: templates, replace(EAGER, timeout=60), clock=clock
+    )
+    await silent.round()
+    assert hub_server.deleted == ["/users/bob/server"]
+
+
+async def test_max_age_of_a_session_is_announced_first(culler, agent, hub_server, clock):
+    ann = agent.add("ann", gpu_busy=True)
+    hub_server.add("ann")
+    clock.forward(2 * HOUR - 5 * MINUTE)
+    one = culler(max_age=2 * HOUR)
+    await one.round()
+    assert agent.sessions[ann].announcement.tier is Tier.STOPPED
+    assert hub_server.deleted == []
+    clock.forward(5 * MINUTE)
+    await one.round()
+    assert hub_server.deleted == ["/users/ann/server"]
+
+
+async def test_users_are_deleted_only_when_asked_for(culler, agent, hub_server, clock):
+    hub_server.add("gone", None, last_activity=clock() - 3601, admin=False)
+    hub_server.add("boss", None, last_activity=clock() - 3601, admin=True)
+    hub_server.add("unclear", None, last_activity=clock() - 3601)
+    hub_server.add("here", None, last_activity=clock(), admin=False)
+    hub_server.add("running", None, last_activity=clock() - 3601, admin=False)
+    hub_server.add("running", last_activity=clock())
+    await culler(timeout=3600).round()
+    assert hub_server.deleted == []
+    await culler(timeout=3600, cull_users=True, cull_admin_users=False).round()
+    assert hub_server.deleted == ["/users/gone"]
+    await culler(timeout=3600, cull_users=True).round()
+    assert sorted(hub_server.users) == ["here", "running"]
+
+
+async def test_default_and_named_sessions_can_be_kept(culler, agent, hub_server, clock):
+    ann = released(agent, hub_server, clock)
+    await culler(cull_default_servers=False, max_age=60).round()
+    assert hub_server.deleted == []
+    assert agent.sessions[ann].announcement is None  # nor are users told of what will not happen
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    caplog.set_level(logging.INFO, logger="gpushare.service")
