@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ NOTEBOOK = Path(__file__).with_name("gpu-sharing.ipynb")
 
 
 def furnish(spawner: Any) -> None:
-    """A hook for `Spawner.pre_spawn_hook`: put the demo's notebook into the home, if it is not there yet."""
+    """A hook for `Spawner.pre_spawn_hook`: put into the home, where it is not there yet, what the demo needs."""
     home = Path(spawner.home_dir_template.format(username=spawner.user.name))
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     notebook = home / NOTEBOOK.name
     if not notebook.exists():
         shutil.copyfile(NOTEBOOK, notebook)
+    profile = home / ".profile"
+    if not profile.exists():
+        # JupyterLab's terminals are login shells, which set PATH anew; `gpushare` must be found in them
+        profile.write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')

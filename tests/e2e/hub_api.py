@@ -63,7 +63,8 @@ class Hub:
         deadline = time.monotonic() + within
         while True:
             found = await self.server(user, server)
-            if found and found["ready"]:
+            assert found, f"{user}'s server did not start; the hub's log says why"
+            if found["ready"]:
                 return
             assert time.monotonic() < deadline, f"{user}'s server is not ready after {within:.0f} s: {found}"
             await asyncio.sleep(0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -26,6 +27,8 @@ from tests.e2e.hub_api import Hub
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOKEN = "GPUSHARE_E2E_TOKEN"
 """The variable with the API token of the tests."""
+
+NOISE = re.compile(r" 200 GET |xsrf cookie|404 GET /hub/health")
 
 E2E_CONFIG = """
 import os
@@ -151,7 +154,8 @@ class RunningStack:
         parts = []
         for log in (self.folder.agent_log, self.folder.hub_log):
             if log.exists():
-                parts += [f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-60:]]
+                lines = log.read_text(errors="replace").splitlines()
+                parts += [f"--- {log.name}", *[line for line in lines if not NOISE.search(line)][-80:]]
         return "\n".join(parts)
 
     def _start(self, command: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
