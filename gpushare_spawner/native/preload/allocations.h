@@ -1,0 +1,52 @@
+/* What the program has allocated on each GPU: found by address, ordered by use, counted. */
+#pragma once
+
+#include "gpus.h"
+
+enum allocation_kind {
+    ALLOCATION_CONVERTED, /* managed memory in place of device memory */
+    ALLOCATION_MANAGED,   /* managed memory that the program asked for */
+    ALLOCATION_PLAIN,     /* device memory */
+};
+
+struct allocation {
+    CUdeviceptr at;
+    size_t bytes;    /* asked for */
+    size_t capacity; /* taken from the driver; more than `bytes` where a parked block was used again */
+    enum allocation_kind kind;
+    struct gpu *gpu;
+    CUcontext context;
+    size_t walked; /* by the pager, in its present walk */
+    uint64_t walk;
+    struct allocation *left, *right;    /* by address, a treap */
+    struct allocation *newer, *older;   /* by use, within the GPU; plain ones are in no list */
+};
+
+/* Set bytes aside before the driver is asked, so that two threads cannot both take the last ones. False: that would be more than
+   the session is shown. */
+bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited);
+void account_return(struct gpu *gpu, size_t bytes, bool managed);
+
+/* Remember a new allocation, already accounted for. */
+void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind);
+
+/* The allocation that `at` lies in; a copy. */
+bool allocations_find(CUdeviceptr at, struct allocation *copy);
+
+/* Forget the one that begins at `at`, and give its bytes back to the account. False: unknown. */
+bool allocations_remove(CUdeviceptr at, struct allocation *copy);
+
+/* Put one back that could not be freed after all. */
+void allocations_restore(const struct allocation *copy);
+
+/* It is about to be used: the pager takes it in first and out last. */
+void allocations_touch(CUdeviceptr at);
+
+void allocations_of_context_gone(CUcontext context);
+void allocations_forget(void); /* in a forked child */
+
+/* Walk over the managed allocations of a GPU, newest first or oldest first. `visit` is called with the lock held and gets the part
+   that is next; it returns false to stop (the part is then visited again). A walk goes on where it stopped, whatever was
+   allocated or freed meanwhile. Returns true at the end of the list. */
+typedef bool (*allocation_visit)(void *closure, CUcontext context, CUdeviceptr at, size_t bytes);
+bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t part, allocation_visit visit, void *closure);

@@ -1,0 +1,11 @@
+/* Stream capture: calls that are recorded into a graph are no work, and must be neither held up nor disturbed. */
+#pragma once
+
+#include "common.h"
+
+bool captures_in_progress(void);
+
+/* Whether work put into `stream` is recorded now instead of being done. */
+bool is_capturing(CUstream stream);
+
+void captures_forget(void); /* in a forked child */

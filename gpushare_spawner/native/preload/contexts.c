@@ -1,0 +1,251 @@
+#include "contexts.h"
+
+#include <stdlib.h>
+
+#include "allocations.h"
+#include "capture.h"
+#include "resolve.h"
+#include "stream_ordered.h"
+
+pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+struct context *contexts;
+
+static struct lane *free_lanes;
+static _Atomic int contexts_seen; /* while it is one, a thread with a context has that one */
+
+static bool is_default(CUstream stream) {
+    return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+bool lane_is_certain(CUstream stream) { return !is_default(stream) || atomic_load(&contexts_seen) <= 1; }
+
+bool lane_is_active(const struct lane *lane) {
+    /* the burst before counts too: a thread may have read its number just before it was over */
+    return atomic_load(&lane->burst) + 1 >= atomic_load(&lane->gpu->burst);
+}
+
+struct context *context_entry(CUcontext handle) {
+    for (struct context *context = contexts; context; context = context->next)
+        if (context->handle == handle) return context;
+
+    CUcontext current = NULL;
+    CUdevice device;
+    real.cuCtxGetCurrent(&current);
+    bool switched = current != handle;
+    if (switched && real.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return NULL;
+    bool found = real.cuCtxGetDevice(&device) == CUDA_SUCCESS;
+    if (switched) real.cuCtxPopCurrent_v2(&current);
+    struct gpu *gpu = found ? gpu_of_device(device) : NULL;
+    struct context *context = gpu ? calloc(1, sizeof *context) : NULL;
+    if (!context) return NULL;
+    context->handle = handle;
+    context->gpu = gpu;
+    context->next = contexts;
+    contexts = context;
+    atomic_fetch_add(&contexts_seen, 1);
+    atomic_fetch_add(&lanes_epoch, 1); /* default streams are no longer certain */
+    return context;
+}
+
+static struct lane *lane_entry(struct context *context, CUstream stream) {
+    for (struct lane *lane = context->lanes; lane; lane = lane->next)
+        if (lane->stream == stream) return lane;
+    struct lane *lane = free_lanes;
+    if (lane)
+        free_lanes = lane->next;
+    else if (!(lane = calloc(1, sizeof *lane)))
+        return NULL;
+    lane->gpu = context->gpu;
+    lane->context = context;
+    lane->stream = stream;
+    lane->mark = NULL;
+    lane->pending = false;
+    atomic_store(&lane->burst, 0);
+    lane->next = context->lanes;
+    context->lanes = lane;
+    return lane;
+}
+
+struct lane *lane_of(struct passage *passage, CUstream stream) {
+    if (stream == NO_STREAM) return NULL;
+    uint32_t epoch = atomic_load(&lanes_epoch);
+    if (passage->epoch != epoch) {
+        for (int i = 0; i < NEAR_LANES; i++) passage->near[i].lane = NULL;
+        passage->context = NULL;
+        passage->stream = NO_STREAM;
+        passage->epoch = epoch;
+    }
+
+    CUcontext context = NULL; /* of a default stream; another one's handle is enough */
+    if (is_default(stream)) {
+        if (stream == CU_STREAM_LEGACY) stream = NULL;
+        if (!passage->context || atomic_load(&contexts_seen) > 1)
+            if (real.cuCtxGetCurrent(&passage->context) != CUDA_SUCCESS) passage->context = NULL;
+        if (!(context = passage->context)) return NULL;
+    }
+    size_t at = (((uintptr_t)stream ^ (uintptr_t)context) * 0x9E3779B97F4A7C15ull >> 60) % NEAR_LANES;
+    if (passage->near[at].lane && passage->near[at].stream == stream && passage->near[at].context == context)
+        return passage->near[at].lane;
+
+    pthread_mutex_lock(&contexts_lock);
+    CUcontext owner = context;
+    if (!owner && real.cuStreamGetCtx(stream, &owner) != CUDA_SUCCESS) owner = NULL;
+    if (!owner && real.cuCtxGetCurrent(&owner) != CUDA_SUCCESS) owner = NULL;
+    struct context *entry = owner ? context_entry(owner) : NULL;
+    struct lane *lane = entry ? lane_entry(entry, stream) : NULL;
+    pthread_mutex_unlock(&contexts_lock);
+    if (lane) {
+        passage->near[at].context = context;
+        passage->near[at].stream = stream;
+        passage->near[at].lane = lane;
+    }
+    return lane;
+}
+
+void stream_forget(CUstream stream) {
+    if (is_default(stream)) return;
+    stream_ordered_stream_gone(stream);
+    pthread_mutex_lock(&contexts_lock);
+    for (struct context *context = contexts; context; context = context->next) {
+        for (struct lane **link = &context->lanes; *link; link = &(*link)->next) {
+            struct lane *lane = *link;
+            if (lane->stream != stream) continue;
+            struct orphan *orphan = lane_is_active(lane) && !is_capturing(stream) ? malloc(sizeof *orphan) : NULL;
+            if (orphan && real.cuCtxPushCurrent_v2(context->handle) == CUDA_SUCCESS) {
+                if (real.cuEventCreate(&orphan->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) {
+                    real.cuEventRecord(orphan->event, stream);
+                    orphan->next = context->orphans;
+                    context->orphans = orphan;
+                    orphan = NULL;
+                }
+                if (lane->mark) real.cuEventDestroy_v2(lane->mark);
+                CUcontext popped;
+                real.cuCtxPopCurrent_v2(&popped);
+            } else if (lane->mark) {
+                real.cuEventDestroy_v2(lane->mark);
+            }
+            free(orphan);
+            lane->mark = NULL;
+            *link = lane->next;
+            lane->next = free_lanes;
+            free_lanes = lane;
+            atomic_fetch_add(&lanes_epoch, 1);
+            break;
+        }
+    }
+    pthread_mutex_unlock(&contexts_lock);
+}
+
+/* With the lock held: the context is gone, and with it its streams, events and memory. */
+static void context_forget(CUcontext handle) {
+    for (struct context **link = &contexts; *link; link = &(*link)->next) {
+        struct context *context = *link;
+        if (context->handle != handle) continue;
+        while (context->lanes) {
+            struct lane *lane = context->lanes;
+            context->lanes = lane->next;
+            lane->next = free_lanes;
+            free_lanes = lane;
+        }
+        while (context->orphans) {
+            struct orphan *orphan = context->orphans;
+            context->orphans = orphan->next;
+            free(orphan);
+        }
+        *link = context->next;
+        free(context);
+        break;
+    }
+    allocations_of_context_gone(handle);
+    atomic_fetch_add(&lanes_epoch, 1);
+}
+
+void contexts_forget(void) {
+    /* the driver's objects are the parent's; the few records are left behind */
+    contexts = NULL;
+    free_lanes = NULL;
+    atomic_store(&contexts_seen, 0);
+    atomic_fetch_add(&lanes_epoch, 1);
+    pthread_mutex_init(&contexts_lock, NULL);
+}
+
+#define SWITCHING(name, parameters, arguments)   \
+    CUresult wrapped_##name parameters {         \
+        CUresult result = real.name arguments;   \
+        gate_context_changed();                  \
+        return result;                           \
+    }                                            \
+    EXPORTED(name);
+
+SWITCHING(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device), (out, flags, device))
+SWITCHING(cuCtxCreate_v3, (CUcontext * out, void *affinity, int count, unsigned flags, CUdevice device),
+          (out, affinity, count, flags, device))
+SWITCHING(cuCtxCreate_v4, (CUcontext * out, void *params, unsigned flags, CUdevice device), (out, params, flags, device))
+SWITCHING(cuCtxSetCurrent, (CUcontext context), (context))
+SWITCHING(cuCtxPushCurrent, (CUcontext context), (context))
+SWITCHING(cuCtxPushCurrent_v2, (CUcontext context), (context))
+SWITCHING(cuCtxPopCurrent, (CUcontext * out), (out))
+SWITCHING(cuCtxPopCurrent_v2, (CUcontext * out), (out))
+
+#define DESTROYING(name)                                        \
+    CUresult wrapped_##name(CUcontext context) {                \
+        pthread_mutex_lock(&contexts_lock);                     \
+        CUresult result = real.name(context);                   \
+        if (result == CUDA_SUCCESS) context_forget(context);    \
+        pthread_mutex_unlock(&contexts_lock);                   \
+        gate_context_changed();                                 \
+        return result;                                          \
+    }                                                           \
+    EXPORTED(name);
+
+DESTROYING(cuCtxDestroy)
+DESTROYING(cuCtxDestroy_v2)
+DESTROYING(cuCtxDetach)
+
+/* The primary context of a device: counted by the driver, gone with the last release or a reset. A reset context keeps its handle. */
+static void primary_context_left(CUdevice device, CUcontext handle) {
+    unsigned flags;
+    int active = 0;
+    real.cuDevicePrimaryCtxGetState(device, &flags, &active);
+    if (!active && handle) context_forget(handle);
+}
+
+static CUcontext primary_context(CUdevice device) {
+    CUcontext handle = NULL;
+    unsigned flags;
+    int active = 0;
+    /* retaining is how to learn the handle; done only while there is one, and given back at once */
+    if (real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || !active) return NULL;
+    if (real.cuDevicePrimaryCtxRetain(&handle, device) != CUDA_SUCCESS) return NULL;
+    real.cuDevicePrimaryCtxRelease_v2(device);
+    return handle;
+}
+
+#define LEAVING(name)                                                       \
+    CUresult wrapped_##name(CUdevice device) {                              \
+        pthread_mutex_lock(&contexts_lock);                                 \
+        CUcontext handle = primary_context(device);                         \
+        CUresult result = real.name(device);                                \
+        if (result == CUDA_SUCCESS) primary_context_left(device, handle);   \
+        pthread_mutex_unlock(&contexts_lock);                               \
+        gate_context_changed();                                             \
+        return result;                                                      \
+    }                                                                       \
+    EXPORTED(name);
+
+LEAVING(cuDevicePrimaryCtxRelease)
+LEAVING(cuDevicePrimaryCtxRelease_v2)
+LEAVING(cuDevicePrimaryCtxReset)
+LEAVING(cuDevicePrimaryCtxReset_v2)
+
+CUresult wrapped_cuStreamDestroy(CUstream stream) {
+    stream_forget(stream);
+    return real.cuStreamDestroy(stream);
+}
+EXPORTED(cuStreamDestroy);
+
+CUresult wrapped_cuStreamDestroy_v2(CUstream stream) {
+    stream_forget(stream);
+    return real.cuStreamDestroy_v2(stream);
+}
+EXPORTED(cuStreamDestroy_v2);

@@ -1,0 +1,43 @@
+/* Contexts and the lanes in them: where work was launched, and where the background thread looks whether it is done. */
+#pragma once
+
+#include <pthread.h>
+
+#include "gate.h"
+
+/* An event in a stream that was destroyed while it had work. */
+struct orphan {
+    CUevent event;
+    struct orphan *next;
+};
+
+struct context {
+    CUcontext handle;
+    struct gpu *gpu;
+    struct lane *lanes;
+    struct orphan *orphans;
+    CUstream moving; /* the pager's stream; made when it is first needed */
+    struct context *next;
+};
+
+/* Held by the background thread for every driver call it makes, and by whoever destroys a context or a stream: neither is pulled
+   from under the other's feet. Taken before the lock of allocations.c. */
+extern pthread_mutex_t contexts_lock;
+extern struct context *contexts;
+
+/* The lane that a launch into `stream` by this thread goes to; NULL where there is none that is arbitrated. */
+struct lane *lane_of(struct passage *passage, CUstream stream);
+
+/* Whether the handle alone says which lane it is, so that the thread need not ask again. */
+bool lane_is_certain(CUstream stream);
+
+/* With contexts_lock held: the entry of a context, made current to the calling thread while it is being looked up. */
+struct context *context_entry(CUcontext handle);
+
+/* With contexts_lock held. Whether the lane has had work since the device was last seen quiet. */
+bool lane_is_active(const struct lane *lane);
+
+/* A stream is about to be destroyed: its work, if any, is remembered by an event. Takes the lock. */
+void stream_forget(CUstream stream);
+
+void contexts_forget(void); /* in a forked child */

@@ -1,0 +1,137 @@
+/* The parts of the CUDA driver's binary interface that this library touches: types, constants and structure layouts. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUmemHandle; /* CUmemGenericAllocationHandle */
+typedef struct CUctx_st *CUcontext;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUarray_st *CUarray;
+typedef struct CUmipmap_st *CUmipmap;
+typedef struct CUmempool_st *CUmempool;
+typedef struct {
+    unsigned char bytes[16];
+} CUuuid;
+typedef struct {
+    unsigned char reserved[64];
+} CUipcMemHandle;
+
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_DEINITIALIZED = 4,
+    CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
+};
+
+#define CU_STREAM_LEGACY ((CUstream)0x1)
+#define CU_STREAM_PER_THREAD ((CUstream)0x2)
+#define CU_DEVICE_CPU ((CUdevice)-1)
+#define CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM 2ull
+
+enum {
+    CU_MEM_ATTACH_GLOBAL = 1,
+    CU_MEM_ADVISE_SET_PREFERRED_LOCATION = 3,
+    CU_STREAM_NON_BLOCKING = 1,
+    CU_EVENT_DISABLE_TIMING = 2,
+    CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS = 89,
+    CU_MEM_LOCATION_TYPE_INVALID = 0,
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2,
+    CU_MEMORYTYPE_DEVICE = 2,
+};
+
+enum { /* CUpointer_attribute */
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+    CU_POINTER_ATTRIBUTE_HOST_POINTER = 4,
+    CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+    CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
+    CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12,
+};
+
+typedef struct {
+    int type;
+    int id;
+} CUmemLocation;
+
+typedef struct { /* CUmemAllocationProp_v1 */
+    int type;
+    int requestedHandleTypes;
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    struct {
+        unsigned char compressionType;
+        unsigned char gpuDirectRDMACapable;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } allocFlags;
+} CUmemAllocationProp;
+
+typedef struct { /* CUmemPoolProps_v1 */
+    int allocType;
+    int handleTypes;
+    CUmemLocation location;
+    void *win32SecurityAttributes;
+    size_t maxSize;
+    unsigned short usage;
+    unsigned char reserved[54];
+} CUmemPoolProps;
+
+typedef struct { /* CUDA_ARRAY_DESCRIPTOR_v2 */
+    size_t Width;
+    size_t Height;
+    int Format;
+    unsigned int NumChannels;
+} CUarrayDescriptor;
+
+typedef struct { /* CUDA_ARRAY3D_DESCRIPTOR_v2 */
+    size_t Width;
+    size_t Height;
+    size_t Depth;
+    int Format;
+    unsigned int NumChannels;
+    unsigned int Flags;
+} CUarray3DDescriptor;
+
+typedef struct { /* CUlaunchConfig: only the stream is read here */
+    unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    CUstream hStream;
+    void *attrs;
+    unsigned int numAttrs;
+} CUlaunchConfig;
+
+typedef struct { /* CUDA_LAUNCH_PARAMS_v1: only the stream is read here */
+    CUfunction function;
+    unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    CUstream hStream;
+    void **kernelParams;
+} CUlaunchParams;
+
+typedef struct { /* CUgraphNodeParams: only the type is read here */
+    int type;
+} CUgraphNodeParams;
+
+typedef struct { /* nvmlMemory_t */
+    unsigned long long total, free, used;
+} nvmlMemory;
+
+typedef struct { /* nvmlMemory_v2_t */
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+} nvmlMemory_v2;

@@ -1,0 +1,75 @@
+/* dlsym is exported at glibc's versions. Names that are no driver's are passed on by a tail jump, so that the real dlsym sees the
+   program's return address: RTLD_NEXT then means next after the caller, not next after this library. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "dlsym.h"
+#include "nvml.h"
+#include "resolve.h"
+
+typedef void *(*dlsym_function)(void *, const char *);
+
+#if defined __x86_64__
+#define FIRST_VERSION "GLIBC_2.2.5"
+#elif defined __aarch64__
+#define FIRST_VERSION "GLIBC_2.17"
+#else
+#error "libgpushare.so is written for x86-64 and aarch64"
+#endif
+
+#if defined __clang__
+#define TAIL_JUMP __attribute__((musttail)) return
+#else
+#define TAIL_JUMP return /* gcc at -O2 does it unasked; only clang promises it */
+#endif
+
+static _Atomic(dlsym_function) found;
+
+static dlsym_function glibc_dlsym(void) {
+    dlsym_function function = atomic_load_explicit(&found, memory_order_relaxed);
+    if (unlikely(!function)) {
+        /* the first version is there in every glibc, so this cannot fail, and does not allocate an error message */
+        function = (dlsym_function)dlvsym(RTLD_NEXT, "dlsym", FIRST_VERSION);
+        atomic_store_explicit(&found, function, memory_order_relaxed);
+    }
+    return function;
+}
+
+void *real_dlsym(void *handle, const char *name) { return glibc_dlsym()(handle, name); }
+
+static bool is_ours(const void *pointer) {
+    extern const char __ehdr_start[] __attribute__((visibility("hidden")));
+    extern const char _end[] __attribute__((visibility("hidden")));
+    return (const char *)pointer >= __ehdr_start && (const char *)pointer < _end;
+}
+
+static void *driver_symbol(void *handle, const char *name) {
+    void *pointer = real_dlsym(handle, name);
+    if (!pointer) return NULL;
+    if (is_ours(pointer)) {
+        /* found in the global scope because this library exports it: the answer must be what it would be without us */
+        pointer = real_dlsym(RTLD_NEXT, name);
+        if (!pointer) return NULL;
+    }
+    return *name == 'n' ? nvml_wrapper_of(pointer) : wrapper_of(pointer);
+}
+
+static void *dlsym_34(void *handle, const char *name) __attribute__((used));
+static void *dlsym_first(void *handle, const char *name) __attribute__((used));
+
+static void *dlsym_34(void *handle, const char *name) {
+    dlsym_function next = glibc_dlsym();
+    bool cuda = name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
+    bool nvml = name && strncmp(name, "nvml", 4) == 0;
+    if (likely(!cuda && !nvml) || handle == RTLD_NEXT) TAIL_JUMP next(handle, name);
+    return driver_symbol(handle, name);
+}
+
+static void *dlsym_first(void *handle, const char *name) { TAIL_JUMP dlsym_34(handle, name); }
+
+extern __typeof__(dlsym_34) gpushare_dlsym_34 __attribute__((alias("dlsym_34"), visibility("default")));
+extern __typeof__(dlsym_34) gpushare_dlsym_first __attribute__((alias("dlsym_first"), visibility("default")));
+__asm__(".symver gpushare_dlsym_34, dlsym@@GLIBC_2.34, remove");
+__asm__(".symver gpushare_dlsym_first, dlsym@" FIRST_VERSION ", remove");

@@ -1,0 +1,35 @@
+#include "fork.h"
+
+#include <pthread.h>
+
+#include "allocations.h"
+#include "burst.h"
+#include "capture.h"
+#include "contexts.h"
+#include "gate.h"
+#include "lease.h"
+#include "pager.h"
+#include "plain_memory.h"
+#include "stream_ordered.h"
+#include "worker.h"
+
+/* Forget everything: the parent's contexts and memory are not the child's, and locks may have been held by threads that are not
+   here. The parent's records are left where they are; a fork copies them on write, and most children exec at once. */
+static void in_child(void) {
+    worker_forget();
+    gate_forget_threads();
+    contexts_forget();
+    allocations_forget();
+    stream_ordered_forget();
+    plain_memory_forget();
+    captures_forget();
+    leases_forget();
+    bursts_forget();
+    pager_forget();
+    session_forget();
+}
+
+void fork_watch(void) {
+    static int watched;
+    if (!watched) watched = pthread_atfork(0, 0, in_child) == 0;
+}

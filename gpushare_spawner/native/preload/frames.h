@@ -1,0 +1,44 @@
+/* Frames of the session socket; docs/protocol.md says what they mean. */
+#pragma once
+
+#include <stdint.h>
+
+#define FRAME_MAGIC 0x48535047u /* "GPSH" */
+#define FRAME_VERSION 1
+#define FRAME_FIELDS 12
+#define LIBRARY_VERSION 100 /* 0.1.0: major*10000 + minor*100 + patch */
+
+struct frame { /* little-endian, as both architectures are */
+    uint32_t magic;
+    uint16_t version;
+    uint16_t type;
+    uint32_t serial;
+    uint32_t flags;
+    unsigned char gpu[16];
+    uint64_t f[FRAME_FIELDS];
+};
+_Static_assert(sizeof(struct frame) == 128, "a frame has 128 bytes");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are little-endian");
+
+enum frame_type {
+    FRAME_HELLO = 1,
+    FRAME_REQUEST = 2,
+    FRAME_RELEASE = 3,
+    FRAME_MEMORY = 4,
+    FRAME_IDLE = 5,
+    FRAME_BUSY = 6,
+    FRAME_PAGED_IN = 7,
+    FRAME_PAGED_OUT = 8,
+
+    FRAME_WELCOME = 64,
+    FRAME_DEVICE = 65,
+    FRAME_GRANT = 66,
+    FRAME_REVOKE = 67,
+    FRAME_PAGE_OUT = 68,
+    FRAME_TIER = 69,
+    FRAME_ERROR = 127,
+};
+
+enum { ROLE_CUDA_PROCESS = 1 };
+enum { RELEASE_IDLE = 0, RELEASE_REVOKED = 1 };
+enum { WELCOME_OVERSUBSCRIBED = 1 };

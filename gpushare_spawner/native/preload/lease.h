@@ -1,0 +1,21 @@
+/* The lease on each GPU, as this process sees it. Only for the background thread. */
+#pragma once
+
+#include "frames.h"
+#include "gpus.h"
+
+/* No agent, or a GPU that is not the session's: the gate is open and nothing is asked. */
+void lease_unarbitrated(struct gpu *gpu);
+
+/* An agent that arbitrates this GPU has said WELCOME: from now on work needs a lease. */
+void lease_begin(struct gpu *gpu);
+
+/* GRANT, REVOKE and PAGE_OUT. */
+void lease_granted(struct gpu *gpu, const struct frame *frame);
+void lease_revoked(struct gpu *gpu, const struct frame *frame);
+void lease_page_out(struct gpu *gpu, const struct frame *frame);
+
+/* Look what is due. Returns the instant (now_ns) at which to look again; UINT64_MAX: not before something happens. */
+uint64_t lease_step(struct gpu *gpu);
+
+void leases_forget(void); /* in a forked child */

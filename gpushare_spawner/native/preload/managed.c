@@ -1,0 +1,112 @@
+#include "managed.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "allocations.h"
+#include "capture.h"
+#include "resolve.h"
+#include "stream_ordered.h"
+
+/* The pitch that the driver gives rows of a 2D allocation on every GPU so far. */
+#define PITCH 512
+
+static _Atomic bool oversubscribed;
+
+void managed_set(bool wanted) { atomic_store(&oversubscribed, wanted); }
+
+static bool switched_off(void) {
+    const char *setting = getenv("GPUSHARE_MANAGED");
+    return setting && strcmp(setting, "0") == 0;
+}
+
+bool managed_wanted(const struct gpu *gpu) {
+    return atomic_load(&oversubscribed) && gpu->can_manage && atomic_load(&gpu->shared) && !switched_off();
+}
+
+CUresult managed_allocate(const struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
+    CUresult result = real.cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL);
+    if (result != CUDA_SUCCESS || captures_in_progress()) return result;
+    /* Pages that were moved to the host come back when they are used, and stay. A driver that takes no advice takes none. */
+    if (driver_has(cuMemAdvise))
+        real.cuMemAdvise(*out, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, gpu->device);
+    else if (driver_has(cuMemAdvise_v2))
+        real.cuMemAdvise_v2(*out, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+                            (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, gpu->device});
+    return result;
+}
+
+/* Account, convert, remember. CUDA_ERROR_NOT_FOUND: not converted, the caller asks the driver for the plain thing. */
+static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
+    if (!account_take(gpu, bytes, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
+    CUdeviceptr at;
+    if (managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
+        /* freed blocks that wait for their streams may be what is missing */
+        if (!stream_ordered_trim(gpu) || managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
+            account_return(gpu, bytes, true);
+            return CUDA_ERROR_NOT_FOUND;
+        }
+    }
+    allocations_add(gpu, at, bytes, bytes, ALLOCATION_CONVERTED);
+    *out = at;
+    return CUDA_SUCCESS;
+}
+
+CUresult wrapped_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
+    struct gpu *gpu = out && bytes ? gpu_current() : NULL;
+    if (!gpu) return real.cuMemAlloc_v2(out, bytes);
+    if (managed_wanted(gpu)) {
+        CUresult result = allocate_managed(gpu, out, bytes);
+        if (result != CUDA_ERROR_NOT_FOUND) return result;
+    }
+    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = real.cuMemAlloc_v2(out, bytes);
+    if (result == CUDA_SUCCESS)
+        allocations_add(gpu, *out, bytes, bytes, ALLOCATION_PLAIN);
+    else
+        account_return(gpu, bytes, false);
+    return result;
+}
+EXPORTED(cuMemAlloc_v2);
+
+CUresult wrapped_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
+    bool sound = out && pitch && width && height && (element == 4 || element == 8 || element == 16);
+    struct gpu *gpu = sound ? gpu_current() : NULL;
+    size_t row = (width + PITCH - 1) / PITCH * PITCH, bytes;
+    if (!gpu || row < width || __builtin_mul_overflow(row, height, &bytes))
+        return real.cuMemAllocPitch_v2(out, pitch, width, height, element);
+    if (managed_wanted(gpu)) {
+        CUresult result = allocate_managed(gpu, out, bytes);
+        if (result == CUDA_SUCCESS) *pitch = row;
+        if (result != CUDA_ERROR_NOT_FOUND) return result;
+    }
+    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = real.cuMemAllocPitch_v2(out, pitch, width, height, element);
+    if (result == CUDA_SUCCESS)
+        allocations_add(gpu, *out, bytes, bytes, ALLOCATION_PLAIN);
+    else
+        account_return(gpu, bytes, false);
+    return result;
+}
+EXPORTED(cuMemAllocPitch_v2);
+
+/* Asked for as managed memory, it may exceed the GPU's by the driver's own rules: counted and moved, never refused. */
+CUresult wrapped_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
+    struct gpu *gpu = out && bytes ? gpu_current() : NULL;
+    CUresult result = real.cuMemAllocManaged(out, bytes, flags);
+    if (gpu && result == CUDA_SUCCESS && account_take(gpu, bytes, true, false))
+        allocations_add(gpu, *out, bytes, bytes, ALLOCATION_MANAGED);
+    return result;
+}
+EXPORTED(cuMemAllocManaged);
+
+CUresult wrapped_cuMemFree_v2(CUdeviceptr at) {
+    struct allocation allocation;
+    /* forgotten first: the pager must not touch what is being freed */
+    bool known = allocations_remove(at, &allocation);
+    CUresult result = real.cuMemFree_v2(at);
+    if (known && result != CUDA_SUCCESS) allocations_restore(&allocation);
+    return result;
+}
+EXPORTED(cuMemFree_v2);

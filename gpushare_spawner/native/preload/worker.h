@@ -1,0 +1,18 @@
+/* The background thread: one per process, started by cuInit. It owns the socket, the leases and the pager. */
+#pragma once
+
+#include "gpus.h"
+
+/* Start it, and wait (a second at most) for the agent's WELCOME: the first allocation must know how it is to be made. */
+void worker_start(void);
+
+bool worker_runs(void);
+
+/* Something happened: a thread waits at a gate. */
+void worker_wake(void);
+
+/* The account of a GPU changed: to be told within 10 ms. */
+void worker_memory_changed(struct gpu *gpu);
+
+/* In a forked child: there is no such thread any more, and its files are closed. */
+void worker_forget(void);
