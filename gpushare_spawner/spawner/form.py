@@ -46,9 +46,9 @@ class Card:
     """Width of the guaranteed part of the bar, per cent; 0 without a GPU."""
     guaranteed: str
     burst: str
-    memory_note: str
     idle_steps: Sequence[str]
-    idle_comfort: str
+    gives_back: bool
+    oversubscribes: bool
     machine: str
     models: str
     now: Availability | None
@@ -98,12 +98,14 @@ class Form:
 @lru_cache
 def _environment(paths: tuple[str, ...]) -> Environment:
     folders = [*paths, str(Path(__file__).parent / "templates")]
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(folders),
         autoescape=select_autoescape(default=True, default_for_string=True),
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["tight"] = wording.tight
+    return environment
 
 
 def _card(
@@ -125,9 +127,9 @@ def _card(
         units=gpu.share.units if gpu is not None else 0,
         guaranteed=wording.guaranteed(gpu, memory) if gpu is not None else "",
         burst=wording.burst(gpu, memory) if gpu is not None else "",
-        memory_note=wording.memory_note(gpu) if gpu is not None else "",
         idle_steps=wording.idle_steps(template) if template is not None else (),
-        idle_comfort=wording.idle_comfort(template) if template is not None else "",
+        gives_back=template is not None and wording.gives_back(template),
+        oversubscribes=gpu is not None and gpu.memory.oversubscribe,
         machine=wording.machine(template.resources) if template is not None else "",
         models=_models(now) if now is not None else "",
         now=now,

@@ -150,9 +150,9 @@ class GPUShareMixin(Spawner):
         Further profiles beside the compute templates, in KubeSpawner's conventions: a list of dicts, or a callable
         (it may be async) that takes the spawner and returns one.
 
-        Each has ``display_name`` and may have ``slug``, ``description``, ``default``, ``kubespawner_override`` (settings
-        of this spawner) and ``profile_options``. They hold no GPU share; for that write a template. Descriptions are
-        plain text.
+        Each has ``display_name`` and may have ``slug``, ``description``, ``default``, ``kubespawner_override``
+        (settings of this spawner) and ``profile_options``. They hold no GPU share; for that write a template.
+        Descriptions are plain text.
 
         Example::
 
@@ -270,7 +270,7 @@ class GPUShareMixin(Spawner):
         return frozenset(group.name for group in self.user.groups)
 
     async def offered(self) -> list[Profile]:
-        """All profiles, allowed to this user or not. A mistake in ``profile_list`` is logged and hides only that list."""
+        """All profiles, allowed to this user or not. A mistake in ``profile_list`` is logged and hides that list."""
         templates = self._templates()
         entries = self.profile_list
         try:

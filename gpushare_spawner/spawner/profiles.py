@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +32,6 @@ class Profile:
     """profile_options: further choices on the card."""
     template: Template | None = None
     """None for a profile that an admin wrote into profile_list."""
-    description_is_html: bool = False
-    """KubeSpawner lets admins write HTML into descriptions; those of templates are plain text."""
 
     @classmethod
     def of_template(cls, template: Template) -> Profile:
@@ -68,7 +66,6 @@ class Profile:
             default=bool(entry.get("default")),
             override=entry.get("kubespawner_override") or {},
             options=entry.get("profile_options") or {},
-            description_is_html=True,
         )
 
     def allows(self, user: str, groups: frozenset[str]) -> bool:
@@ -138,7 +135,3 @@ def replaced(value: Any, text: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [replaced(item, text) for item in value]
     return value
-
-
-Entries = Sequence[Any] | Callable[..., Any]
-"""``profile_list`` as an admin may set it: a list, or a callable (also async) that takes the spawner."""

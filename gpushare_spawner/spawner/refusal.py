@@ -35,8 +35,8 @@ class StartRefused(_Base):
 def forget_failure(settings: dict[str, Any]) -> None:
     """Keep a refusal from counting as a failed start on JupyterHub 5.
 
-    There ``consecutive_failure_limit`` counts every start that raises, refusals too, and the hub ends when it is reached
-    (zero-to-jupyterhub sets it to 5). The hub adds one after the start has raised, so one is taken off here.
+    There ``consecutive_failure_limit`` counts every start that raises, refusals too, and the hub ends when it is
+    reached (zero-to-jupyterhub sets it to 5). The hub adds one after the start has raised, so one is taken off here.
     """
     if _SPAWN_EXCEPTION is None:
         settings["failure_count"] = settings.get("failure_count", 0) - 1

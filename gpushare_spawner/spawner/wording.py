@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from gpushare_spawner.model.quantity import format_bytes, format_seconds, resolve_bytes
@@ -10,41 +11,35 @@ from gpushare_spawner.model.template import Gpu, Idle, Range, Resources, Templat
 from gpushare_spawner.model.tier import Tier
 
 
+def tight(text: str) -> str:
+    """Numbers stay with their units when a line is broken."""
+    return re.sub(r"(?<=\d) (?=(?:[KMGT]iB|min|h|s|%|GPUs?)\b|%)", "\u00a0", text)
+
+
 def guaranteed(gpu: Gpu, memory_bytes: int | None) -> str:
     """What a session has whatever the neighbours do. ``memory_bytes``: of the smallest GPU that would do, if known."""
     share = gpu.share
-    if share.units == UNITS_PER_GPU:
-        return "One whole GPU" if share.count == 1 else f"{share.count} whole GPUs"
-    return f"{share.units} % of one GPU's time and {_guaranteed_memory(gpu, memory_bytes)} of its memory"
-
-
-def _guaranteed_memory(gpu: Gpu, memory_bytes: int | None) -> str:
-    written = gpu.memory.guarantee or f"{gpu.share.units}%"
-    if memory_bytes is None:
-        return written.replace("%", " %")
-    return format_bytes(resolve_bytes(written, memory_bytes))
+    if share.units < UNITS_PER_GPU:
+        return (
+            f"{share.units} % of one GPU's time and {_memory(gpu.memory.guarantee or f'{share.units}%', memory_bytes)}"
+        )
+    whole = "one whole GPU" if share.count == 1 else f"{share.count} whole GPUs"
+    return f"{whole}, with {_memory(gpu.memory.guarantee or '100%', memory_bytes)}{' each' * (share.count > 1)}"
 
 
 def burst(gpu: Gpu, memory_bytes: int | None) -> str:
-    """What it may use beyond that."""
-    if gpu.share.units == UNITS_PER_GPU:
-        time = "all of its time, always" if gpu.share.count == 1 else "all of their time, always"
-    else:
-        time = "all of its time while neighbours are quiet"
-    limit = gpu.memory.limit
-    shown = (
-        limit.replace("%", " % of the GPU's memory")
-        if memory_bytes is None
-        else format_bytes(resolve_bytes(limit, memory_bytes))
-    )
-    return f"{time}, and {shown} of memory".replace("memory of memory", "memory")
+    """What it may use beyond that; nothing where all is guaranteed."""
+    if gpu.share.units < UNITS_PER_GPU:
+        return f"all of its time while neighbours are quiet, and {_memory(gpu.memory.limit, memory_bytes)}"
+    return "" if gpu.memory.limit == "100%" else _memory(gpu.memory.limit, memory_bytes)
 
 
-def memory_note(gpu: Gpu) -> str:
-    """What happens when the memory of the GPU is not enough for everybody."""
-    if not gpu.memory.oversubscribe:
-        return ""
-    return "What does not fit on the GPU waits in the machine's memory: slower, but never lost."
+def _memory(written: str, memory_bytes: int | None) -> str:
+    if memory_bytes is not None:
+        return f"{format_bytes(resolve_bytes(written, memory_bytes))} of memory"
+    if written == "100%":
+        return "all of its memory"
+    return f"{written[:-1].strip()} % of its memory" if written.endswith("%") else f"{written} of memory"
 
 
 def idle_steps(template: Template) -> list[str]:
@@ -56,18 +51,15 @@ def idle_steps(template: Template) -> list[str]:
         smaller = idle.units(Tier.DOWNGRADED, share) / UNITS_PER_GPU
         steps.append(f"after {format_seconds(idle.downgrade_after)} the share shrinks to {smaller:.2f} GPU")
     if idle.release_after is not None:
-        steps.append(f"after {format_seconds(idle.release_after)} it is given away")
+        steps.append(f"after {format_seconds(idle.release_after)} the whole share is lent to others")
     if idle.stop_after is not None:
         steps.append(f"after {format_seconds(idle.stop_after)} the server stops")
     return steps
 
 
-def idle_comfort(template: Template) -> str:
-    """What the person need not fear."""
-    idle = template.idle
-    if idle.downgrade_after is None and idle.release_after is None:
-        return ""
-    return "Your kernel keeps running all the while, and your next cell on the GPU brings the whole share back."
+def gives_back(template: Template) -> bool:
+    """Whether an idle share is taken, and so given back later."""
+    return template.idle.downgrade_after is not None or template.idle.release_after is not None
 
 
 def machine(resources: Resources) -> str:

@@ -1,4 +1,4 @@
-"""An agent on a control socket that speaks model/control.py, counts like the real one, and fails as a test asks it to."""
+"""An agent on a control socket that speaks model/control.py, counts like the real one, and fails when told to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GIB = 2**30
 
 
 class FakeAgent:
-    """``gpus`` simulated GPUs of 16 GiB. `refuse` makes the next requests of one kind fail, `before` runs before each."""
+    """``gpus`` simulated GPUs of 16 GiB. `refuse` makes the next requests of a kind fail."""
 
     def __init__(self, socket: Path, gpus: int = 2, model: str = "Simulated GPU 16 GiB") -> None:
         self.socket = socket
