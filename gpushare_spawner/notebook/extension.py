@@ -66,8 +66,7 @@ def answer(status: ShareStatus) -> dict[str, Any]:
         **status.as_json(),
         "line": words.line(status),
         "explanation": words.explanation(status),
-        "tier_text": words.tier_now(status) if status.known else "",
-        "back_text": words.came_back(status) if status.known else "",
+        "changed_text": words.changed(status) if status.known else "",
         "announcement_text": words.announcement(status, step) if step is not None else "",
     }
 

@@ -1,4 +1,4 @@
-"""What the kernels of a running Jupyter server do: how many are there, how many are busy, when one last did something."""
+"""What the kernels of a running Jupyter server do: how many are there, how many are busy, when one last did a thing."""
 
 from __future__ import annotations
 

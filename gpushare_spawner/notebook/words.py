@@ -13,6 +13,8 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook.share_status import ShareStatus, Step
 
 GIB = 2**30
+TOAST_LETTERS = 140
+"""JupyterLab cuts longer notifications."""
 
 
 def clock(at: float) -> str:
@@ -99,7 +101,7 @@ def explanation(status: ShareStatus) -> str:
 
 
 def tier_now(status: ShareStatus) -> str:
-    """What the tier means to the user, in a sentence or two: also the toast after a change."""
+    """What the tier means to the user, in a sentence or two."""
     gpus = len(status.gpus)
     share = amount(status.share_units, gpus)
     kept = "Variables and GPU memory are kept, and the next cell that uses the GPU brings it back."
@@ -113,13 +115,21 @@ def tier_now(status: ShareStatus) -> str:
             return f"You have {share}: guaranteed when neighbours are busy, more when they are not."
 
 
-def came_back(status: ShareStatus) -> str:
-    """The toast when the whole share is there again."""
-    return f"Your GPU share is back: {amount(status.share_units, len(status.gpus))}."
+def changed(status: ShareStatus) -> str:
+    """What to say when the tier has just become what it is; at most TOAST_LETTERS long."""
+    gpus = len(status.gpus)
+    kept = "Your data is kept; the next cell that uses the GPU brings it back."
+    match status.tier:
+        case Tier.DOWNGRADED:
+            return f"Your GPU share shrank to {amount(status.effective_units, gpus)}: the GPU was idle. {kept}"
+        case Tier.RELEASED:
+            return f"Your GPU share was given back: the GPU was idle. {kept}"
+        case _:
+            return f"Your GPU share is back: {amount(status.share_units, gpus)}."
 
 
 def announcement(status: ShareStatus, step: Step) -> str:
-    """What happens at ``{time}``, and how to avert it."""
+    """What happens at ``{time}``, and how to avert it; at most TOAST_LETTERS long."""
     keep = "Run a cell that uses it to keep it."
     match step.tier:
         case Tier.DOWNGRADED:

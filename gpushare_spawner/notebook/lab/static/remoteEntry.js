@@ -79,6 +79,7 @@
       this._before = undefined;
       this._announced = undefined;
       this._announcedToast = undefined;
+      this._tierToast = undefined;
     }
 
     show(status) {
@@ -89,11 +90,18 @@
       this._before = status;
       this._tellStep(status);
       if (before !== undefined && before.tier !== status.tier) {
-        if (status.tier === 'active') {
-          this._notification.emit(status.back_text, 'success', { autoClose: 8000 });
-        } else {
-          this._notification.emit(status.tier_text, 'warning', { autoClose: false });
-        }
+        this._dismiss('_tierToast'); // it is no longer so
+        const back = status.tier === 'active';
+        this._tierToast = this._notification.emit(status.changed_text, back ? 'success' : 'warning', {
+          autoClose: back ? 8000 : false
+        });
+      }
+    }
+
+    _dismiss(toast) {
+      if (this[toast] !== undefined) {
+        this._notification.dismiss(this[toast]);
+        this[toast] = undefined;
       }
     }
 
@@ -104,10 +112,7 @@
         return;
       }
       this._announced = key;
-      if (this._announcedToast !== undefined) {
-        this._notification.dismiss(this._announcedToast); // it came, or it was averted
-        this._announcedToast = undefined;
-      }
+      this._dismiss('_announcedToast'); // it came, or it was averted
       if (step) {
         const text = atLocalTime(status.announcement_text, step);
         this._announcedToast = this._notification.emit(text, 'warning', { autoClose: false });
@@ -116,14 +121,12 @@
   }
 
   /* The item in the status bar: a button, so that keyboards and fingers reach its explanation too. */
-  function makeItem(Widget, Notification) {
+  function makeItem(Widget, explain) {
     const node = document.createElement('div');
     node.className = 'gpushare-item';
     const button = document.createElement('button');
     button.type = 'button';
-    button.addEventListener('click', () => {
-      Notification.emit(button.title, 'info', { autoClose: 12000 });
-    });
+    button.addEventListener('click', () => explain(button.title));
     node.appendChild(button);
     const widget = new Widget({ node });
     widget.hide();
@@ -171,8 +174,17 @@
     const [apputils, services, statusbar, widgets] = await Promise.all(
       ['@jupyterlab/apputils', '@jupyterlab/services', '@jupyterlab/statusbar', '@lumino/widgets'].map(load)
     );
-    const { Notification } = apputils;
+    const { Dialog, Notification, showDialog } = apputils;
     const { ServerConnection } = services;
+
+    function explain(text) {
+      const node = document.createElement('div');
+      for (const sentence of text.split('\n')) {
+        node.appendChild(document.createElement('p')).textContent = sentence;
+      }
+      const body = new widgets.Widget({ node });
+      void showDialog({ title: 'GPU share', body, buttons: [Dialog.okButton({ label: 'OK' })] });
+    }
 
     function activate(app, statusBar) {
       const settings = app.serviceManager.serverSettings;
@@ -197,7 +209,7 @@
         const style = document.createElement('style');
         style.textContent = STYLE;
         document.head.appendChild(style);
-        item = makeItem(widgets.Widget, Notification);
+        item = makeItem(widgets.Widget, explain);
         statusBar.registerStatusItem(PLUGIN_ID, { item: item.widget, align: 'left', rank: 3 });
       }
       const poller = new Poller(fetchStatus, status => {

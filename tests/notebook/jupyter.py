@@ -1,0 +1,110 @@
+"""A real Jupyter server in a process of its own, with our extensions where an installation puts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "a-token"
+
+
+def install_shared_data(prefix: Path) -> None:
+    """Link what pyproject.toml says is installed under the prefix, as an installer would copy it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for source, target in project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"].items():
+        assert (ROOT / source).exists(), f"pyproject.toml names {source}, which is not there"
+        (prefix / target).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / target).symlink_to(ROOT / source)
+
+
+class Jupyter:
+    """A running server."""
+
+    def __init__(self, url: str, log: Path) -> None:
+        self.url = url
+        self.log = log
+
+    def get(self, path: str, token: str | None = TOKEN):
+        """Status code and body of a GET."""
+        request = urllib.request.Request(self.url + path)
+        if token is not None:
+            request.add_header("Authorization", f"token {token}")
+        return _send(request)
+
+    def post(self, path: str, body: dict):
+        """Status code and body of a POST."""
+        headers = {"Authorization": f"token {TOKEN}", "Content-Type": "application/json"}
+        return _send(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers, method="POST"))
+
+
+def _send(request: urllib.request.Request):
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.loads(answer.read() or b"null")
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@contextmanager
+def running(folder: Path, module: str = "jupyter_server", **environment: str):
+    """Start ``python -m module`` on a port of its own, with base URL /user/ada/; ends it in the end."""
+    install_shared_data(folder / "prefix")
+    runtime = folder / "runtime"
+    work = folder / "work"
+    for made in (runtime, work):
+        made.mkdir()
+    around = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "GPUSHARE"))}
+    around |= {
+        "HOME": str(folder),
+        "PYTHONPATH": str(ROOT),
+        "JUPYTER_PATH": str(folder / "prefix/share/jupyter"),
+        "JUPYTER_CONFIG_PATH": str(folder / "prefix/etc/jupyter"),
+        "JUPYTER_RUNTIME_DIR": str(runtime),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        **environment,
+    }
+    options = {
+        "ServerApp.port": "0",
+        "ServerApp.ip": "127.0.0.1",
+        "ServerApp.open_browser": "False",
+        "ServerApp.base_url": "/user/ada/",
+        "ServerApp.root_dir": str(work),
+        "ServerApp.allow_root": "True",
+        "IdentityProvider.token": TOKEN,
+        "LabApp.news_url": "None",
+        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+    }
+    log = folder / "jupyter.log"
+    with log.open("w") as output:
+        command = [sys.executable, "-m", module, *(f"--{name}={value}" for name, value in options.items())]
+        process = subprocess.Popen(command, env=around, stdout=output, stderr=output, cwd=work)
+        try:
+            yield Jupyter(_address(process, runtime, log), log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _address(process: subprocess.Popen, runtime: Path, log: Path) -> str:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"the server ended:\n{log.read_text()}"
+        for file in runtime.glob("jpserver-*.json"):
+            text = file.read_text()
+            if text.endswith("}"):
+                return json.loads(text)["url"]
+        time.sleep(0.1)
+    raise AssertionError(f"the server did not start:\n{log.read_text()}")

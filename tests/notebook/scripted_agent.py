@@ -1,0 +1,139 @@
+"""An agent's session socket that says what a test tells it to say, in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, LeaseState, gpu_bytes
+from gpushare_spawner.model.tier import Tier
+
+GPU = "GPU-12345678-1234-1234-1234-123456789abc"
+OTHER_GPU = "GPU-12345678-1234-1234-1234-123456789abd"
+GIB = 2**30
+
+
+@dataclass
+class Script:
+    """What the agent answers; tests change it while it runs."""
+
+    share: int = 25
+    tier: Tier = Tier.ACTIVE
+    effective: int = 25
+    borrowed: int = 0
+    guaranteed: int = 25
+    memory: int = int(3.1 * GIB)
+    resident: int = GIB
+    limit: int = 16 * GIB
+    lease: LeaseState = LeaseState.NONE
+    quiet: int = 2**64 - 1
+    sessions: int = 2
+    with_work: int = 1
+    step: tuple[Tier, float, int] | None = None
+    gpus: list[str] = field(default_factory=lambda: [GPU])
+
+    def status(self) -> list[Frame]:
+        """One STATUS for each GPU."""
+        tier, at, units = self.step or (Tier.ACTIVE, 0.0, 0)
+        values = (
+            self.share, self.tier.depth, self.effective, self.borrowed, self.guaranteed, self.memory, self.resident,
+            self.limit, self.lease, self.quiet, self.sessions | self.with_work << 32, round(at * 1e9),
+        )  # fmt: skip
+        flags = tier.depth | units << 8
+        return [Frame(Kind.STATUS, values, gpu=gpu_bytes(uuid), flags=flags) for uuid in self.gpus]
+
+
+class ScriptedAgent:
+    """Listens on a SOCK_SEQPACKET socket; keeps every frame that it gets in ``heard``."""
+
+    def __init__(self, path: Path, script: Script | None = None) -> None:
+        self.path = path
+        self.script = script or Script()
+        self.heard: list[Frame] = []
+        self.silent = False
+        """Takes questions and does not answer them."""
+        self.after_hello: bytes | None = None
+        """These bytes instead of a WELCOME."""
+        self.connections: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._listener: socket.socket | None = None
+
+    def __enter__(self) -> ScriptedAgent:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(self.path))
+        self._listener.listen()
+        self._spawn(self._accept, self._listener)
+
+    def stop(self) -> None:
+        """Gone, as after kill -9: all connections end, nobody listens."""
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(5)
+        self._threads.clear()
+        self.connections.clear()
+
+    def send(self, frame: Frame) -> None:
+        """To everybody who is connected."""
+        for connection in self.connections:
+            connection.send(frame.pack())
+
+    def of_kind(self, kind: Kind) -> list[Frame]:
+        return [frame for frame in self.heard if frame.kind is kind]
+
+    def wait_for(self, kind: Kind, count: int = 1, timeout: float = 20.0) -> list[Frame]:
+        """Block until so many frames of a kind have come."""
+        deadline = time.monotonic() + timeout
+        while len(self.of_kind(kind)) < count:
+            assert time.monotonic() < deadline, f"{len(self.of_kind(kind))} of {count} {kind.name} in {timeout:g} s"
+            time.sleep(0.02)
+        return self.of_kind(kind)
+
+    def _spawn(self, target, *arguments) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                self.connections.append(connection)
+                self._spawn(self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while data := connection.recv(FRAME_BYTES + 1):
+                frame = Frame.unpack(data)
+                self.heard.append(frame)
+                for answer in self._answers(frame):
+                    connection.send(answer)
+
+    def _answers(self, frame: Frame) -> list[bytes]:
+        script = self.script
+        if frame.kind is Kind.HELLO:
+            if self.after_hello is not None:
+                return [self.after_hello]
+            fields = (script.share, script.tier.depth, script.effective, script.borrowed, 1, len(script.gpus))
+            devices = [Frame(Kind.DEVICE, (script.limit, script.limit // 4), gpu=gpu_bytes(gpu)) for gpu in script.gpus]
+            return [sent.pack() for sent in (Frame(Kind.WELCOME, fields), *devices)]
+        if frame.kind is Kind.QUERY and not self.silent:
+            return [sent.pack() for sent in script.status()]
+        return []

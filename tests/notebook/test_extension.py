@@ -1,0 +1,114 @@
+"""The server extension, in a real Jupyter server where an installation puts it."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from gpushare_spawner import __version__
+from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
+from tests.notebook.jupyter import ROOT, running
+from tests.notebook.scripted_agent import ScriptedAgent
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory):
+    with ScriptedAgent(tmp_path_factory.mktemp("agent") / "s.sock") as agent:
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def server(agent, tmp_path_factory):
+    with running(tmp_path_factory.mktemp("jupyter"), GPUSHARE_SOCKET=str(agent.path)) as jupyter:
+        yield jupyter
+
+
+def known_status(server) -> dict:
+    """The status, once the server has met the agent."""
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        code, body = server.get("gpushare/status")
+        assert code == 200
+        if body["known"]:
+            return body
+        time.sleep(0.1)
+    raise AssertionError(body)
+
+
+def test_it_is_enabled_by_being_installed_and_answers(server, agent):
+    agent.script.step = (Tier.RELEASED, time.time() + 300, 0)
+    status = known_status(server)
+    assert (status["share_units"], status["tier"]) == (25, "active")
+    assert status["line"] == "0.25 GPU · active · 3.1 of 16 GiB"
+    time.sleep(0.6)  # an answer is fresh for half a second
+    status = known_status(server)
+    assert status["announced"]["tier"] == "released"
+    assert "{time}" in status["announcement_text"]
+    assert "{time}" in status["explanation"]
+
+
+def test_only_the_owner_may_ask(server):
+    assert server.get("gpushare/status", token=None)[0] == 403
+    assert server.get("gpushare/status", token="wrong")[0] == 403
+
+
+def test_asking_is_no_activity_of_the_user(server):
+    def last_activity() -> str:
+        return server.get("api/status?no_track_activity=1")[1]["last_activity"]
+
+    before = last_activity()
+    server.get("gpushare/status")
+    assert last_activity() == before
+
+
+def test_the_agent_hears_of_kernels(server, agent):
+    agent.wait_for(Kind.KERNELS)
+    before = len(agent.of_kind(Kind.KERNELS))
+    code, _ = server.post("api/kernels", {"name": "python3"})
+    assert code == 201
+    deadline = time.monotonic() + 30
+    while not any(told.fields[1] == 1 for told in agent.of_kind(Kind.KERNELS)[before:]):
+        assert time.monotonic() < deadline, "the agent did not hear of the new kernel"
+        time.sleep(0.1)
+    instant = agent.of_kind(Kind.KERNELS)[-1].fields[2] / 1e9
+    assert abs(instant - time.time()) < 60
+
+
+def test_an_agent_that_goes_is_told_of_and_comes_back(server, agent):
+    agent.stop()
+    deadline = time.monotonic() + 15
+    while (status := server.get("gpushare/status")[1])["known"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert status["line"] == "GPU share: unknown"
+    assert "GPU work goes on without it" in status["explanation"]
+    agent.start()
+    known_status(server)
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_without_a_share(tmp_path):
+    with running(tmp_path) as server:
+        code, status = server.get("gpushare/status")
+        assert code == 200
+        assert (status["shared"], status["known"], status["line"]) == (False, False, "")
+
+
+def test_the_versions_are_one():
+    package = json.loads((ROOT / "gpushare_spawner/notebook/lab/package.json").read_text())
+    assert package["version"] == __version__
+
+
+def test_kernels_that_come_and_go_while_they_are_counted():
+    def get(kernel_id):
+        if kernel_id == "gone":
+            raise KeyError(kernel_id)
+        return SimpleNamespace(execution_state="busy" if kernel_id == "b" else "idle")
+
+    manager = SimpleNamespace(list_kernel_ids=lambda: ["a", "gone", "b"], get_kernel=get)
+    assert kernel_activity(manager) == KernelActivity(busy=1, alive=2, last_activity=0.0)

@@ -1,0 +1,102 @@
+"""JupyterLab in a real browser: the status bar item and the notifications."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+
+from gpushare_spawner.model.tier import Tier
+from tests.notebook.jupyter import TOKEN, running
+from tests.notebook.scripted_agent import ScriptedAgent
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="needs a browser: Debian's packages chromium and chromium-driver"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory):
+    with ScriptedAgent(tmp_path_factory.mktemp("agent") / "s.sock") as agent:
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def lab(agent, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab")
+    settings = folder / "config" / "labconfig"
+    settings.mkdir(parents=True)
+    # Jupyter's question about news would lie over our notifications
+    quiet = '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}'
+    (settings / "page_config.json").write_text(quiet)
+    with running(folder, "jupyterlab", GPUSHARE_SOCKET=str(agent.path)) as jupyter:
+        yield jupyter
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    profile = tmp_path_factory.mktemp("profile")
+    switches = ["headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "window-size=1200,800"]
+    for switch in [*switches, "disable-dev-shm-usage", f"user-data-dir={profile}"]:
+        options.add_argument(f"--{switch}")
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, agent, tmp_path):
+    from selenium.webdriver.common.by import By
+
+    def texts(selector: str) -> list[str]:
+        return browser.execute_script(
+            "return Array.from(document.querySelectorAll(arguments[0]), node => node.textContent)", selector
+        )
+
+    def wait_for(selector: str, part: str, there: bool = True) -> None:
+        deadline = time.monotonic() + 60
+        while any(part in text for text in texts(selector)) != there:
+            if time.monotonic() > deadline:
+                browser.save_screenshot(str(tmp_path / "lab.png"))
+                wanted = "no" if there else "still"
+                raise AssertionError(f"{wanted} {part!r} in {texts(selector)}; see {tmp_path}/lab.png")
+            time.sleep(0.2)
+
+    item, toast = "#jp-bottom-panel .gpushare-item button", ".Toastify__toast"
+    script = agent.script
+    browser.get(f"{lab.url}lab?token={TOKEN}")
+    wait_for(item, "0.25 GPU · active · 3.1 of 16 GiB")
+
+    script.step = (Tier.DOWNGRADED, time.time() + 300, 10)
+    wait_for(toast, "Your GPU share shrinks to 0.10 GPU at ")
+    assert "{time}" not in "".join(texts(toast))
+
+    script.step, script.tier, script.effective = None, Tier.DOWNGRADED, 10
+    wait_for(item, "shrunk to 0.10 GPU")
+    wait_for(toast, "Your GPU share shrank to 0.10 GPU: the GPU was idle.")
+    wait_for(toast, "the next cell that uses the GPU brings it back.")  # not cut off
+    wait_for(toast, "shrinks to", there=False)  # what was announced has come
+
+    script.tier, script.effective = Tier.ACTIVE, 25
+    wait_for(toast, "Your GPU share is back: 0.25 GPU.")
+    wait_for(toast, "shrank to", there=False)
+    wait_for(item, "0.25 GPU · active")
+
+    button = browser.find_element(By.CSS_SELECTOR, item)
+    assert "guaranteed when neighbours are busy" in button.get_attribute("title")
+    browser.execute_script("arguments[0].focus()", button)
+    button.send_keys("\n")
+    wait_for(".jp-Dialog", "1 neighbour shares the GPU.")
+
+    errors = [entry["message"] for entry in browser.get_log("browser") if "gpushare" in entry["message"]]
+    assert errors == []

@@ -1,0 +1,151 @@
+"""The notebook server's connection to the agent: it comes back by itself, and nothing that an agent does hurts."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gpushare_spawner.model.frames import Frame, Kind
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.notebook import session_client
+from gpushare_spawner.notebook.kernels import KernelActivity
+from gpushare_spawner.notebook.session_client import SessionClient
+
+
+@asynccontextmanager
+async def running():
+    """A client that runs until the end of the block."""
+    client = SessionClient()
+    task = asyncio.create_task(client.run())
+    try:
+        yield client
+        assert not task.done(), "the client ended by itself"
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def until(condition, timeout: float = 15.0) -> None:
+    """Wait for it to become true."""
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Attempts to connect come quickly, and no answer is kept."""
+    monkeypatch.setattr(session_client, "FIRST_DELAY", 0.02)
+    monkeypatch.setattr(session_client, "LAST_DELAY", 0.1)
+    monkeypatch.setattr(session_client, "FRESH_SECONDS", 0.0)
+
+
+async def test_it_asks_and_is_answered(agent):
+    async with running() as client:
+        await until(lambda: client.connected)
+        assert (await client.query()).share_units == 25
+        agent.script.tier, agent.script.effective = Tier.RELEASED, 0
+        assert (await client.query()).tier is Tier.RELEASED
+
+
+async def test_without_a_share_it_does_nothing(monkeypatch):
+    monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
+    client = SessionClient()
+    await asyncio.wait_for(client.run(), 1)
+    assert not client.shared
+    assert not (await client.query()).shared
+    await client.tell_kernels(KernelActivity(1, 1))
+
+
+async def test_it_connects_again_and_tells_the_kernels_again(agent):
+    async with running() as client:
+        await until(lambda: client.connected)
+        await client.tell_kernels(KernelActivity(busy=1, alive=3, last_activity=12.5))
+        told = await asyncio.to_thread(agent.wait_for, Kind.KERNELS)
+        assert told[0].fields[:3] == (1, 3, 12_500_000_000)
+        await asyncio.to_thread(agent.stop)
+        await until(lambda: not client.connected)
+        away = await client.query()
+        assert away.shared
+        assert "GPU work goes on without it" in away.problem
+        await client.tell_kernels(KernelActivity(busy=0, alive=4))
+        agent.start()
+        await until(lambda: client.connected)
+        told = await asyncio.to_thread(agent.wait_for, Kind.KERNELS, 2)
+        assert told[1].fields[:2] == (0, 4)
+        assert (await client.query()).known
+
+
+async def test_frames_are_numbered_from_one_on_each_connection(agent):
+    async with running() as client:
+        await until(lambda: client.connected)
+        await client.query()
+        await client.query()
+        await asyncio.to_thread(agent.wait_for, Kind.QUERY, 2)
+    assert [frame.serial for frame in agent.heard] == [1, 2, 3]
+
+
+async def test_a_silent_agent_costs_the_timeout(agent):
+    async with running() as client:
+        await until(lambda: client.connected)
+        agent.silent = True
+        assert "did not answer within 0.2 s" in (await client.query(timeout=0.2)).problem
+        agent.silent = False
+        assert (await client.query()).known
+
+
+async def test_many_tabs_that_ask_at_once_get_one_answer(agent, monkeypatch):
+    monkeypatch.setattr(session_client, "FRESH_SECONDS", 60.0)
+    async with running() as client:
+        await until(lambda: client.connected)
+        answers = await asyncio.gather(*(client.query() for _ in range(20)))
+        assert all(answer is answers[0] for answer in answers)
+        assert len(agent.of_kind(Kind.QUERY)) == 1
+        # news makes the answer old
+        agent.script.tier = Tier.DOWNGRADED
+        agent.send(Frame(Kind.TIER, (1, 10, 0, 10)))
+        await until(lambda: client._last is None)
+        assert (await client.query()).tier is Tier.DOWNGRADED
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"short", "128 bytes"),
+        (bytes(128), "wrong magic"),
+        (Frame(Kind.ERROR, (4,)).pack(), "the agent has closed this session"),
+        (Frame(Kind.ERROR, (99,)).pack(), "code 99"),
+    ],
+)
+async def test_bad_answers_end_the_connection_and_nothing_else(agent, sent, said):
+    agent.after_hello = sent
+    async with running() as client:
+        await until(lambda: said in client._problem)
+        assert said in (await client.query()).problem
+        agent.after_hello = None
+        await until(lambda: client.connected)
+        assert (await client.query()).known
+
+
+async def test_an_agent_that_dies_while_asked(agent):
+    async with running() as client:
+        await until(lambda: client.connected)
+        agent.silent = True
+        asking = asyncio.create_task(client.query(timeout=20))
+        await asyncio.to_thread(agent.wait_for, Kind.QUERY)
+        await asyncio.to_thread(agent.stop)
+        assert "the agent is away" in (await asking).problem
+
+
+async def test_late_answers_are_not_taken_for_new_ones(agent):
+    async with running() as client:
+        await until(lambda: client.connected)
+        agent.silent = True
+        await client.query(timeout=0.1)
+        agent.send(agent.script.status()[0])  # late
+        await asyncio.sleep(0.1)
+        agent.silent = False
+        agent.script.share = 50
+        assert (await client.query()).share_units == 50

@@ -1,0 +1,240 @@
+"""``gpushare status`` and ``gpushare_spawner.notebook.status()``: what they show, whatever the agent does."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from gpushare_spawner.cli import main
+from gpushare_spawner.model.frames import Frame, Kind, LeaseState
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.notebook import status, words
+from gpushare_spawner.notebook.share_status import ShareStatus, Step
+from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script, ScriptedAgent
+
+
+def of(**changes) -> ShareStatus:
+    """The status that an agent with this script would give."""
+    return ShareStatus.of(Script(**changes).status())
+
+
+def test_the_status_of_an_active_share(agent):
+    now = status()
+    assert now.known
+    assert (now.share_units, now.tier, now.effective_units, now.guaranteed_units) == (25, Tier.ACTIVE, 25, 25)
+    assert (now.memory_bytes, now.resident_bytes, now.limit_bytes) == (int(3.1 * GIB), GIB, 16 * GIB)
+    assert (now.gpus[0].uuid, now.lease, now.neighbours) == (GPU, "none", 1)
+    assert now.idle_seconds is None
+    assert now.announced is None
+    hello = agent.heard[0]
+    assert (hello.kind, hello.fields[0]) == (Kind.HELLO, 2)
+
+
+def test_an_announced_step_a_burst_and_two_gpus(agent):
+    script = agent.script
+    script.share = script.effective = script.guaranteed = 100
+    script.gpus = [GPU, OTHER_GPU]
+    script.step = (Tier.DOWNGRADED, 1_700_000_000.5, 10)
+    script.quiet, script.lease = 90 * 10**9, LeaseState.HELD
+    now = status()
+    assert now.announced == Step(Tier.DOWNGRADED, 1_700_000_000.5, 10)
+    assert [gpu.uuid for gpu in now.gpus] == [GPU, OTHER_GPU]
+    assert now.idle_seconds == 90
+    assert now.memory_bytes == 2 * int(3.1 * GIB)
+    assert words.line(now) == "2 GPUs · active · 6.2 of 32 GiB"
+    assert "GPU 1: memory" in str(now)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "0.25 GPU · active · 3.1 of 16 GiB"),
+        ({"lease": LeaseState.WAITING}, "0.25 GPU · active · waiting · 3.1 of 16 GiB"),
+        ({"tier": Tier.DOWNGRADED, "effective": 10}, "0.25 GPU · shrunk to 0.10 GPU · 3.1 of 16 GiB"),
+        ({"tier": Tier.RELEASED, "effective": 0}, "0.25 GPU · released · 3.1 of 16 GiB"),
+        (
+            {"tier": Tier.RELEASED, "effective": 0, "lease": LeaseState.WAITING},
+            "0.25 GPU · waiting to come back · 3.1 of 16 GiB",
+        ),
+        ({"borrowed": 15}, "0.25 GPU · active · 0.15 GPU borrowed · 3.1 of 16 GiB"),
+        ({"share": 100, "effective": 100, "memory": 0}, "1 GPU · active · 0 of 16 GiB"),
+        ({"memory": 5 * 2**20}, "0.25 GPU · active · 0.01 of 16 GiB"),
+    ],
+)
+def test_the_line_in_the_status_bar(changes, line):
+    assert words.line(of(**changes)) == line
+
+
+def test_the_explanation_tells_what_happens_to_the_work():
+    lent = words.explanation(of(borrowed=15, guaranteed=10, lease=LeaseState.WAITING, step=(Tier.RELEASED, 5.0, 0)))
+    assert "0.15 GPU of 0.25 GPU are borrowed from idle neighbours" in lent
+    assert "0.10 GPU is guaranteed now" in lent
+    assert "waits: neighbours have the GPU" in lent
+    assert "is given back at {time}" in lent
+    assert "3.1 GiB allocated, 1 GiB of that on the GPU" in lent
+    released = words.explanation(of(tier=Tier.RELEASED, effective=0, sessions=1))
+    assert "the next cell that uses the GPU brings it back" in released
+    assert "No neighbours" in released
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (
+            Step(Tier.DOWNGRADED, 1.0, 10),
+            "Your GPU share shrinks to 0.10 GPU at {time}, because the GPU has been idle.",
+        ),
+        (Step(Tier.RELEASED, 1.0, 0), "Your GPU share is given back at {time}, because the GPU has been idle."),
+        (Step(Tier.STOPPED, 1.0, 0), "Your server stops at {time}"),
+    ],
+)
+def test_announcements(step, said):
+    text = words.announcement(of(), step)
+    assert text.startswith(said)
+    assert text.count("{time}") == 1
+    assert text.endswith("keep it.")
+    assert len(text.replace("{time}", "12:34:56 PM")) <= words.TOAST_LETTERS
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tier": Tier.DOWNGRADED, "effective": 10}, "Your GPU share shrank to 0.10 GPU"),
+        ({"tier": Tier.RELEASED, "effective": 0}, "Your GPU share was given back"),
+        ({}, "Your GPU share is back: 0.25 GPU."),
+    ],
+)
+def test_what_is_said_after_a_change(changes, said):
+    text = words.changed(of(**changes))
+    assert text.startswith(said)
+    assert len(text) <= words.TOAST_LETTERS
+
+
+def test_without_a_share(monkeypatch, capsys):
+    monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
+    assert not status().shared
+    assert words.line(status()) == ""
+    assert main(["status"]) == 0
+    assert "not a shared GPU session" in capsys.readouterr().out
+
+
+def test_the_agent_is_away(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("GPUSHARE_SOCKET", str(tmp_path / "nothing"))
+    now = status()
+    assert now.shared
+    assert not now.known
+    assert "No such file or directory" in now.problem
+    assert main(["status"]) == 1
+    assert "GPU work goes on without it" in capsys.readouterr().out
+
+
+def test_an_agent_that_does_not_answer_costs_the_timeout_and_no_more(agent):
+    agent.silent = True
+    started = time.monotonic()
+    assert "did not answer within 0.3 s" in status(timeout=0.3).problem
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (Frame(Kind.ERROR, (4,)).pack(), "the agent has closed this session"),
+        (Frame(Kind.ERROR, (3,)).pack(), "does not allow this user"),
+        (Frame(Kind.ERROR, (99,)).pack(), "code 99"),
+        (b"short", "not understood: a frame has 128 bytes"),
+        (bytes(128), "not understood: wrong magic"),
+        (bytes(129), "not understood"),
+    ],
+)
+def test_an_agent_that_answers_otherwise(agent, sent, said):
+    agent.after_hello = sent
+    assert said in status().problem
+
+
+def test_numbers_that_stand_for_nothing(agent, monkeypatch):
+    frame = Frame(Kind.STATUS, (25, 77), gpu=agent.script.status()[0].gpu)
+    monkeypatch.setattr(agent.script, "status", lambda: [frame])
+    assert "77 stands for no tier" in status().problem
+
+
+def test_a_path_that_is_too_long_for_a_socket(monkeypatch):
+    monkeypatch.setenv("GPUSHARE_SOCKET", "/" + "x" * 200)
+    assert not status().known
+
+
+async def test_status_works_beside_a_running_event_loop(agent):
+    assert status().known
+
+
+def test_the_command_in_words(agent, capsys):
+    agent.script.step = (Tier.DOWNGRADED, 0.001, 10)
+    agent.script.quiet = 600 * 10**9
+    assert main(["status"]) == 0
+    said = capsys.readouterr().out
+    for row in (
+        "share           0.25 GPU",
+        "tier            active",
+        "idle            for 10 min",
+        "neighbours      1",
+    ):
+        assert row in said
+    assert "{time}" not in said
+
+
+def test_the_command_in_json(agent, capsys):
+    assert main(["status", "--json", "--socket", str(agent.path)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["share_units"], said["tier"], said["known"]) == (25, "active", True)
+    assert said["gpus"][0]["uuid"] == GPU
+
+
+def test_watch_shows_it_again_until_ctrl_c(agent):
+    command = [sys.executable, "-m", "gpushare_spawner.cli", "status", "--watch", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        first = json.loads(watching.stdout.readline())
+        agent.script.tier = Tier.RELEASED
+        second = json.loads(watching.stdout.readline())
+        watching.send_signal(2)
+        assert watching.wait(10) == 0
+    assert (first["tier"], second["tier"]) == ("active", "released")
+
+
+def test_what_a_cell_imports_is_light():
+    code = "import sys, gpushare_spawner.notebook as n; n.status(); print([m for m in HEAVY if m in sys.modules])"
+    heavy = ["pydantic", "jupyterhub", "tornado", "jupyter_server", "yaml", "rich"]
+    done = subprocess.run([sys.executable, "-c", f"HEAVY={heavy}; {code}"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_many_ask_at_once(agent):
+    answers: list[ShareStatus] = []
+    asking = [threading.Thread(target=lambda: answers.append(status())) for _ in range(10)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(10)
+    assert [answer.known for answer in answers] == [True] * 10
+
+
+def test_a_stream_socket_is_no_session_socket(tmp_path, monkeypatch):
+    path = tmp_path / "stream"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        monkeypatch.setenv("GPUSHARE_SOCKET", str(path))
+        assert "the agent is away" in status().problem
+
+
+def test_an_agent_that_dies_while_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUSHARE_SOCKET", str(tmp_path / "s"))
+    agent = ScriptedAgent(tmp_path / "s")
+    agent.silent = True
+    agent.start()
+    threading.Timer(0.3, agent.stop).start()
+    assert "closed the connection" in status(timeout=10).problem
