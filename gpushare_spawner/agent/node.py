@@ -166,7 +166,12 @@ class Node:
             session = Session(SessionRecord.opened(request, self.wall_clock()), gpus)
             self._take_up(session)
             self._save(session)
-            log.info("session %s opened: %d units on GPU %s", request.id, request.share_units, _indices(gpus))
+            log.info(
+                "session %s opened: %d units on GPU %s",
+                request.id,
+                request.share_units,
+                _listed(gpu.index for gpu in gpus),
+            )
         if session.socket is None:
             reason = self._listen(session)
             if session.socket is None:
@@ -410,7 +415,10 @@ class Node:
         for name, session in self._sessions.items():
             # seen twice in a row: a process that has just called cuInit is about to connect
             pids = set(found.get(name, ()))
-            session.bypassing = tuple(sorted(pids & self._suspects.get(name, set())))
+            sure = tuple(sorted(pids & self._suspects.get(name, set())))
+            if set(sure) - set(session.bypassing):
+                log.warning("session %s uses the GPU without the library, in processes %s", name, _listed(sure))
+            session.bypassing = sure
             self._suspects[name] = pids
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -437,5 +445,5 @@ def _refused(code: ErrorCode, message: str) -> ControlRefused:
     return ControlRefused(Failure(code=code, message=message))
 
 
-def _indices(gpus: Iterable[Gpu]) -> str:
-    return ", ".join(str(gpu.index) for gpu in gpus)
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -19,12 +19,18 @@ class StateFolder:
         self.path = path
         self.sockets = path / "s"
         check_length(self.sockets / f"{short_name('')}+" / SOCKET_NAME)
-        # users pass through to their own folders, and cannot list what else is there
-        path.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if not path.is_dir():
+            path.mkdir(parents=True)
+            # users pass through to their own folders, and cannot list what else is there
+            os.chmod(path, 0o711)
         self._lock = FolderLock(path)
         self.sockets.mkdir(exist_ok=True)
         os.chmod(self.sockets, 0o711)
         self.records = RecordFolder(path / "records")
+
+    def barrier(self) -> Path | None:
+        """A folder on the way to the sockets that other users cannot pass; None: there is none."""
+        return next((one for one in (self.path, *self.path.parents) if not one.stat().st_mode & 0o001), None)
 
     def remove_strangers(self, names: set[str]) -> None:
         """Take away socket folders of sessions that are no more."""

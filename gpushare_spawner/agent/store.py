@@ -124,6 +124,8 @@ class Store:
         """Write what is left and stop."""
         self.retry()
         await self.flush()
+        if self._unwritten:
+            log.error("%d records are not on the disk: %s", len(self._unwritten), self.failure)
         self._thread.shutdown()
 
     def _start(self) -> None:

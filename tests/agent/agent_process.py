@@ -1,0 +1,78 @@
+"""A real `gpushare agent`, on simulated GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner import native
+from gpushare_spawner.model.control import AgentUnreachable
+from gpushare_spawner.sharing.control_client import AgentClient
+
+
+def libraries() -> tuple[Path, Path]:
+    """libgpushare.so and the folder of the simulated driver, built where they are not there yet."""
+    try:
+        return native.preload_library(), native.simgpu_folder()
+    except FileNotFoundError:
+        built = subprocess.run([sys.executable, "-m", "gpushare_spawner.native.build"], capture_output=True, text=True)
+        if built.returncode:
+            pytest.skip(f"the native libraries cannot be built here: {built.stderr.strip()[-300:]}")
+        return native.preload_library(), native.simgpu_folder()
+
+
+class AgentProcess:
+    """Started on a folder, ended by any signal, started again."""
+
+    def __init__(self, folder: Path, gpus: int = 2) -> None:
+        self.preload, simgpu = libraries()
+        self.folder = folder
+        self.log = folder / "agent.log"
+        self.environment = os.environ | {
+            "LD_LIBRARY_PATH": str(simgpu),
+            "SIMGPU_STATE": str(folder / "simgpu"),
+            "SIMGPU_DEVICES": str(gpus),
+        }
+        self.environment.pop("GPUSHARE_CONTROL", None)
+        self.client = AgentClient(folder / "state" / "control.sock")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self, *options: str) -> list[str]:
+        return [
+            sys.executable, "-m", "gpushare_spawner.cli", "agent",
+            "--state-dir", str(self.folder / "state"), "--node", "here", *options,
+        ]  # fmt: skip
+
+    async def start(self, *options: str) -> None:
+        """Start it and wait until it answers."""
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                self.command(*options), env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                await self.client.report()
+                return
+            except AgentUnreachable:
+                await asyncio.sleep(0.05)
+        raise AssertionError(f"the agent did not come up:\n{self.log.read_text()}")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it with a signal; its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise

@@ -1,0 +1,250 @@
+"""`gpushare agent` as a process of its own, on simulated GPUs, with the signals and faults of real life."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner.model.control import ControlRefused, OpenRequest, TierRequest
+from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.tier import Tier
+from tests.agent.agent_process import AgentProcess
+from tests.agent.conftest import request_for
+from tests.agent.peers import GIB, Peer
+
+
+@pytest.fixture
+async def agent(short_folder: Path) -> AsyncIterator[AgentProcess]:
+    agent = AgentProcess(short_folder)
+    await agent.start()
+    yield agent
+    if agent.process is not None and agent.process.poll() is None:
+        agent.end(signal.SIGKILL)
+
+
+async def request_on_first(agent: AgentProcess, id: str, **changes: object) -> OpenRequest:
+    gpu = (await agent.client.report()).gpus[0].uuid
+    return request_for(id, gpus=(gpu,), **changes)
+
+
+async def session(agent: AgentProcess, id: str) -> SessionReport:
+    found = (await agent.client.report()).session(id)
+    assert found is not None
+    return found
+
+
+async def test_gpus_come_from_nvml(agent: AgentProcess) -> None:
+    report = await agent.client.report()
+    assert report.node == "here"
+    assert [gpu.index for gpu in report.gpus] == [0, 1]
+    for gpu in report.gpus:
+        assert gpu.simulated
+        assert gpu.healthy
+        assert gpu.memory_bytes == 16 * GIB
+        assert gpu.uuid.startswith("GPU-")
+
+
+async def test_the_environment_leads_to_the_session(agent: AgentProcess) -> None:
+    request = await request_on_first(agent, "ada")
+    opened = await agent.client.open(request)
+    assert opened.environment["LD_PRELOAD"] == str(agent.preload)
+    assert opened.environment["SIMGPU_STATE"] == agent.environment["SIMGPU_STATE"]
+    assert opened.environment["CUDA_VISIBLE_DEVICES"] == request.gpus[0]
+    peer = Peer(opened.environment["GPUSHARE_SOCKET"])
+    welcome, device = await peer.connect()
+    assert welcome.fields[0] == 25
+    assert device.fields[0] == 16 * GIB
+    peer.close()
+
+
+class Worker:
+    """A CUDA process that works in bursts for ever, and comes back when it loses the agent."""
+
+    def __init__(self, path: str, gpu: str) -> None:
+        self.path, self.gpu = path, gpu
+        self.bursts = 0
+
+    async def run(self) -> None:
+        while True:
+            peer = Peer(self.path)
+            try:
+                await peer.connect()
+                while True:
+                    peer.send(Kind.REQUEST, 6 * GIB, 0, self.bursts, gpu=self.gpu)
+                    lease = (await peer.until(Kind.GRANT, timeout=20)).fields[0]
+                    await asyncio.sleep(0.002)
+                    peer.send(Kind.IDLE, lease, 2_000_000, 0, gpu=self.gpu)
+                    peer.send(Kind.RELEASE, lease, 2_000_000, 0, gpu=self.gpu)
+                    self.bursts += 1
+            except (OSError, AssertionError):
+                await asyncio.sleep(0.05)
+            finally:
+                peer.close()
+
+
+async def test_killed_under_load_and_started_again(agent: AgentProcess) -> None:
+    """kill -9 while six processes work: no session is lost, tiers are kept, everybody works on."""
+    paths = {}
+    gpu = ""
+    for number in range(6):
+        request = await request_on_first(agent, f"user-{number}", share_units=10, confirm_within=600)
+        gpu = request.gpus[0]
+        paths[request.id] = (await agent.client.open(request)).environment["GPUSHARE_SOCKET"]
+        await agent.client.confirm(request.id, os.getpid())
+    await agent.client.open(await request_on_first(agent, "sleeper", share_units=40))
+    await agent.client.tier(TierRequest(id="sleeper", tier=Tier.DOWNGRADED, effective_units=5, reason="idle"))
+    workers = [Worker(path, gpu) for path in paths.values()]
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        for _ in range(2):
+            before = [worker.bursts for worker in workers]
+            await asyncio.sleep(0.7)
+            assert all(worker.bursts > earlier for worker, earlier in zip(workers, before, strict=True))
+            agent.end(signal.SIGKILL)
+            await asyncio.sleep(0.1)
+            await agent.start()
+            report = await agent.client.report()
+            assert {one.id for one in report.sessions} == {*paths, "sleeper"}
+            sleeper = report.session("sleeper")
+            assert sleeper is not None
+            assert (sleeper.tier, sleeper.effective_units) == (Tier.DOWNGRADED, 5)
+            assert all(one.confirmed for one in report.sessions if one.id != "sleeper")
+        before = [worker.bursts for worker in workers]
+        await asyncio.sleep(1.0)
+        assert all(worker.bursts > earlier for worker, earlier in zip(workers, before, strict=True))
+        active = [one.last_gpu_activity for one in (await agent.client.report()).sessions if one.id != "sleeper"]
+        assert all(at is not None and at > time.time() - 5 for at in active)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert "Traceback" not in agent.log.read_text()
+
+
+async def test_sigterm_ends_it_and_keeps_the_sessions(agent: AgentProcess) -> None:
+    await agent.client.open(await request_on_first(agent, "ada"))
+    assert agent.end(signal.SIGTERM) == 0
+    assert not agent.client.socket.exists()
+    await agent.start()
+    assert (await session(agent, "ada")).share_units == 25
+    assert agent.end(signal.SIGINT) == 0
+    assert "Traceback" not in agent.log.read_text()
+
+
+async def test_a_second_agent_is_refused_with_the_pid_of_the_first(agent: AgentProcess) -> None:
+    assert agent.process is not None
+    second = subprocess.run(agent.command(), env=agent.environment, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 1
+    assert f"another agent (process {agent.process.pid})" in second.stderr
+    elsewhere = [*agent.command("--control-socket", str(agent.client.socket))]
+    elsewhere[elsewhere.index("--state-dir") + 1] = str(agent.folder / "other")
+    third = subprocess.run(elsewhere, env=agent.environment, capture_output=True, text=True, timeout=60)
+    assert third.returncode == 1
+    assert f"another agent answers on {agent.client.socket}" in third.stderr
+    assert (await agent.client.report()).node == "here"
+
+
+async def test_the_processes_of_a_session_are_seen_on_the_gpu(agent: AgentProcess) -> None:
+    """A CUDA program that unset LD_PRELOAD is reported, one with the library is connected instead."""
+    opened = await agent.client.open(await request_on_first(agent, "ada"))
+    await agent.client.confirm("ada", os.getpid())
+    code = """if True:
+        from cuda.bindings import driver
+        driver.cuInit(0)
+        _, context = driver.cuDevicePrimaryCtxRetain(0)
+        driver.cuCtxSetCurrent(context)
+        print("up", flush=True)
+        input()
+    """
+    environment = os.environ | opened.environment
+    del environment["LD_PRELOAD"]
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert program.stdout is not None
+        assert await asyncio.to_thread(program.stdout.readline) == b"up\n"
+        end = time.monotonic() + 30
+        while (now := await session(agent, "ada")).bypassing_pids != (program.pid,):
+            assert time.monotonic() < end, now
+            await asyncio.sleep(0.2)
+        assert now.processes == 0
+    finally:
+        program.kill()
+        program.communicate()
+
+
+async def test_what_sixty_quiet_connections_cost(agent: AgentProcess) -> None:
+    """Little: nothing is polled for them. The bounds are far above what is measured."""
+    peers = []
+    for number in range(20):
+        request = await request_on_first(agent, f"user-{number}", share_units=5)
+        path = (await agent.client.open(request)).environment["GPUSHARE_SOCKET"]
+        for _ in range(3):
+            peer = Peer(path)
+            await peer.connect()
+            peers.append(peer)
+    await asyncio.sleep(0.5)
+    assert agent.process is not None
+    before = cpu_seconds(agent.process.pid)
+    await asyncio.sleep(3)
+    used = cpu_seconds(agent.process.pid) - before
+    status = Path(f"/proc/{agent.process.pid}/status").read_text()
+    resident = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
+    for peer in peers:
+        peer.close()
+    assert used < 0.6
+    assert resident < 200 * 2**20
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def test_overcommit_and_metrics(agent: AgentProcess) -> None:
+    agent.end()
+    await agent.start("--overcommit", "1.5", "--exclusive")
+    assert [gpu.capacity_units for gpu in (await agent.client.report()).gpus] == [150, 150]
+    await agent.client.open(await request_on_first(agent, "a", share_units=100))
+    await agent.client.open(await request_on_first(agent, "b", share_units=50))
+    with pytest.raises(ControlRefused, match="0 units free"):
+        await agent.client.open(await request_on_first(agent, "c", share_units=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--overcommit", "0.5"], "not a factor from 1 to 10"),
+        (["--overcommit", "nan"], "not a factor from 1 to 10"),
+        (["--state-dir", "/tmp/" + "x" * 120], "may have 107 bytes"),
+        (["--preload-library", "/nowhere/lib.so"], "/nowhere/lib.so does not exist"),
+        (["--state-dir", "/proc/gpushare"], "/proc/gpushare"),
+    ],
+)
+def test_options_that_lead_nowhere(short_folder: Path, options: list[str], words: str) -> None:
+    agent = AgentProcess(short_folder)
+    done = subprocess.run(agent.command(*options), env=agent.environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has an NVIDIA driver")
+def test_without_a_driver_it_says_so(short_folder: Path) -> None:
+    agent = AgentProcess(short_folder)
+    del agent.environment["LD_LIBRARY_PATH"]
+    done = subprocess.run(agent.command(), env=agent.environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "no NVIDIA driver was found" in done.stderr
+    assert "Traceback" not in done.stderr
