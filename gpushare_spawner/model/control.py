@@ -1,7 +1,7 @@
 """The control socket: what the spawner and the service ask of a machine's agent.
 
 One JSON object a line each way over a Unix stream socket; a connection may carry several requests, answered in order.
-The socket is the agent owner's alone (mode 0600 in a directory 0700).
+The socket is the agent owner's alone (mode 0600, and the peer's uid is checked).
 """
 
 from __future__ import annotations
