@@ -1,0 +1,106 @@
+"""The beginning of the main job in a real browser: log in, pick 0.25 GPU, see JupyterLab, run cells, see the share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium.webdriver import Chrome, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.e2e.browser import CHROMEDRIVER, CHROMIUM, MISSING, open_browser
+from tests.e2e.running_demo import RunningDemo
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.browser,
+    pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason=MISSING),
+]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[RunningDemo]:
+    demo = RunningDemo()
+    try:
+        demo.start()
+        yield demo
+    finally:
+        demo.close()
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Chrome]:
+    browser = open_browser(tmp_path / "profile")
+    yield browser
+    browser.quit()
+
+
+def until(browser: Chrome, so: str, seconds: float = 60.0) -> None:
+    """Wait until a piece of JavaScript returns something true."""
+    WebDriverWait(browser, seconds, poll_frequency=0.2).until(lambda _: browser.execute_script(so), so)
+
+
+def log_in(browser: Chrome, demo: RunningDemo, name: str) -> None:
+    browser.get(demo.url)
+    browser.find_element(By.NAME, "username").send_keys(name)
+    browser.find_element(By.NAME, "password").send_keys(Keys.ENTER)
+    until(browser, "return document.querySelector('input[name=profile]')")
+
+
+def test_a_data_scientist_picks_a_quarter_and_works(browser: Chrome, demo: RunningDemo) -> None:
+    log_in(browser, demo, "marie")
+    cards = {card.get_attribute("value"): card for card in browser.find_elements(By.NAME, "profile")}
+    assert {"cpu-only", "tenth-gpu", "quarter-gpu", "half-gpu", "whole-gpu"} <= set(cards)
+    quarter = browser.find_element(By.CSS_SELECTOR, f"label[for='{cards['quarter-gpu'].get_attribute('id')}']")
+    assert "0.25 GPU" in quarter.text
+    assert "Starts now" in quarter.text
+    quarter.click()
+    assert cards["quarter-gpu"].is_selected()
+    browser.find_element(By.CSS_SELECTOR, "form#spawn_form [type=submit]").click()
+
+    # JupyterLab, with the demo's notebook open and its kernel there
+    until(browser, "return document.querySelector('.jp-NotebookPanel .jp-Cell')", 90)
+    until(browser, "return /\\/user\\/marie\\/lab/.test(location.pathname)")
+    until(browser, "return /0\\.25 GPU · active/.test(document.querySelector('#jp-bottom-panel')?.innerText)")
+
+    # run the first two code cells: what the share is, and that CUDA is there
+    until(browser, "return /Idle/.test(document.querySelector('.jp-Notebook-ExecutionIndicator')?.title || '') || "
+          "/idle/i.test(document.querySelector('#jp-bottom-panel')?.innerText)")  # fmt: skip
+    browser.find_element(By.CSS_SELECTOR, ".jp-NotebookPanel .jp-CodeCell .jp-Editor").click()
+    for _ in range(3):
+        browser.switch_to.active_element.send_keys(Keys.SHIFT, Keys.ENTER)
+    until(browser, "return /guaranteed now +0\\.25 GPU/.test(document.querySelector('.jp-OutputArea')?.innerText)")
+    until(
+        browser, "return /with 16 GiB: CUDA shows the whole GPU/.test(document.querySelector('.jp-Notebook').innerText)"
+    )
+
+
+def test_the_form_works_with_the_keyboard_alone(browser: Chrome, demo: RunningDemo) -> None:
+    log_in(browser, demo, "louis")
+    first = browser.find_element(By.CSS_SELECTOR, "input[name=profile]:checked")
+    browser.execute_script("arguments[0].focus()", first)
+    browser.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
+    chosen = browser.find_element(By.CSS_SELECTOR, "input[name=profile]:checked")
+    assert chosen != first
+    browser.execute_script("arguments[0].focus()", chosen)
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    until(browser, "return /\\/(user|spawn-pending)\\//.test(location.pathname)")
+
+
+def test_the_form_fits_a_phone(tmp_path: Path, demo: RunningDemo) -> None:
+    phone = open_browser(tmp_path / "profile", width=390, height=844)
+    try:
+        # chromium's windows are at least 500 wide; the page is told of the phone's width
+        phone.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True},
+        )
+        log_in(phone, demo, "pierre")
+        assert phone.execute_script("return document.documentElement.scrollWidth") <= 390, "nothing sticks out"
+        for card in phone.find_elements(By.CSS_SELECTOR, ".gpushare label"):
+            if card.is_displayed():
+                assert card.size["height"] >= 24, "big enough for a thumb"
+    finally:
+        phone.quit()
