@@ -9,6 +9,15 @@ import sys
 
 from jupyterhub.app import JupyterHub
 
+
+def _gpushare_defined(trait):
+    """What files before this one have put into a list: the hub refuses to start where a role is defined twice."""
+    if isinstance(trait, list):
+        return trait
+    # not a list yet: what was appended and prepended, to be joined with the default when the hub starts
+    return [item for part in trait.to_dict().values() if isinstance(part, list) for item in part]
+
+
 # a service inherits none of the hub's variables, so it is told on its command line
 _gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service"]
 for _option, _variable in (("--templates-dir", "GPUSHARE_TEMPLATES"), ("--control-socket", "GPUSHARE_CONTROL")):
@@ -16,19 +25,20 @@ for _option, _variable in (("--templates-dir", "GPUSHARE_TEMPLATES"), ("--contro
         _gpushare_command.append(f"{_option}={os.environ[_variable]}")
 _gpushare_command += shlex.split(os.environ.get("GPUSHARE_SERVICE_OPTIONS", ""))
 
-c.JupyterHub.services.append(
-    {
-        "name": "gpushare",
-        "command": _gpushare_command,
-        "url": os.environ.get("GPUSHARE_SERVICE_URL") or "http://127.0.0.1:10190",
-        "display": True,
-        "info": {"title": "Shared GPUs"},
-        # users see their own sessions without being asked for anything first
-        "oauth_no_confirm": True,
-        # so that the board knows who may see everybody's
-        "oauth_client_allowed_scopes": ["custom:gpushare:read", "custom:gpushare:metrics"],
-    }
-)
+if not any(service.get("name") == "gpushare" for service in _gpushare_defined(c.JupyterHub.services)):
+    c.JupyterHub.services.append(
+        {
+            "name": "gpushare",
+            "command": _gpushare_command,
+            "url": os.environ.get("GPUSHARE_SERVICE_URL") or "http://127.0.0.1:10190",
+            "display": True,
+            "info": {"title": "Shared GPUs"},
+            # users see their own sessions without being asked for anything first
+            "oauth_no_confirm": True,
+            # so that the board knows who may see everybody's
+            "oauth_client_allowed_scopes": ["custom:gpushare:read", "custom:gpushare:metrics"],
+        }
+    )
 
 c.JupyterHub.custom_scopes.update(
     {
@@ -37,17 +47,7 @@ c.JupyterHub.custom_scopes.update(
     }
 )
 
-
-def _gpushare_roles():
-    """The roles that other files have defined so far; the hub refuses to start where one is defined twice."""
-    roles = c.JupyterHub.load_roles
-    if isinstance(roles, list):
-        return roles
-    # not a list yet: what was appended and prepended, to be joined with the default when the hub starts
-    return [role for part in roles.to_dict().values() if isinstance(part, list) for role in part]
-
-
-if not any(role.get("name") == "gpushare-service" for role in _gpushare_roles()):
+if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(c.JupyterHub.load_roles)):
     c.JupyterHub.load_roles.append(
         {
             "name": "gpushare-service",
@@ -58,10 +58,10 @@ if not any(role.get("name") == "gpushare-service" for role in _gpushare_roles())
     )
 
 _gpushare_access = "access:services!service=gpushare"
-_gpushare_user_role = next((role for role in _gpushare_roles() if role.get("name") == "user"), None)
-if _gpushare_user_role is not None:
-    # an admin's own role `user`: everybody still has it
-    _gpushare_user_role["scopes"] = [*_gpushare_user_role.get("scopes", ["self"]), _gpushare_access]
+_gpushare_users = next((r for r in _gpushare_defined(c.JupyterHub.load_roles) if r.get("name") == "user"), None)
+if _gpushare_users is not None:
+    # an admin's own role `user`: everybody has that one
+    _gpushare_users["scopes"] = list(dict.fromkeys([*_gpushare_users.get("scopes", ["self"]), _gpushare_access]))
 elif hasattr(JupyterHub, "extra_user_scopes"):  # JupyterHub 6
     c.JupyterHub.extra_user_scopes.add(_gpushare_access)
 else:

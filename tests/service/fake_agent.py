@@ -1,4 +1,4 @@
-"""An agent without GPUs: a control socket, and sessions that the test describes. It does what it is asked, like a real one."""
+"""An agent without GPUs: a control socket, and sessions that the test describes. It does what it is asked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 2**30
 
 
 class FakeAgent:
-    """``asked``: every request but for reports, in order. ``before`` is called with each one first, and may change things."""
+    """``asked``: every request but for reports, in order. ``before`` is called with each request, before it is done."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self.path = path

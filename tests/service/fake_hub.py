@@ -15,8 +15,8 @@ TOKEN = "service-token"
 
 
 class FakeHub:
-    """``asked``: (method, path, body) of each request. ``faults``: taken one by one, each instead of an answer: a status,
-    (status, headers), "hang", or bytes to answer with."""
+    """``asked``: (method, path, body) of each request. ``faults`` are taken one by one, each instead of an answer:
+    a status, (status, headers), "hang", or bytes to answer with."""
 
     def __init__(self, page_limit: int = 100) -> None:
         self.users: dict[str, dict[str, Any]] = {}

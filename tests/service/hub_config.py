@@ -1,0 +1,71 @@
+"""Configuration of a real hub for the tests: no proxy, and servers that are one web server of the test."""
+
+import os
+from pathlib import Path
+
+from jupyterhub.proxy import Proxy
+from jupyterhub.spawner import Spawner
+
+
+class NoProxy(Proxy):
+    """Remembers routes; the tests talk to the hub and to the service directly."""
+
+    should_start = False
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.routes = {}
+
+    async def add_route(self, routespec, target, data):
+        self.routes[routespec] = {"routespec": routespec, "target": target, "data": data}
+
+    async def delete_route(self, routespec):
+        self.routes.pop(routespec, None)
+
+    async def get_all_routes(self):
+        return self.routes
+
+
+class TestServer(Spawner):
+    """A server that runs as soon as it is asked to, and until it is stopped."""
+
+    running = False
+
+    async def start(self):
+        self.running = True
+        return "127.0.0.1", int(os.environ["TEST_SERVER_PORT"])
+
+    async def stop(self, now=False):
+        self.running = False
+
+    async def poll(self):
+        return None if self.running else 0
+
+
+c = get_config()  # noqa: F821
+folder = Path(os.environ["TEST_FOLDER"])
+c.JupyterHub.bind_url = f"http://127.0.0.1:{os.environ['TEST_PROXY_PORT']}"
+c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{os.environ['TEST_HUB_PORT']}"
+c.JupyterHub.db_url = f"sqlite:///{folder}/hub.sqlite"
+c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
+c.JupyterHub.proxy_class = NoProxy
+c.JupyterHub.spawner_class = TestServer
+c.JupyterHub.authenticator_class = "dummy"
+c.Authenticator.allow_all = True
+c.Authenticator.admin_users = {"boss"}
+c.JupyterHub.allow_named_servers = True
+c.JupyterHub.services.append({"name": "tester", "api_token": os.environ["TEST_TOKEN"]})
+c.JupyterHub.load_roles.append(
+    {"name": "tester", "services": ["tester"], "scopes": ["admin:users", "admin:servers", "tokens", "access:services"]}
+)
+if os.environ.get("TEST_OWN_USER_ROLE"):
+    c.JupyterHub.load_roles.append({"name": "user", "description": "ours", "scopes": ["self", "read:hub"]})
+
+# as zero-to-jupyterhub does it: executed in the main file's own namespace, twice to see that it bears it
+fragment = Path(os.environ["TEST_FRAGMENT"]).read_text()
+for _ in range(2):
+    exec(compile(fragment, "20-gpushare-service.py", "exec"))
+
+for service in c.JupyterHub.services.to_dict()["extend"]:
+    if service["name"] == "gpushare":
+        service["api_token"] = os.environ["TEST_SERVICE_TOKEN"]  # so that the tests can try what it may do
