@@ -31,8 +31,14 @@ TARGETS: dict[str, tuple[str, list[str]]] = {
         "preload/*.c",
         ["-Wl,-soname,libgpushare.so", "-Wl,--version-script=preload/exports.map", "-ldl"],
     ),
-    "simgpu/libcuda.so.1": ("simgpu/cuda/*.c simgpu/common/*.c", ["-Wl,-soname,libcuda.so.1", "-ldl", "-lrt"]),
-    "simgpu/libnvidia-ml.so.1": ("simgpu/nvml/*.c simgpu/common/*.c", ["-Wl,-soname,libnvidia-ml.so.1", "-lrt"]),
+    "simgpu/libcuda.so.1": (
+        "simgpu/cuda/*.c simgpu/common/*.c",
+        ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-ldl", "-lrt"],
+    ),
+    "simgpu/libnvidia-ml.so.1": (
+        "simgpu/nvml/*.c simgpu/common/*.c",
+        ["-Wl,-soname,libnvidia-ml.so.1", "-Wl,-Bsymbolic", "-lrt"],
+    ),
 }
 
 

@@ -1,0 +1,72 @@
+/* A libcuda.so.1 that does nothing but say which of its functions was called: the result is the function's own number. */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef struct {
+    int type, id;
+} location;
+
+EXPORT int cuInit(unsigned flags) { return 0; }
+EXPORT int cuDeviceGetCount(int *count) {
+    *count = 1;
+    return 0;
+}
+EXPORT int cuDeviceGet(int *device, int ordinal) {
+    *device = ordinal;
+    return 0;
+}
+EXPORT int cuDeviceGetUuid(void *uuid, int device) {
+    memset(uuid, 7, 16);
+    return 0;
+}
+EXPORT int cuCtxGetCurrent(void **context) {
+    *context = NULL;
+    return 0;
+}
+EXPORT int cuCtxGetDevice(int *device) { return 201; }
+
+EXPORT int cuMemPrefetchAsync(uint64_t at, size_t bytes, int device, void *stream) { return 8000; }
+EXPORT int cuMemPrefetchAsync_ptsz(uint64_t at, size_t bytes, int device, void *stream) { return 8001; }
+EXPORT int cuMemPrefetchAsync_v2(uint64_t at, size_t bytes, location to, unsigned flags, void *stream) { return 12020; }
+EXPORT int cuMemPrefetchAsync_v2_ptsz(uint64_t at, size_t bytes, location to, unsigned flags, void *stream) { return 12021; }
+EXPORT int cuMemsetD8_v2(uint64_t at, unsigned char value, size_t n) { return 3020; }
+EXPORT int cuMemsetD8_v2_ptds(uint64_t at, unsigned char value, size_t n) { return 7000; }
+EXPORT int cuGraphLaunch(void *exec, void *stream) { return 10000; }
+EXPORT int cuStreamQuery(void *stream) { return 2000; } /* one that the library does not wrap */
+
+/* A future form of a function whose present form is exported: unknown, with another ABI. */
+static int graph_launch_of_the_future(void *exec, void *stream, void *more) { return 99000; }
+/* A function that can be asked for, but is not exported. */
+static int graph_upload(void *exec, void *stream) { return 11010; }
+
+EXPORT int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status);
+
+static void *answer(const char *symbol, int version, uint64_t flags) {
+    int twin = (flags & 2) != 0;
+    if (strcmp(symbol, "cuMemPrefetchAsync") == 0) {
+        if (version >= 12020) return twin ? (void *)cuMemPrefetchAsync_v2_ptsz : (void *)cuMemPrefetchAsync_v2;
+        return twin ? (void *)cuMemPrefetchAsync_ptsz : (void *)cuMemPrefetchAsync;
+    }
+    if (strcmp(symbol, "cuMemsetD8") == 0) return twin && version >= 7000 ? (void *)cuMemsetD8_v2_ptds : (void *)cuMemsetD8_v2;
+    if (strcmp(symbol, "cuGraphLaunch") == 0)
+        return version >= 99000 ? (void *)graph_launch_of_the_future : (void *)cuGraphLaunch;
+    if (strcmp(symbol, "cuGraphUpload") == 0) return (void *)graph_upload;
+    if (strcmp(symbol, "cuStreamQuery") == 0) return (void *)cuStreamQuery;
+    if (strcmp(symbol, "cuInit") == 0) return (void *)cuInit;
+    if (strcmp(symbol, "cuGetProcAddress") == 0) return (void *)cuGetProcAddress_v2;
+    return NULL;
+}
+
+EXPORT int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
+    if (!symbol || !function) return 1;
+    *function = answer(symbol, version, flags);
+    if (status) *status = *function ? 0 : 1;
+    return *function ? 0 : 500;
+}
+
+EXPORT int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
+}

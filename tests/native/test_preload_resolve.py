@@ -1,0 +1,212 @@
+"""Which function a program gets when it asks for one of the driver's: the wrapper of exactly that ABI, or the driver's own."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpushare_spawner.native import preload_library
+from gpushare_spawner.native.build import compiler
+
+if TYPE_CHECKING:
+    from tests.native.preload_clients import Start
+
+HERE = Path(__file__).parent
+pytest_plugins = ["tests.native.preload_clients"]
+
+ASKING = """
+library = c.CDLL("libcuda.so.1")
+mine = [line.split()[0].split("-") for line in open("/proc/self/maps") if "libgpushare.so" in line]
+
+def ours(pointer):
+    return any(int(low, 16) <= pointer < int(high, 16) for low, high in mine)
+
+def by_name(name):
+    return c.cast(getattr(library, name), c.c_void_p).value
+
+def ask(symbol, version, flags=0, form="cuGetProcAddress_v2", status=None):
+    pointer = c.c_void_p()
+    arguments = [c.c_char_p(symbol.encode()), c.byref(pointer), c.c_int(version), c.c_uint64(flags)]
+    code = getattr(library, form)(*arguments, *([status] if form.endswith("2") else []))
+    return code, pointer.value
+
+def called(pointer):
+    return c.CFUNCTYPE(c.c_int)(pointer)()
+"""
+
+
+@pytest.fixture(scope="session")
+def stub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the stub driver as libcuda.so.1."""
+    folder = tmp_path_factory.mktemp("stub")
+    _compile(
+        ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", str(HERE / "preload_stub_driver.c")], folder / "libcuda.so.1"
+    )
+    return folder
+
+
+def _compile(arguments: list[str], into: Path) -> None:
+    subprocess.run(
+        [*compiler(), "-shared", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=all", "-o", str(into), *arguments],
+        check=True,
+    )
+
+
+def test_each_abi_gets_its_own_wrapper(start: Start, stub_folder: Path) -> None:
+    client = start(
+        ASKING
+        + """
+answers = {}
+for version in (8000, 12020):
+    for flags in (0, 2):
+        code, pointer = ask("cuMemPrefetchAsync", version, flags)
+        answers[f"{version}/{flags}"] = [code, ours(pointer), called(pointer)]
+say(answers)
+""",
+        LD_LIBRARY_PATH=str(stub_folder),
+    )
+    assert client.hear() == {
+        "8000/0": [0, True, 8000],
+        "8000/2": [0, True, 8001],
+        "12020/0": [0, True, 12020],
+        "12020/2": [0, True, 12021],
+    }
+    client.end()
+
+
+def test_both_forms_of_get_proc_address_and_null_status(start: Start, stub_folder: Path) -> None:
+    client = start(
+        ASKING
+        + """
+status = c.c_int(-1)
+say([ask("cuMemsetD8", 12000, 2, "cuGetProcAddress_v2", c.byref(status))[0], status.value])
+for form in ("cuGetProcAddress", "cuGetProcAddress_v2"):
+    say([ours(by_name(form)), *(called(ask("cuMemsetD8", 12000, flags, form)[1]) for flags in (0, 2))])
+say([library.cuGetProcAddress_v2(c.c_char_p(b"cuInit"), None, 12000, c.c_uint64(0), None),
+     library.cuGetProcAddress_v2(None, None, 12000, c.c_uint64(0), None)])
+say(ours(ask("cuGetProcAddress", 12000)[1]))
+say(ask("cuNoSuchThing", 12000)[0])
+""",
+        LD_LIBRARY_PATH=str(stub_folder),
+    )
+    assert client.hear() == [0, 0]
+    assert client.hear() == [True, 3020, 7000]
+    assert client.hear() == [True, 3020, 7000]
+    assert client.hear() == [1, 1], "the driver's own answer to NULL pointers"
+    assert client.hear() is True
+    assert client.hear() == 500
+    client.end()
+
+
+def test_unknown_functions_are_left_alone_and_unexported_ones_found(start: Start, stub_folder: Path) -> None:
+    client = start(
+        ASKING
+        + """
+say([ours(ask("cuStreamQuery", 12000)[1]), ours(by_name("cuStreamQuery"))])
+say([[ours(p), called(p)] for p in (ask("cuGraphLaunch", 12000)[1], ask("cuGraphLaunch", 99000)[1])])
+say([[ours(p), called(p)] for p in (ask("cuGraphUpload", 12000)[1],)])
+""",
+        LD_LIBRARY_PATH=str(stub_folder),
+    )
+    assert client.hear() == [False, False]
+    assert client.hear() == [[True, 10000], [False, 99000]], "a form of unknown ABI is passed through"
+    assert client.hear() == [[True, 11010]]
+    client.end()
+
+
+@pytest.mark.parametrize("off", [{"GPUSHARE_DISABLE": "1"}, {"GPUSHARE_SOCKET": None}])
+def test_switched_off_the_program_gets_the_driver_itself(
+    start: Start, stub_folder: Path, off: dict[str, str | None]
+) -> None:
+    client = start(
+        ASKING
+        + """
+say([ours(by_name("cuInit")), ours(ask("cuMemPrefetchAsync", 12020)[1])])
+library.cuInit(0)
+say(len(os.listdir("/proc/self/task")))
+""",
+        LD_LIBRARY_PATH=str(stub_folder),
+        **off,
+    )
+    assert client.hear() == [False, False]
+    assert client.hear() == 1
+    client.end()
+
+
+def test_without_a_driver_nothing_is_found(start: Start, tmp_path: Path) -> None:
+    """The library exports cuInit; a program that looks whether there is a driver must not find that one."""
+    client = start(
+        """
+        everything = c.CDLL(None)
+        say([hasattr(everything, name) for name in ("cuInit", "cuGetProcAddress_v2", "nvmlDeviceGetMemoryInfo", "getpid")])
+        c.CDLL(None).getpid
+        """,
+        LD_LIBRARY_PATH=str(tmp_path),
+    )
+    assert client.hear() == [False, False, False, True]
+    client.end()
+
+
+def test_rtld_next_is_next_after_the_caller(start: Start, tmp_path: Path) -> None:
+    """Both libraries come after ours; the asking one must find the word of the one behind it, not its own."""
+    asks, has = tmp_path / "libasks.so", tmp_path / "libhas.so"
+    _compile(["-DASKS", '-DWORD="own"', str(HERE / "preload_next.c"), "-ldl"], asks)
+    _compile(['-DWORD="behind"', str(HERE / "preload_next.c")], has)
+    client = start(
+        f"""
+        library = c.CDLL({str(asks)!r})
+        library.next_word.restype = c.c_char_p
+        say(library.next_word().decode())
+        """,
+        LD_PRELOAD=f"{preload_library()}:{asks}:{has}",
+    )
+    assert client.hear() == "behind"
+    client.end()
+
+
+def test_only_what_is_meant_is_exported(libraries: Path) -> None:
+    """Driver functions, two of NVML's, and dlsym at glibc's versions; no name of our own."""
+    names = exported(libraries / "libgpushare.so")
+    others = {name for name in names if not name.startswith("cu")}
+    assert {name.split("@")[0] for name in others} == {"dlsym", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
+    assert sum(name.startswith("dlsym@") for name in others) == 2
+    assert "cuLaunchKernel" in names
+    assert "cuLaunchKernel_ptsz" in names
+
+
+def exported(library: Path) -> set[str]:
+    """Names (with versions) that a library defines for others, from its dynamic symbol table."""
+    data = library.read_bytes()
+    (offset,) = struct.unpack_from("<Q", data, 0x28)
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, offset + i * size) for i in range(count)]
+
+    def text(table: int, at: int) -> str:
+        begin = sections[table][4] + at
+        return data[begin : data.index(b"\0", begin)].decode()
+
+    symbols = next(s for s in sections if s[1] == 11)  # SHT_DYNSYM
+    versions = next(s for s in sections if s[1] == 0x6FFFFFFF)  # SHT_GNU_versym
+    definitions = next((s for s in sections if s[1] == 0x6FFFFFFD), None)  # SHT_GNU_verdef
+    named: dict[int, str] = {}
+    if definitions:
+        at = definitions[4]
+        while True:
+            _, _, index, _, _, auxiliary, following = struct.unpack_from("<HHHHIII", data, at)
+            named[index] = text(definitions[6], struct.unpack_from("<I", data, at + auxiliary)[0])
+            if not following:
+                break
+            at += following
+    found = set()
+    for i in range(symbols[5] // 24):
+        name, info, other, section, _, _ = struct.unpack_from("<IBBHQQ", data, symbols[4] + 24 * i)
+        if section == 0 or info >> 4 == 0 or other & 3 == 2:
+            continue  # undefined, local or hidden
+        (version,) = struct.unpack_from("<H", data, versions[4] + 2 * i)
+        label = named.get(version & 0x7FFF, "") if version & 0x7FFF > 1 else ""
+        found.add(text(symbols[6], name) + (f"@{label}" if label else ""))
+    return found
