@@ -118,13 +118,13 @@ def install_packages(extra: str) -> None:
     """This project, editable, with that extra; the compiler first, so that what is wrong with it is said plainly."""
     building = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     say("installing the C compiler (PyPI package ziglang)")
-    if pip(*building, "editables") != 0:
+    if pip(*(word for word in building if word.startswith("ziglang"))) != 0:
         missing = "No matching distribution found for ziglang" in LOG.read_text()
         raise Trouble(no_compiler() if missing else no_packages())
     say("compiling the native libraries")
     compile_libraries()
     say("installing Python packages: the first time this takes a minute or two")
-    if pip("--no-build-isolation", "--editable", f"{ROOT}[{extra}]") != 0:
+    if pip(*building, "editables") != 0 or pip("--no-build-isolation", "--editable", f"{ROOT}[{extra}]") != 0:
         raise Trouble(no_packages())
 
 
