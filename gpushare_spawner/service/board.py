@@ -62,12 +62,13 @@ def board_application(sources: BoardSources, prefix: str, hub_prefix: str = "/hu
             (prefix + r"static/(.*)", StaticFileHandler, {"path": str(HERE / "static")}),
         ],
         sources=sources,
-        pages=_pages(prefix, hub_prefix),
+        pages=page_environment(prefix, hub_prefix),
         cookie_secret=os.urandom(32),
     )
 
 
-def _pages(prefix: str, hub_prefix: str) -> Environment:
+def page_environment(prefix: str, hub_prefix: str) -> Environment:
+    """Renders the pages."""
     pages = Environment(
         loader=FileSystemLoader(HERE / "pages"),
         autoescape=True,

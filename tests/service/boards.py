@@ -1,0 +1,89 @@
+"""A machine with a lively afternoon on it, for the tests of the board and to look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpushare_spawner.model.report import Announcement, GpuReport, Report, SessionReport
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.board import page_environment
+from gpushare_spawner.service.board_view import Viewer, board_view
+from gpushare_spawner.service.look import HubView, look
+from gpushare_spawner.service.reports import NodeView
+from gpushare_spawner.service.settings import CullerSettings
+
+NOW = 1_000_000.0
+GIB = 2**30
+MINUTE = 60.0
+ADMIN = Viewer("ann", sees_all=True)
+
+
+def template(name: str, fraction: float, shown: str) -> Template:
+    idle = {
+        "downgrade_after": "15m",
+        "downgrade_to": round(fraction * 0.4, 2),
+        "release_after": "45m",
+        "stop_after": "8h",
+    }
+    return Template(name=name, display_name=shown, gpu={"fraction": fraction}, idle=idle)
+
+
+TEMPLATES = {
+    one.name: one
+    for one in (
+        template("quarter", 0.25, "0.25 GPU"),
+        template("half", 0.50, "0.50 GPU"),
+        template("tenth", 0.10, "0.10 GPU"),
+    )
+}
+
+
+def session(user: str, **changes: Any) -> SessionReport:
+    """A quarter of GPU 0, whose GPU has been idle for two minutes."""
+    values: dict[str, Any] = {
+        "id": user, "user": user, "template": "quarter", "gpus": ("GPU-0",), "share_units": 25, "opened_at": NOW - 9000,
+        "tier_since": NOW - 9000, "effective_units": 25, "last_gpu_activity": NOW - 2 * MINUTE,
+        "memory_bytes": 3 * GIB, "resident_bytes": 3 * GIB, "memory_limit_bytes": 16 * GIB,
+        "kernels": 1, "kernels_busy": 0,
+    }  # fmt: skip
+    values |= changes
+    return SessionReport(**({"guaranteed_units": values["effective_units"]} | values))
+
+
+def afternoon(*more: SessionReport) -> Report:
+    """GPU 0 is full and has lent units, GPU 1 half empty."""
+    gpu = {"model": "Simulated GPU 16 GiB", "memory_bytes": 16 * GIB, "simulated": True}
+    return Report(
+        node="workstation",
+        published_at=NOW,
+        gpus=(
+            GpuReport(index=0, uuid="GPU-0", memory_used_bytes=int(14.2 * GIB), waiting=1, **gpu),
+            GpuReport(index=1, uuid="GPU-1", memory_used_bytes=2 * GIB, **gpu),
+        ),
+        sessions=(
+            session("ann", gpu_busy=True, kernels_busy=1, memory_bytes=6 * GIB, resident_bytes=5 * GIB),
+            session(
+                "bob", server="thesis", tier=Tier.DOWNGRADED, effective_units=10, last_gpu_activity=NOW - 41 * MINUTE,
+                announcement=Announcement(tier=Tier.RELEASED, at=NOW + 4 * MINUTE, reason="told"),
+            ),
+            session("carol", template="half", share_units=50, tier=Tier.RELEASED, effective_units=0, kernels=3,
+                    last_gpu_activity=NOW - 80 * MINUTE, memory_bytes=9 * GIB, resident_bytes=0),
+            session("dave", borrowed_units=25, opened_at=NOW - 600, tier_since=NOW - 600, waiting=True, gpu_busy=True),
+            session("erin", template="tenth", share_units=10, effective_units=10, gpus=("GPU-1",), bypassing_pids=(4711,),
+                    last_gpu_activity=NOW - 11 * MINUTE),
+            *more,
+        ),
+    )  # fmt: skip
+
+
+def view(report: Report | None = None, viewer: Viewer = ADMIN, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The board of that afternoon."""
+    views = [NodeView(None, report if report is not None else afternoon())]
+    looked = look(views, HubView(), TEMPLATES, NOW, CullerSettings())
+    return board_view(views, looked, TEMPLATES, viewer, NOW, notes)
+
+
+def page(board: dict[str, Any], prefix: str = "/services/gpushare/") -> str:
+    """As the browser gets it."""
+    return page_environment(prefix, "/hub/").get_template("board.html").render(board=board)

@@ -1,0 +1,108 @@
+"""The board: what whom is shown, and how."""
+
+from __future__ import annotations
+
+import re
+
+from gpushare_spawner.service.board import format_duration
+from gpushare_spawner.service.board_view import Viewer, board_view
+from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.look import HubView, look
+from gpushare_spawner.service.metrics import exposition
+from gpushare_spawner.service.reports import NodeView
+from gpushare_spawner.service.settings import CullerSettings
+from tests.service.boards import NOW, TEMPLATES, afternoon, page, session, view
+
+
+def plain(html: str) -> str:
+    """The text of a page, on one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+
+
+def test_the_page_tells_each_sessions_story():
+    text = plain(page(view()))
+    assert "ann 0.25 GPU whole share 0.25 of 0.25 on GPU 0 GPU busy 1 kernel, 1 busy 6 GiB of 16 GiB" in text
+    assert "bob / thesis" in text
+    assert "GPU idle for 41 min" in text
+    assert "share lent out in 4 min announced" in text
+    assert "shrinks to 0.04 GPU in 5 min announced" not in text  # nobody has told erin yet
+    assert "shrinks to 0.04 GPU in 5 min if it stays idle" in text
+    assert "waits for the GPU" in text
+    assert "0.25 borrowed" in text
+    assert "1 of its processes uses the GPU without the sharing library" in text
+    assert "simulated" in text
+
+
+def test_users_see_themselves_and_anonymous_totals():
+    board = view(viewer=Viewer("bob"), notes=("The service lacks the scope x: y.",))
+    assert [one["user"] for one in board["sessions"]] == ["bob"]
+    assert board["others"] == 4
+    html = page(board)
+    for name in ("ann", "carol", "dave", "erin", "lacks"):
+        assert not re.search(rf"\b{name}\b", html)
+    assert "And 4 sessions of others." in plain(html)
+    # the bar is whole all the same, in the same order
+    assert [part["units"] for part in board["nodes"][0]["gpus"][0]["bar"]] == [25, 10, 25, 40]
+    assert [part["user"] for part in board["nodes"][0]["gpus"][0]["bar"]] == [None, "bob", None, None]
+
+
+def test_everything_that_users_can_choose_is_escaped():
+    evil = '<script>alert("x")</script>'
+    quoted = "'\"><img src=x onerror=alert(1)>"
+    nasty = session("mallory", id="mallory", server=evil, template=quoted)
+    nasty = nasty.model_copy(update={"user": evil})
+    html = page(view(afternoon(nasty), viewer=Viewer(evil, sees_all=True), notes=(evil,)))
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    assert html.count("&lt;script&gt;alert") >= 4
+    assert html.count("<script") == 1  # our own
+
+
+def test_admins_are_told_what_is_wrong_with_an_agent_and_users_only_that_it_is():
+    silent = [NodeView(None, None, "no agent listens on /run/secret/control.sock")]
+    admin = board_view(silent, [], TEMPLATES, Viewer("boss", sees_all=True), NOW, ["Template x.yaml:3: gpu: no"])
+    assert admin["problems"] == ["no agent listens on /run/secret/control.sock", "Template x.yaml:3: gpu: no"]
+    user = board_view(silent, [], TEMPLATES, Viewer("ann"), NOW, ["Template x.yaml:3: gpu: no"])
+    assert user["problems"] == ["A GPU machine does not answer at the moment, so something may be missing here."]
+    assert "does not answer" in page(user)
+
+
+def test_a_board_without_anything():
+    html = page(view(afternoon().model_copy(update={"gpus": (), "sessions": ()}), Viewer("ann")))
+    assert "This machine has no GPU that can be shared." in html
+    assert "You hold no share at the moment." in html
+
+
+def test_a_session_that_starts_and_a_template_that_is_gone():
+    board = view(afternoon(session("fred", gpus=("GPU-1",), confirmed=False), session("gina", template="old")))
+    text = plain(page(board))
+    assert "fred 0.25 GPU starting" in text
+    assert "gina old" in text
+    assert "its template no longer exists" in text
+
+
+def test_durations_that_nobody_has_to_count():
+    assert [format_duration(s) for s in (0, 0.4, 59.6, 89, 95, 3599, 3725)] == [
+        "0 s", "0 s", "1 min", "1 min 29 s", "1 min", "59 min", "1 h 2 min",
+    ]  # fmt: skip
+
+
+def test_metrics():
+    views = [NodeView(None, afternoon()), NodeView(None, None, "silent")]
+    looked = look(views, HubView(), TEMPLATES, NOW, CullerSettings())
+    counters = Counters()
+    counters.failed("hub")
+    counters.round_done(NOW)
+    lines = exposition(views, looked, counters, NOW).decode().splitlines()
+    gpu = 'gpu="0",model="Simulated GPU 16 GiB",node="workstation"'
+    for expected in [
+        'gpushare_agents{answers="no"} 1.0',
+        'gpushare_gpu_units{gpu="0",kind="lent",model="Simulated GPU 16 GiB",node="workstation"} 40.0',
+        f"gpushare_gpu_waiting_sessions{{{gpu}}} 1.0",
+        'gpushare_sessions{node="workstation",template="quarter",tier="active"} 2.0',
+        'gpushare_session_gpu_idle_seconds{node="workstation",server="thesis",user="bob"} 2460.0',
+        'gpushare_culler_steps_total{tier="downgraded"} 0.0',
+        'gpushare_culler_failures_total{where="hub"} 1.0',
+        "gpushare_culler_last_round_timestamp_seconds 1e+06",
+    ]:
+        assert expected in lines, expected
