@@ -24,30 +24,20 @@ class Activity:
     resident_bytes: int
 
 
-class Past:
-    """What earlier runs of the agent knew: the arbiter begins anew with each."""
-
-    def __init__(self, session: Session, restarted_at: float | None = None) -> None:
-        """`restarted_at`: seconds since the epoch; one that had work when the agent ended was active until then."""
-        record = session.record
-        self.gpu_seconds = record.gpu_seconds
-        self.last = record.last_gpu_activity
-        if record.gpu_busy and restarted_at is not None:
-            self.last = restarted_at
-
-
-def activity(session: Session, past: Past, arbitrations: Mapping[str, GpuArbitration], wall: float) -> Activity:
+def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], wall: float) -> Activity:
     """Add up a session's GPUs. `wall`: seconds since the epoch now."""
     views: list[tuple[GpuArbitration, SessionView]] = [
         (arbitrations[gpu.uuid], arbitrations[gpu.uuid].view(session.id)) for gpu in session.gpus
     ]
     # the arbiter's instants are of a clock that starts with the machine; only their age has a meaning here
     ends = [wall - (shell.now() - view.last_activity) for shell, view in views if view.last_activity is not None]
+    # a session that was opened again begins anew
+    ends = [end for end in ends if end >= session.record.opened_at]
     return Activity(
         busy=any(view.running or view.waiting for _, view in views),
         waiting=any(view.waiting for _, view in views),
-        last=_latest([*ends, past.last]),
-        gpu_seconds=past.gpu_seconds + sum(view.gpu_seconds for _, view in views),
+        last=_latest([*ends, session.past.last]),
+        gpu_seconds=max(0.0, session.past.gpu_seconds + sum(view.gpu_seconds for _, view in views)),
         memory_bytes=sum(view.memory_bytes for _, view in views),
         resident_bytes=sum(view.resident_bytes for _, view in views),
     )

@@ -54,6 +54,7 @@ class GpuArbitration:
         self._granted: dict[int, tuple[int, float]] = {}
         """The lease that a client was given last, and when."""
         self._timer: Handle | None = None
+        self._due: float | None = None
 
     def add_session(self, session: str, weight: int) -> None:
         """A session comes; `weight` in share units."""
@@ -148,12 +149,16 @@ class GpuArbitration:
         wanted = self._arbiter.next_wakeup()
         if wanted is not None:
             wakeups.append(wanted)
+        due = min(wakeups, default=None)
+        if due == self._due:
+            return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._call_at(min(wakeups), self._wake) if wakeups else None
+        self._due = due
+        self._timer = self._call_at(due, self._wake) if due is not None else None
 
     def _wake(self) -> None:
-        self._timer = None
+        self._timer = self._due = None
         now = self._clock()
         for number, since in self._waits.items():
             if now >= since + RENEW_EVERY:

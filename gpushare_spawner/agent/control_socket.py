@@ -46,7 +46,8 @@ class ControlSocket:
             raise SocketInUse(
                 f"another agent answers on {self.path}; stop it, or give this one another --control-socket"
             )
-        self.path.unlink(missing_ok=True)
+        if self.path.is_socket():
+            self.path.unlink()  # left behind by an agent that was killed
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         before = os.umask(0o177)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from gpushare_spawner.agent.activity import Activity
 from gpushare_spawner.agent.gpus import Gpu, GpuState
@@ -59,9 +59,7 @@ def session_report(session: Session, now: Activity) -> SessionReport:
     )
 
 
-def node_report(
-    node: str, published_at: float, gpus: Iterable[GpuReport], sessions: Mapping[str, SessionReport]
-) -> Report:
+def node_report(node: str, published_at: float, gpus: Iterable[GpuReport], sessions: Iterable[SessionReport]) -> Report:
     """The node; the oldest session first."""
-    oldest_first = sorted(sessions.values(), key=lambda session: (session.opened_at, session.id))
+    oldest_first = sorted(sessions, key=lambda session: (session.opened_at, session.id))
     return Report(node=node, published_at=published_at, gpus=tuple(gpus), sessions=tuple(oldest_first))

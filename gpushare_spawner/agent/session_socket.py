@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Protocol
 
 from gpushare_spawner.agent.session_folder import SessionFolder
@@ -231,7 +232,7 @@ class SessionSocket:
 
     def __init__(self, folder: SessionFolder, uid: int, listener: Listener) -> None:
         """Raises OSError where the socket cannot be made."""
-        self.folder = folder
+        self._folder = folder
         self.listener = listener
         self.loop = asyncio.get_running_loop()
         self.budget = FrameBudget(self.loop.time)
@@ -246,6 +247,15 @@ class SessionSocket:
         self._socket.close()
         for connection in list(self._connections):
             connection.end(code)
+
+    @property
+    def path(self) -> Path:
+        """Where it listens."""
+        return self._folder.socket_path
+
+    def remove(self) -> None:
+        """Take its folder away."""
+        self._folder.remove()
 
     def forget(self, connection: Connection) -> None:
         """The connection ended."""
@@ -270,12 +280,12 @@ class SessionSocket:
                 accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
             if uid not in self._uids:
-                log.warning("process %d of uid %d may not use the socket %s", pid, uid, self.folder.socket_path)
+                log.warning("process %d of uid %d may not use the socket %s", pid, uid, self._folder.socket_path)
                 _turn_away(accepted)
             elif len(self._connections) >= MAX_CONNECTIONS:
                 log.warning(
                     "the socket %s has %d connections already: process %d is turned away",
-                    self.folder.socket_path,
+                    self.path,
                     MAX_CONNECTIONS,
                     pid,
                 )

@@ -16,6 +16,7 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
 if TYPE_CHECKING:
+    from gpushare_spawner.agent.conversation import Conversation
     from gpushare_spawner.agent.session_socket import Connection, SessionSocket
 
 
@@ -52,6 +53,21 @@ class SessionRecord(BaseModel):
         )
 
 
+@dataclass(frozen=True)
+class Past:
+    """What the arbiter does not know: it begins anew with each start of the agent, and not with each opening."""
+
+    last: float | None = None
+    """End of the last burst, seconds since the epoch."""
+    gpu_seconds: float = 0.0
+    """To be added to what the arbiter counts; negative where that counts too much."""
+
+    @classmethod
+    def recorded(cls, record: SessionRecord, restarted_at: float) -> Past:
+        """`restarted_at`: seconds since the epoch; who had work when the agent ended was active until then."""
+        return cls(restarted_at if record.gpu_busy else record.last_gpu_activity, record.gpu_seconds)
+
+
 @dataclass
 class Kernels:
     """What the notebook server last said about its kernels."""
@@ -71,6 +87,10 @@ class Session:
     guaranteed_units: int = 0
     kernels: Kernels | None = None
     bypassing: tuple[int, ...] = ()
+    past: Past = Past()
+    saved_at: float = 0.0
+    """When its record was last handed to the store, seconds since the epoch."""
+    conversation: Conversation | None = None
     socket: SessionSocket | None = None
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""

@@ -14,8 +14,8 @@ import pytest
 
 from gpushare_spawner.agent.environment import Libraries
 from gpushare_spawner.agent.node import Node, NodeSettings
+from gpushare_spawner.agent.rounds import RoundSettings
 from gpushare_spawner.agent.state_folder import StateFolder
-from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.frames import Role
 from tests.agent.peers import FIRST, SECOND, GpusOnPaper, Peer
@@ -45,7 +45,7 @@ class Agent:
     def __init__(self, folder: Path) -> None:
         self.path = folder
         self.source = GpusOnPaper()
-        self.settings = NodeSettings(name="here", look_every=0.05, poll_every=0.05, arbiter=ArbiterSettings())
+        self.settings = NodeSettings(name="here", rounds=RoundSettings(look_every=0.05, poll_every=0.05))
         self.gpus = (FIRST, SECOND)
         self.node: Node
         self.state: StateFolder

@@ -161,9 +161,9 @@ async def test_a_really_full_file_system(tiny_disk: Path, eventually: Eventually
     for number in range(4):
         await agent.node.answer(request_for(f"full-{number}", share_units=5))
     assert len(agent.node.report().sessions) == 12
-    assert agent.node._store.failure is not None
+    assert agent.node.store.failure is not None
     filler.unlink()
-    await eventually(lambda: agent.node._store.failure is None)
+    await eventually(lambda: agent.node.store.failure is None)
     await agent.stop()
     again = Agent(tiny_disk)
     await again.start()

@@ -1,0 +1,117 @@
+"""What the agent looks after by itself, every second or so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpushare_spawner.agent.activity import Activity
+from gpushare_spawner.agent.bypass import bypassing
+from gpushare_spawner.agent.gpus import Gpu, GpuState
+from gpushare_spawner.agent.sessions import Session
+
+log = logging.getLogger(__name__)
+
+
+class GpuSource(Protocol):
+    """Where the state of GPUs comes from: NVML."""
+
+    def state(self, gpu: Gpu) -> GpuState:
+        """What it says now; may block for milliseconds."""
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """How often."""
+
+    look_every: float = 1.0
+    """Seconds between looks at unconfirmed sessions, processes and records."""
+    poll_every: float = 5.0
+    """Seconds between questions to NVML."""
+    save_every: float = 10.0
+    """Seconds at least between two writes of a record for no more than newer activity."""
+
+
+class Rounds:
+    """Drops what nobody confirmed, keeps activity on the disk, asks NVML, and finds who goes past the library."""
+
+    def __init__(self, settings: RoundSettings, gpus: Mapping[str, Gpu], source: GpuSource) -> None:
+        self._settings = settings
+        self._gpus = gpus
+        self._source = source
+        self._suspects: dict[str, set[int]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.states: Mapping[str, GpuState] = {uuid: GpuState(healthy=True) for uuid in gpus}
+        """What NVML said last, by the GPU's UUID."""
+
+    async def start(
+        self,
+        sessions: Mapping[str, Session],
+        look: Callable[[], None],
+    ) -> None:
+        """Ask NVML once, and begin. `sessions` is looked at again in each round; `look` is called in each."""
+        await self._poll(sessions)
+        self._tasks = [
+            asyncio.create_task(_every(self._settings.look_every, lambda: _at_once(look))),
+            asyncio.create_task(_every(self._settings.poll_every, lambda: self._poll(sessions))),
+        ]
+
+    async def close(self) -> None:
+        """Stop."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def overdue(self, session: Session, now: float) -> bool:
+        """Whether it should have been confirmed by now (seconds since the epoch)."""
+        record = session.record
+        return record.process is None and now > record.opened_at + record.request.confirm_within
+
+    def worth_saving(self, session: Session, doing: Activity, now: float) -> bool:
+        """Whether its record is behind what it does."""
+        record = session.record
+        news = doing.busy != record.gpu_busy or doing.last != record.last_gpu_activity
+        return news and now >= session.saved_at + self._settings.save_every
+
+    async def _poll(self, sessions: Mapping[str, Session]) -> None:
+        states = await asyncio.to_thread(lambda: {uuid: self._source.state(gpu) for uuid, gpu in self._gpus.items()})
+        for uuid, state in states.items():
+            if state.healthy and not self.states[uuid].healthy:
+                log.info("GPU %s answers again", uuid)
+            elif not state.healthy and self.states[uuid].healthy:
+                log.error("GPU %s does not answer its driver; its sessions stay, new ones are refused", uuid)
+        self.states = states
+        await self._find_bypassing({pid for state in states.values() for pid in state.pids}, sessions)
+
+    async def _find_bypassing(self, gpu_pids: set[int], sessions: Mapping[str, Session]) -> None:
+        connected = {connection.peer.pid for session in sessions.values() for connection in session.cuda}
+        servers = {name: one.record.process.pid for name, one in sessions.items() if one.record.process is not None}
+        sockets = {name: str(one.socket.path) for name, one in sessions.items() if one.socket is not None}
+        found: Mapping[str, tuple[int, ...]] = {}
+        if sessions and gpu_pids - connected:
+            found = await asyncio.to_thread(bypassing, gpu_pids, connected, servers, sockets)
+        suspects = {name: set(found.get(name, ())) for name in sessions}
+        for name, session in sessions.items():
+            # seen twice in a row: a process that has just called cuInit is about to connect
+            sure = tuple(sorted(suspects[name] & self._suspects.get(name, set())))
+            if set(sure) - set(session.bypassing):
+                pids = ", ".join(map(str, sure))
+                log.warning("session %s uses the GPU without the library, in processes %s", name, pids)
+            session.bypassing = sure
+        self._suspects = suspects
+
+
+async def _at_once(look: Callable[[], None]) -> None:
+    look()
+
+
+async def _every(seconds: float, look: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await look()
+        except Exception:
+            log.exception("looking around failed; trying again in %g s", seconds)
