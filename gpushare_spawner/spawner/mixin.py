@@ -482,6 +482,7 @@ class GPUShareMixin(Spawner):
         try:
             await super().stop(now)
         finally:
+            self._session = None
             if session is not None:
                 await self.reservations.close(session.id)
 

@@ -55,6 +55,8 @@ class Reservations:
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._in_flight: dict[str, Holding] = {}
+        self._running: dict[str, OpenRequest] = {}
+        """Sessions whose process was started here, until they are released."""
         self._closing: dict[str, asyncio.Task[None]] = {}
         self._adopting: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -246,41 +248,49 @@ class Reservations:
 
         Raises ControlRefused where the agent does not accept it.
         """
+        self._running[request.id] = request
         try:
             await self._confirm(request, pid)
         except AgentUnreachable as error:
-            self.log.warning("Could not confirm %s yet: %s", request.id, error)
+            self.log.warning("GPU session %s is not confirmed yet: %s", request.id, error)
             self._background(self._confirm_later(request, pid))
 
     async def _confirm(self, request: OpenRequest, pid: int) -> None:
         try:
             await self.client.confirm(request.id, pid)
         except ControlRefused as error:
-            if error.code != "unknown-session":
+            if error.code != "unknown-session" or self._running.get(request.id) is not request:
                 raise
             # the agent lost it, in a restart without its state: the place was ours, ask for it again
             await self.client.open(request)
+            self.log.warning("The agent had lost GPU session %s; it was opened again", request.id)
             await self.client.confirm(request.id, pid)
-            self.log.warning("The agent had lost session %s; it was opened again", request.id)
+        finally:
+            if request.id not in self._running and request.id not in self._in_flight:
+                # it was stopped meanwhile, and not started again: what was opened above must not stay
+                self.release(request.id)
         self._in_flight.pop(request.id, None)
 
     async def _confirm_later(self, request: OpenRequest, pid: int) -> None:
         delay = 1.0
-        while request.id not in self._closing:
+        while self._running.get(request.id) is request:
             await asyncio.sleep(delay)
             delay = min(delay * 2, 30.0)
+            if self._running.get(request.id) is not request:
+                return
             try:
                 await self._confirm(request, pid)
             except AgentUnreachable:
                 continue
             except ControlRefused as error:
-                self.log.warning("Session %s is not confirmed: %s. Its notebook runs on.", request.id, error.message)
+                self.log.warning("GPU session %s is not confirmed: %s. Its notebook runs on.", request.id, error)
             return
 
     # -- the end of a session --
 
     def release(self, session: str) -> None:
         """Close a session in the background; a new start of the same server waits until that is done."""
+        self._running.pop(session, None)
         if session not in self._closing:
             task = self._background(self._close(session))
             self._closing[session] = task

@@ -140,9 +140,10 @@ class RunningHub:
 
     @property
     def reservations(self) -> Reservations:
+        """What the hub's spawners share."""
         assert self.app is not None
-        store = self.app.users.settings["gpushare"]
-        return next(value for value in store.values() if isinstance(value, Reservations))
+        found: Reservations = self.spawner(next(user.name for user in self.app.users.values())).reservations
+        return found
 
     async def api(self, method: str, path: str, body: Any = None) -> HTTPResponse:
         return await AsyncHTTPClient(force_instance=True).fetch(

@@ -31,7 +31,9 @@ PAGES = {
 OFFERED = profiles(
     [
         Template(name="cpu", display_name="CPU"),
-        Template.model_validate({"name": "quarter", "display_name": "0.25 GPU", "gpu": {"fraction": 0.25}, "default": True}),
+        Template.model_validate(
+            {"name": "quarter", "display_name": "0.25 GPU", "gpu": {"fraction": 0.25}, "default": True}
+        ),
         Template.model_validate(
             {"name": "course", "display_name": "Course", "access": {"groups": ["ml"], "users": ["tom"]}}
         ),

@@ -1,0 +1,126 @@
+"""Many starts at once: never more than there is, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Any, ClassVar
+
+from jupyterhub.spawner import Spawner
+
+from gpushare_spawner.sharing.control_client import AgentClient
+from gpushare_spawner.spawner.mixin import GPUShareMixin
+from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.reservations import Reservations
+
+from .fake_agent import FakeAgent
+from .running_hub import RunningHub, until
+from .test_line import wish
+
+
+class NoProcess(Spawner):
+    """Servers that are nothing but an address: a spawner of quite another kind, without 50 processes."""
+
+    address: ClassVar[tuple[str, int]]
+    runs = False
+
+    async def start(self) -> tuple[str, int]:
+        self.runs = True
+        return self.address
+
+    async def stop(self, now: bool = False) -> None:
+        self.runs = False
+
+    async def poll(self) -> int | None:
+        return None if self.runs else 0
+
+
+class SharedNoProcess(GPUShareMixin, NoProcess):
+    """The same, sharing GPUs."""
+
+    def share_uid(self) -> int:
+        return 0
+
+    async def share_pid(self) -> int:
+        return 4242
+
+
+async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
+async def test_fifty_at_once_on_two_gpus(make_hub: Any, agent: FakeAgent) -> None:
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    NoProcess.address = server.sockets[0].getsockname()
+
+    def configure(config: Any) -> None:
+        config.JupyterHub.spawner_class = SharedNoProcess
+        config.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
+
+    hub: RunningHub = await make_hub(configure)
+    most = 0
+
+    def watch(_: Any) -> None:
+        nonlocal most
+        most = max(most, *agent.owned().values())
+
+    agent.after = watch
+    names = [f"user-{number:02}" for number in range(50)]
+    for name in names:
+        await hub.add_user(name)
+    starts = await asyncio.gather(*(hub.start_server(name, {"profile": "quarter-gpu"}) for name in names))
+    assert {response.code for response in starts} <= {201, 202}
+    waiting = set(names)
+
+    def ready() -> list[str]:
+        return [name for name in waiting if hub.spawner(name).ready]
+
+    while waiting:
+        await until(ready, timeout=20)
+        assert len(agent.sessions) <= 8
+        done = ready()
+        waiting.difference_update(done)
+        await asyncio.gather(*(hub.stop_server(name) for name in done))
+    assert most == 100
+    await until(lambda: not agent.sessions and not hub.reservations._closing)
+    assert not len(hub.reservations.line)
+    assert not hub.reservations._in_flight
+    server.close()
+
+
+async def test_any_interleaving_leaves_nothing(agent: FakeAgent) -> None:
+    """Starts, cancels, stops and refusals of 40 users in random order and with an agent that fails now and then."""
+    chance = random.Random(7)
+
+    async def unreliable(request: Any) -> None:
+        await asyncio.sleep(chance.random() * 0.003)
+        if chance.random() < 0.05:
+            raise ConnectionError("the test drops the connection")
+
+    agent.before = agent.after = unreliable
+    reservations = Reservations(AgentClient(agent.socket, 1.0), logging.getLogger("test"), look_every=0.02)
+
+    async def one(name: str) -> None:
+        for _ in range(3):
+            await asyncio.sleep(chance.random() * 0.05)
+            start = asyncio.ensure_future(reservations.reserve(wish(name, chance.choice((0.1, 0.25, 0.5, 1.0))), 3.0))
+            if chance.random() < 0.3:
+                await asyncio.sleep(chance.random() * 0.05)
+                start.cancel()
+            try:
+                got = await start
+            except (asyncio.CancelledError, StartRefused):
+                continue
+            await reservations.confirm(got.request, 4242)
+            await asyncio.sleep(chance.random() * 0.02)
+            reservations.release(name)
+
+    await asyncio.gather(*(one(f"user-{number}") for number in range(40)))
+    agent.before = agent.after = None
+    await until(lambda: not agent.sessions and not reservations._closing, timeout=10)
+    assert not len(reservations.line)
+    assert not reservations._in_flight
+    assert not agent.violations
