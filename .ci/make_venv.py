@@ -119,7 +119,8 @@ def install_packages(extra: str) -> None:
     building = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     say("installing the C compiler (PyPI package ziglang)")
     if pip(*(word for word in building if word.startswith("ziglang"))) != 0:
-        missing = "No matching distribution found for ziglang" in LOG.read_text()
+        # without a connection pip says that there is no such package, too
+        missing = not unreachable() and "No matching distribution found for ziglang" in LOG.read_text()
         raise Trouble(no_compiler() if missing else no_packages())
     say("compiling the native libraries")
     compile_libraries()
@@ -178,7 +179,13 @@ def no_compiler() -> str:
 
 
 def no_packages() -> str:
-    return f"the Python packages cannot be installed: {last_error()}"
+    reason = f"the package index cannot be reached (see {LOG.relative_to(ROOT)})" if unreachable() else last_error()
+    return f"the Python packages cannot be installed: {reason}"
+
+
+def unreachable() -> bool:
+    """Whether pip gave up for want of a connection."""
+    return "after connection broken" in LOG.read_text(errors="replace")
 
 
 def libraries_exist() -> bool:
