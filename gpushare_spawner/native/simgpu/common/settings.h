@@ -1,0 +1,28 @@
+/* What the simulated GPUs are like. Read from the environment by whoever creates the state file, and stored in it, so that
+ * all its processes see the same machine. */
+#ifndef SIMGPU_SETTINGS_H
+#define SIMGPU_SETTINGS_H
+
+#include <stdint.h>
+
+#define MAX_GPUS 16
+#define MODEL_LENGTH 96
+
+struct settings {
+    uint64_t devices;
+    uint64_t memory;      /* bytes of VRAM of each GPU */
+    uint64_t page;        /* bytes of a page of VRAM */
+    uint64_t h2d;         /* bytes/s of copies and prefetches to the device */
+    uint64_t d2h;         /* bytes/s of copies, prefetches and their evictions to the host */
+    uint64_t fault;       /* bytes/s of pages faulted in */
+    uint64_t fault_evict; /* bytes/s of the evictions that faults cause */
+    uint64_t hbm;         /* bytes/s at which kernels read and write VRAM */
+    uint64_t launch_ns;   /* device time of an empty kernel */
+    uint64_t slice_ns;    /* time slice between processes */
+    char model[MODEL_LENGTH];
+};
+
+/* 0, or -1 after saying on stderr which variable is wrong and what would be right. */
+int settings_read(struct settings *settings);
+
+#endif

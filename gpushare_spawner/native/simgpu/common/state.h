@@ -1,0 +1,96 @@
+/* The state that all processes share: one memory-mapped file (SIMGPU_STATE) with the settings, the process slots and, for each
+ * GPU, its frames, engines and counters.
+ *
+ * Any process may be killed at any instant. So locks are robust mutexes, whatever links frames together can be rebuilt from
+ * the frames themselves, and what a dead process held is found by its slot. */
+#ifndef SIMGPU_STATE_H
+#define SIMGPU_STATE_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include "settings.h"
+#include "stats.h"
+
+#define MAX_PROCESSES 256
+#define NO_FRAME UINT32_MAX
+#define BUSY_BUCKETS 32
+#define BUSY_BUCKET_NS (50 * 1000000ull)
+
+enum frame_kind { FRAME_FREE, FRAME_PLAIN, FRAME_MANAGED };
+
+/* One page of VRAM. A process finds a page of its own by a frame number it remembers, and knows that the page is still there
+ * by owner and page: evicting another's page needs no word to its owner. */
+struct frame {
+    uint64_t page;  /* which page of its owner: region id and index in the region */
+    uint64_t stamp; /* when it was last used: the order from which the list is rebuilt */
+    uint32_t owner; /* process slot + 1 */
+    uint32_t kind;
+    uint32_t before, after; /* neighbours in its list */
+};
+
+struct frame_list {
+    uint32_t first, last, count;
+};
+
+struct engine {
+    uint64_t free_at; /* the instant at which what it has taken on so far is done */
+};
+
+/* The compute engine is owned by one process at a time; the others wait in the order in which they came. */
+struct turns {
+    uint32_t owner; /* process slot + 1; 0 nobody */
+    uint32_t changed; /* futex word: changes with the owner */
+    uint64_t turn_began;
+    uint64_t next_ticket;
+    uint64_t ticket[MAX_PROCESSES]; /* 0: does not wait */
+    uint32_t waiting;
+};
+
+struct busy {
+    uint64_t bucket; /* which stretch of BUSY_BUCKET_NS */
+    uint64_t ns;
+};
+
+struct gpu {
+    pthread_mutex_t lock;
+    uint8_t uuid[16];
+    struct frame_list free, managed; /* managed: least recently used first */
+    uint64_t stamp;
+    uint32_t held[MAX_PROCESSES]; /* frames of each process */
+    struct engine compute, h2d, d2h;
+    struct turns turns;
+    struct busy busy[BUSY_BUCKETS];
+    struct simgpu_stats stats;
+};
+
+struct process {
+    int32_t pid; /* 0: the slot is free */
+    uint64_t start; /* start time in clock ticks: tells a reused pid */
+};
+
+struct state {
+    uint64_t magic;
+    uint64_t size; /* of the file */
+    struct settings settings;
+    uint64_t frames; /* per GPU */
+    pthread_mutex_t lock; /* the process slots; taken before any GPU's lock */
+    uint64_t next_serial;
+    uint64_t reaped_at;
+    struct process processes[MAX_PROCESSES];
+    struct gpu gpus[MAX_GPUS];
+    struct frame all_frames[]; /* those of GPU 0, then of GPU 1 ... */
+};
+
+/* Opens the state, making it if it is not there. NULL after saying why on stderr. The same pointer on every call. */
+struct state *state_open(void);
+
+static inline struct frame *gpu_frames(struct state *state, int gpu)
+{
+    return state->all_frames + (uint64_t)gpu * state->frames;
+}
+
+void gpu_lock(struct state *state, int gpu);
+void gpu_unlock(struct state *state, int gpu);
+
+#endif

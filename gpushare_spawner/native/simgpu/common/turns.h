@@ -1,0 +1,20 @@
+/* Who owns the compute engine. Processes take turns in the order in which they ask; a turn ends when its process has nothing
+ * to run, or when a time slice is over and another waits. */
+#ifndef SIMGPU_TURNS_H
+#define SIMGPU_TURNS_H
+
+#include "state.h"
+
+/* Waits until the process owns the engine (at once if it does already). Takes and leaves the GPU's lock. */
+void turns_wait(struct state *state, int gpu, uint32_t slot);
+
+/* Gives the engine to the next in line, or to nobody. With the lock held; only by the owner. */
+void turns_pass_on(struct state *state, int gpu);
+
+/* True when another waits and the owner has had its slice at instant `now`. With the lock held. */
+int turns_over(struct state *state, int gpu, uint64_t now);
+
+/* Removes a dead process from owner and line. With the lock held. */
+void turns_forget(struct state *state, int gpu, uint32_t slot);
+
+#endif

@@ -1,0 +1,19 @@
+/* The table that cuGetProcAddress searches. */
+#include "functions.h"
+
+/* The functions take what they take; here only their addresses matter. */
+#define ONE(name, version, function) extern void function(void);
+#define TWO(name, version, function, per_thread)                                                                               \
+    extern void function(void);                                                                                                \
+    extern void per_thread(void);
+#include "functions.inc"
+#undef ONE
+#undef TWO
+
+const struct named_function FUNCTIONS[] = {
+#define ONE(name, version, function) {name, version, function, NULL},
+#define TWO(name, version, function, per_thread) {name, version, function, per_thread},
+#include "functions.inc"
+};
+
+const size_t FUNCTION_COUNT = sizeof FUNCTIONS / sizeof *FUNCTIONS;
