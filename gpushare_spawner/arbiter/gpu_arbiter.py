@@ -449,11 +449,11 @@ class GpuArbiter:
         }
         head = self._turn.head if self._turn is not None else None
 
-        def by_right(client: Client) -> tuple[bool, int, bool, float, int]:
-            return client.session is not head, rank[client.session.id], client.held, client.last_granted, client.order
+        def by_turn(client: Client) -> tuple[float, int, bool, float, int]:
+            return self._kept_waiting(client), rank[client.session.id], client.held, client.last_granted, client.order
 
-        def by_turn(client: Client) -> tuple[int, bool, float, int]:
-            return rank[client.session.id], client.held, client.last_granted, client.order
+        def by_right(client: Client) -> tuple[bool, tuple[float, int, bool, float, int]]:
+            return client.session is not head, by_turn(client)
 
         yielding = [client for client in staying if self._gives_way_at(client) <= self._now + INSTANT]
         yielding.sort(key=lambda client: -(client.quiet_since or 0.0))
@@ -495,6 +495,19 @@ class GpuArbiter:
         due += [client.revoke_deadline for client in clients if client.revoked is not None and not client.overdue]
         self._wakeup = min((at for at in due if at < float("inf")), default=None)
         return decisions
+
+    def _kept_waiting(self, client: Client) -> float:
+        """Since when a client has waited, if that is longer than it was promised; infinite for all others.
+
+        By rights everybody is served within its request's time, two at most where turns overlap. But a session's virtual time
+        tells nothing of one client that waits while another runs beside the neighbours; so the promise is kept for each client.
+        """
+        if not client.waiting:
+            return float("inf")
+        session = client.session
+        asking = sum(c.waiting or c.lease != 0 for c in session.clients.values())
+        promised = 2 * asking * self._turns.requests[session.id] * self._fair.total_weight / session.weight
+        return client.waiting_since if self._now - client.waiting_since > promised else float("inf")
 
     def _begin_turn(self, first: Client) -> None:
         self._turn = _Turn(first.session, self._now if first.held else None)

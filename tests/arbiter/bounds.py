@@ -18,6 +18,9 @@ def longest_request(weights: Mapping[str, int], hand_off: Mapping[str, float], s
 
 
 def longest_wait(weights: Mapping[str, int], hand_off: Mapping[str, float], settings: ArbiterSettings) -> float:
-    """Seconds within which everybody who asks has a lease: three requests, an old debt, and slow answers in between."""
+    """Seconds within which everybody who asks has a lease: twice its request's time, a turn of everybody, and slow answers.
+
+    For sessions of one process each; k processes of a session take turns within it, and wait up to k times as long.
+    """
     answers = len(weights) * (settings.revoke_timeout + max(hand_off.values()))
-    return 3 * longest_request(weights, hand_off, settings) + settings.max_debt + answers
+    return 3 * longest_request(weights, hand_off, settings) + answers
