@@ -78,7 +78,7 @@ def make(extra: str) -> None:
         make_python()
         done("python", interpreter)
 
-    packages = digest([ROOT / "pyproject.toml", NATIVE / "hatch_build.py"], interpreter)
+    packages = digest([ROOT / "pyproject.toml", NATIVE / "hatch_build.py", *copied_files()], interpreter)
     if not (fits("packages-dev", packages) or fits(f"packages-{extra}", packages)):
         install_packages(extra)
         done(f"packages-{extra}", packages)
@@ -191,6 +191,13 @@ def unreachable() -> bool:
 def libraries_exist() -> bool:
     names = ("libgpushare.so", "simgpu/libcuda.so.1", "simgpu/libnvidia-ml.so.1")
     return all((NATIVE / "lib" / name).exists() for name in names)
+
+
+def copied_files() -> list[Path]:
+    """The files that even an editable installation copies: JupyterLab's extension, for one."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    sources = [ROOT / source for source in build["targets"]["wheel"].get("shared-data", {})]
+    return [path for source in sources for path in [source, *source.rglob("*")] if path.is_file()]
 
 
 def native_digest() -> str:
