@@ -1,0 +1,442 @@
+"""The gate and the lease: launches wait for GRANT, a revoked program gives way and loses nothing, an agent may do what it likes."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpushare_spawner.model.frames import Frame, Kind
+from tests.native.preload_agent import ScriptedAgent
+
+if TYPE_CHECKING:
+    from tests.native.preload_clients import Start
+
+pytest_plugins = ["tests.native.preload_clients"]
+MIB = 1 << 20
+
+FILL = """
+d = Driver()
+n = 4 << 20
+at = d.alloc(4 * n)
+say("ready")
+hear()
+d.fill(at, n, 7)
+d.synchronize()
+say(d.read(at + 4 * n - 4, 4).hex())
+hear()
+"""
+
+
+@pytest.fixture
+def agent(socket_path: Path, gpus: list[bytes]):
+    agent = ScriptedAgent(socket_path, gpus, total=1 << 30)
+    yield agent
+    agent.stop()
+
+
+def test_hello_and_account(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    client = start(FILL)
+    peer = agent.peer()
+    assert peer.hello is not None
+    assert peer.hello.fields[:3] == (1, client.process.pid, 100)
+    memory = peer.hear()
+    assert memory is not None
+    assert (memory.kind, memory.gpu, memory.fields[:2]) == (Kind.MEMORY, gpus[0], (16 * MIB, 0))
+    assert client.hear() == "ready"
+
+
+def test_a_launch_waits_for_the_grant(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    client = start(FILL)
+    peer = agent.peer()
+    client.hear()
+    peer.nothing(0.2)  # allocating asks for nothing
+    client.say()
+    request = peer.expect(Kind.REQUEST)
+    assert (request.gpu, request.fields[:3]) == (gpus[0], (16 * MIB, 0, 1))
+    peer.nothing(0.3)
+    assert not _ready(client), "the kernel ran without a lease"
+    peer.grant(gpus[0], 1, prefetch=16 * MIB)
+    paged_in = peer.expect(Kind.PAGED_IN)
+    assert paged_in.fields[0] == 16 * MIB
+    assert client.hear() == "07000000"
+
+
+def _ready(client) -> bool:
+    import select
+
+    return bool(select.select([client.process.stdout], [], [], 0)[0])
+
+
+def test_idle_busy_and_giving_back(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    """The end of a burst is told within milliseconds, new work is BUSY, and after a second of quiet the lease goes back."""
+    client = start("""
+        d = Driver()
+        spin = d.kernel("spin")
+        for seconds in (0.1, 0.05):
+            d.launch(spin, c.c_uint64(int(seconds * 1e9)))
+            d.synchronize()
+            time.sleep(0.3)
+        say(hear())
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 5)
+    idle = peer.expect(Kind.IDLE, skip=(Kind.MEMORY,))
+    assert idle.fields[0] == 5
+    assert 0.09e9 < idle.fields[1] < 0.25e9, "GPU-busy time of the burst"
+    assert 0 < idle.fields[2] < 0.1e9, "time since the last work"
+    assert peer.expect(Kind.BUSY, skip=()).fields[0] == 5
+    again = peer.expect(Kind.IDLE, skip=())
+    assert again.fields[1] > idle.fields[1] + 0.04e9
+    release = peer.expect(Kind.RELEASE, skip=())
+    assert (release.fields[0], release.fields[2]) == (5, 0)
+    peer.nothing(0.3)
+    client.say("over")
+    assert client.hear() == "over"
+    client.end()
+
+
+def test_a_kernel_that_runs_long_is_no_end_of_a_burst(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    client = start("""
+        d = Driver()
+        d.spin(0.5)
+        say(hear())
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 1)
+    began = time.monotonic()
+    peer.expect(Kind.IDLE, skip=(Kind.MEMORY,))
+    assert time.monotonic() - began > 0.35
+    client.say()
+
+
+def test_revoked_it_gives_way_and_loses_nothing(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    client = start("""
+        d = Driver()
+        size = 24 * MIB
+        blocks = [d.alloc(size) for _ in range(4)]
+        data = [os.urandom(size) for _ in blocks]
+        for at, bytes_ in zip(blocks, data):
+            d.write(at, bytes_)
+        d.spin(0.2)
+        say("running")
+        d.spin(0.001)
+        d.synchronize()
+        hear()
+        say([d.read(at, size) == bytes_ for at, bytes_ in zip(blocks, data)])
+        hear()
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 11)
+    client.hear()
+    peer.revoke(gpus[0], 11, page_out=80 * MIB)
+    release = peer.expect(Kind.RELEASE)
+    assert (release.fields[0], release.fields[2]) == (11, 1)
+    assert release.fields[1] > 0.1e9, "the kernel was waited for"
+    out = peer.expect(Kind.PAGED_OUT)
+    assert (out.fields[0], out.fields[2]) == (80 * MIB, 11)
+    peer.send(Kind.PAGE_OUT, 1 << 40, gpu=gpus[0])
+    rest = peer.expect(Kind.PAGED_OUT, skip=(Kind.REQUEST, Kind.MEMORY))
+    assert (rest.fields[0], rest.fields[2]) == (96 * MIB, 0)
+    client.say()
+    peer.grant(gpus[0], 12, prefetch=1 << 40)
+    back = peer.expect(Kind.PAGED_IN, skip=(Kind.REQUEST, Kind.MEMORY))
+    assert back.fields[0] == 96 * MIB
+    assert client.hear() == [True] * 4
+
+
+def test_stale_revokes_and_unknown_leases_are_ignored(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    client = start(FILL)
+    peer = agent.peer()
+    client.hear()
+    peer.revoke(gpus[0], 99)
+    client.say()
+    peer.expect(Kind.REQUEST)
+    peer.revoke(gpus[0], 98, page_out=MIB)
+    peer.grant(gpus[0], 0)  # still in line
+    peer.grant(gpus[0], 3)
+    assert client.hear() == "07000000"
+    peer.revoke(gpus[0], 97)
+    assert peer.expect(Kind.RELEASE).fields[:1] == (3,)
+
+
+def test_a_revoke_that_crosses_the_release_still_pages_out(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    client = start(FILL)
+    peer = agent.peer()
+    client.hear()
+    client.say()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 4)
+    peer.expect(Kind.RELEASE)
+    peer.revoke(gpus[0], 4, page_out=16 * MIB)
+    out = peer.expect(Kind.PAGED_OUT)
+    assert (out.fields[0], out.fields[2]) == (16 * MIB, 4)
+
+
+def test_streams_of_all_kinds_are_waited_for(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    """Work in a non-blocking stream, in the thread's own default stream, and in a stream destroyed behind it."""
+    client = start("""
+        d = Driver()
+        kinds = [d.stream(1), c.c_void_p(2), d.stream(1)]
+        spin = d.kernel("spin")
+        for stream in kinds:
+            hear()
+            d.launch(spin, c.c_uint64(int(0.3e9)), stream=stream)
+            if stream is kinds[2]:
+                d("cuStreamDestroy_v2", stream)
+            say("launched")
+        hear()
+    """)
+    peer = agent.peer()
+    for lease in (1, 2, 3):
+        client.say()
+        peer.expect(Kind.REQUEST)
+        peer.grant(gpus[0], lease)
+        began = time.monotonic()
+        client.hear()
+        peer.revoke(gpus[0], lease)
+        peer.expect(Kind.RELEASE)
+        assert time.monotonic() - began > 0.25, f"kind {lease} was not waited for"
+
+
+def test_threads_share_the_gate(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    client = start("""
+        d = Driver()
+        kernel = d.kernel("add_u32")
+        n, rounds = 1024, 200
+        at = d.alloc(4 * n)
+        d.write(at, bytes(4 * n))
+        def work(stream):
+            d("cuCtxSetCurrent", d.context)
+            for _ in range(rounds):
+                d.launch(kernel, c.c_uint64(at), c.c_uint64(n), c.c_uint32(1))
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+        say("ready")
+        hear()
+        for t in threads: t.start()
+        for t in threads: t.join()
+        d.synchronize()
+        say(int.from_bytes(d.read(at, 4), "little"))
+        hear()
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    lease = 1
+    peer.grant(gpus[0], lease)
+    client.hear()
+    client.say()
+    for _ in range(5):  # in the middle of their launches
+        time.sleep(0.01)
+        peer.revoke(gpus[0], lease, page_out=MIB)
+        peer.expect(Kind.RELEASE, skip=(Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.REQUEST, Kind.PAGED_OUT))
+        lease += 1
+        peer.grant(gpus[0], lease)
+    deadline = time.monotonic() + 10
+    while not _ready(client) and time.monotonic() < deadline:
+        try:
+            frame = peer.hear(0.05)
+        except TimeoutError:
+            continue
+        if frame and frame.kind is Kind.REQUEST:
+            lease += 1
+            peer.grant(gpus[0], lease)
+    assert client.hear() == 1200
+
+
+def test_capturing_is_not_gated(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    """Without any lease a graph is captured; launching it waits."""
+    client = start("""
+        d = Driver()
+        fill = d.kernel("fill_u32")
+        at = d.alloc(4 * 1024)
+        stream = d.stream()
+        d("cuStreamBeginCapture_v2", stream, c.c_int(0))
+        for value in (1, 2, 3):
+            d.launch(fill, c.c_uint64(at), c.c_uint64(1024), c.c_uint32(value), stream=stream)
+        graph, executable = c.c_void_p(), c.c_void_p()
+        d("cuStreamEndCapture", stream, c.byref(graph))
+        d("cuGraphInstantiateWithFlags", c.byref(executable), graph, c.c_uint64(0))
+        say("captured")
+        d("cuGraphLaunch", executable, stream)
+        d("cuStreamSynchronize", stream)
+        say(d.read(at, 4).hex())
+        hear()
+    """)
+    peer = agent.peer()
+    assert client.hear() == "captured"
+    peer.expect(Kind.REQUEST)
+    peer.nothing(0.2)
+    assert not _ready(client)
+    peer.grant(gpus[0], 1)
+    assert client.hear() == "03000000"
+
+
+def test_two_gpus_have_two_leases(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    client = start("""
+        a, b = Driver(0), Driver(1)
+        def work(d, name):
+            d("cuCtxSetCurrent", d.context)
+            d.spin(0.01)
+            d.synchronize()
+            say(name)
+        threads = [threading.Thread(target=work, args=arguments) for arguments in ((a, "a"), (b, "b"))]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        hear()
+    """)
+    peer = agent.peer()
+    requests = {peer.expect(Kind.REQUEST).gpu, peer.expect(Kind.REQUEST).gpu}
+    assert requests == set(gpus)
+    peer.grant(gpus[1], 2)
+    assert client.hear() == "b"
+    peer.nothing(0.2, skip=(Kind.MEMORY, Kind.IDLE))
+    assert not _ready(client), "the other GPU's lease let it through"
+    peer.grant(gpus[0], 1)
+    assert client.hear() == "a"
+
+
+def test_several_processes_of_a_session(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    first, second = start(FILL), start(FILL)
+    peers = [agent.peer(), agent.peer()]
+    clients = {client.process.pid: client for client in (first, second)}
+    for client in clients.values():
+        client.hear()
+        client.say()
+    for lease, peer in enumerate(peers, 1):
+        peer.expect(Kind.REQUEST)
+    for lease, peer in enumerate(peers, 1):
+        assert peer.hello is not None
+        client = clients[peer.hello.fields[1]]
+        assert not _ready(client)
+        peer.grant(gpus[0], lease)
+        assert client.hear() == "07000000"
+
+
+# The agent at its worst: nothing of this may end or change the program.
+
+
+def test_no_agent_at_all(start: Start) -> None:
+    client = start(FILL)
+    client.hear()
+    client.say()
+    assert client.hear() == "07000000"
+    client.say()
+    client.end()
+
+
+def test_an_agent_that_comes_later_is_found(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
+    client = start(
+        "d = Driver(); d.spin(0.001); d.synchronize(); say(1); hear(); d.spin(0.001); d.synchronize(); say(2); hear()"
+    )
+    assert client.hear() == 1
+    agent = ScriptedAgent(socket_path, gpus)
+    peer = agent.peer()
+    client.say()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 1)
+    assert client.hear() == 2
+    agent.stop()
+
+
+@pytest.mark.parametrize("waiting", [True, False], ids=["at the gate", "while it runs"])
+def test_the_agent_is_killed(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes], socket_path: Path, waiting: bool
+) -> None:
+    client = start(FILL)
+    peer = agent.peer()
+    client.hear()
+    client.say()
+    peer.expect(Kind.REQUEST)
+    if not waiting:
+        peer.grant(gpus[0], 1)
+        assert client.hear() == "07000000"
+    agent.stop()
+    if waiting:
+        assert client.hear() == "07000000"
+    again = ScriptedAgent(socket_path, gpus)
+    peer = again.peer()
+    memory = peer.hear()
+    assert memory is not None
+    assert (memory.kind, memory.fields[0]) == (Kind.MEMORY, 16 * MIB), "a new agent is told what there is"
+    client.say()
+    client.end()
+    again.stop()
+
+
+def test_an_agent_that_never_greets(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
+    agent = ScriptedAgent(socket_path, gpus, greet=False)
+    began = time.monotonic()
+    client = start(FILL)
+    client.hear()
+    client.say()
+    assert client.hear() == "07000000"
+    assert time.monotonic() - began < 8
+    client.say()
+    client.end()
+    agent.stop()
+
+
+def _frames(seed: int, gpu: bytes) -> list[bytes]:
+    """Short, long, random and misplaced packets."""
+    pick = random.Random(seed)
+    grant = Frame(Kind.GRANT, (1,), gpu).pack()
+    return [
+        grant[:127],
+        grant + b"\0",
+        b"x",
+        pick.randbytes(128),
+        pick.randbytes(4096),
+        b"\0\0\0\0" + grant[4:],
+        grant[:4] + b"\2\0" + grant[6:],
+        grant[:6] + b"\x2a\0" + grant[8:],
+        Frame(Kind.HELLO, (1,)).pack(),
+        Frame(Kind.GRANT, (1,), bytes(16)).pack(),
+        Frame(Kind.ERROR, (4,)).pack(),
+    ]
+
+
+@pytest.mark.parametrize("number", range(11))
+def test_bad_frames_end_the_connection_and_nothing_else(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes], number: int
+) -> None:
+    client = start(FILL)
+    peer = agent.peer()
+    client.hear()
+    client.say()
+    peer.expect(Kind.REQUEST)
+    peer.send_raw(_frames(number, gpus[0])[number])
+    assert client.hear() == "07000000", "the waiting launch is let through"
+    assert peer.closed()
+    assert agent.peer().hello is not None, "it connects anew"
+    client.say()
+    client.end()
+
+
+def test_a_holder_killed_leaves_nothing_connected(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    """Killed inside a burst, with a child of its own alive: the connection ends at once all the same."""
+    client = start("""
+        d = Driver()
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+        d.spin(0.5)
+        say(child)
+        hear()
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 1)
+    child = client.hear()
+    client.process.kill()
+    assert peer.closed(2)
+    os.kill(child, 9)
