@@ -1,0 +1,141 @@
+"""Takes the pictures of docs/images from a running demo: ``.venv/bin/python -m tests.e2e.take_screenshots [FOLDER]``.
+
+Needs chromium and chromedriver. With a folder, also takes each page in the dark colour scheme and at a phone's width, to
+look at; those go there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from selenium.webdriver import Chrome, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.e2e.browser import open_browser
+from tests.e2e.running_demo import RunningDemo
+
+IMAGES = Path(__file__).resolve().parent.parent.parent / "docs" / "images"
+BOTTOM = "#jp-bottom-panel"
+
+
+def until(browser: Chrome, so: str, seconds: float = 90.0) -> None:
+    """Wait until a piece of JavaScript returns something true."""
+    WebDriverWait(browser, seconds, poll_frequency=0.2).until(lambda _: browser.execute_script(so), so)
+
+
+def log_in(browser: Chrome, demo: RunningDemo, name: str) -> None:
+    """As far as the form."""
+    browser.get(demo.url)
+    browser.find_element(By.NAME, "username").send_keys(name)
+    browser.find_element(By.NAME, "password").send_keys(Keys.ENTER)
+    until(browser, "return document.querySelector('input[name=profile]')")
+
+
+def start(browser: Chrome, profile: str) -> None:
+    """From the form to JupyterLab with the demo's notebook."""
+    chosen = browser.find_element(By.CSS_SELECTOR, f"input[name=profile][value={profile}]")
+    browser.execute_script("arguments[0].click()", chosen)
+    browser.find_element(By.CSS_SELECTOR, "form#spawn_form [type=submit]").click()
+    until(browser, "return document.querySelector('.jp-NotebookPanel .jp-Cell')")
+    until(browser, f"return /GPU ·/.test(document.querySelector('{BOTTOM}')?.innerText)")
+    time.sleep(3)
+
+
+def run_cells(browser: Chrome, count: int) -> None:
+    """Run the notebook's first code cells; the last of them may still be at work."""
+    browser.find_element(By.CSS_SELECTOR, ".jp-NotebookPanel .jp-Cell .jp-InputArea-editor").click()
+    for _ in range(count):
+        browser.switch_to.active_element.send_keys(Keys.SHIFT, Keys.ENTER)
+        time.sleep(0.5)
+
+
+def shoot(browser: Chrome, path: Path, width: int, height: int | None, dark: bool, scale: float = 1) -> None:
+    """One picture of what the browser shows; without a height, of the whole page."""
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    metrics = {"width": width, "height": height or 900, "deviceScaleFactor": scale, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    time.sleep(1)
+    if height is None:
+        metrics["height"] = browser.execute_script("return document.documentElement.scrollHeight")
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        time.sleep(0.5)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    browser.save_screenshot(str(path))
+    print(path)
+
+
+def every_look(browser: Chrome, folder: Path | None, name: str) -> None:
+    """The page in both colour schemes, wide and narrow, for a look at it."""
+    if folder is None:
+        return
+    for dark in (False, True):
+        for width in (1280, 390):
+            scheme = "dark" if dark else "light"
+            shoot(browser, folder / f"{name}-{scheme}-{width}.png", width, None, dark)
+
+
+def side_by_side(browser: Chrome, left: Path, right: Path, into: Path) -> None:
+    """Two pictures next to each other, as one."""
+    style = "body{margin:0;display:flex;gap:8px;background:#888} img{width:calc(50% - 4px)}"
+    page = into.with_suffix(".html")
+    page.write_text(f"<style>{style}</style><img src='{left.as_uri()}'><img src='{right.as_uri()}'>")
+    browser.get(page.as_uri())
+    shoot(browser, into, 1448, 520, dark=False)
+    page.unlink()
+
+
+def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
+    """All pictures, in the order of the story."""
+    ada = open_browser(scratch / "ada", 1280, 900)
+    bob = open_browser(scratch / "bob", 1280, 900)
+    try:
+        log_in(bob, demo, "bob")
+        start(bob, "quarter-gpu")
+        log_in(ada, demo, "ada")
+        every_look(ada, folder, "form")
+        shoot(ada, IMAGES / "form.png", 1000, None, dark=False)
+        start(ada, "quarter-gpu")
+        for browser in (ada, bob):
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+                "width": 1200, "height": 860, "deviceScaleFactor": 1, "mobile": False,
+            })  # fmt: skip
+            run_cells(browser, 8)
+        time.sleep(15)
+        for name, browser in (("ada", ada), ("bob", bob)):
+            shoot(browser, scratch / f"{name}.png", 1200, 860, dark=False)
+        board = open_browser(scratch / "admin", 1280, 900)
+        try:
+            log_in(board, demo, "admin")
+            board.get(f"{demo.url}/services/gpushare/")
+            time.sleep(3)
+            shoot(board, IMAGES / "board.png", 1000, None, dark=False)
+            every_look(board, folder, "board")
+            side_by_side(board, scratch / "ada.png", scratch / "bob.png", IMAGES / "shared-gpu.png")
+        finally:
+            board.quit()
+        if folder is not None:
+            shoot(ada, folder / "lab-ada.png", 1200, 860, dark=False)
+    finally:
+        ada.quit()
+        bob.quit()
+
+
+def main() -> int:
+    """The command."""
+    demo = RunningDemo()
+    try:
+        demo.start()
+        with tempfile.TemporaryDirectory() as scratch:
+            take(demo, Path(sys.argv[1]) if len(sys.argv) > 1 else None, Path(scratch))
+    finally:
+        demo.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
