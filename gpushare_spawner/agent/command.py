@@ -121,10 +121,6 @@ async def _serve(options: argparse.Namespace) -> None:
         )
         folder = StateFolder(state_dir)
         stack.callback(folder.close)
-        if os.geteuid() == 0 and (barrier := folder.barrier()) is not None:
-            log.warning(
-                "sessions of other users will not reach their sockets: %s lets nobody through (chmod o+x)", barrier
-            )
         settings = NodeSettings(
             name=options.node,
             capacity_units=round(options.overcommit * UNITS_PER_GPU),

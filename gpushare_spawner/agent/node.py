@@ -147,6 +147,10 @@ class Node:
             self._save(session)
             indices = ", ".join(str(gpu.index) for gpu in gpus)
             log.info("session %s opened: %d units on GPU %s", session.id, request.share_units, indices)
+            if request.uid != os.geteuid() and (barrier := self._folder.barrier()) is not None:
+                log.warning(
+                    "uid %d will not reach its socket: %s lets nobody through (chmod o+x)", request.uid, barrier
+                )
         reason = self._listen(session) if session.socket is None else None
         if session.socket is None:
             if is_new:

@@ -261,9 +261,11 @@ async def test_another_user_cannot_enter(agent: Agent, monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
-async def test_the_socket_is_its_users(agent: Agent) -> None:
-    agent.path.chmod(0o711)
+async def test_the_socket_is_its_users(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    agent.path.chmod(0o700)
     path = agent.open(uid=65534)
+    assert f"{agent.path} lets nobody through" in caplog.text
+    agent.path.chmod(0o711)
     assert os.stat(os.path.dirname(path)).st_uid == 65534
     said = await asyncio.to_thread(stranger, path)  # lets him in, and tells him that "x" is no frame
     assert Frame.unpack(bytes.fromhex(said)).fields[0] == MALFORMED
