@@ -68,11 +68,7 @@ def demo(options: argparse.Namespace) -> int:
         )
 
     models = [] if options.simulate else own_gpus()
-    say(
-        f"sharing this machine's GPUs: {', '.join(models)}"
-        if models
-        else "no NVIDIA GPU here: sharing two simulated ones of 16 GiB"
-    )
+    say(shared_gpus(models, options.simulate))
     hub_port, proxy_port, service_port = free_ports(3)
     stack = Stack(
         folder=folder,
@@ -97,6 +93,14 @@ def demo(options: argparse.Namespace) -> int:
             return watch(stack, processes)
     finally:
         simulated_state(folder.root).unlink(missing_ok=True)
+
+
+def shared_gpus(models: list[str], simulate: bool) -> str:
+    """Which GPUs it is going to be."""
+    if models:
+        return f"sharing this machine's GPUs: {', '.join(models)}"
+    reason = "as you asked" if simulate else "no NVIDIA GPU was found here"
+    return f"sharing two simulated GPUs of 16 GiB ({reason}): what they compute is real, how fast is not"
 
 
 def watch(stack: Stack, processes: Processes) -> int:

@@ -1,7 +1,7 @@
 """Takes the pictures of docs/images from a running demo: ``.venv/bin/python -m tests.e2e.take_screenshots [FOLDER]``.
 
-Needs chromium and chromedriver. With a folder, also takes each page in the dark colour scheme and at a phone's width, to
-look at; those go there and nowhere else.
+Needs chromium and chromedriver. With a folder, each page is also taken in both colour schemes and at a phone's width,
+for a look at it; those pictures go there and nowhere else.
 """
 
 from __future__ import annotations
