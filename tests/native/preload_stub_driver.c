@@ -1,6 +1,8 @@
-/* A libcuda.so.1 that does nothing but say which of its functions was called: the result is the function's own number. */
+/* A libcuda.so.1 that does nothing but answer. Functions that put work on a GPU say which of them was called: the result is the
+   function's own number. */
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -22,11 +24,59 @@ EXPORT int cuDeviceGetUuid(void *uuid, int device) {
     memset(uuid, 7, 16);
     return 0;
 }
+/* With STUB_CONTEXT set there is a context, always the same; else there is none. */
 EXPORT int cuCtxGetCurrent(void **context) {
-    *context = NULL;
+    *context = getenv("STUB_CONTEXT") ? &cuInit : NULL;
     return 0;
 }
-EXPORT int cuCtxGetDevice(int *device) { return 201; }
+EXPORT int cuCtxGetDevice(int *device) {
+    *device = 0;
+    return getenv("STUB_CONTEXT") ? 0 : 201;
+}
+EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = 1;
+    return 0;
+}
+EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total) {
+    *available = *total = (size_t)1 << 40;
+    return 0;
+}
+
+/* Memory of every kind, which nobody looks into. */
+static uint64_t next_address = 1 << 20;
+
+static int reserve(uint64_t *out, size_t bytes) {
+    *out = next_address;
+    next_address += (bytes + 4095) / 4096 * 4096;
+    return 0;
+}
+
+EXPORT int cuMemAlloc_v2(uint64_t *out, size_t bytes) { return reserve(out, bytes); }
+EXPORT int cuMemAllocManaged(uint64_t *out, size_t bytes, unsigned flags) {
+    return getenv("STUB_NO_MANAGED") ? 2 : reserve(out, bytes);
+}
+EXPORT int cuMemFree_v2(uint64_t at) { return 0; }
+EXPORT int cuIpcGetMemHandle(void *handle, uint64_t at) { return 0; }
+EXPORT int cuMemCreate(uint64_t *handle, size_t bytes, const void *prop, uint64_t flags) { return reserve(handle, bytes); }
+EXPORT int cuMemRelease(uint64_t handle) { return 0; }
+EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *at) {
+    *handle = 77;
+    return 0;
+}
+EXPORT int cuMemMap(uint64_t at, size_t bytes, size_t offset, uint64_t handle, uint64_t flags) { return 0; }
+EXPORT int cuMemUnmap(uint64_t at, size_t bytes) { return 0; }
+EXPORT int cuArrayCreate_v2(void **array, const void *descriptor) { return reserve((uint64_t *)array, 1); }
+EXPORT int cuArray3DCreate_v2(void **array, const void *descriptor) { return reserve((uint64_t *)array, 1); }
+EXPORT int cuArrayDestroy(void *array) { return 0; }
+EXPORT int cuMipmappedArrayCreate(void **array, const void *descriptor, unsigned levels) {
+    return reserve((uint64_t *)array, 1);
+}
+EXPORT int cuMipmappedArrayDestroy(void *array) { return 0; }
+EXPORT int cuGraphAddMemAllocNode(void *node, void *graph, const void *after, size_t count, void *params) { return 0; }
+EXPORT int cuDeviceGetGraphMemAttribute(int device, int attribute, uint64_t *value) {
+    *value = 5 << 20;
+    return 0;
+}
 
 EXPORT int cuMemPrefetchAsync(uint64_t at, size_t bytes, int device, void *stream) { return 8000; }
 EXPORT int cuMemPrefetchAsync_ptsz(uint64_t at, size_t bytes, int device, void *stream) { return 8001; }

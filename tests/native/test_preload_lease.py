@@ -140,7 +140,7 @@ def test_revoked_it_gives_way_and_loses_nothing(start: Start, agent: ScriptedAge
     release = peer.expect(Kind.RELEASE)
     assert (release.fields[0], release.fields[2]) == (11, 1)
     assert release.fields[1] > 0.1e9, "the kernel was waited for"
-    out = peer.expect(Kind.PAGED_OUT)
+    out = peer.expect(Kind.PAGED_OUT, skip=(Kind.REQUEST, Kind.MEMORY))
     assert (out.fields[0], out.fields[2]) == (80 * MIB, 11)
     peer.send(Kind.PAGE_OUT, 1 << 40, gpu=gpus[0])
     rest = peer.expect(Kind.PAGED_OUT, skip=(Kind.REQUEST, Kind.MEMORY))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import struct
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpushare_spawner.native import preload_library
-from gpushare_spawner.native.build import compiler
+from tests.native.preload_stub import compile_library
 
 if TYPE_CHECKING:
     from tests.native.preload_clients import Start
 
 HERE = Path(__file__).parent
-pytest_plugins = ["tests.native.preload_clients"]
+pytest_plugins = ["tests.native.preload_clients", "tests.native.preload_stub"]
 
 ASKING = """
 library = c.CDLL("libcuda.so.1")
@@ -37,23 +36,6 @@ def ask(symbol, version, flags=0, form="cuGetProcAddress_v2", status=None):
 def called(pointer):
     return c.CFUNCTYPE(c.c_int)(pointer)()
 """
-
-
-@pytest.fixture(scope="session")
-def stub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the stub driver as libcuda.so.1."""
-    folder = tmp_path_factory.mktemp("stub")
-    _compile(
-        ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", str(HERE / "preload_stub_driver.c")], folder / "libcuda.so.1"
-    )
-    return folder
-
-
-def _compile(arguments: list[str], into: Path) -> None:
-    subprocess.run(
-        [*compiler(), "-shared", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=all", "-o", str(into), *arguments],
-        check=True,
-    )
 
 
 def test_each_abi_gets_its_own_wrapper(start: Start, stub_folder: Path) -> None:
@@ -154,8 +136,8 @@ def test_without_a_driver_nothing_is_found(start: Start, tmp_path: Path) -> None
 def test_rtld_next_is_next_after_the_caller(start: Start, tmp_path: Path) -> None:
     """Both libraries come after ours; the asking one must find the word of the one behind it, not its own."""
     asks, has = tmp_path / "libasks.so", tmp_path / "libhas.so"
-    _compile(["-DASKS", '-DWORD="own"', str(HERE / "preload_next.c"), "-ldl"], asks)
-    _compile(['-DWORD="behind"', str(HERE / "preload_next.c")], has)
+    compile_library(["-DASKS", '-DWORD="own"', str(HERE / "preload_next.c"), "-ldl"], asks)
+    compile_library(['-DWORD="behind"', str(HERE / "preload_next.c")], has)
     client = start(
         f"""
         library = c.CDLL({str(asks)!r})

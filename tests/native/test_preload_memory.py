@@ -1,0 +1,440 @@
+"""Allocations: what is converted, what is counted, what the program is told about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpushare_spawner.model.frames import Kind
+from tests.native.preload_agent import GenerousAgent, ScriptedAgent
+
+if TYPE_CHECKING:
+    from tests.native.preload_clients import Start
+
+pytest_plugins = ["tests.native.preload_clients", "tests.native.preload_stub"]
+MIB = 1 << 20
+TOTAL = 512 * MIB
+
+
+@pytest.fixture
+def agent(socket_path: Path, gpus: list[bytes]):
+    agent = GenerousAgent(socket_path, gpus[:1], total=TOTAL)
+    yield agent
+    agent.stop()
+
+
+def account(agent: GenerousAgent) -> tuple[int, ...]:
+    """What the last MEMORY frame said, once it is no longer changing."""
+    time.sleep(0.1)
+    return next((f.fields[:2] for _, f in reversed(agent.frames) if f.kind is Kind.MEMORY), (0, 0))
+
+
+def test_device_memory_is_converted_and_says_it_is_not(start: Start, agent: GenerousAgent) -> None:
+    client = start("""
+        d = Driver()
+        at = d.alloc(10 * MIB)
+        d.write(at, b"abcd")
+        say([d.attribute(IS_MANAGED, at), d.attribute(MEMORY_TYPE, at + 5), d.attribute(9, at), d.attribute(RANGE_SIZE, at)])
+        value = c.c_uint64()
+        say(d.result("cuPointerGetAttribute", c.byref(value), c.c_int(4), c.c_uint64(at)))
+        kinds = (c.c_int * 3)(IS_MANAGED, MEMORY_TYPE, 4)
+        out = [c.c_uint64(9), c.c_uint64(9), c.c_uint64(9)]
+        d("cuPointerGetAttributes", c.c_uint(3), kinds, (c.c_void_p * 3)(*(c.addressof(o) for o in out)), c.c_uint64(at))
+        say([out[0].value & 0xFF, out[1].value & 0xFFFFFFFF, out[2].value])
+        base, size = c.c_uint64(), c.c_size_t()
+        d("cuMemGetAddressRange_v2", c.byref(base), c.byref(size), c.c_uint64(at + 77))
+        say([base.value == at, size.value])
+        hear()
+        d.free(at)
+        say("freed")
+        hear()
+    """)
+    assert client.hear() == [0, 2, 0, 10 * MIB]
+    assert client.hear() == 1, "device memory has no host pointer"
+    assert client.hear() == [0, 2, 0]
+    assert client.hear() == [True, 10 * MIB]
+    assert account(agent) == (10 * MIB, 0)
+    client.say()
+    client.hear()
+    assert account(agent) == (0, 0)
+
+
+def test_managed_memory_of_the_programs_own_stays_managed(start: Start, agent: GenerousAgent) -> None:
+    client = start("""
+        d = Driver()
+        at = c.c_uint64()
+        d("cuMemAllocManaged", c.byref(at), c.c_size_t(2 * 512 * MIB), c.c_uint(1))
+        say(d.attribute(IS_MANAGED, at.value))
+        hear()
+    """)
+    assert client.hear() == 1, "and it may be larger than the GPU, by the driver's own rules"
+    assert account(agent) == (1024 * MIB, 0)
+
+
+def test_a_share_looks_like_a_gpu_of_its_own(start: Start, agent: GenerousAgent) -> None:
+    client = start("""
+        import pynvml
+        d = Driver()
+        say([d.memory(), d.total()])
+        at = d.alloc(100 * MIB)
+        say(d.memory())
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        m = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        say([m.total, m.free, m.used])
+        m = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        say([m.total, m.free, m.used])
+        m = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(1))
+        say(m.total)
+        out = c.c_uint64(5)
+        say([d.result("cuMemAlloc_v2", c.byref(out), c.c_size_t(413 * MIB)), out.value])
+        say([d.result("cuMemAllocAsync", c.byref(out), c.c_size_t(413 * MIB), None), out.value])
+        rest = d.alloc(412 * MIB)
+        say(d.memory())
+        d.free(at)
+        d.free(rest)
+        say(d.memory())
+    """)
+    assert client.hear() == [[TOTAL, TOTAL], TOTAL]
+    left = TOTAL - 100 * MIB
+    assert client.hear() == [left, TOTAL]
+    assert client.hear() == [TOTAL, left, 100 * MIB]
+    assert client.hear() == [TOTAL, left, 100 * MIB]
+    assert client.hear() == 1024 * MIB, "a GPU that is not the session's"
+    assert client.hear() == [2, 5], "out of memory, and nothing written"
+    assert client.hear() == [2, 5]
+    assert client.hear() == [0, TOTAL]
+    assert client.hear() == [TOTAL, TOTAL]
+    client.end()
+
+
+@pytest.mark.parametrize("how", ["oversubscribe off", "GPUSHARE_MANAGED=0", "another GPU"])
+def test_plain_memory_is_counted(start: Start, socket_path: Path, gpus: list[bytes], how: str) -> None:
+    agent = GenerousAgent(socket_path, gpus, total=TOTAL, oversubscribed=how != "oversubscribe off")
+    if how == "another GPU":
+        agent.gpus = gpus[1:]
+    client = start(
+        """
+        d = Driver()
+        at = d.alloc(10 * MIB)
+        say(d.attribute(IS_MANAGED, at))
+        say(d.memory()[1])
+        hear()
+        """,
+        GPUSHARE_MANAGED="0" if how == "GPUSHARE_MANAGED=0" else "1",
+    )
+    assert client.hear() == 0
+    assert client.hear() == (1024 * MIB if how == "another GPU" else TOTAL)
+    assert account(agent) == (0, 10 * MIB)
+    agent.stop()
+
+
+def test_pitched_memory(start: Start, agent: GenerousAgent) -> None:
+    client = start("""
+        d = Driver()
+        at, pitch = c.c_uint64(), c.c_size_t()
+        d("cuMemAllocPitch_v2", c.byref(at), c.byref(pitch), c.c_size_t(1000), c.c_size_t(30), c.c_uint(4))
+        say([pitch.value, pitch.value % 512, d.attribute(IS_MANAGED, at.value), d.attribute(RANGE_SIZE, at.value)])
+        say(d.result("cuMemAllocPitch_v2", c.byref(at), c.byref(pitch), c.c_size_t(1000), c.c_size_t(30), c.c_uint(3)) != 0)
+        say([d.result("cuMemAlloc_v2", None, c.c_size_t(8)) != 0, d.result("cuMemAlloc_v2", c.byref(at), c.c_size_t(0)) != 0])
+        hear()
+    """)
+    assert client.hear() == [1024, 0, 0, 1024 * 30]
+    assert client.hear() is True, "the driver's own opinion of an element of 3 bytes"
+    assert client.hear() == [True, True]
+    assert account(agent) == (1024 * 30, 0)
+
+
+def test_stream_ordered_memory_keeps_the_streams_order(start: Start, agent: GenerousAgent) -> None:
+    """A block freed in a stream is not given to another stream while the first one's work still uses it."""
+    client = start("""
+        d = Driver()
+        n = 1 << 18
+        fill, add = d.kernel("fill_u32"), d.kernel("add_u32")
+        first, second = d.stream(), d.stream()
+        keep = d.alloc(4 * n)
+        at = d.alloc_async(4 * n, first)
+        d.spin(0.15, first)
+        d.fill(at, n, 5, first)
+        d("cuMemcpyDtoDAsync_v2", c.c_uint64(keep), c.c_uint64(at), c.c_size_t(4 * n), first)
+        d.free_async(at, first)
+        say(d.memory()[0])                      # freed, as far as the program is concerned
+        other = d.alloc_async(4 * n, second)    # must not be the block that `first` still uses
+        d.fill(other, n, 6, second)
+        same = d.alloc_async(4 * n, first)      # may be: the stream keeps the order
+        d.fill(same, n, 7, first)
+        d.synchronize()
+        say([other != at, same == at])
+        say([d.read(keep, 4)[0], d.read(other, 4)[0], d.read(same, 4)[0]])
+        say([d.attribute(IS_MANAGED, other), d.attribute(RANGE_SIZE, other)])
+        d.free(other)
+        d.free_async(same, None)
+        d.free(keep)
+        say(d.memory()[0])
+        hear()
+    """)
+    assert client.hear() == TOTAL - MIB
+    assert client.hear() == [True, True]
+    assert client.hear() == [5, 6, 7]
+    assert client.hear() == [0, 1 << 20]
+    assert client.hear() == TOTAL
+    assert account(agent) == (0, 0)
+
+
+def test_parked_blocks_go_back_when_it_is_quiet(start: Start, agent: GenerousAgent) -> None:
+    """The limit is met by allocations that follow frees in the same stream, again and again."""
+    client = start("""
+        d = Driver()
+        stream = d.stream()
+        for i in range(20):
+            at = d.alloc_async(300 * MIB, stream)
+            d.fill(at, 1024, i, stream)
+            d.free_async(at, stream)
+        d.synchronize()
+        time.sleep(0.1)
+        say(d.memory()[0])
+        hear()
+    """)
+    assert client.hear() == TOTAL
+
+
+def test_allocations_while_capturing_are_the_drivers(start: Start, agent: GenerousAgent) -> None:
+    """In a capturing stream the program gets what it gets without the library: a memory node, or the driver's refusal."""
+    code = """
+        d = Driver()
+        stream = d.stream()
+        d("cuStreamBeginCapture_v2", stream, c.c_int(0))
+        at = c.c_uint64()
+        graph = c.c_void_p()
+        say([d.result("cuMemAllocAsync", c.byref(at), c.c_size_t(4096), stream),
+             d.result("cuMemFreeAsync", at, stream) if at.value else None,
+             d.result("cuStreamEndCapture", stream, c.byref(graph))])
+    """
+    bare = start(code, LD_PRELOAD=None)
+    shared = start(code)
+    assert shared.hear() == bare.hear()
+    shared.end()
+
+
+VMM = """
+d = Driver(enter=False)
+class Location(c.Structure):
+    _fields_ = [("type", c.c_int), ("id", c.c_int)]
+class Prop(c.Structure):
+    _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", Location), ("win32", c.c_void_p), ("flags", c.c_uint64)]
+def create(size, kind=1):
+    prop, handle = Prop(1, 0, Location(kind, 0), None, 0), c.c_uint64()
+    d("cuMemCreate", c.byref(handle), c.c_size_t(size), c.byref(prop), c.c_uint64(0))
+    return handle
+def map_(at, size, handle):
+    d("cuMemMap", c.c_uint64(at), c.c_size_t(size), c.c_size_t(0), handle, c.c_uint64(0))
+def unmap(at, size):
+    d("cuMemUnmap", c.c_uint64(at), c.c_size_t(size))
+def taken():
+    return d.memory()[1] - d.memory()[0]
+"""
+
+
+@pytest.fixture
+def stub(stub_folder: Path, socket_path: Path) -> Iterator[dict[str, str]]:
+    """An agent for the stub's only GPU, and the environment for programs on it."""
+    agent = GenerousAgent(socket_path, [bytes([7]) * 16], total=TOTAL)
+    yield {"LD_LIBRARY_PATH": str(stub_folder), "STUB_CONTEXT": "1"}
+    agent.stop()
+
+
+def test_physical_memory_counts_until_released_and_unmapped(start: Start, stub: dict[str, str]) -> None:
+    """In either order, with several mappings, and with a handle that was retained again."""
+    client = start(
+        VMM
+        + """
+steps = []
+first = create(4 * MIB)
+host = create(64 * MIB, kind=2)
+map_(1 << 40, 2 * MIB, first)
+map_((1 << 40) + 2 * MIB, 2 * MIB, first)
+d("cuMemRelease", first)
+steps.append(taken())
+unmap(1 << 40, 2 * MIB)
+steps.append(taken())
+again = c.c_uint64()
+d("cuMemRetainAllocationHandle", c.byref(again), c.c_void_p((1 << 40) + 3 * MIB))
+unmap(1 << 40, 4 * MIB)
+steps.append(taken())
+d("cuMemRelease", again)
+steps.append(taken())
+try:
+    create(1 << 40)
+except CudaError as error:
+    steps.append(error.code)
+say(steps)
+""",
+        **stub,
+    )
+    assert client.hear() == [4 * MIB, 4 * MIB, 4 * MIB, 0, 2]
+    client.end()
+
+
+def test_arrays_and_graph_memory_are_counted(start: Start, stub: dict[str, str]) -> None:
+    client = start(
+        VMM
+        + """
+class Array(c.Structure):
+    _fields_ = [("w", c.c_size_t), ("h", c.c_size_t), ("format", c.c_int), ("channels", c.c_uint)]
+class Array3D(c.Structure):
+    _fields_ = [("w", c.c_size_t), ("h", c.c_size_t), ("d", c.c_size_t), ("format", c.c_int), ("channels", c.c_uint), ("flags", c.c_uint)]
+array, cube, mipmap = c.c_void_p(), c.c_void_p(), c.c_void_p()
+d("cuArrayCreate_v2", c.byref(array), c.byref(Array(1024, 1024, 0x20, 4)))
+steps = [taken()]
+d("cuArray3DCreate_v2", c.byref(cube), c.byref(Array3D(64, 64, 64, 0x10, 1, 0)))
+steps.append(taken())
+d("cuMipmappedArrayCreate", c.byref(mipmap), c.byref(Array3D(64, 64, 0, 0x01, 1, 0)), c.c_uint(2))
+steps.append(taken())
+for destroy, handle in (("cuArrayDestroy", array), ("cuArrayDestroy", cube), ("cuMipmappedArrayDestroy", mipmap)):
+    d(destroy, handle)
+steps.append(taken())
+d("cuGraphAddMemAllocNode", None, None, None, c.c_size_t(0), None)
+steps.append(taken())
+say(steps)
+""",
+        **stub,
+    )
+    plane, cube, mipmap = 16 * MIB, 64**3 * 2, 64 * 64 + 32 * 32
+    assert client.hear() == [plane, plane + cube, plane + cube + mipmap, 0, 5 * MIB]
+    client.end()
+
+
+def test_where_managed_memory_fails_the_plain_call_serves(start: Start, stub: dict[str, str]) -> None:
+    client = start(
+        VMM
+        + """
+at = d.alloc(3 * MIB)
+say([taken(), d.result("cuIpcGetMemHandle", c.create_string_buffer(64), c.c_uint64(at))])
+d.free(at)
+say(taken())
+""",
+        **stub,
+        STUB_NO_MANAGED="1",
+    )
+    assert client.hear() == [3 * MIB, 0], "plain memory: it can be shared between processes"
+    assert client.hear() == 0
+    client.end()
+
+
+def test_ipc_of_converted_memory_is_refused_clearly_and_once(start: Start, stub: dict[str, str]) -> None:
+    client = start(
+        VMM
+        + """
+at = d.alloc(MIB)
+say([d.result("cuIpcGetMemHandle", c.create_string_buffer(64), c.c_uint64(at)) for _ in range(2)])
+""",
+        **stub,
+    )
+    assert client.hear() == [1, 1]
+    assert client.end().count("GPUSHARE_MANAGED=0") == 1
+
+
+def test_switched_off_by_the_user_memory_stays_plain(start: Start, stub: dict[str, str]) -> None:
+    client = start(
+        VMM + "say(d.result('cuIpcGetMemHandle', c.create_string_buffer(64), c.c_uint64(d.alloc(MIB))))",
+        **stub,
+        GPUSHARE_MANAGED="0",
+    )
+    assert client.hear() == 0
+    client.end()
+
+
+def test_pools_serve_managed_memory_too(start: Start, agent: GenerousAgent) -> None:
+    client = start("""
+        d = Driver()
+        pool = c.c_void_p()
+        d("cuDeviceGetDefaultMemPool", c.byref(pool), c.c_int(0))
+        at = c.c_uint64()
+        d("cuMemAllocFromPoolAsync", c.byref(at), c.c_size_t(3 * MIB), pool, None)
+        d.write(at.value, b"pool")
+        say([d.read(at.value, 4).decode(), d.memory()[0]])
+        d.free_async(at.value)
+        say(d.memory()[0])
+        hear()
+    """)
+    assert client.hear() == ["pool", TOTAL - 3 * MIB]
+    assert client.hear() == TOTAL
+
+
+def test_a_context_takes_its_memory_with_it(start: Start, agent: GenerousAgent) -> None:
+    client = start("""
+        d = Driver()
+        d.alloc(7 * MIB)
+        d.spin(0.001)
+        d("cuDevicePrimaryCtxRelease_v2", c.c_int(0))
+        d.enter()
+        say(d.memory()[0])
+        at = d.alloc(MIB)
+        del d.module
+        d.fill(at, 10, 3)
+        d.synchronize()
+        say(d.read(at, 1)[0])
+        other = c.c_void_p()
+        d("cuCtxCreate_v2", c.byref(other), c.c_uint(0), c.c_int(0))
+        d.load()
+        more = d.alloc(5 * MIB)
+        d.fill(more, 10, 4)
+        d.synchronize()
+        say([d.read(more, 1)[0], d.memory()[0]])
+        d("cuCtxDestroy_v2", other)
+        d("cuCtxSetCurrent", d.context)
+        say(d.memory()[0])
+        hear()
+    """)
+    assert client.hear() == TOTAL
+    assert client.hear() == 3
+    assert client.hear() == [4, TOTAL - 6 * MIB]
+    assert client.hear() == TOTAL - MIB
+
+
+def test_oversubscribed_sessions_keep_their_contents(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
+    """Two processes, 2 x 700 MiB on a GPU of 1 GiB, taking turns three times by bulk moves."""
+    agent = ScriptedAgent(socket_path, gpus, total=1024 * MIB)
+    code = """
+        d = Driver()
+        n, seed = 700 * MIB // 4, hear()
+        at, out = d.alloc(4 * n), d.alloc(8)
+        checksum = d.kernel("checksum_u32")
+        d.fill(at, n, seed)
+        for turn in range(3):
+            d.launch(d.kernel("add_u32"), c.c_uint64(at), c.c_uint64(n), c.c_uint32(1))
+            d.synchronize()
+            say("turn")
+            hear()
+        d.write(out, bytes(8))
+        d.launch(checksum, c.c_uint64(at), c.c_uint64(n), c.c_uint64(out))
+        say(int.from_bytes(d.read(out, 8), "little"))
+        hear()
+    """
+    clients = [start(code), start(code)]
+    for seed, client in enumerate(clients, 100):
+        client.say(seed)
+    peers = [agent.peer(), agent.peer()]
+    by_pid = {peer.hello.fields[1]: peer for peer in peers if peer.hello}
+    ordered = [by_pid[client.process.pid] for client in clients]
+    lease = 0
+    calm = (Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT, Kind.RELEASE)
+    for turn in range(4):
+        for peer, client in zip(ordered, clients, strict=True):
+            peer.expect(Kind.REQUEST, skip=calm)
+            lease += 1
+            peer.grant(gpus[0], lease, prefetch=1024 * MIB)
+            said = client.hear()
+            peer.revoke(gpus[0], lease, page_out=1024 * MIB)
+            peer.expect(Kind.PAGED_OUT, skip=calm)
+            if turn < 3:
+                assert said == "turn"
+                client.say()
+            else:
+                n, value = 700 * MIB // 4, 100 + clients.index(client) + 3
+                assert said == value * (n * n) % (1 << 64), "sum of value * (2i + 1) over n words"
+    agent.stop()
