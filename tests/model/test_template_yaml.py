@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import string
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -255,3 +257,12 @@ def test_the_schema_describes_every_field():
     for part in [schema, *schema["$defs"].values()]:
         assert part["description"]
         assert [name for name, field in part["properties"].items() if not field.get("description")] == []
+
+
+def test_the_examples_in_the_reference_are_right():
+    text = (Path(__file__).parents[2] / "docs/templates.md").read_text()
+    examples = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.S) if block.startswith("name:")]
+    assert len(examples) >= 3
+    assert [parse_template(example, "docs").problems for example in examples] == [()] * len(examples)
+    fields = set(re.findall(r"`([a-z_]+)(?:\.[a-z_.]+)?`", text))
+    assert set(template_schema()["properties"]) <= fields, "a field has no line in the reference"

@@ -129,6 +129,7 @@
     button.addEventListener('click', () => explain(button.title));
     node.appendChild(button);
     const widget = new Widget({ node });
+    widget.id = 'gpushare-item';
     widget.hide();
 
     function show(status) {
@@ -149,10 +150,11 @@
   }
 
   const STYLE = `
-    .gpushare-item { display: flex; align-items: center; height: 100%; }
+    .gpushare-item { display: flex; align-items: center; align-self: center; height: 100%; }
+    #menu-panel .gpushare-item { height: auto; margin-left: auto; }
     .gpushare-item.lm-mod-hidden { display: none; }
     .gpushare-item button {
-      all: unset; cursor: pointer; padding: 0 6px; height: 100%; white-space: nowrap;
+      all: unset; cursor: pointer; padding: 0 6px; height: 100%; white-space: nowrap; display: flex; align-items: center;
       font-size: var(--jp-ui-font-size1); color: var(--jp-ui-font-color1);
     }
     .gpushare-item button:hover { background: var(--jp-layout-color3); }
@@ -204,13 +206,14 @@
       }
 
       const announcer = new Announcer(Notification);
-      let item = { show: () => undefined };
+      const style = document.createElement('style');
+      style.textContent = STYLE;
+      document.head.appendChild(style);
+      const item = makeItem(widgets.Widget, explain);
       if (statusBar) {
-        const style = document.createElement('style');
-        style.textContent = STYLE;
-        document.head.appendChild(style);
-        item = makeItem(widgets.Widget, explain);
         statusBar.registerStatusItem(PLUGIN_ID, { item: item.widget, align: 'left', rank: 3 });
+      } else if (app.name === 'Jupyter Notebook') {
+        app.shell.add(item.widget, 'menu', { rank: 11000 }); // it has no status bar: at the end of the menu bar then
       }
       const poller = new Poller(fetchStatus, status => {
         item.show(status);
@@ -223,7 +226,6 @@
       id: PLUGIN_ID,
       description: 'Shows the share of a GPU that this server has, and says before it changes.',
       autoStart: true,
-      // Notebook 7 may come without a status bar: then the notifications are all there is
       optional: statusbar ? [statusbar.IStatusBar] : [],
       activate
     };
