@@ -65,6 +65,7 @@ static int reap(struct state *state)
         for (int gpu = 0; gpu < (int)state->settings.devices; gpu++) {
             gpu_lock(state, gpu);
             frames_release_all(state, gpu, slot);
+            state->gpus[gpu].contexts[slot] = 0;
             turns_forget(state, gpu, slot);
             gpu_unlock(state, gpu);
         }

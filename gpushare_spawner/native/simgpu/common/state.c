@@ -12,9 +12,10 @@
 #include "clock.h"
 #include "frames.h"
 #include "processes.h"
+#include "turns.h"
 
 /* "SIMGPU" and the number of the layout */
-#define MAGIC (0x5550474d49530000ull + 3)
+#define MAGIC (0x5550474d49530000ull + 4)
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static struct state *opened;
@@ -157,6 +158,7 @@ void gpu_lock(struct state *state, int gpu)
     if (pthread_mutex_lock(&state->gpus[gpu].lock) == EOWNERDEAD) {
         /* somebody died while changing the lists: the frames are whole, each for itself */
         frames_rebuild(state, gpu);
+        turns_rebuild(state, gpu);
         pthread_mutex_consistent(&state->gpus[gpu].lock);
     }
 }

@@ -57,7 +57,8 @@ struct gpu {
     uint8_t uuid[16];
     struct frame_list free, managed; /* managed: least recently used first */
     uint64_t stamp;
-    uint32_t held[MAX_PROCESSES]; /* frames of each process */
+    uint32_t held[MAX_PROCESSES];     /* frames of each process */
+    uint32_t contexts[MAX_PROCESSES]; /* contexts of each process: it shows on the GPU */
     struct engine compute, h2d, d2h;
     struct turns turns;
     struct busy busy[BUSY_BUCKETS];

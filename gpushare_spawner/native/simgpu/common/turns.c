@@ -80,3 +80,11 @@ void turns_forget(struct state *state, int number, uint32_t slot)
     if (turns->owner == slot + 1)
         turns_pass_on(state, number);
 }
+
+void turns_rebuild(struct state *state, int number)
+{
+    struct turns *turns = &state->gpus[number].turns;
+    turns->waiting = 0;
+    for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++)
+        turns->waiting += turns->ticket[slot] != 0;
+}

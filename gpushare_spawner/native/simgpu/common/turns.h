@@ -17,4 +17,7 @@ int turns_over(struct state *state, int gpu, uint64_t now);
 /* Removes a dead process from owner and line. With the lock held. */
 void turns_forget(struct state *state, int gpu, uint32_t slot);
 
+/* Counts those who wait anew. With the lock held. */
+void turns_rebuild(struct state *state, int gpu);
+
 #endif

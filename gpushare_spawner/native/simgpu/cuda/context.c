@@ -39,6 +39,14 @@ CUresult context_require(struct context **context)
     return context_check(*context);
 }
 
+/* A process is on a GPU, for NVML, while it has a context there. */
+static void show(struct context *context, int change)
+{
+    gpu_lock(driver.state, context->gpu);
+    driver.state->gpus[context->gpu].contexts[driver.slot] += (uint32_t)change;
+    gpu_unlock(driver.state, context->gpu);
+}
+
 static CUresult begin(struct context *context, int device, unsigned flags, int primary)
 {
     *context = (struct context){.magic = CONTEXT_MAGIC, .device = device, .gpu = driver.gpu[device], .primary = primary, .flags = flags};
@@ -49,6 +57,7 @@ static CUresult begin(struct context *context, int device, unsigned flags, int p
         at++;
     if (at < MAX_CONTEXTS)
         contexts[at] = context;
+    show(context, 1);
     context->legacy = at < MAX_CONTEXTS ? stream_make(context, 0, 0, STREAM_IS_LEGACY) : NULL;
     return context->legacy ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -71,6 +80,7 @@ static void end(struct context *context)
     }
     context->legacy = NULL;
     memory_free_context(context);
+    show(context, -1);
     context->error = CUDA_SUCCESS;
 }
 

@@ -1,0 +1,60 @@
+/* The part of NVML's binary interface that the simulator speaks, written down from the published API reference. */
+#ifndef SIMGPU_NVML_API_H
+#define SIMGPU_NVML_API_H
+
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef enum {
+    NVML_SUCCESS = 0,
+    NVML_ERROR_UNINITIALIZED = 1,
+    NVML_ERROR_INVALID_ARGUMENT = 2,
+    NVML_ERROR_NOT_SUPPORTED = 3,
+    NVML_ERROR_NO_PERMISSION = 4,
+    NVML_ERROR_NOT_FOUND = 6,
+    NVML_ERROR_INSUFFICIENT_SIZE = 7,
+    NVML_ERROR_DRIVER_NOT_LOADED = 9,
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13,
+    NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
+    NVML_ERROR_UNKNOWN = 999,
+} nvmlReturn_t;
+
+typedef struct device *nvmlDevice_t;
+
+typedef struct {
+    unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+typedef struct {
+    unsigned gpu, memory; /* percent */
+} nvmlUtilization_t;
+
+typedef struct {
+    char bus_id_legacy[16];
+    unsigned domain, bus, device, pci_device_id, pci_subsystem_id;
+    char bus_id[32];
+} nvmlPciInfo_t;
+
+typedef struct {
+    unsigned pid;
+    unsigned long long used;
+} nvmlProcessInfo_v1_t;
+
+typedef struct {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+} nvmlProcessInfo_t; /* of the calls with _v2 and _v3 */
+
+typedef struct {
+    unsigned version, sensor;
+    int temperature;
+} nvmlTemperature_t;
+
+#endif
