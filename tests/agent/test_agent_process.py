@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from gpushare_spawner.model.control import ControlRefused, OpenRequest, TierRequ
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.agent.peers import GIB, Peer
@@ -154,34 +155,79 @@ async def test_a_second_agent_is_refused_with_the_pid_of_the_first(agent: AgentP
     assert (await agent.client.report()).node == "here"
 
 
+class Program:
+    """tests/agent/cuda_program.py under a session's environment."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.agent.cuda_program"],
+            env=merged(os.environ, environment),
+            stdout=subprocess.PIPE,
+        )
+        self.rounds = 0
+
+    async def work(self, rounds: int) -> None:
+        """Wait until it has done so many more."""
+        assert self.process.stdout is not None
+        for _ in range(rounds):
+            line = await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), 40)
+            assert line, f"the program ended with status {self.process.wait()}"
+            self.rounds = int(line)
+
+    def end(self) -> None:
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+async def test_a_program_under_the_library_outlives_its_agent(agent: AgentProcess) -> None:
+    """kill -9 to the agent: the program works on unarbitrated, every result right, and comes back to the next agent."""
+    opened = await agent.client.open(await request_on_first(agent, "ada"))
+    program = Program(opened.environment)
+    try:
+        await agent.client.confirm("ada", program.process.pid)
+        await program.work(5)
+        now = await session(agent, "ada")
+        assert (now.processes, now.bypassing_pids) == (1, ())
+        assert now.memory_bytes >= 4 << 20
+        assert now.last_gpu_activity is not None
+        agent.end(signal.SIGKILL)
+        await program.work(20)
+        await agent.start()
+        await until_session(agent, "ada", lambda one: one.processes == 1 and one.memory_bytes >= 4 << 20)
+        await agent.client.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+        await program.work(3)
+        await until_session(agent, "ada", lambda one: one.tier is Tier.ACTIVE)
+        program.end()
+        await asyncio.sleep(0.3)
+        assert (await agent.client.report()).sessions == ()
+    finally:
+        program.end()
+
+
+async def until_session(agent: AgentProcess, id: str, holds: Callable[[SessionReport], bool]) -> SessionReport:
+    """The session's report, as soon as this holds of it."""
+    end = time.monotonic() + 30
+    while not holds(now := await session(agent, id)):
+        assert time.monotonic() < end, now
+        await asyncio.sleep(0.1)
+    return now
+
+
 async def test_the_processes_of_a_session_are_seen_on_the_gpu(agent: AgentProcess) -> None:
     """A CUDA program that unset LD_PRELOAD is reported, one with the library is connected instead."""
     opened = await agent.client.open(await request_on_first(agent, "ada"))
     await agent.client.confirm("ada", os.getpid())
-    code = """if True:
-        from cuda.bindings import driver
-        driver.cuInit(0)
-        _, context = driver.cuDevicePrimaryCtxRetain(0)
-        driver.cuCtxSetCurrent(context)
-        print("up", flush=True)
-        input()
-    """
-    environment = os.environ | opened.environment
+    environment = dict(opened.environment)
     del environment["LD_PRELOAD"]
-    program = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    program = Program(environment)
     try:
-        assert program.stdout is not None
-        assert await asyncio.to_thread(program.stdout.readline) == b"up\n"
-        end = time.monotonic() + 30
-        while (now := await session(agent, "ada")).bypassing_pids != (program.pid,):
-            assert time.monotonic() < end, now
-            await asyncio.sleep(0.2)
+        await program.work(1)
+        now = await until_session(agent, "ada", lambda one: one.bypassing_pids == (program.process.pid,))
         assert now.processes == 0
     finally:
-        program.kill()
-        program.communicate()
+        program.end()
 
 
 async def test_what_sixty_quiet_connections_cost(agent: AgentProcess) -> None:
