@@ -325,6 +325,49 @@ EXPORT CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, CUstreamCaptureS
     return info(PER_THREAD(stream), status, id, graph, nodes, edges, count);
 }
 
+/* flags: 0 adds to what the next node depends on, 1 replaces it */
+static CUresult update_dependencies(CUgraphNode *nodes, size_t count, unsigned flags, CUstream handle)
+{
+    struct stream *stream;
+    CUresult error = stream_resolve(handle, &stream);
+    if (error)
+        return error;
+    REQUIRE(stream->capture, CUDA_ERROR_ILLEGAL_STATE);
+    REQUIRE(flags <= 1 && (nodes || count == 0), CUDA_ERROR_INVALID_VALUE);
+    struct capture *capture = stream->capture;
+    size_t kept = flags == 1 ? 0 : capture->count;
+    struct node **all = malloc((kept + count + 1) * sizeof *all);
+    REQUIRE(all, CUDA_ERROR_OUT_OF_MEMORY);
+    memcpy(all, capture->last, kept * sizeof *all);
+    if (count)
+        memcpy(all + kept, nodes, count * sizeof *all);
+    error = set_last(capture, all, kept + count);
+    free(all);
+    return error;
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags)
+{
+    return update_dependencies(nodes, count, flags, stream);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags)
+{
+    return update_dependencies(nodes, count, flags, PER_THREAD(stream));
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges,
+                                                     size_t count, unsigned flags)
+{
+    return update_dependencies(nodes, count, flags, stream);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges,
+                                                          size_t count, unsigned flags)
+{
+    return update_dependencies(nodes, count, flags, PER_THREAD(stream));
+}
+
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
     REQUIRE_INIT();

@@ -1,4 +1,5 @@
 /* The driver calls that copy. All come down to one rectangle, in a stream, waited for or not. */
+#include "copy_rectangle.h"
 #include "memory.h"
 #include "ptsz.h"
 #include "stream.h"
@@ -83,8 +84,7 @@ static uint64_t base_of(CUmemorytype type, const void *host, CUdeviceptr device)
     return type == MEMORY_HOST ? ADDRESS(host) : type == MEMORY_DEVICE || type == MEMORY_UNIFIED ? device : 0;
 }
 
-/* Gives 0 for arrays, which the simulator does not have. */
-static CUresult rectangle(const CUDA_MEMCPY3D *c, struct operation *operation)
+CUresult copy_rectangle(const CUDA_MEMCPY3D *c, struct operation *operation)
 {
     REQUIRE(c, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(c->src_type != MEMORY_ARRAY && c->dst_type != MEMORY_ARRAY, CUDA_ERROR_NOT_SUPPORTED);
@@ -114,7 +114,7 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *c, int wait, CUstream stream)
 {
     struct operation operation;
     REQUIRE_INIT();
-    CUresult error = rectangle(c, &operation);
+    CUresult error = copy_rectangle(c, &operation);
     if (error)
         return error;
     return wait ? carry_out(&operation, stream) : enqueue(&operation, stream);

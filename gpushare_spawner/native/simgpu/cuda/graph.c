@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "copy_rectangle.h"
 #include "event.h"
 #include "execute.h"
 #include "launch.h"
@@ -301,6 +302,61 @@ EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNE
     CUresult error = kernel_operation(params, 1, &operation);
     if (!error)
         node->operation = operation;
+    return error;
+}
+
+EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUevent event)
+{
+    REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_VALUE);
+    struct operation operation = {.kind = OPERATION_RECORD, .event = {event, 0}};
+    event_retain(event);
+    CUresult error = add(out, graph, before, count, &operation);
+    if (error)
+        event_release(event);
+    return error;
+}
+
+EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUevent event)
+{
+    REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_VALUE);
+    struct operation operation = {.kind = OPERATION_WAIT_EVENT, .event = {event, 0}};
+    event_retain(event);
+    CUresult error = add(out, graph, before, count, &operation);
+    if (error)
+        event_release(event);
+    return error;
+}
+
+EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                                     const CUDA_MEMCPY3D *copy, CUcontext context)
+{
+    struct operation operation;
+    CUresult error = copy_rectangle(copy, &operation);
+    return error ? error : add(out, graph, before, count, &operation);
+}
+
+static CUresult neighbours(CUgraphNode *nodes, size_t *count, struct node *const *found, size_t found_count)
+{
+    REQUIRE(count, CUDA_ERROR_INVALID_VALUE);
+    size_t room = nodes ? *count : 0;
+    for (size_t i = 0; i < room; i++)
+        nodes[i] = i < found_count ? found[i] : NULL;
+    *count = nodes && room < found_count ? room : found_count;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count)
+{
+    REQUIRE_INIT();
+    REQUIRE(node && node->magic == NODE_MAGIC, CUDA_ERROR_INVALID_VALUE);
+    return neighbours(nodes, count, node->before, node->before_count);
+}
+
+EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges, size_t *count)
+{
+    CUresult error = cuGraphNodeGetDependencies(node, nodes, count);
+    if (!error && edges && nodes)
+        memset(edges, 0, *count * sizeof *edges);
     return error;
 }
 
