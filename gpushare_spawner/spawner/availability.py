@@ -9,6 +9,7 @@ from typing import Literal
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Ledger, Reason, Strategy
+from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue import WaitingLine, Wish
 
 
@@ -35,7 +36,7 @@ def availability(
         return NO_GPU_NEEDED
     if report is None or ledger is None:
         return UNKNOWN
-    wish = Wish.of(template, session="?", user="", server="", uid=0)
+    wish = Wish(Tenant(user="?"), template)
     models = wish.models(report)
     gpus = tuple(gpu for gpu in report.gpus if wish.takes(gpu))
     free = models - line.held_back(report)

@@ -68,7 +68,7 @@ class Form:
         """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen."""
         default = default_of(offered)
         slug = chosen.get("profile")
-        if slug not in {profile.slug for profile in offered}:
+        if not isinstance(slug, str) or slug not in {profile.slug for profile in offered}:
             slug = default.slug if default is not None else None
         cards = [_card(profile, slug, chosen, reservations, report) for profile in offered]
         asks_gpu = any(card.units for card in cards)

@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from traitlets import Float, Integer, List, Unicode, Union
 
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
-from gpushare_spawner.model.session_id import session_id
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Strategy
+from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.control_client import AgentClient, default_control_socket
+from gpushare_spawner.sharing.native import merged
 from gpushare_spawner.sharing.template_folder import TemplateFolder
-from gpushare_spawner.spawner.environment import WITHOUT_GPU, with_share
 from gpushare_spawner.spawner.form import Form
 from gpushare_spawner.spawner.overrides import Overrides
 from gpushare_spawner.spawner.profiles import Profile, ProfileError, profiles, resource_override
@@ -36,6 +36,10 @@ _LOOK_AFTER = 20.0
 """Seconds between two looks whether the agent still has a running server's session."""
 _FRESH_ENOUGH = 5.0
 """Age in seconds up to which one report serves several servers."""
+
+_WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
+"""A server whose template has no GPU must not take one because the machine has one. (CUDA C++ Programming Guide,
+environment variables: GPUs from the first invalid index on are invisible.)"""
 
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
 """What the request at hand submitted. After an error the hub renders the form again with the default server's spawner,
@@ -197,7 +201,7 @@ class GPUShareMixin(Spawner):
         self._profile_slug = ""
         self._reservation: Reservation | None = None
         self._session: OpenRequest | None = None
-        self._placing = False
+        self._placing: asyncio.Task[Any] | None = None
         self._starting = False
         self._hidden_gpus = False
         self._looked_after = 0.0
@@ -333,7 +337,7 @@ class GPUShareMixin(Spawner):
 
         The hub's ``start_timeout`` runs only from `start` on. Raises StartRefused, and then nothing is reserved.
         """
-        self._placing = True
+        self._placing = asyncio.current_task()
         try:
             await maybe_future(super().run_pre_spawn_hook())
             choice = await self._choose()
@@ -348,7 +352,7 @@ class GPUShareMixin(Spawner):
             self._let_go()
             raise
         finally:
-            self._placing = False
+            self._placing = None
             self._story.end()
 
     async def _choose(self) -> Choice:
@@ -384,13 +388,7 @@ class GPUShareMixin(Spawner):
         self._hidden_gpus = template is not None and template.gpu is None
         if template is None or template.gpu is None:
             return
-        wish = Wish.of(
-            template,
-            session=session_id(self.user.name, self.name),
-            user=self.user.name,
-            server=self.name,
-            uid=self._uid(),
-        )
+        wish = Wish(Tenant(self.user.name, self.name, self._uid()), template)
         telling: list[asyncio.Task[None]] = []
 
         def joined(ticket: Ticket) -> None:
@@ -419,8 +417,8 @@ class GPUShareMixin(Spawner):
         """The spawner's environment, and the share in it."""
         environment: dict[str, str] = super().get_env()
         if self._reservation is not None:
-            return with_share(environment, self._reservation.environment)
-        return {**environment, **WITHOUT_GPU} if self._hidden_gpus else environment
+            return merged(environment, self._reservation.environment)
+        return {**environment, **_WITHOUT_GPU} if self._hidden_gpus else environment
 
     async def start(self) -> Any:
         """Start the server and tell the agent its pid. If that fails, or is cancelled, the share goes back."""
@@ -460,7 +458,7 @@ class GPUShareMixin(Spawner):
 
     async def poll(self) -> int | None:
         """As the spawner says. While a server is being placed it counts as running; a running one keeps its session."""
-        if self._placing:
+        if self._placing is not None:
             return None
         status: int | None = await maybe_future(super().poll())
         if status is None and self._session is not None and not (self._starting or self._stop_pending):
@@ -477,7 +475,11 @@ class GPUShareMixin(Spawner):
             )
 
     async def stop(self, now: bool = False) -> None:
-        """Stop the server, then close its session."""
+        """Stop the server, then close its session. A start that still waits for its share is called off."""
+        if self._placing is not None:
+            # no process yet; what spawners do to pid 0 would hit the hub's own process group
+            self._placing.cancel()
+            return
         session = self._session
         try:
             await super().stop(now)
@@ -499,7 +501,7 @@ class GPUShareMixin(Spawner):
         self._profile, self._profile_slug = None, ""
         self._hidden_gpus = False
         self._looked_after = 0.0
-        if not self._placing:
+        if self._placing is None:
             self._story.end()
             self._story = Story()
 

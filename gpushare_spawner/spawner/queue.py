@@ -7,32 +7,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Gpu, Template
+from gpushare_spawner.sharing.base import Tenant
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A share that somebody asks for."""
+    """A share that somebody asks for: a template with a GPU, for a server."""
 
-    session: str
-    """Session id, see model/session_id.py."""
-    user: str
-    server: str
-    uid: int
-    """Who may connect to the session's socket."""
-    template: str
-    gpu: Gpu
+    tenant: Tenant
+    template: Template
 
-    @classmethod
-    def of(cls, template: Template, *, session: str, user: str, server: str, uid: int) -> Wish:
-        """What a template with a GPU asks for. Raises ValueError for one without."""
-        if template.gpu is None:
-            raise ValueError(f"template {template.name} asks for no GPU")
-        return cls(session, user, server, uid, template.name, template.gpu)
+    @property
+    def session(self) -> str:
+        """The session's id."""
+        return self.tenant.session
+
+    @property
+    def gpu(self) -> Gpu:
+        """What the template asks for. Raises ValueError for a template without a GPU."""
+        if self.template.gpu is None:
+            raise ValueError(f"template {self.template.name} asks for no GPU")
+        return self.template.gpu
 
     @property
     def share(self) -> Share:
@@ -48,22 +47,6 @@ class Wish:
     def models(self, report: Report) -> frozenset[str]:
         """The models in a report that would do."""
         return frozenset(gpu.model for gpu in report.gpus if self.takes(gpu))
-
-    def request(self, placement: Placement, confirm_within: float) -> OpenRequest:
-        """What the agent is asked, once the wish has a place. ``confirm_within`` in seconds."""
-        return OpenRequest(
-            id=self.session,
-            user=self.user,
-            server=self.server,
-            uid=self.uid,
-            template=self.template,
-            gpus=placement.gpus,
-            share_units=self.share.units,
-            borrowed_units=placement.borrowed,
-            memory_limit=self.gpu.memory.limit,
-            oversubscribe=self.gpu.memory.oversubscribe,
-            confirm_within=confirm_within,
-        )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from gpushare_spawner.model.quantity import format_seconds
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement import BestFit, Holding, Ledger, Strategy
 from gpushare_spawner.sharing.control_client import AgentClient
+from gpushare_spawner.sharing.native import open_request
 from gpushare_spawner.spawner.queue import Reservation, Ticket, WaitingLine, Wish
 from gpushare_spawner.spawner.refusal import StartRefused
 
@@ -165,7 +166,7 @@ class Reservations:
                 ticket.says(self.line.ahead_of(models, report, ticket), hint)
                 passed.append((ticket, models))
                 continue
-            request = ticket.wish.request(placement, CONFIRM_WITHIN)
+            request = open_request(ticket.wish.tenant, ticket.wish.template, placement, CONFIRM_WITHIN)
             if not await self._open(ticket, request, report):
                 # the agent counted otherwise: look again with what it knows now
                 break
@@ -415,7 +416,9 @@ def _holding(request: OpenRequest) -> Holding:
 
 
 def _impossible(wish: Wish, why: str) -> StartRefused:
-    return StartRefused(f"{wish.template} cannot be started on this machine: {why}", reason="no-such-gpu", status=409)
+    return StartRefused(
+        f"{wish.template.name} cannot be started on this machine: {why}", reason="no-such-gpu", status=409
+    )
 
 
 def _refused(error: ControlRefused) -> StartRefused:

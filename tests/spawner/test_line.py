@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.control_client import AgentClient
 from gpushare_spawner.spawner.queue import Reservation, Ticket, Wish
 from gpushare_spawner.spawner.refusal import StartRefused
@@ -26,7 +27,7 @@ TASKS: set[asyncio.Task[Any]] = set()
 def wish(name: str, fraction: float = 0.5, **gpu: Any) -> Wish:
     wanted = {"fraction": fraction, **gpu} if "count" not in gpu else gpu
     template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
-    return Wish.of(template, session=name, user=name, server="", uid=0)
+    return Wish(Tenant(name), template)
 
 
 class Line:
@@ -315,6 +316,21 @@ async def test_cancel_by_the_api(make_hub: Any, agent: FakeAgent) -> None:
     agent.sessions.clear()
     assert (await hub.start_server("ada", {"profile": "half-gpu"})).code in (201, 202)
     await hub.started("ada")
+
+
+async def test_the_hub_ends_while_somebody_waits(make_hub: Any, agent: FakeAgent) -> None:
+    hub: RunningHub = await make_hub(
+        lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
+    )
+    agent.occupy("there-0", 100, 0)
+    agent.occupy("there-1", 100, 1)
+    await hub.start_server("ada", {"profile": "half-gpu"})
+    reservations = hub.reservations
+    await until(lambda: len(reservations.line) == 1)
+    # the hub stops what is active; a signal to pid 0 would end this very process
+    await hub.end()
+    await until(lambda: not len(reservations.line))
+    assert not agent.asked("open")
 
 
 async def test_time_out_by_the_api(make_hub: Any, agent: FakeAgent, tmp_path: Path) -> None:

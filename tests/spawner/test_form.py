@@ -1,0 +1,299 @@
+"""The form: what it says, that it is sound HTML, and the way back from what was submitted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.control_client import AgentClient
+from gpushare_spawner.spawner.form import Form
+from gpushare_spawner.spawner.profiles import Profile, profiles
+from gpushare_spawner.spawner.reservations import Reservations
+
+from .fake_agent import FakeAgent
+from .running_hub import Browser, RunningHub, until
+from .test_validation import PAGES
+
+EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}"
+VOID = {"input", "br", "img", "meta", "link", "hr"}
+
+
+class Page(HTMLParser):
+    """Checks that elements nest, and collects what the tests ask for."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.html = html
+        self.open: list[str] = []
+        self.inputs: list[dict[str, str | None]] = []
+        self.labels: list[str | None] = []
+        self.selected: list[str | None] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self.open, f"left open: {self.open}"
+        assert len(self.ids) == len(set(self.ids)), "an id is used twice"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append(tag)
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        if tag == "input":
+            self.inputs.append(found)
+        if tag == "label":
+            self.labels.append(found.get("for"))
+        if tag == "option" and "selected" in found:
+            self.selected.append(found.get("value"))
+        assert not any(name.startswith("on") for name in found), found
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.words.append(" ".join(data.split()))
+
+    @property
+    def text(self) -> str:
+        return " ".join(word for word in self.words if word).replace("\u00a0", " ")
+
+    @property
+    def checked(self) -> list[str | None]:
+        return [field["value"] for field in self.inputs if "checked" in field]
+
+
+def offered(*templates: dict[str, Any]) -> list[Profile]:
+    return profiles([Template.model_validate({"display_name": "X", **template}) for template in templates], [])
+
+
+QUARTER = {
+    "name": "quarter",
+    "display_name": "0.25 GPU",
+    "gpu": {"fraction": 0.25},
+    "resources": {"cpu": {"guarantee": 1, "limit": 4}, "memory": {"guarantee": "4Gi", "limit": "16Gi"}},
+    "idle": {"downgrade_after": "15m", "downgrade_to": 0.1, "release_after": "45m", "stop_after": "8h"},
+}
+
+
+@pytest.fixture
+def reservations(agent: FakeAgent) -> Reservations:
+    return Reservations(AgentClient(agent.socket), logging.getLogger("test"))
+
+
+async def test_what_a_card_says(reservations: Reservations, agent: FakeAgent) -> None:
+    page = Page(Form().render(offered(QUARTER), {}, reservations, await reservations.report()))
+    for sentence in (
+        "Starts now",
+        "Guaranteed 25 % of one GPU's time and 4 GiB of memory",
+        "Up to all of its time while neighbours are quiet, and 16 GiB of memory",
+        "GPU 2 × Simulated GPU 16 GiB",
+        "Machine 1 to 4 CPU cores · 4 GiB to 16 GiB memory",
+        "If idle after 15 min the share shrinks to 0.10 GPU; after 45 min the whole share is lent to others; "
+        "after 8 h the server stops",
+        "Your kernel keeps running all the while",
+    ):
+        assert sentence in page.text
+    assert page.checked == ["quarter"]
+    # every radio has its label, and nothing comes from elsewhere
+    assert [field["id"] for field in page.inputs if field["type"] == "radio"] == page.labels
+    assert "http" not in page.html
+    assert "url(" not in page.html
+    assert "script" not in page.tags
+
+
+@pytest.mark.parametrize(
+    ("gpu", "says"),
+    [
+        ({"count": 1}, "Guaranteed one whole GPU, with 16 GiB of memory GPU"),
+        ({"count": 2, "memory": {"limit": "200%"}}, "2 whole GPUs, with 16 GiB of memory each Up to 32 GiB of memory"),
+        (
+            {"fraction": 0.5, "memory": {"guarantee": "2Gi", "limit": "8Gi"}},
+            "50 % of one GPU's time and 2 GiB of memory",
+        ),
+    ],
+)
+async def test_shares_of_every_kind(
+    reservations: Reservations, agent: FakeAgent, gpu: dict[str, Any], says: str
+) -> None:
+    profile = offered({"name": "t", "gpu": gpu})
+    assert says in Page(Form().render(profile, {}, reservations, await reservations.report())).text
+
+
+async def test_availability(reservations: Reservations, agent: FakeAgent) -> None:
+    agent.occupy("there-0", 60, 0)
+    agent.occupy("there-1", 100, 1)
+    cards = offered(
+        {"name": "cpu"},
+        QUARTER,
+        {"name": "half", "gpu": {"fraction": 0.5}},
+        {"name": "a100", "gpu": {"fraction": 0.1, "models": ["*A100*"]}},
+        {"name": "three", "gpu": {"count": 3}},
+    )
+    text = Page(Form().render(cards, {}, reservations, await reservations.report())).text
+    assert text.count("Starts now") == 2
+    assert "Next in line All GPUs are full: 0.50 GPU is wanted, and at most 0.40 is free on one GPU." in text
+    assert "No GPU of this kind" in text
+    assert "Too big for this machine" in text
+
+
+async def test_without_the_agent(reservations: Reservations) -> None:
+    page = Page(Form().render(offered({"name": "cpu"}, QUARTER), {}, reservations, None))
+    assert "What is free now is not known" in page.text
+    assert "Not known" in page.text
+    assert "Guaranteed 25 % of one GPU's time and 25 % of its memory" in page.text
+    assert "Starts now" in page.text
+
+
+async def test_nothing_on_offer(reservations: Reservations) -> None:
+    assert "No compute template is offered to you" in Page(Form().render([], {}, reservations, None)).text
+
+
+async def test_whatever_is_written_is_text(reservations: Reservations, agent: FakeAgent) -> None:
+    agent.gpus = tuple(gpu.model_copy(update={"model": EVIL}) for gpu in agent.gpus)
+    evil = {
+        "display_name": EVIL,
+        "choices": {EVIL: {"display_name": EVIL}},
+        "unlisted_choice": {
+            "enabled": True,
+            "display_name": EVIL,
+            "display_name_in_choices": EVIL,
+            "validation_message": EVIL,
+        },
+    }
+    cards = offered(
+        {
+            "name": "evil",
+            "display_name": EVIL[:80],
+            "description": EVIL,
+            "gpu": {"fraction": 0.1},
+            "profile_options": {"o": evil, EVIL: evil},
+        }
+    )
+    cards += profiles([], [{"display_name": EVIL, "description": EVIL, "slug": EVIL}])
+    chosen = {"profile": "evil", "o--unlisted-choice": EVIL, "x": EVIL}
+    page = Page(Form().render(cards, chosen, reservations, await reservations.report()))
+    assert "script" not in page.tags
+    assert "img" not in page.tags
+    assert page.text.count("{{7*7}}") > 5
+    assert [field["value"] for field in page.inputs if field["type"] == "text"] == [EVIL, ""]
+
+
+async def test_choices_are_kept_after_an_error(reservations: Reservations) -> None:
+    cards = offered({"name": "cpu"}, {"name": "pages", "profile_options": PAGES})
+    page = Page(Form().render(cards, {"profile": "pages", "page": "lab"}, reservations, None))
+    assert page.checked == ["pages"]
+    assert page.selected == ["lab"]
+    page = Page(Form().render(cards, {"profile": "pages", "page--unlisted-choice": "no"}, reservations, None))
+    assert page.selected == ["unlisted-choice"]
+    assert Page(Form().render(cards, {"profile": ["x"]}, reservations, None)).checked == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, {}),
+        ({"profile": ["cpu"]}, {"profile": "cpu"}),
+        ({"profile": ["p"], "profile-option-p--page": ["lab"]}, {"profile": "p", "page": "lab"}),
+        ({"profile": ["p"], "profile-option-q--page": ["lab"]}, {"profile": "p"}),
+        (
+            {
+                "profile": ["p"],
+                "profile-option-p--page": ["unlisted-choice"],
+                "profile-option-p--page--unlisted-choice": ["/x"],
+            },
+            {"profile": "p", "page--unlisted-choice": "/x"},
+        ),
+        (
+            {"profile": ["p"], "profile-option-p--page": ["lab"], "profile-option-p--page--unlisted-choice": ["/x"]},
+            {"profile": "p", "page": "lab"},
+        ),
+        # KubeSpawner's own form leaves the select out then
+        (
+            {"profile": ["p"], "profile-option-p--page--unlisted-choice": ["/x"]},
+            {"profile": "p", "page--unlisted-choice": "/x"},
+        ),
+    ],
+)
+def test_reading_the_form(fields: dict[str, list[str]], options: dict[str, str]) -> None:
+    assert Form.read(fields) == options
+
+
+async def test_an_admins_own_card(reservations: Reservations, tmp_path: Path) -> None:
+    (tmp_path / "card.html").write_text("<p>mine: {{ card.profile.display_name }}</p>")
+    assert "<p>mine: 0.25 GPU</p>" in Form([str(tmp_path)]).render(offered(QUARTER), {}, reservations, None)
+
+
+# -- in the hub's pages --
+
+
+async def test_form_to_running_server(hub: RunningHub, agent: FakeAgent) -> None:
+    browser = Browser(hub)
+    await browser.log_in("ada")
+    page = Page((await browser.open("/hub/spawn/ada")).body.decode().split('role="form">')[1].split("<br>")[0])
+    assert page.checked == ["cpu-only"]
+    assert "course" not in [field["value"] for field in page.inputs]
+    response = await browser.open("/hub/spawn/ada", [("profile", "quarter-gpu")])
+    assert response.code < 500
+    spawner = await hub.started("ada")
+    assert spawner.user_options == {"profile": "quarter-gpu"}
+    assert agent.sessions["ada"].share_units == 25
+
+
+@pytest.mark.parametrize("server", ["", "extra"])
+async def test_an_error_is_shown_on_the_form_with_the_choice_kept(hub: RunningHub, server: str) -> None:
+    browser = Browser(hub)
+    await browser.log_in("ada")
+    path = f"/hub/spawn/ada/{server}".rstrip("/")
+    await browser.open(path)
+    response = await browser.open(path, [("profile", "three-gpus")])
+    assert response.code == 409
+    html = response.body.decode()
+    assert "three-gpus cannot be started on this machine: 3 GPUs are more than any node has: at most 2" in html
+    assert Page(html.split('role="form">')[1].split("<br>")[0]).checked == ["three-gpus"]
+
+
+async def test_the_form_without_an_agent(hub: RunningHub, agent: FakeAgent) -> None:
+    await agent.stop()
+    browser = Browser(hub)
+    await browser.log_in("ada")
+    response = await browser.open("/hub/spawn/ada")
+    assert response.code == 200
+    assert "What is free now is not known" in response.body.decode()
+
+
+async def test_a_slow_agent_does_not_hold_the_form_up(make_hub: Any, agent: FakeAgent) -> None:
+    hub: RunningHub = await make_hub(lambda config: config.GPUShareMixin.update({"form_timeout": 0.1}))
+
+    async def slow(request: Any) -> None:
+        await asyncio.sleep(3)
+
+    agent.before = slow
+    browser = Browser(hub)
+    await browser.log_in("ada")
+    page = await asyncio.wait_for(browser.open("/hub/spawn/ada"), 2.5)
+    assert "What is free now is not known" in page.body.decode()
+
+
+async def test_waiting_starts_show_on_others_forms(make_hub: Any, agent: FakeAgent) -> None:
+    hub: RunningHub = await make_hub(
+        lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
+    )
+    agent.occupy("there-0", 80, 0)
+    agent.occupy("there-1", 80, 1)
+    for name in ("bob", "cyd"):
+        await hub.start_server(name, {"profile": "half-gpu"})
+    await until(lambda: [ticket.ahead for ticket in hub.reservations.line] == [0, 1])
+    browser = Browser(hub)
+    await browser.log_in("ada")
+    assert "2 ahead of you" in (await browser.open("/hub/spawn/ada")).body.decode()
