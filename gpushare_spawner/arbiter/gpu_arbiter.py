@@ -51,6 +51,8 @@ class GpuArbiter:
         self._charged: dict[str, float] = {}
         """Sessions that are charged at present, and since when they have been charged without a break."""
         self._charged_until: dict[str, float] = {}
+        self._grown = False
+        """A holder has allocated more since the last decision."""
         self._now = float("-inf")
         self._wakeup: float | None = None
         self._leases = count(1)
@@ -254,8 +256,11 @@ class GpuArbiter:
     def _set_memory(self, client: Client, managed: int, plain: int) -> None:
         if managed < 0 or plain < 0:
             raise ValueError(f"amounts of memory are at least 0, not {managed} and {plain}")
+        grown = managed - client.managed
         client.managed, client.plain = managed, plain
-        self._residency.resized(client, self._room().for_managed, touched=client.in_the_room)
+        used_now = max(0, grown) if client.held else 0
+        self._residency.resized(client, self._room().for_managed, used_now)
+        self._grown = self._grown or (client.held and grown > 0)
 
     def _room(self) -> Room:
         clients = self._clients.values()
@@ -342,14 +347,15 @@ class GpuArbiter:
             self._fair.charge(session, elapsed)
             self._charged_until[session] = now
         total = max(1, self._fair.total_weight)
-        longest = max(self._turns.requests.values(), default=0.0)
+        # By rights nobody is ever behind by more than the time in which everybody's request is served once.
+        behind = 2 * max((r / self._sessions[s].weight for s, r in self._turns.requests.items()), default=0.0)
         for session in self._charged:
             debt = self._settings.max_debt * self._sessions[session].weight / total
             self._fair.forgive(session, max(2 * self._turns.requests.get(session, 0.0), debt))
         for session, known in self._sessions.items():
             clients = known.clients.values()
             if any(c.held for c in clients) and not any(c.waiting for c in clients):
-                self._fair.forget(session, max(longest, 2 * self._turns.requests.get(session, 0.0)))
+                self._fair.forget(session, behind * known.weight)
 
     def _recharge(self) -> None:
         """Settle who is charged from now on: the sessions whose leases keep others waiting.
@@ -575,9 +581,11 @@ class GpuArbiter:
         )
         need = sum(self._residency.missing(client, room.for_managed) for client in incoming)
         need = min(need, room.for_managed)
-        if not incoming and self._residency.free(room.for_managed) < 0:
+        if not incoming and self._grown and self._residency.free(room.for_managed) < 0:
             need = self._settings.page_out_step
-        orders = self._residency.make_room(need, room.for_managed, [*bystanders, *outgoing])
+        self._grown = False
+        # Without need nothing is ordered, whatever is thought to be on the GPU: a client that cannot page out is not asked for ever.
+        orders = self._residency.make_room(need, room.for_managed, [*bystanders, *outgoing]) if need else []
         amounts = {client: amount for client, amount in orders}
         decisions: list[Decision] = []
         for client in outgoing:

@@ -93,5 +93,10 @@ class HandOffCredit:
         self.seconds -= seconds
 
     def wait_for(self, seconds: float) -> float:
-        """Seconds until so much may be spent; 0: now. More than the bucket holds is had when the bucket is full."""
+        """Seconds until so much may be spent; 0: now; infinite for a bucket that holds nothing.
+
+        More than the bucket holds may be spent when it is full.
+        """
+        if seconds > 0 and not self._capacity:
+            return float("inf")
         return max(0.0, min(seconds, self._capacity) - self.seconds) / self._rate

@@ -46,11 +46,10 @@ class Residency:
         """Bytes of `room` that nobody's managed pages occupy; negative: more is thought to be there than can be."""
         return room - sum(pages.resident for pages in self._pages.values())
 
-    def resized(self, client: Client, room: int, touched: bool) -> None:
-        """The client's allocations changed; new ones of a holder (`touched`) are on the GPU, as it is about to use them."""
+    def resized(self, client: Client, room: int, used_now: int) -> None:
+        """The client's allocations changed. `used_now`: new bytes of a holder, which is about to use them on the GPU."""
         pages = self._pages[client]
-        limit = min(client.managed, room)
-        pages.resident = limit if touched else min(pages.resident, limit)
+        pages.resident = min(client.managed, room, pages.resident + used_now)
 
     def granted(self, client: Client, room: int) -> None:
         """The client got a lease: its working set comes in."""

@@ -62,7 +62,7 @@ def test_short_bursts_with_short_gaps_count_like_long_ones() -> None:
     for name, weight, phases in (("a", 30, alternating(0.003, 0.1)), ("b", 70, forever())):
         device.session(name, weight)
         device.start(Job(name, name, 12 * GIB, phases))
-    device.run(10000.0)
+    device.run(2500.0)
     assert shares(device) == pytest.approx({"a": 0.3, "b": 0.7}, abs=0.02)
 
 
