@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gpushare_spawner.model.frames import Frame, Kind, LeaseState, gpu_name
@@ -125,17 +125,6 @@ class ShareStatus:
             idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
             gpus=tuple(_gpu(frame) for frame in frames),
             announced=step,
-        )
-
-    def after_tier(self, frame: Frame) -> ShareStatus:
-        """The same after a TIER frame. Raises ValueError for a tier that there is not."""
-        tier, effective, borrowed, guaranteed = frame.fields[:4]
-        return replace(
-            self,
-            tier=Tier.from_depth(tier),
-            effective_units=effective,
-            borrowed_units=borrowed,
-            guaranteed_units=guaranteed,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def amount(units: int, gpus: int = 1) -> str:
     """25 -> "0.25 GPU"; 100 units on each of 2 -> "2 GPUs"."""
     count = units * gpus / 100
     if count == round(count):
-        return f"{count:.0f} GPU" if count == 1 else f"{count:.0f} GPUs"
+        return f"{count:.0f} GPU" if count <= 1 else f"{count:.0f} GPUs"
     return f"{count:.2f} GPU"
 
 

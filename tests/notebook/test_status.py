@@ -84,6 +84,21 @@ def test_the_explanation_tells_what_happens_to_the_work():
 
 
 @pytest.mark.parametrize(
+    ("units", "gpus", "said"),
+    [
+        (0, 1, "0 GPU"),
+        (1, 1, "0.01 GPU"),
+        (25, 1, "0.25 GPU"),
+        (100, 1, "1 GPU"),
+        (100, 2, "2 GPUs"),
+        (75, 2, "1.50 GPU"),
+    ],
+)
+def test_amounts(units, gpus, said):
+    assert words.amount(units, gpus) == said
+
+
+@pytest.mark.parametrize(
     ("step", "said"),
     [
         (
