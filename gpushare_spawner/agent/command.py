@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from gpushare_spawner import native
-from gpushare_spawner.agent.control_socket import ControlSocket, SocketInUse
+from gpushare_spawner.agent.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.agent.environment import Libraries
 from gpushare_spawner.agent.gpus import NoGpu, Nvml
 from gpushare_spawner.agent.lock import AlreadyRunning
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         asyncio.run(_serve(options))
-    except (AlreadyRunning, NoGpu, PathTooLong, SocketInUse, FileNotFoundError, _Unusable) as error:
+    except (AlreadyRunning, CannotListen, NoGpu, PathTooLong, FileNotFoundError, _Unusable) as error:
         print(f"gpushare agent: {error}", file=sys.stderr)
         return 1
     except PermissionError as error:

@@ -25,8 +25,8 @@ WRITE_WITHIN = 30.0
 """Seconds that a peer has to take its answer."""
 
 
-class SocketInUse(RuntimeError):
-    """Somebody answers on this path already."""
+class CannotListen(RuntimeError):
+    """The control socket cannot be made; the message says why."""
 
 
 class ControlSocket:
@@ -40,10 +40,10 @@ class ControlSocket:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen. Raises SocketInUse, PathTooLong or OSError."""
+        """Listen. Raises CannotListen or PathTooLong."""
         check_length(self.path)
         if _somebody_listens(self.path):
-            raise SocketInUse(
+            raise CannotListen(
                 f"another agent answers on {self.path}; stop it, or give this one another --control-socket"
             )
         if self.path.is_socket():
@@ -52,6 +52,10 @@ class ControlSocket:
         before = os.umask(0o177)
         try:
             listener.bind(os.fspath(self.path))
+        except OSError as error:
+            listener.close()
+            why = "something else is there" if error.errno == errno.EADDRINUSE else error.strerror
+            raise CannotListen(f"the control socket {self.path} cannot be made: {why}") from None
         finally:
             os.umask(before)
         self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MAX_LINE_BYTES)

@@ -276,6 +276,10 @@ async def test_overcommit_and_metrics(agent: AgentProcess) -> None:
         (["--state-dir", "/tmp/" + "x" * 120], "may have 107 bytes"),
         (["--preload-library", "/nowhere/lib.so"], "/nowhere/lib.so does not exist"),
         (["--state-dir", "/proc/gpushare"], "/proc/gpushare"),
+        (
+            ["--control-socket", "/nowhere/control.sock"],
+            "the control socket /nowhere/control.sock cannot be made: No such",
+        ),
     ],
 )
 def test_options_that_lead_nowhere(short_folder: Path, options: list[str], words: str) -> None:

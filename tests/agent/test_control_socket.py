@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent import control_socket
-from gpushare_spawner.agent.control_socket import ControlSocket, SocketInUse
+from gpushare_spawner.agent.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.model.control import (
     MAX_LINE_BYTES,
     AgentUnreachable,
@@ -186,7 +186,11 @@ async def test_a_socket_that_was_left_behind_is_replaced_and_a_live_one_is_not(s
     left.close()
     first = ControlSocket(path, nothing)
     await first.start()
-    with pytest.raises(SocketInUse, match="another agent answers"):
+    with pytest.raises(CannotListen, match="another agent answers"):
         await ControlSocket(path, nothing).start()
     await first.close()
     assert not path.exists()
+    path.write_text("somebody's file")
+    with pytest.raises(CannotListen, match="something else is there"):
+        await ControlSocket(path, nothing).start()
+    assert path.read_text() == "somebody's file"

@@ -119,6 +119,26 @@ async def test_opening_the_same_again_is_no_error_and_another_is(agent: Agent) -
     assert refusal(agent, gpus=(SECOND.uuid,)) == "exists"
 
 
+async def test_a_session_that_is_opened_again_has_no_past(agent: Agent) -> None:
+    path = agent.open()
+    peer = await agent.peer(path)
+    peer.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)
+    lease = (await peer.expect(Kind.GRANT)).fields[0]
+    await asyncio.sleep(0.05)
+    peer.send(Kind.RELEASE, lease, 50_000_000, 0, gpu=FIRST.uuid)
+    await peer.quiet(0.05)
+    assert session(agent).gpu_seconds > 0.02
+    agent.open()
+    assert (session(agent).last_gpu_activity, session(agent).gpu_seconds) == (None, 0.0)
+    peer.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)
+    lease = (await peer.until(Kind.GRANT)).fields[0]
+    await asyncio.sleep(0.03)
+    peer.send(Kind.RELEASE, lease, 30_000_000, 0, gpu=FIRST.uuid)
+    await peer.quiet(0.05)
+    assert session(agent).last_gpu_activity is not None
+    assert 0.01 < session(agent).gpu_seconds < 0.05
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
