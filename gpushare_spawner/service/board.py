@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from gpushare_spawner.service.metrics import CONTENT_TYPE, exposition
 from gpushare_spawner.service.reports import NodeView, RecentReports
 from gpushare_spawner.service.scopes import METRICS, SEE_ALL
 from gpushare_spawner.service.settings import CullerSettings
+
+log = logging.getLogger("gpushare.service.board")
 
 HERE = Path(__file__).parent
 
@@ -64,7 +67,14 @@ def board_application(sources: BoardSources, prefix: str, hub_prefix: str = "/hu
         sources=sources,
         pages=page_environment(prefix, hub_prefix),
         cookie_secret=os.urandom(32),
+        log_function=_log_request,
     )
+
+
+def _log_request(page: RequestHandler) -> None:
+    """Without the query: a login brings a code there that is nobody's business."""
+    level = logging.DEBUG if page.get_status() < 500 else logging.ERROR
+    log.log(level, "%s %s: %d", page.request.method, page.request.path, page.get_status())
 
 
 def page_environment(prefix: str, hub_prefix: str) -> Environment:
@@ -138,7 +148,9 @@ class BoardPage(_Page):
     @authenticated
     async def get(self) -> None:
         self.set_header("Content-Type", "text/html; charset=utf-8")
-        self.finish(self.settings["pages"].get_template("board.html").render(board=await self.view()))
+        page = self.settings["pages"].get_template("board.html")
+        # the hub's library takes the cookie of a script's request only together with this token
+        self.finish(page.render(board=await self.view(), xsrf=self.xsrf_token.decode()))
 
 
 class ReportJson(_Page):

@@ -88,7 +88,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT. Returns 2, with a sentence, where something needed is not given."""
-    logging.basicConfig(level=options.log_level, format="[%(levelname).1s %(asctime)s gpushare] %(message)s")
+    # the libraries say a lot at INFO, some of it about logins
+    logging.basicConfig(level="WARNING", format="[%(levelname).1s %(asctime)s gpushare] %(message)s")
+    logging.getLogger("gpushare").setLevel(options.log_level)
     token = os.environ.get("JUPYTERHUB_API_TOKEN", "")
     wanting = _wanting(options, token)
     if wanting:

@@ -166,7 +166,9 @@ class Culler:
         if tell is None:
             if told is not None:
                 await one.agent.announce(AnnounceRequest(id=one.session.id, tier=None, reason=one.decision.reason))
-                log.info("%s: %s at %.0f is taken back: %s", one.name, told.tier, told.at, one.decision.reason)
+                log.info(
+                    "%s: %s at %s is taken back: %s", one.name, told.tier, _clock_time(told.at), one.decision.reason
+                )
                 self.counters.withdrew(told.tier)
             return False
         if told is None or (told.tier, told.at, told.effective_units) != (tell.tier, tell.at, tell.units):
@@ -175,7 +177,7 @@ class Culler:
                     id=one.session.id, tier=tell.tier, at=tell.at, effective_units=tell.units, reason=tell.reason
                 )
             )
-            log.info("%s: %s announced for %.0f", one.name, tell.tier, tell.at)
+            log.info("%s: %s announced for %s", one.name, tell.tier, _clock_time(tell.at))
             self.counters.announced(tell.tier)
         return False
 
@@ -246,3 +248,8 @@ class Culler:
             self._said[about] = text
         else:
             self._said.pop(about, None)
+
+
+def _clock_time(instant: float) -> str:
+    """For logs: 14:05:00 of the machine's time."""
+    return time.strftime("%H:%M:%S", time.localtime(instant))

@@ -87,4 +87,4 @@ def view(report: Report | None = None, viewer: Viewer = ADMIN, notes: tuple[str,
 
 def page(board: dict[str, Any], prefix: str = "/services/gpushare/") -> str:
     """As the browser gets it."""
-    return page_environment(prefix, "/hub/").get_template("board.html").render(board=board)
+    return page_environment(prefix, "/hub/").get_template("board.html").render(board=board, xsrf="x")

@@ -55,9 +55,10 @@ c.Authenticator.allow_all = True
 c.Authenticator.admin_users = {"boss"}
 c.JupyterHub.allow_named_servers = True
 c.JupyterHub.services.append({"name": "tester", "api_token": os.environ["TEST_TOKEN"]})
-c.JupyterHub.load_roles.append(
-    {"name": "tester", "services": ["tester"], "scopes": ["admin:users", "admin:servers", "tokens", "access:services"]}
-)
+TESTER_SCOPES = [
+    "admin:users", "admin:servers", "tokens", "access:services", "custom:gpushare:read", "custom:gpushare:metrics",
+]  # fmt: skip
+c.JupyterHub.load_roles.append({"name": "tester", "services": ["tester"], "scopes": TESTER_SCOPES})
 if os.environ.get("TEST_OWN_USER_ROLE"):
     c.JupyterHub.load_roles.append({"name": "user", "description": "ours", "scopes": ["self", "read:hub"]})
 

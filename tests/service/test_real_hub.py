@@ -13,17 +13,21 @@ from tests.service.fake_agent import fake_agent
 from tests.service.real_hub import fetch, real_hub
 
 TEMPLATE = """
-name: quarter
+name: %s
 display_name: 0.25 GPU
 gpu: {fraction: 0.25}
 idle: {downgrade_after: %s, downgrade_to: 0.10, release_after: %s, stop_after: %s, warn_before: 5m}
 """
 
 
-def templates(folder: Path, *waits: str) -> Path:
-    (folder / "templates").mkdir()
-    (folder / "templates" / "quarter.yaml").write_text(TEMPLATE % waits)
-    return folder / "templates"
+@pytest.fixture
+def templates(tmp_path: Path) -> Path:
+    """`quarter` steps down after hours, `hasty` after seconds."""
+    folder = tmp_path / "templates"
+    folder.mkdir()
+    (folder / "quarter.yaml").write_text(TEMPLATE % ("quarter", "1h", "2h", "3h"))
+    (folder / "hasty.yaml").write_text(TEMPLATE % ("hasty", "1s", "2s", "3s"))
+    return folder
 
 
 async def eventually(condition, seconds=20):
@@ -35,91 +39,101 @@ async def eventually(condition, seconds=20):
     raise AssertionError("it did not happen")
 
 
-async def test_the_whole_way_down_on_a_real_hub(tmp_path):
-    """Told, shrunk, told, lent out, told, stopped through the hub's API: with the shipped scopes and nothing more."""
-    folder = templates(tmp_path, "1s", "2s", "3s")
+async def test_the_service_on_a_real_hub(tmp_path, templates):
+    # one hub for all of it: its start takes longer than everything else
     async with (
         fake_agent(tmp_path / "control.sock", time.time) as agent,
-        real_hub(tmp_path, folder, agent.path, "--cull-every=200ms") as hub,
-    ):
-        ann = await hub.user("ann")
-        assert "" in await hub.servers("ann")
-        assert (await fetch(hub.board_url, ann)).code == 200
-        agent.add("ann", opened_at=time.time(), tier_since=time.time())
-
-        async def gone():
-            return not await hub.servers("ann")
-
-        await eventually(gone)
-        agent.sessions.clear()
-        steps = [(what, tier) for what, _, tier in agent.told]
-        assert [step for step in steps if step[1] in ("downgraded", "released")][:4] == [
-            ("announce", "downgraded"),
-            ("tier", "downgraded"),
-            ("announce", "released"),
-            ("tier", "released"),
-        ]
-        assert steps[-1] == ("announce", "stopped")
-        assert "lacks the scope" not in hub.log.read_text()
-
-
-async def test_scopes_and_who_sees_what(tmp_path):
-    folder = templates(tmp_path, "1h", "2h", "3h")
-    async with (
-        fake_agent(tmp_path / "control.sock", time.time) as agent,
-        real_hub(tmp_path, folder, agent.path, TEST_OWN_USER_ROLE="1") as hub,
+        real_hub(tmp_path, templates, agent.path, "--cull-every=200ms") as hub,
     ):
         ann, bob = await hub.user("ann"), await hub.user("bob")
         agent.add("ann")
         agent.add("bob", gpus=("GPU-1",))
+        await what_the_service_may_do_and_what_not(hub)
+        await who_sees_what(hub, ann, bob)
+        agent.asked.clear()
+        await the_whole_way_down(hub, agent)
+        assert "lacks the scope" not in hub.log.read_text()
 
-        # what the service may do: see servers and their activity, stop servers
-        _, me = await hub.ask("GET", "/user", hub.service)
-        assert {"list:users", "read:servers", "delete:servers"} <= set(me["scopes"])
-        assert not [
-            scope for scope in me["scopes"] if scope.startswith(("access:", "admin:", "tokens", "servers", "users"))
-        ]
-        status, users = await hub.ask("GET", "/users", hub.service)
-        assert status == 200
-        servers = {user["name"]: user["servers"] for user in users}
-        assert servers["ann"][""]["last_activity"]
-        assert not servers["ann"][""].get("state")
-        # and what not: get into servers, make tokens, start servers, read anybody's state, make users
-        for method, path in [
-            ("POST", "/users/ann/tokens"),
-            ("GET", "/users/ann/tokens"),
-            ("POST", "/users/ann/servers/new"),
-            ("POST", "/users/carl"),
-            ("DELETE", "/users/ann"),
-            ("POST", "/shutdown"),
-            ("GET", "/proxy"),
-        ]:
-            status, answer = await hub.ask(method, path, hub.service)
-            assert status in (403, 404), (method, path, answer)
-        assert (await hub.ask("DELETE", "/users/bob/server", hub.service))[0] in (202, 204)
 
-        # who sees what
-        own = json.loads((await fetch(hub.board_url + "api/report", ann)).body)
-        assert [session["user"] for session in own["sessions"]] == ["ann"]
-        assert own["others"] == 1
-        assert "bob" not in json.dumps(own)
-        page = (await fetch(hub.board_url, ann)).body.decode()
-        assert "Your sessions" in page
-        assert "bob" not in page
-        boss = await hub.user("boss")
-        everything = json.loads((await fetch(hub.board_url + "api/report", boss)).body)
-        assert [session["user"] for session in everything["sessions"]] == ["ann", "bob"]
+async def what_the_service_may_do_and_what_not(hub):
+    """With exactly the shipped role: see servers and their activity, stop servers."""
+    _, me = await hub.ask("GET", "/user", hub.service)
+    assert {"list:users", "read:servers", "delete:servers"} <= set(me["scopes"])
+    assert not [
+        scope for scope in me["scopes"] if scope.startswith(("access:", "admin:", "tokens", "servers", "users"))
+    ]
+    status, users = await hub.ask("GET", "/users", hub.service)
+    assert status == 200
+    servers = {user["name"]: user["servers"] for user in users}
+    assert servers["ann"][""]["last_activity"]
+    assert not servers["ann"][""].get("state")
+    # not: get into servers, make tokens, start servers, make or delete users, steer the hub
+    for method, path in [
+        ("POST", "/users/ann/tokens"),
+        ("GET", "/users/ann/tokens"),
+        ("POST", "/users/ann/servers/new"),
+        ("POST", "/users/carl"),
+        ("DELETE", "/users/ann"),
+        ("POST", "/shutdown"),
+        ("GET", "/proxy"),
+    ]:
+        status, answer = await hub.ask(method, path, hub.service)
+        assert status in (403, 404), (method, path, answer)
+    assert (await hub.ask("DELETE", "/users/bob/server", hub.service))[0] in (202, 204)
 
-        # metrics: for admins, and for who has the scope; nothing at all for strangers
-        assert (await fetch(hub.board_url + "metrics", ann)).code == 403
-        metrics = await fetch(hub.board_url + "metrics", boss)
-        assert 'gpushare_sessions{node="fake",template="quarter",tier="active"} 2.0' in metrics.body.decode()
-        assert (await fetch(hub.board_url + "api/report")).code == 403
-        assert (await fetch(hub.board_url + "api/report", "nonsense")).code == 403
-        login = await fetch(hub.board_url)
-        assert login.code == 302
-        assert "/hub/api/oauth2/authorize" in login.headers["Location"]
-        assert bob
+
+async def who_sees_what(hub, ann, bob):
+    own = json.loads((await fetch(hub.board_url + "api/report", ann)).body)
+    assert [session["user"] for session in own["sessions"]] == ["ann"]
+    assert own["others"] == 1
+    assert "bob" not in json.dumps(own)
+    page = (await fetch(hub.board_url, ann)).body.decode()
+    assert "Your sessions" in page
+    assert "bob" not in page
+    assert [one["user"] for one in json.loads((await fetch(hub.board_url + "api/report", bob)).body)["sessions"]] == [
+        "bob"
+    ]
+
+    boss = await hub.user("boss")
+    everything = json.loads((await fetch(hub.board_url + "api/report", boss)).body)
+    assert [session["user"] for session in everything["sessions"]] == ["ann", "bob"]
+
+    # metrics: for admins, and for who has the scope; nothing at all for strangers
+    assert (await fetch(hub.board_url + "metrics", ann)).code == 403
+    metrics = await fetch(hub.board_url + "metrics", boss)
+    assert 'gpushare_sessions{node="fake",template="quarter",tier="active"} 2.0' in metrics.body.decode()
+    # a service such as Prometheus, by the custom scopes
+    assert (await fetch(hub.board_url + "metrics", hub.tester)).code == 200
+    watched = json.loads((await fetch(hub.board_url + "api/report", hub.tester)).body)
+    assert [session["user"] for session in watched["sessions"]] == ["ann", "bob"]
+    assert (await fetch(hub.board_url + "metrics", hub.service)).code == 403
+    assert (await fetch(hub.board_url + "api/report")).code == 403
+    assert (await fetch(hub.board_url + "api/report", "nonsense")).code == 403
+    login = await fetch(hub.board_url)
+    assert login.code == 302
+    assert "/hub/api/oauth2/authorize" in login.headers["Location"]
+
+
+async def the_whole_way_down(hub, agent):
+    """Told, shrunk, told, lent out, told, stopped through the hub's API."""
+    await hub.user("carl")
+    assert "" in await hub.servers("carl")
+    agent.add("carl", template="hasty")
+
+    async def gone():
+        return not await hub.servers("carl")
+
+    await eventually(gone)
+    agent.sessions.clear()
+    steps = [(what, tier) for what, name, tier in agent.told if name == "carl"]
+    assert [step for step in steps if step[1] in ("downgraded", "released")][:4] == [
+        ("announce", "downgraded"),
+        ("tier", "downgraded"),
+        ("announce", "released"),
+        ("tier", "released"),
+    ]
+    assert steps[-1] == ("announce", "stopped")
+    assert "" in await hub.servers("ann")  # nobody else was
 
 
 @pytest.mark.parametrize("problem", ["a port in use", "no token"])

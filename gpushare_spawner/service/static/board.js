@@ -13,7 +13,11 @@ function say(text, stale) {
 async function refresh() {
   if (document.hidden) return;
   try {
-    const answer = await fetch(location.href, { cache: "no-store", redirect: "manual" });
+    const answer = await fetch(location.href, {
+      cache: "no-store",
+      redirect: "manual",
+      headers: { "X-XSRFToken": document.body.dataset.xsrf },
+    });
     if (answer.type === "opaqueredirect") {
       location.reload(); // logged out: the hub asks again
       return;
