@@ -21,8 +21,11 @@ HALF = """
 name: half-gpu
 display_name: 0.50 GPU
 gpu: {fraction: 0.5}
-idle: {downgrade_after: 8s, downgrade_to: 0.10, release_after: 30s, warn_before: 2s}
+idle: {downgrade_after: DOWN, downgrade_to: 0.10, release_after: 2h, warn_before: 3s}
 """
+# nobody may be idle but in the one test about it
+PATIENT = HALF.replace("DOWN", "1h")
+QUICK = HALF.replace("DOWN", "6s")
 GPU = {"SIMGPU_DEVICES": "1", "SIMGPU_MEMORY": "96MiB", "SIMGPU_MODEL": "Simulated GPU 96 MiB"}
 USERS = ("erin", "frank")
 # each works on 64 MiB of a GPU of 96 MiB: one at a time, with a hand-off between them
@@ -48,7 +51,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.fixture(scope="module")
 def stack(start_stack: Callable[..., RunningStack]) -> RunningStack:
-    return start_stack({"half.yaml": HALF}, GPU)
+    return start_stack({"half.yaml": PATIENT}, GPU)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +138,6 @@ async def test_the_full_gpu_is_still_full_for_the_hub_that_came_back(stack: Runn
     await stack.hub.request_start("grace", "half-gpu")
     await asyncio.sleep(1.5)
     waiting = await stack.hub.server("grace")
-    # both users were at work a moment ago: nothing is lent yet
     assert waiting is None or not waiting["ready"]
     report = await stack.agent.report()
     assert sum(session.guaranteed_units for session in report.sessions) <= 100
@@ -147,12 +149,14 @@ async def test_the_service_is_killed_and_goes_on_where_it_was(stack: RunningStac
     for kernel in kernels.values():
         await kernel.run(gpu_cells.WORK_ON_BUFFER)
     await session_when(stack, "erin", lambda session: session.tier is Tier.ACTIVE)
+    (stack.folder.templates / "half.yaml").write_text(QUICK)
     await session_when(stack, "erin", lambda session: session.announcement is not None)
     old = stack.service_pid()
     assert old is not None
     os.kill(old, signal.SIGKILL)
     # between its decision and its deed; the hub starts it again, and the step comes all the same
     await session_when(stack, "erin", lambda session: session.tier is Tier.DOWNGRADED, within=30)
+    (stack.folder.templates / "half.yaml").write_text(PATIENT)
     new = stack.service_pid()
     assert new is not None
     assert new != old

@@ -25,12 +25,20 @@ QUARTER = """
 name: quarter-gpu
 display_name: 0.25 GPU
 gpu: {fraction: 0.25}
-idle: {downgrade_after: 4s, downgrade_to: 0.10, release_after: 7s, warn_before: 2s}
+idle: {downgrade_after: DOWN, downgrade_to: 0.10, release_after: AWAY, warn_before: 2s}
 """
+# nobody may be idle while servers start; later the admin edits the file
+PATIENT = QUARTER.replace("DOWN", "1h").replace("AWAY", "2h")
+QUICK = QUARTER.replace("DOWN", "4s").replace("AWAY", "7s")
 THREE_QUARTERS = """
 name: three-quarters
 display_name: 0.75 GPU
 gpu: {fraction: 0.75}
+"""
+HALF = """
+name: half-gpu
+display_name: 0.50 GPU
+gpu: {fraction: 0.5}
 """
 GPU = {"SIMGPU_DEVICES": "1", "SIMGPU_MEMORY": "96MiB", "SIMGPU_MODEL": "Simulated GPU 96 MiB"}
 BUFFER = gpu_cells.WRITE_BUFFER.format(mebibytes=48, seed=1)
@@ -38,7 +46,7 @@ BUFFER = gpu_cells.WRITE_BUFFER.format(mebibytes=48, seed=1)
 
 @pytest.fixture(scope="module")
 def stack(start_stack: Callable[..., RunningStack]) -> RunningStack:
-    return start_stack({"quarter.yaml": QUARTER, "three-quarters.yaml": THREE_QUARTERS}, GPU)
+    return start_stack({"quarter.yaml": PATIENT, "three-quarters.yaml": THREE_QUARTERS, "half.yaml": HALF}, GPU)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +77,7 @@ async def test_alice_gets_a_quarter_and_writes_a_buffer(stack: RunningStack, ker
 
 
 async def test_while_idle_she_is_told_then_downgraded_then_released(stack: RunningStack) -> None:
+    (stack.folder.templates / "quarter.yaml").write_text(QUICK)
     told = await session_when(stack, "alice", lambda session: session.announcement is not None)
     assert told.announcement is not None
     assert (told.tier, told.announcement.tier) == (Tier.ACTIVE, Tier.DOWNGRADED)
@@ -84,6 +93,7 @@ async def test_while_idle_she_is_told_then_downgraded_then_released(stack: Runni
 
 
 async def test_bob_is_placed_on_the_units_that_she_released(stack: RunningStack, kernels: dict[str, Kernel]) -> None:
+    (stack.folder.templates / "quarter.yaml").write_text(PATIENT)
     await stack.hub.start("bob", "quarter-gpu")
     bob = await session_when(stack, "bob", lambda session: session.confirmed)
     alice = await session_when(stack, "alice", lambda _: True)
@@ -130,7 +140,7 @@ async def test_the_borrower_keeps_working_and_its_data_is_intact(
 
 async def test_a_share_that_does_not_fit_waits_in_line_until_there_is_room(stack: RunningStack) -> None:
     await stack.hub.add_user("dave")
-    await stack.hub.request_start("dave", "three-quarters")
+    await stack.hub.request_start("dave", "half-gpu")
     await asyncio.sleep(1)
     waiting = await stack.hub.server("dave")
     assert waiting is not None
@@ -139,7 +149,10 @@ async def test_a_share_that_does_not_fit_waits_in_line_until_there_is_room(stack
     await stack.hub.stop("carol")
     await stack.hub.until_ready("dave", within=40)
     dave = await session_when(stack, "dave", lambda session: session.confirmed)
-    assert dave.share_units == 75
+    assert (dave.share_units, dave.borrowed_units) == (50, 0)
+    bob = await session_when(stack, "bob", lambda session: session.borrowed_units == 0)
+    assert bob.guaranteed_units == 25, "what he had borrowed is his own now, of what carol left"
+    assert used_units(await stack.agent.report()) == 100
 
 
 async def test_stopping_frees_everything(stack: RunningStack) -> None:
