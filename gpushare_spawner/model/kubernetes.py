@@ -1,0 +1,296 @@
+"""The names and values by which the parts meet in a cluster: annotations, labels, resources, reports' ConfigMaps.
+
+A session's truth is the annotations of its pod. The spawner writes them with the pod, the service patches the tier
+down and the agent patches it up again. Everything here is pure: names, and values to text and back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.tier import Tier
+
+PREFIX = "gpushare-spawner.io/"
+
+SESSION = PREFIX + "session"
+"""Annotation: the session's id (`model.session_id`). Label of the same name: "true" on every pod with a share."""
+TEMPLATE = PREFIX + "template"
+"""Annotation: the compute template's name."""
+SHARE = PREFIX + "share"
+"""Annotation: the units of 1 % that the session is entitled to, on each of its GPUs."""
+GPU = PREFIX + "gpu"
+"""Annotation: UUIDs of the session's GPUs, comma-separated, as NVML writes them."""
+GPU_INDEX = PREFIX + "gpu-index"
+"""Annotation: the same GPUs' indices on the node, in the same order."""
+BORROWED = PREFIX + "borrowed"
+"""Annotation: those of the share's units that idle neighbours have lent."""
+TIER = PREFIX + "tier"
+"""Annotation: active, downgraded or released."""
+TIER_SINCE = PREFIX + "tier-since"
+"""Annotation: seconds since the epoch (UTC)."""
+EFFECTIVE_SHARE = PREFIX + "effective-share"
+"""Annotation: the units that the tier leaves the session, on each of its GPUs."""
+ANNOUNCEMENT = PREFIX + "announcement"
+"""Annotation: JSON of `model.report.Announcement`; absent when no step down has been announced."""
+
+SESSION_LABEL = SESSION
+SESSION_LABEL_VALUE = "true"
+SESSION_SELECTOR = f"{SESSION_LABEL}={SESSION_LABEL_VALUE}"
+"""Label selector: every pod with a share."""
+
+HOSTNAME_LABEL = "kubernetes.io/hostname"
+"""The node label that a session is pinned with. A node selector, as affinity terms of several writers are ORed."""
+
+RESOURCE_PREFIX = PREFIX + "gpu-"
+"""One extended resource per physical GPU: the scheduler then keeps all units of a share on one GPU."""
+
+REPORT_COMPONENT_LABEL = "app.kubernetes.io/component"
+REPORT_COMPONENT = "gpushare-report"
+REPORT_SELECTOR = f"{REPORT_COMPONENT_LABEL}={REPORT_COMPONENT}"
+"""Label selector: the reports' ConfigMaps, in the hub's namespace."""
+REPORT_KEY = "report.json"
+"""The key of a report's ConfigMap that holds `model.report.Report` as JSON."""
+PUBLISHED_AT = PREFIX + "published-at"
+"""Annotation of a report's ConfigMap: seconds since the epoch (UTC)."""
+REPORT_REFRESH_SECONDS = 60.0
+"""An agent publishes at least this often, even if nothing has changed."""
+REPORT_STALE_SECONDS = 120.0
+"""An older report is stale: nothing is placed on its node."""
+
+_MAX_NAME = 253  # an object's name is a DNS subdomain (RFC 1123)
+_DIGEST = 8
+
+_Value = TypeVar("_Value")
+
+
+class AnnotationProblem(ValueError):
+    """A pod's annotations are not those of a session; `problems` has a sentence for each wrong one."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+def resource_name(gpu_index: int) -> str:
+    """The extended resource of the node's GPU of that index."""
+    if gpu_index < 0:
+        raise ValueError(f"a GPU's index is 0 or more, not {gpu_index}")
+    return f"{RESOURCE_PREFIX}{gpu_index}"
+
+
+def gpu_index_of(resource: str) -> int | None:
+    """The inverse of `resource_name`; None for a resource that is not ours."""
+    digits = resource.removeprefix(RESOURCE_PREFIX)
+    if digits == resource or not re.fullmatch(r"0|[1-9]\d*", digits, re.ASCII):
+        return None
+    return int(digits)
+
+
+def resource_limits(share_units: int, gpu_indices: Iterable[int], unit_size: int = 1) -> dict[str, str]:
+    """The limits of a notebook container: so many resource units on each of its GPUs.
+
+    `unit_size` is what one device of the plugin stands for, in share units of 1 %. A share that is no multiple of it
+    is rounded up, since rounded down it would promise what the scheduler has not set aside.
+    """
+    if unit_size < 1:
+        raise ValueError(f"the unit size is 1 share unit or more, not {unit_size}")
+    amount = str(-(-share_units // unit_size))
+    return {resource_name(index): amount for index in gpu_indices}
+
+
+def report_name(node: str) -> str:
+    """The name of a node's report ConfigMap.
+
+    Node names are valid object names already; one that is too long or is not is made so, with a digest that keeps two
+    such nodes apart.
+    """
+    name = f"{REPORT_COMPONENT}-{node}"
+    valid = re.sub(r"[^a-z0-9.-]+", "-", name.lower())
+    # no label of a DNS name may be empty, or start or end with '-'
+    valid = re.sub(r"-*\.[.-]*", ".", valid).strip(".-")
+    if valid == name and len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(node.encode()).hexdigest()[:_DIGEST]
+    return f"{valid[: _MAX_NAME - _DIGEST - 1].rstrip('.-')}-{digest}"
+
+
+@dataclass(frozen=True)
+class PodSession:
+    """What a pod's annotations say about its session."""
+
+    session: str
+    """The session's id, see `model.session_id`."""
+    template: str
+    share_units: int
+    """Units of 1 % on each of its GPUs."""
+    gpus: tuple[str, ...]
+    """UUIDs."""
+    gpu_indices: tuple[int, ...]
+    """The same GPUs' indices on the node, in the same order."""
+    tier_since: float
+    """Seconds since the epoch."""
+    effective_units: int
+    """What the tier leaves it, on each of its GPUs: the whole share when active."""
+    borrowed_units: int = 0
+    tier: Tier = Tier.ACTIVE
+    announcement: Announcement | None = None
+
+    def annotations(self) -> dict[str, str]:
+        """For the pod's metadata. The inverse of `pod_session`."""
+        written = {
+            SESSION: self.session,
+            TEMPLATE: self.template,
+            SHARE: str(self.share_units),
+            GPU: ",".join(self.gpus),
+            GPU_INDEX: ",".join(map(str, self.gpu_indices)),
+            BORROWED: str(self.borrowed_units),
+            **_written_tier(self.tier, self.tier_since, self.effective_units),
+        }
+        if self.announcement is not None:
+            written[ANNOUNCEMENT] = self.announcement.model_dump_json()
+        return written
+
+
+def labels() -> dict[str, str]:
+    """What every pod with a share is labelled with."""
+    return {SESSION_LABEL: SESSION_LABEL_VALUE}
+
+
+def is_session(pod_labels: Mapping[str, str] | None) -> bool:
+    """Whether the labels are those of a pod with a share."""
+    return (pod_labels or {}).get(SESSION_LABEL) == SESSION_LABEL_VALUE
+
+
+def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
+    """A session from its pod's annotations.
+
+    Raises AnnotationProblem, which names every annotation that is missing or wrong and what would be right.
+    """
+    given = annotations or {}
+    problems: list[str] = []
+
+    def read(name: str, parse: Callable[[str], _Value], instead: _Value, default: _Value | None = None) -> _Value:
+        text = given.get(name)
+        if text is None:
+            if default is not None:
+                return default
+            problems.append(f"the annotation {name} is missing")
+            return instead
+        try:
+            return parse(text)
+        except ValueError as error:
+            problems.append(f"the annotation {name} is {text!r}: {error}")
+            return instead
+
+    session = read(SESSION, _some_text, "")
+    template = read(TEMPLATE, _some_text, "")
+    share = read(SHARE, _units_from(1), 0)
+    no_gpus: tuple[str, ...] = ()
+    no_indices: tuple[int, ...] = ()
+    gpus = read(GPU, _uuids, no_gpus)
+    indices = read(GPU_INDEX, _indices, no_indices)
+    borrowed = read(BORROWED, _units_from(0), 0, default=0)
+    tier = read(TIER, _tier, Tier.ACTIVE, default=Tier.ACTIVE)
+    since = read(TIER_SINCE, _instant, 0.0)
+    effective = read(EFFECTIVE_SHARE, _units_from(0), 0, default=share)
+    announcement = read(ANNOUNCEMENT, _announcement, None) if ANNOUNCEMENT in given else None
+    if not problems:
+        if len(gpus) != len(indices):
+            problems.append(f"{GPU} names {len(gpus)} GPUs and {GPU_INDEX} {len(indices)}: both list the same GPUs")
+        for name, units in ((BORROWED, borrowed), (EFFECTIVE_SHARE, effective)):
+            if units > share:
+                problems.append(f"the annotation {name} is {units}, which is more than the share of {share}")
+    if problems:
+        raise AnnotationProblem(problems)
+    return PodSession(
+        session=session,
+        template=template,
+        share_units=share,
+        gpus=gpus,
+        gpu_indices=indices,
+        tier_since=since,
+        borrowed_units=borrowed,
+        tier=tier,
+        effective_units=effective,
+        announcement=announcement,
+    )
+
+
+def tier_patch(tier: Tier, since: float, effective_units: int) -> dict[str, str | None]:
+    """The annotations of a merge patch that moves a session to a tier; what was announced is thereby done."""
+    return {**_written_tier(tier, since, effective_units), ANNOUNCEMENT: None}
+
+
+def announcement_patch(announcement: Announcement | None) -> dict[str, str | None]:
+    """The annotations of a merge patch that announces a step down, or (None) takes the announcement back."""
+    return {ANNOUNCEMENT: None if announcement is None else announcement.model_dump_json()}
+
+
+def borrowed_patch(borrowed_units: int) -> dict[str, str | None]:
+    """The annotations of a merge patch that says how much of the share is borrowed now."""
+    return {BORROWED: str(borrowed_units)}
+
+
+def _written_tier(tier: Tier, since: float, effective_units: int) -> dict[str, str]:
+    if tier is Tier.STOPPED:
+        raise ValueError("a pod has no tier 'stopped': a stopped session's pod is gone")
+    return {TIER: str(tier), TIER_SINCE: f"{since:.3f}", EFFECTIVE_SHARE: str(effective_units)}
+
+
+def _some_text(text: str) -> str:
+    if not text:
+        raise ValueError("it must not be empty")
+    return text
+
+
+def _units_from(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d+", text, re.ASCII) or not least <= int(text) <= UNITS_PER_GPU:
+            raise ValueError(f"write units of 1 %, a whole number from {least} to {UNITS_PER_GPU}")
+        return int(text)
+
+    return parse
+
+
+def _uuids(text: str) -> tuple[str, ...]:
+    uuids = tuple(part.strip() for part in text.split(","))
+    if not all(uuids) or len(set(uuids)) != len(uuids):
+        raise ValueError("list different UUIDs, with a comma between two")
+    return uuids
+
+
+def _indices(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\d+", part, re.ASCII) for part in parts) or len(set(map(int, parts))) != len(parts):
+        raise ValueError("list different indices from 0, with a comma between two")
+    return tuple(map(int, parts))
+
+
+def _tier(text: str) -> Tier:
+    tiers = [tier for tier in Tier if tier is not Tier.STOPPED]
+    if text not in tiers:
+        raise ValueError(f"write one of {', '.join(tiers)}")
+    return Tier(text)
+
+
+def _instant(text: str) -> float:
+    if not re.fullmatch(r"\d{1,15}(\.\d*)?", text, re.ASCII):
+        raise ValueError("write seconds since the epoch, like 1767225600")
+    return float(text)
+
+
+def _announcement(text: str) -> Announcement:
+    try:
+        return Announcement.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"write the JSON of an announcement ({where}: {first['msg']})") from None

@@ -1,0 +1,151 @@
+"""A session's annotations say the same after a journey through a pod, and wrong ones are explained."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession, pod_session
+from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.tier import Tier
+
+SESSION = PodSession(
+    session="ann@example.org+lab",
+    template="quarter-gpu",
+    share_units=25,
+    gpus=("GPU-1",),
+    gpu_indices=(3,),
+    tier_since=1767225600.125,
+    effective_units=10,
+    borrowed_units=5,
+    tier=Tier.DOWNGRADED,
+    announcement=Announcement(tier=Tier.RELEASED, at=1767225900.0, reason="idle {45} min", effective_units=0),
+)
+
+uuids = some.from_regex(r"GPU-[0-9a-f-]{1,36}", fullmatch=True)
+
+
+@some.composite
+def sessions(draw) -> PodSession:
+    gpus = draw(some.lists(uuids, min_size=1, max_size=8, unique=True))
+    share = draw(some.integers(1, 100))
+    return PodSession(
+        session=draw(some.text(min_size=1)),
+        template=draw(some.text(min_size=1)),
+        share_units=share,
+        gpus=tuple(gpus),
+        gpu_indices=tuple(draw(some.permutations(range(len(gpus))))),
+        tier_since=draw(some.integers(0, 10**13)) / 1000,
+        effective_units=draw(some.integers(0, share)),
+        borrowed_units=draw(some.integers(0, share)),
+        tier=draw(some.sampled_from([Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED])),
+        announcement=draw(some.none() | some.builds(Announcement, reason=some.text(), at=some.floats(0, 1e12))),
+    )
+
+
+@given(sessions())
+def test_annotations_and_back(session: PodSession) -> None:
+    written = session.annotations()
+    assert all(isinstance(value, str) for value in written.values())
+    assert pod_session(written) == session
+
+
+def test_what_the_annotations_look_like() -> None:
+    written = SESSION.annotations()
+    announcement = written.pop("gpushare-spawner.io/announcement")
+    assert Announcement.model_validate_json(announcement) == SESSION.announcement
+    assert written == {
+        "gpushare-spawner.io/session": "ann@example.org+lab",
+        "gpushare-spawner.io/template": "quarter-gpu",
+        "gpushare-spawner.io/share": "25",
+        "gpushare-spawner.io/gpu": "GPU-1",
+        "gpushare-spawner.io/gpu-index": "3",
+        "gpushare-spawner.io/borrowed": "5",
+        "gpushare-spawner.io/tier": "downgraded",
+        "gpushare-spawner.io/tier-since": "1767225600.125",
+        "gpushare-spawner.io/effective-share": "10",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "explained"),
+    [
+        ("share", "0", "from 1 to 100"),
+        ("share", "25%", "from 1 to 100"),
+        ("share", "٢", "from 1 to 100"),
+        ("share", None, "missing"),
+        ("gpu", "", "UUIDs"),
+        ("gpu", "GPU-1,GPU-1", "different"),
+        ("gpu", "GPU-1,GPU-2", "both list the same GPUs"),
+        ("gpu-index", "zero", "indices"),
+        ("tier", "stopped", "active, downgraded, released"),
+        ("tier-since", "yesterday", "seconds since the epoch"),
+        ("tier-since", "nan", "seconds since the epoch"),
+        ("effective-share", "26", "more than the share of 25"),
+        ("borrowed", "-1", "from 0 to 100"),
+        ("announcement", '{"tier": "gone", "at": 0, "reason": ""}', "tier"),
+        ("announcement", "soon", "JSON"),
+        ("session", "", "empty"),
+    ],
+)
+def test_a_wrong_annotation_is_named_and_explained(name: str, value: str | None, explained: str) -> None:
+    written = SESSION.annotations()
+    if value is None:
+        del written[kubernetes.PREFIX + name]
+    else:
+        written[kubernetes.PREFIX + name] = value
+    with pytest.raises(AnnotationProblem, match=re.escape(explained)) as caught:
+        pod_session(written)
+    assert kubernetes.PREFIX + name in str(caught.value)
+
+
+def test_every_problem_is_said_at_once() -> None:
+    with pytest.raises(AnnotationProblem) as caught:
+        pod_session({})
+    assert len(caught.value.problems) == 6
+
+
+def test_patches() -> None:
+    written = SESSION.annotations()
+    back_up = {**written, **kubernetes.tier_patch(Tier.ACTIVE, 1767230000, 25)}
+    session = pod_session({name: value for name, value in back_up.items() if value is not None})
+    assert (session.tier, session.effective_units, session.announcement) == (Tier.ACTIVE, 25, None)
+    assert kubernetes.announcement_patch(None) == {kubernetes.ANNOUNCEMENT: None}
+    with pytest.raises(ValueError, match="stopped"):
+        kubernetes.tier_patch(Tier.STOPPED, 0, 0)
+
+
+def test_limits_are_rounded_up_to_whole_devices() -> None:
+    assert kubernetes.resource_limits(25, [3]) == {"gpushare-spawner.io/gpu-3": "25"}
+    assert kubernetes.resource_limits(25, [0], unit_size=10) == {"gpushare-spawner.io/gpu-0": "3"}
+    assert kubernetes.resource_limits(100, [0, 1], unit_size=5) == {
+        "gpushare-spawner.io/gpu-0": "20",
+        "gpushare-spawner.io/gpu-1": "20",
+    }
+
+
+@given(some.integers(0, 999))
+def test_resource_and_index(index: int) -> None:
+    assert kubernetes.gpu_index_of(kubernetes.resource_name(index)) == index
+
+
+@pytest.mark.parametrize("other", ["nvidia.com/gpu", "gpushare-spawner.io/gpu-", "gpushare-spawner.io/gpu-01", "cpu"])
+def test_other_resources_are_not_ours(other: str) -> None:
+    assert kubernetes.gpu_index_of(other) is None
+
+
+def test_report_names() -> None:
+    assert kubernetes.report_name("node-1.example.org") == "gpushare-report-node-1.example.org"
+    long = "n" * 250
+    assert kubernetes.report_name(long) != kubernetes.report_name(long + "m")
+
+
+@given(some.text(min_size=1, max_size=300))
+def test_report_names_are_valid(node: str) -> None:
+    name = kubernetes.report_name(node)
+    assert len(name) <= 253
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", name)
