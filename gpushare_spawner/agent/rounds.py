@@ -29,7 +29,7 @@ class RoundSettings:
 
     look_every: float = 1.0
     """Seconds between looks at unconfirmed sessions, processes and records."""
-    poll_every: float = 5.0
+    poll_every: float = 2.0
     """Seconds between questions to NVML."""
     save_every: float = 10.0
     """Seconds at least between two writes of a record for no more than newer activity."""
