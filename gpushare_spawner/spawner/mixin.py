@@ -346,7 +346,7 @@ class GPUShareMixin(Spawner):
         except StartRefused as error:
             self._let_go()
             self.log.warning("Not starting %s: %s", self._log_name, error.jupyterhub_message)
-            forget_failure(self.user.settings)
+            self._forget_failure()
             raise
         except BaseException:
             self._let_go()
@@ -354,6 +354,10 @@ class GPUShareMixin(Spawner):
         finally:
             self._placing = None
             self._story.end()
+
+    def _forget_failure(self) -> None:
+        if self.handler is not None:
+            forget_failure(self.handler.settings)
 
     async def _choose(self) -> Choice:
         offered = await self.offered()
@@ -428,6 +432,10 @@ class GPUShareMixin(Spawner):
             if self._session is not None:
                 await self._confirm(self._session)
             return address
+        except StartRefused:
+            self._let_go()
+            self._forget_failure()
+            raise
         except BaseException:
             self._let_go()
             raise
