@@ -38,6 +38,15 @@ FRAMES_PER_SECOND = 4000
 """What a session may send for long; a burst of work begins and ends some hundred times a second at most."""
 FRAMES_IN_STORE = 2000
 """What it may send at once after a pause."""
+COST_OF_CONNECTION = 40
+"""In frames."""
+COSTS = {Kind.QUERY: 50}
+"""In frames, where it is not one: the answer looks at all sessions on the GPU."""
+PAUSE = 0.02
+"""Seconds until a session that sent too much is read again."""
+COMPLAINTS_PER_SECOND = 0.2
+COMPLAINTS_IN_STORE = 20
+"""Lines in the log about one session's peers."""
 HELLO_WITHIN = 10.0
 """Seconds; a connection that says nothing is closed."""
 
@@ -52,7 +61,7 @@ class Listener(Protocol):
         """A frame came. May raise Refused."""
 
     def ended(self, connection: Connection) -> None:
-        """The connection is gone; told once, and only of one that `received` knows."""
+        """The connection is gone; told once."""
 
 
 class Refused(Exception):
@@ -72,24 +81,19 @@ class Peer:
     uid: int
 
 
-class FrameBudget:
-    """How many frames a session may still send: `rate` a second, at most `store` saved up."""
+class Budget:
+    """How much a session may do: `rate` a second, at most `store` saved up."""
 
-    def __init__(
-        self, clock: Callable[[], float], rate: float = FRAMES_PER_SECOND, store: float = FRAMES_IN_STORE
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], rate: float, store: float) -> None:
         self._clock, self._rate, self._store = clock, rate, store
         self._left, self._at = store, clock()
 
-    def take(self) -> bool:
-        """Take one; False if there is none left."""
+    def spend(self, cost: float = 1) -> bool:
+        """Take so much, even where there is less; False if nothing is left then."""
         now = self._clock()
-        self._left = min(self._store, self._left + (now - self._at) * self._rate)
+        self._left = min(self._store, self._left + (now - self._at) * self._rate) - cost
         self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
+        return self._left > 0
 
 
 class Connection:
@@ -104,7 +108,6 @@ class Connection:
         self._serial = 0
         self._unsent: deque[bytes] = deque()
         self._open = True
-        self._greeted = False
         self._pidfd = _watch_process(peer.pid)
         self._loop.add_reader(self._socket, self._readable)
         if self._pidfd is not None:
@@ -118,7 +121,6 @@ class Connection:
 
     def greeted(self) -> None:
         """It said HELLO in time."""
-        self._greeted = True
         self._patience.cancel()
 
     def send(self, kind: Kind, *fields: int, gpu: bytes = NO_GPU, flags: int = 0) -> None:
@@ -166,11 +168,6 @@ class Connection:
 
     def _readable(self) -> None:
         for _ in range(FRAMES_AT_ONCE):
-            if not self._open:
-                return
-            if not self._owner.budget.take():
-                self._pause()
-                return
             try:
                 # one byte more than a frame: a longer packet shows
                 data = self._socket.recv(FRAME_BYTES + 1)
@@ -181,21 +178,34 @@ class Connection:
             if not data:
                 self.end()
                 return
-            try:
-                self._owner.listener.received(self, Frame.unpack(data))
-            except FrameError as error:
-                log.info("%s ends: %s", self, error)
-                self.end(WRONG_VERSION if _is_other_version(data) else MALFORMED)
-            except Refused as refusal:
-                log.info("%s ends: %s", self, refusal)
-                self.end(refusal.code)
-            except Exception:
-                log.exception("%s ends: a frame could not be dealt with: %s", self, data.hex())
-                self.end(MALFORMED)
+            affordable = self._deal_with(data)
+            if not self._open:
+                return
+            if not affordable:
+                self._pause()
+                return
+
+    def _deal_with(self, data: bytes) -> bool:
+        """One packet. False if the session has sent more than it may."""
+        try:
+            frame = Frame.unpack(data)
+            affordable = self._owner.budget.spend(COSTS.get(frame.kind, 1))
+            self._owner.listener.received(self, frame)
+            return affordable
+        except FrameError as error:
+            self._owner.complain("%s ends: %s", self, error)
+            self.end(WRONG_VERSION if _is_other_version(data) else MALFORMED)
+        except Refused as refusal:
+            self._owner.complain("%s ends: %s", self, refusal)
+            self.end(refusal.code)
+        except Exception:
+            self._owner.complain("%s ends: a frame could not be dealt with: %s", self, data.hex(), trace=True)
+            self.end(MALFORMED)
+        return False
 
     def _pause(self) -> None:
         self._loop.remove_reader(self._socket)
-        self._resume = self._loop.call_later(0.02, self._go_on)
+        self._resume = self._loop.call_later(PAUSE, self._go_on)
 
     def _go_on(self) -> None:
         self._resume = None
@@ -216,14 +226,14 @@ class Connection:
 
     def _end_soon(self, reason: str) -> None:
         # not at once: whoever sends is in the middle of something that knows this connection
-        log.info("%s ends: %s", self, reason)
+        self._owner.complain("%s ends: %s", self, reason)
         self._loop.call_soon(self.end)
 
     def _process_gone(self) -> None:
         self.end()
 
     def _too_quiet(self) -> None:
-        log.info("%s ends: no HELLO within %g s", self, HELLO_WITHIN)
+        self._owner.complain("%s ends: no HELLO within %g s", self, HELLO_WITHIN)
         self.end(MALFORMED)
 
 
@@ -235,7 +245,8 @@ class SessionSocket:
         self._folder = folder
         self.listener = listener
         self.loop = asyncio.get_running_loop()
-        self.budget = FrameBudget(self.loop.time)
+        self.budget = Budget(self.loop.time, FRAMES_PER_SECOND, FRAMES_IN_STORE)
+        self._complaints = Budget(self.loop.time, COMPLAINTS_PER_SECOND, COMPLAINTS_IN_STORE)
         self._uids = {uid, os.geteuid(), 0}
         self._connections: set[Connection] = set()
         self._socket = folder.listen(uid)
@@ -257,6 +268,11 @@ class SessionSocket:
         """Take its folder away."""
         self._folder.remove()
 
+    def complain(self, message: str, *arguments: object, trace: bool = False) -> None:
+        """Say in the log what a peer did, but not as often as it does it."""
+        if self._complaints.spend():
+            log.log(logging.ERROR if trace else logging.INFO, message, *arguments, exc_info=trace)
+
     def forget(self, connection: Connection) -> None:
         """The connection ended."""
         self._connections.discard(connection)
@@ -269,29 +285,32 @@ class SessionSocket:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    log.error("no connection can be accepted for a while: %s", error.strerror)
-                    self.loop.remove_reader(self._socket)
-                    self.loop.call_later(1.0, self._listen_again)
-                    return
-                raise
-            accepted.setblocking(False)
-            pid, uid, _gid = _CREDENTIALS.unpack(
-                accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
-            if uid not in self._uids:
-                log.warning("process %d of uid %d may not use the socket %s", pid, uid, self._folder.socket_path)
-                _turn_away(accepted)
-            elif len(self._connections) >= MAX_CONNECTIONS:
-                log.warning(
-                    "the socket %s has %d connections already: process %d is turned away",
-                    self.path,
-                    MAX_CONNECTIONS,
-                    pid,
-                )
-                _turn_away(accepted)
-            else:
-                self._connections.add(Connection(self, accepted, Peer(pid, uid)))
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    raise
+                self.complain("no connection can be accepted for a while: %s", error.strerror)
+                self._pause(1.0)
+                return
+            self._welcome(accepted)
+            if not self.budget.spend(COST_OF_CONNECTION):
+                self._pause(PAUSE)
+                return
+
+    def _welcome(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _gid = _CREDENTIALS.unpack(credentials)
+        if uid not in self._uids:
+            self.complain("process %d of uid %d may not use the socket %s", pid, uid, self.path)
+            _turn_away(accepted)
+        elif len(self._connections) >= MAX_CONNECTIONS:
+            self.complain("%s has %d connections: process %d is turned away", self.path, MAX_CONNECTIONS, pid)
+            _turn_away(accepted)
+        else:
+            self._connections.add(Connection(self, accepted, Peer(pid, uid)))
+
+    def _pause(self, seconds: float) -> None:
+        self.loop.remove_reader(self._socket)
+        self.loop.call_later(seconds, self._listen_again)
 
     def _listen_again(self) -> None:
         if self._socket.fileno() >= 0:
