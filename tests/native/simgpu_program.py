@@ -13,7 +13,23 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver as cu
 
-__all__ = ["Machine", "Stats", "check", "code", "ctypes", "cu", "host", "listen", "np", "os", "place", "say", "stats", "sys", "time"]
+__all__ = [
+    "Machine",
+    "Stats",
+    "check",
+    "code",
+    "ctypes",
+    "cu",
+    "host",
+    "listen",
+    "np",
+    "os",
+    "place",
+    "say",
+    "stats",
+    "sys",
+    "time",
+]
 
 PTX = Path(__file__).parent.parent.parent / "gpushare_spawner" / "native" / "simgpu" / "kernels.ptx"
 ARGUMENTS = {
@@ -91,7 +107,9 @@ class Machine:
         self.kernels = {name: check(cu.cuModuleGetFunction(self.module, name.encode())) for name in ARGUMENTS}
 
     def launch(self, name: str, *arguments: Any, stream: Any = 0, grid: int = 32, block: int = 256) -> None:
-        values = tuple(int(a) if kind is not ctypes.c_float else a for a, kind in zip(arguments, ARGUMENTS[name], strict=True))
+        values = tuple(
+            int(a) if kind is not ctypes.c_float else a for a, kind in zip(arguments, ARGUMENTS[name], strict=True)
+        )
         check(cu.cuLaunchKernel(self.kernels[name], grid, 1, 1, block, 1, 1, 0, stream, (values, ARGUMENTS[name]), 0))
 
     def managed(self, size: int) -> Any:

@@ -60,7 +60,9 @@ def test_a_foreign_state_file_is_refused(simulated, tmp_path) -> None:
     ("visible", "order"), [("1,0", [1, 0]), ("1", [1]), ("0,9,1", [0]), ("{1}", [1]), ("{1},{0}", [1, 0])]
 )
 def test_visible_devices(said, visible: str, order: list[int]) -> None:
-    uuids = said("check(cu.cuInit(0)); say([check(cu.cuDeviceGetUuid(n)).bytes.hex() for n in range(2)])", SIMGPU_DEVICES="2")
+    uuids = said(
+        "check(cu.cuInit(0)); say([check(cu.cuDeviceGetUuid(n)).bytes.hex() for n in range(2)])", SIMGPU_DEVICES="2"
+    )
     texts = [f"GPU-{u[:8]}-{u[8:12]}-{u[12:16]}-{u[16:20]}-{u[20:]}" for u in uuids]
     heard = said(
         "check(cu.cuInit(0)); say([check(cu.cuDeviceGetUuid(n)).bytes.hex() for n in range(check(cu.cuDeviceGetCount()))])",
