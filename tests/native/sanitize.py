@@ -1,11 +1,11 @@
 """The C code under sanitizers: ``python -m tests.native.sanitize [--seconds 5] [address] [thread]``.
 
-Builds libgpushare.so and the simulated driver with gcc (or clang), once with AddressSanitizer and UBSan and once with ThreadSanitizer,
-and runs preload_stress.c on them against an agent that grants and revokes at random. Exit status 0: no finding. Where no compiler
-with sanitizers is there, says so in one sentence and exits with 0.
+Builds libgpushare.so and the simulated driver with gcc (or clang), once with AddressSanitizer and UBSan and once
+with ThreadSanitizer, and runs preload_stress.c on them against an agent that grants and revokes at random. Exit
+status 0: no finding. Where no compiler with sanitizers is there, says so in one sentence and exits with 0.
 
-ThreadSanitizer knows C11 atomics but not membarrier(2); the library is built so that launches use a fence instead, which is the path
-of kernels without membarrier.
+ThreadSanitizer knows C11 atomics but not membarrier(2); the library is built so that launches use a fence instead,
+which is the path of kernels without membarrier.
 """
 
 from __future__ import annotations
@@ -87,7 +87,17 @@ def compiler(flags: list[str], folder: Path) -> str | None:
 
 def libraries(cc: str, flags: list[str], folder: Path) -> None:
     """Build libgpushare.so, libcuda.so.1 and the stress program into the folder. Raises CalledProcessError."""
-    common = [cc, "-std=gnu11", "-O1", "-g", "-fPIC", "-pthread", "-fno-omit-frame-pointer", "-fvisibility=hidden", *flags]
+    common = [
+        cc,
+        "-std=gnu11",
+        "-O1",
+        "-g",
+        "-fPIC",
+        "-pthread",
+        "-fno-omit-frame-pointer",
+        "-fvisibility=hidden",
+        *flags,
+    ]
     shared = [*common, "-shared"]
     preload = [p for p in sorted((NATIVE / "preload").glob("*.c")) if p.name != "dlsym.c"]
     driver = [*sorted((NATIVE / "simgpu/cuda").glob("*.c")), *sorted((NATIVE / "simgpu/common").glob("*.c"))]

@@ -1,4 +1,6 @@
-"""The gate and the lease: launches wait for GRANT, a revoked program gives way and loses nothing, an agent may do what it likes."""
+"""The gate and the lease: launches wait for GRANT, a revoked program gives way and loses nothing, an agent may do
+what it likes.
+"""
 
 from __future__ import annotations
 
