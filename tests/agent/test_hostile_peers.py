@@ -17,8 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.agent import session_socket
-from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED, Budget
+from gpushare_spawner.agent import connection, session_socket
+from gpushare_spawner.agent.budget import Budget
+from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
@@ -110,7 +111,7 @@ def test_well_formed_nonsense_for_the_arbiter(
 
 
 async def test_a_peer_that_says_nothing_is_closed(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_socket, "HELLO_WITHIN", 0.05)
+    monkeypatch.setattr(connection, "HELLO_WITHIN", 0.05)
     peer = await agent.peer(agent.open(), None)
     assert await peer.ended() == MALFORMED
 
@@ -267,7 +268,7 @@ try:
     try:
         print(s.recv(4096).hex())
     except ConnectionResetError:
-        print("")
+        print(s.recv(4096).hex())  # it did not read what we said, but answered
 except PermissionError:
     print("denied")
 """
