@@ -1,4 +1,4 @@
-"""What the programs of the simulator's tests begin with: NVIDIA's own bindings, and a few lines to launch kernels with them."""
+"""What the programs of the simulator's tests begin with: NVIDIA's own bindings, and a few lines around them."""
 
 from __future__ import annotations
 

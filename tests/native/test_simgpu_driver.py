@@ -9,13 +9,13 @@ def test_the_machine_is_as_its_settings_say(said) -> None:
     heard = said(
         """
         check(cu.cuInit(0))
-        device = check(cu.cuDeviceGet(1))
+        device, attribute = check(cu.cuDeviceGet(1)), cu.CUdevice_attribute
         uuids = [check(cu.cuDeviceGetUuid(n)).bytes.hex() for n in range(2)]
         say({
             "version": check(cu.cuDriverGetVersion()), "count": check(cu.cuDeviceGetCount()), "uuids": uuids,
             "name": check(cu.cuDeviceGetName(64, device)).rstrip(b"\\0 ").decode(),
             "memory": check(cu.cuDeviceTotalMem(device)),
-            "managed": check(cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 0)),
+            "managed": check(cu.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 0)),
             "pci": check(cu.cuDeviceGetPCIBusId(32, device)).rstrip(b"\\0 ").decode(),
             "beyond": code(cu.cuDeviceGet(2)),
         })
@@ -60,14 +60,13 @@ def test_a_foreign_state_file_is_refused(simulated, tmp_path) -> None:
     ("visible", "order"), [("1,0", [1, 0]), ("1", [1]), ("0,9,1", [0]), ("{1}", [1]), ("{1},{0}", [1, 0])]
 )
 def test_visible_devices(said, visible: str, order: list[int]) -> None:
-    uuids = said(
-        "check(cu.cuInit(0)); say([check(cu.cuDeviceGetUuid(n)).bytes.hex() for n in range(2)])", SIMGPU_DEVICES="2"
-    )
+    program = """
+    check(cu.cuInit(0))
+    say([check(cu.cuDeviceGetUuid(n)).bytes.hex() for n in range(check(cu.cuDeviceGetCount()))])
+    """
+    uuids = said(program, SIMGPU_DEVICES="2")
     texts = [f"GPU-{u[:8]}-{u[8:12]}-{u[12:16]}-{u[16:20]}-{u[20:]}" for u in uuids]
-    heard = said(
-        "check(cu.cuInit(0)); say([check(cu.cuDeviceGetUuid(n)).bytes.hex() for n in range(check(cu.cuDeviceGetCount()))])",
-        CUDA_VISIBLE_DEVICES=visible.format(*texts),
-    )
+    heard = said(program, CUDA_VISIBLE_DEVICES=visible.format(*texts))
     assert heard == [uuids[n] for n in order]
 
 
@@ -87,8 +86,8 @@ def test_nothing_works_before_init_nor_in_a_fork(said) -> None:
         into, out = os.pipe()
         child = os.fork()
         if child == 0:
-            codes = [code(cu.cuInit(0)), code(cu.cuMemAlloc(4096)), code(cu.cuCtxSynchronize()), code(cu.cuDeviceGetCount())]
-            os.write(out, " ".join(codes).encode())
+            codes = [cu.cuInit(0), cu.cuMemAlloc(4096), cu.cuCtxSynchronize(), cu.cuDeviceGetCount()]
+            os.write(out, " ".join(map(code, codes)).encode())
             os._exit(0)
         os.waitpid(child, 0)
         say([before, os.read(into, 1000).decode().split(), int(machine.read(address, 1)[0])])
@@ -215,7 +214,8 @@ def test_bad_launches_are_refused(said) -> None:
         machine = Machine()
         def attempt(*shape):
             return code(cu.cuLaunchKernel(machine.kernels["spin"], *shape, 0, 0, ((1,), (ctypes.c_uint64,)), 0))
-        say([attempt(0, 1, 1, 1, 1, 1), attempt(1, 1, 1, 2000, 1, 1), attempt(1, 70000, 1, 1, 1, 1), attempt(1, 1, 1, 1, 1, 1)])
+        shapes = [(0, 1, 1, 1, 1, 1), (1, 1, 1, 2000, 1, 1), (1, 70000, 1, 1, 1, 1), (1, 1, 1, 1, 1, 1)]
+        say([attempt(*shape) for shape in shapes])
         """
     )
     assert heard == ["CUDA_ERROR_INVALID_VALUE"] * 3 + ["CUDA_SUCCESS"]
@@ -233,12 +233,12 @@ def test_streams_keep_order_and_events_tell_time(said) -> None:
         machine.launch("spin", 30_000_000, stream=stream)
         machine.launch("fill_u32", address, n, 5, stream=stream)
         check(cu.cuEventRecord(middle, stream))
-        busy = [code(cu.cuStreamQuery(stream)), code(cu.cuEventQuery(middle)), code(cu.cuEventElapsedTime(start, middle))]
+        busy = [cu.cuStreamQuery(stream), cu.cuEventQuery(middle), cu.cuEventElapsedTime(start, middle)]
         check(cu.cuStreamWaitEvent(other, middle, 0))
         machine.launch("add_u32", address, n, 2, stream=other)
         check(cu.cuEventRecord(end, other))
         check(cu.cuEventSynchronize(end))
-        say([busy, code(cu.cuStreamQuery(stream)), int(machine.read(address, n).sum()) == 7 * n,
+        say([[code(one) for one in busy], code(cu.cuStreamQuery(stream)), int(machine.read(address, n).sum()) == 7 * n,
              check(cu.cuEventElapsedTime(start, middle)), check(cu.cuEventElapsedTime(middle, end))])
         """
     )
@@ -323,8 +323,8 @@ def test_get_proc_address_in_both_versions(said) -> None:
             out = ctypes.c_void_p()
             return library.cuGetProcAddress(name, ctypes.byref(out), version, ctypes.c_uint64(flags)), out.value
         def second(name, version, flags=0):
-            out, status = ctypes.c_void_p(), ctypes.c_int(-1)
-            error = library.cuGetProcAddress_v2(name, ctypes.byref(out), version, ctypes.c_uint64(flags), ctypes.byref(status))
+            out, status, flags = ctypes.c_void_p(), ctypes.c_int(-1), ctypes.c_uint64(flags)
+            error = library.cuGetProcAddress_v2(name, ctypes.byref(out), version, flags, ctypes.byref(status))
             return error, out.value, status.value
         def symbol(name):
             return ctypes.cast(getattr(library, name), ctypes.c_void_p).value

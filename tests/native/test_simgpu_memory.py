@@ -35,7 +35,8 @@ def test_small_allocations_share_a_page(said) -> None:
         ranges = [int(v) for v in check(cu.cuMemGetAddressRange(addresses[5] + 3))]
         for address in addresses[::2] + addresses[1::2]:
             check(cu.cuMemFree(address))
-        say([right, len(set(addresses)), all(a % 256 == 0 for a in addresses), used[1] - used[0], ranges == [addresses[5], 1000],
+        say([right, len(set(addresses)), all(a % 256 == 0 for a in addresses), used[1] - used[0],
+             ranges == [addresses[5], 1000],
              check(cu.cuMemGetInfo())])
         """
     )
@@ -117,7 +118,8 @@ def test_sets_of_every_width(said) -> None:
         expected[64:72] = np.frombuffer(b"\\xef\\xbe\\xad\\xde" * 2, dtype=np.uint8)
         for row in range(4):
             expected[1024 + 256 * row:1024 + 256 * row + 3] = 1
-        say([bool((data == expected).all()), code(cu.cuMemsetD32(int(address) + 2, 0, 1)), code(cu.cuMemsetD8(address, 0, 1 << 30))])
+        say([bool((data == expected).all()), code(cu.cuMemsetD32(int(address) + 2, 0, 1)),
+             code(cu.cuMemsetD8(address, 0, 1 << 30))])
         """
     )
     assert heard == [True, "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_VALUE"]
@@ -203,8 +205,9 @@ def test_stream_ordered_memory_and_pools(said) -> None:
         properties.location = place("device", 0)
         own = check(cu.cuMemPoolCreate(properties))
         third = check(cu.cuMemAllocFromPoolAsync(4096, own, stream))
-        check(cu.cuMemPoolSetAttribute(own, cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, cu.cuuint64_t(77)))
-        threshold = int(check(cu.cuMemPoolGetAttribute(own, cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)))
+        keep = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        check(cu.cuMemPoolSetAttribute(own, keep, cu.cuuint64_t(77)))
+        threshold = int(check(cu.cuMemPoolGetAttribute(own, keep)))
         check(cu.cuMemPoolTrimTo(own, 0))
         check(cu.cuMemFree(third))
         check(cu.cuMemPoolDestroy(own))
@@ -245,7 +248,8 @@ def test_virtual_memory_management(said) -> None:
         check(cu.cuMemUnmap(at, 2 * step))
         check(cu.cuMemAddressFree(alias, step))
         check(cu.cuMemAddressFree(at, 4 * step))
-        say([both, used[1] - used[0] == 2 * step, check(cu.cuMemGetInfo())[0] == used[1], code(cu.cuMemCreate(8 << 30, properties, 0))])
+        say([both, used[1] - used[0] == 2 * step, check(cu.cuMemGetInfo())[0] == used[1],
+             code(cu.cuMemCreate(8 << 30, properties, 0))])
         """
     )
     assert heard == [[5, 6], True, True, "CUDA_ERROR_OUT_OF_MEMORY"]

@@ -37,8 +37,8 @@ nvml.nvmlShutdown()
         SIMGPU_MODEL="Test GPU",
     )
     assert heard == {
-        "count": 2, "cuda": 13000, "driver": "580.65.06", "name": "Test GPU", "same_uuid": True, "by_uuid": 1, "by_bus": 1,
-        "by_serial": 1, "minor": 1, "capability": [7, 0], "power": 40000, "celsius": 34,
+        "count": 2, "cuda": 13000, "driver": "580.65.06", "name": "Test GPU", "same_uuid": True, "by_uuid": 1,
+        "by_bus": 1, "by_serial": 1, "minor": 1, "capability": [7, 0], "power": 40000, "celsius": 34,
     }  # fmt: skip
 
 
@@ -86,7 +86,8 @@ def test_processes_and_their_memory(simulated, said) -> None:
         + """
 found = nvml.nvmlDeviceGetComputeRunningProcesses(device)
 memory, newer = nvml.nvmlDeviceGetMemoryInfo(device), nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2)
-say([[[p.pid, p.usedGpuMemory] for p in found], [memory.total, memory.free, memory.used], [newer.total, newer.free, newer.used]])
+say([[[p.pid, p.usedGpuMemory] for p in found], [memory.total, memory.free, memory.used],
+     [newer.total, newer.free, newer.used]])
 """
     )
     processes, memory, newer = said(look)
@@ -128,7 +129,8 @@ def test_statistics_are_in_both_libraries(said) -> None:
         result = nvml.simgpu_stats(0, ctypes.byref(found), ctypes.sizeof(found))
         short = Stats()
         nvml.simgpu_stats(0, ctypes.byref(short), 8)
-        say([result, found.kernels, found.busy_ns >= 1_000_000, short.kernels, short.busy_ns, nvml.simgpu_stats(7, ctypes.byref(found), 8)])
+        say([result, found.kernels, found.busy_ns >= 1_000_000, short.kernels, short.busy_ns,
+             nvml.simgpu_stats(7, ctypes.byref(found), 8)])
         """
     )
     assert heard == [0, 1, True, 1, 0, -1]

@@ -47,7 +47,7 @@ def test_data_survives_oversubscription(said) -> None:
     )
     right, evicted, faulted, resident = heard
     assert right == [True] * 6
-    # each of the passes, the reading one too, evicts what the one before brought in; all 96 MiB came from the host at first
+    # each pass, the reading one too, evicts what the one before brought in; all 96 MiB came from the host at first
     assert faulted >= 3 * 96 * MIB - 64 * MIB
     assert evicted >= faulted - 64 * MIB - 2 * MIB
     assert resident <= 64 * MIB

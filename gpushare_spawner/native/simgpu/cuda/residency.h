@@ -19,7 +19,6 @@ void residency_bring(uint64_t address, int gpu, int prefetch, struct moved *move
 int residency_send_home(struct region *region, uint32_t index);
 
 /* Faults in a whole range for a copy, each batch taking the engine for its time. Gives the instant at which all is there. */
-struct engine;
 uint64_t residency_fault_range(uint64_t address, uint64_t size, int gpu, uint64_t ready);
 
 /* Device time of faults that moved this much. */
