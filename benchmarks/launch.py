@@ -1,10 +1,11 @@
 """What libgpushare.so adds to a kernel launch, in nanoseconds and system calls, beside the bare simulated driver.
 
-``python -m benchmarks.launch [--rounds 9] [--json]``. A C program launches a kernel that the simulated driver checks and
-drops (SIMGPU_NULL_LAUNCH=1), so that what is measured is the call itself. Runs with and without the library take turns;
-each run is many batches, of which the median counts, and the medians of the runs are compared. The library holds a lease
-all the while, granted by an agent in this program. System calls are counted with ptrace on the launching thread, between
-the first and the last launch; those of the library's background thread are shown per second.
+``python -m benchmarks.launch [--rounds 9] [--json]``. A C program launches a kernel that the simulated driver
+checks and drops (SIMGPU_NULL_LAUNCH=1), so that what is measured is the call itself. Runs with and without the
+library take turns; each run is many batches, of which the median counts, and the medians of the runs are compared.
+The library holds a lease all the while, granted by an agent in this program. System calls are counted with ptrace
+on the launching thread, between the first and the last launch; those of the library's background thread are shown
+per second.
 
 Bars: at most 10 ns added, 0 system calls per launch.
 """

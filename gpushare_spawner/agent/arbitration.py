@@ -136,7 +136,8 @@ class GpuArbitration:
             match decision:
                 case Grant(lease=lease, quantum=quantum, prefetch=prefetch):
                     self._waits.pop(client.number, None)
-                    self._granted[client.number] = (lease, self._clock())
+                    if self._granted.get(client.number, (0, 0))[0] != lease:  # else it is told again of the same one
+                        self._granted[client.number] = (lease, self._clock())
                     client.send(Kind.GRANT, lease, round(quantum * NANOSECONDS), prefetch, gpu=self._raw)
                 case Revoke(lease=lease, page_out=amount, reason=reason):
                     client.send(Kind.REVOKE, lease, amount, int(reason), gpu=self._raw)

@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metrics-port",
-        type=int,
+        type=_port,
         default=None,
         metavar="PORT",
         help="serve Prometheus metrics on this port of 127.0.0.1",
@@ -135,7 +135,10 @@ async def _serve(options: argparse.Namespace) -> None:
         if options.metrics_port is not None:
             from gpushare_spawner.agent.metrics import serve_metrics
 
-            stack.callback(serve_metrics(options.metrics_port, node.report))
+            try:
+                stack.callback(serve_metrics(options.metrics_port, node.report))
+            except OSError as error:
+                raise _Unusable(f"metrics cannot be served on port {options.metrics_port}: {error.strerror}") from None
         for gpu in gpus:
             log.info("GPU %d: %s, %.1f GiB, %s", gpu.index, gpu.model, gpu.memory_bytes / 2**30, gpu.uuid)
         stop = asyncio.Event()
@@ -172,6 +175,12 @@ def _overcommit(text: str) -> float:
     if not 1 <= value <= 10:
         raise argparse.ArgumentTypeError(f"{text!r} is not a factor from 1 to 10, like 1.5")
     return value
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
+    return int(text)
 
 
 def _allow_many_files() -> None:

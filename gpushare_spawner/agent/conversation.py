@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gpushare_spawner.agent.arbitration import NANOSECONDS, GpuArbitration
-from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED, Connection, Refused
+from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
 from gpushare_spawner.agent.sessions import Kernels, Session
 from gpushare_spawner.model.frames import Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.report import SessionReport

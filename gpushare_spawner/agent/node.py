@@ -12,13 +12,14 @@ from typing import Any
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.activity import Activity, activity
 from gpushare_spawner.agent.arbitration import GpuArbitration
+from gpushare_spawner.agent.connection import SESSION_CLOSED
 from gpushare_spawner.agent.conversation import Conversation
 from gpushare_spawner.agent.environment import Libraries, session_environment
 from gpushare_spawner.agent.gpus import Gpu
 from gpushare_spawner.agent.report import gpu_report, node_report, session_report
 from gpushare_spawner.agent.rounds import GpuSource, Rounds, RoundSettings
 from gpushare_spawner.agent.session_folder import PathTooLong, SessionFolder
-from gpushare_spawner.agent.session_socket import SESSION_CLOSED, SessionSocket
+from gpushare_spawner.agent.session_socket import SessionSocket
 from gpushare_spawner.agent.sessions import Past, Session, SessionRecord
 from gpushare_spawner.agent.shares import Shares
 from gpushare_spawner.agent.state_folder import StateFolder

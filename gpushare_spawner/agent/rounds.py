@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,8 +31,10 @@ class RoundSettings:
 
     look_every: float = 1.0
     """Seconds between looks at unconfirmed sessions, processes and records."""
-    poll_every: float = 5.0
+    poll_every: float = 2.0
     """Seconds between questions to NVML."""
+    answer_within: float = 10.0
+    """Seconds after which NVML is taken to hang: no GPU is healthy until it answers."""
     save_every: float = 10.0
     """Seconds at least between two writes of a record for no more than newer activity."""
 
@@ -44,14 +48,11 @@ class Rounds:
         self._source = source
         self._suspects: dict[str, set[int]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._asked: asyncio.Future[dict[str, GpuState]] | None = None
         self.states: Mapping[str, GpuState] = {uuid: GpuState(healthy=True) for uuid in gpus}
         """What NVML said last, by the GPU's UUID."""
 
-    async def start(
-        self,
-        sessions: Mapping[str, Session],
-        look: Callable[[], None],
-    ) -> None:
+    async def start(self, sessions: Mapping[str, Session], look: Callable[[], None]) -> None:
         """Ask NVML once, and begin. `sessions` is looked at again in each round; `look` is called in each."""
         await self._poll(sessions)
         self._tasks = [
@@ -77,7 +78,7 @@ class Rounds:
         return news and now >= session.saved_at + self._settings.save_every
 
     async def _poll(self, sessions: Mapping[str, Session]) -> None:
-        states = await asyncio.to_thread(lambda: {uuid: self._source.state(gpu) for uuid, gpu in self._gpus.items()})
+        states = await self._ask()
         for uuid, state in states.items():
             if state.healthy and not self.states[uuid].healthy:
                 log.info("GPU %s answers again", uuid)
@@ -85,6 +86,15 @@ class Rounds:
                 log.error("GPU %s does not answer its driver; its sessions stay, new ones are refused", uuid)
         self.states = states
         await self._find_bypassing({pid for state in states.values() for pid in state.pids}, sessions)
+
+    async def _ask(self) -> dict[str, GpuState]:
+        if self._asked is None:
+            self._asked = _aside(lambda: {uuid: self._source.state(gpu) for uuid, gpu in self._gpus.items()})
+        await asyncio.wait([self._asked], timeout=self._settings.answer_within)
+        if not self._asked.done():
+            return {uuid: GpuState(healthy=False) for uuid in self._gpus}
+        asked, self._asked = self._asked, None
+        return asked.result()
 
     async def _find_bypassing(self, gpu_pids: set[int], sessions: Mapping[str, Session]) -> None:
         connected = {connection.peer.pid for session in sessions.values() for connection in session.cuda}
@@ -102,6 +112,32 @@ class Rounds:
                 log.warning("session %s uses the GPU without the library, in processes %s", name, pids)
             session.bypassing = sure
         self._suspects = suspects
+
+
+def _aside(work: Callable[[], dict[str, GpuState]]) -> asyncio.Future[dict[str, GpuState]]:
+    """Work that may hang for ever in a driver: in a thread that does not keep the agent from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[dict[str, GpuState]] = loop.create_future()
+
+    def hand_over(result: dict[str, GpuState] | None, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        elif result is not None:
+            future.set_result(result)
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(hand_over, result, failure)
+
+    threading.Thread(target=run, name="nvml", daemon=True).start()
+    return future
 
 
 async def _at_once(look: Callable[[], None]) -> None:

@@ -16,8 +16,9 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
 if TYPE_CHECKING:
+    from gpushare_spawner.agent.connection import Connection
     from gpushare_spawner.agent.conversation import Conversation
-    from gpushare_spawner.agent.session_socket import Connection, SessionSocket
+    from gpushare_spawner.agent.session_socket import SessionSocket
 
 
 class SessionRecord(BaseModel):

@@ -92,10 +92,11 @@ class Shares:
             if guaranteed != session.guaranteed_units:
                 session.guaranteed_units = guaranteed
                 changed[session.id] = session
-        # the one that got less first: then what it loses is there for the others
-        for session in sorted(
-            {*changed.values(), *([cause] if cause.id in self._sessions else [])}, key=lambda one: one.weight
-        ):
+        weighed = {*changed.values()}
+        if cause.id in self._sessions:
+            weighed.add(cause)
+        # who got less first: then what it loses is there for the others
+        for session in sorted(weighed, key=lambda one: one.weight):
             for gpu in session.gpus:
                 self._arbitrations[gpu.uuid].set_weight(session.id, session.weight)
         return list(changed.values())

@@ -46,7 +46,8 @@ class RecordFolder:
             except (OSError, ValueError) as error:
                 self._set_aside(path, error)
         for left in self.folder.glob("*.new"):
-            left.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                left.unlink()
         return sorted(records, key=lambda record: record.opened_at)
 
     def write(self, name: str, record: bytes | None) -> None:
@@ -73,11 +74,10 @@ class RecordFolder:
             os.close(folder)
 
     def _set_aside(self, path: Path, error: Exception) -> None:
-        reason = (
-            str(error)
-            if not isinstance(error, ValidationError)
-            else "; ".join(f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors())
-        )
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            parts = [f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()]
+            reason = "; ".join(parts)
         aside = path.with_suffix(".bad")
         log.error("the record %s cannot be read and is set aside as %s: %s", path, aside.name, reason)
         with contextlib.suppress(OSError):
@@ -138,7 +138,8 @@ class Store:
         failure = None
         try:
             while self._unwritten:
-                name, content = self._unwritten.popitem()
+                name = next(iter(self._unwritten))
+                content = self._unwritten.pop(name)
                 try:
                     await loop.run_in_executor(self._thread, self._folder.write, name, content)
                 except OSError as error:

@@ -61,7 +61,7 @@ def decide(idle: Idle | None, session: Observation, now: float, max_age: float =
     clock that was set back, make the session look less idle, never more.
     """
     if idle is None:
-        return _stay(session, "its template no longer exists, so nothing is done")
+        return _stay(session, "its template no longer exists")
     step: Due | NotDue = idle_step(idle, session)
     end = age_step(idle, session, max_age) if max_age > 0 else None
     if end is not None and (isinstance(step, NotDue) or now >= end.tell_at):

@@ -92,8 +92,8 @@ def page_environment(prefix: str, hub_prefix: str) -> Environment:
 
 
 def format_duration(seconds: float) -> str:
-    """As `format_seconds`, without the seconds of what takes minutes: nobody counts them on a refreshed page."""
-    return format_seconds(round(seconds) if seconds < 90 else 60 * (seconds // 60))
+    """As `format_seconds`, without the seconds of what takes five minutes and more."""
+    return format_seconds(round(seconds) if seconds < 300 else 60 * (seconds // 60))
 
 
 def format_gpus(units: int) -> str:

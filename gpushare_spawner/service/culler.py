@@ -8,23 +8,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
+from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.hub import Hub, HubFailed, HubServer, HubUser
-from gpushare_spawner.service.look import HubView, Looked, look, look_at
-from gpushare_spawner.service.reports import Agent, NodeView, ask, ask_all
+from gpushare_spawner.service.gpu_steps import step_down, tell
+from gpushare_spawner.service.hub import Hub, HubFailed, HubServer
+from gpushare_spawner.service.hub_deeds import HubDeeds, Templates
+from gpushare_spawner.service.hub_watch import HubWatch
+from gpushare_spawner.service.look import HubView, Looked, look
+from gpushare_spawner.service.reports import Agent, NodeView, ask_all
 from gpushare_spawner.service.settings import CullerSettings
 from gpushare_spawner.service.unshared import Verdict, judge, users_to_delete
 
 log = logging.getLogger("gpushare.service")
-
-Templates = Callable[[], Mapping[str, Template]]
-"""The good templates as they are now, by name."""
 
 Deed = Callable[[], Awaitable[bool]]
 """Something to be done; says whether it was."""
@@ -34,10 +34,11 @@ _SOON = 1.0
 
 
 class Culler:
-    """Takes agents down one tier at a time, and stops servers through the hub.
+    """Takes sessions down one tier at a time, and stops servers through the hub.
 
     The hub's list of servers is asked for every third round at most: the hub itself updates last_activity only every
-    few minutes. ``clock`` gives seconds since the epoch.
+    few minutes. What the hub does slowly (``patience`` seconds and more) goes on beside the rounds. ``clock`` gives
+    seconds since the epoch.
     """
 
     def __init__(
@@ -46,72 +47,107 @@ class Culler:
         hub: Hub,
         templates: Templates,
         settings: CullerSettings,
-        counters: Counters | None = None,
         clock: Callable[[], float] = time.time,
+        patience: float = 2.0,
     ) -> None:
-        self.hub_view: HubView | None = None
-        """What the hub said last; None: nothing, or it failed."""
-        self.counters = counters or Counters()
+        self.counters = Counters()
         self._agents = agents
-        self._hub = hub
         self._templates = templates
         self._settings = settings
         self._clock = clock
-        self._hub_asked_at = float("-inf")
-        self._turn = asyncio.Semaphore(max(1, settings.concurrency or 1000))
+        self._patience = patience
+        self._hub = HubWatch(hub, 3 * settings.cull_every, settings.cull_users, self.counters)
+        self._deeds = HubDeeds(hub, templates, settings, self.counters, clock)
+        self._under_way: dict[str, asyncio.Task[bool]] = {}
+        self._turn = asyncio.Semaphore(settings.concurrency or 1000)
         self._said: dict[str, str] = {}
+
+    @property
+    def hub_view(self) -> HubView | None:
+        """What the hub said last; None: nothing, or it failed since."""
+        return self._hub.view
 
     async def run(self) -> None:
         """Rounds without end. A round that fails is logged; the next one starts from the reports again."""
-        while True:
-            again: float | None = None
-            try:
-                again = await self.round()
-            except Exception:
-                log.exception("A round of the idle culler failed")
-                self.counters.failed("round")
-            await asyncio.sleep(self._pause(again))
+        try:
+            while True:
+                again: float | None = None
+                try:
+                    again = await self.round()
+                except Exception:
+                    log.exception("A round of the idle culler failed")
+                    self.counters.failed("round")
+                await asyncio.sleep(self._pause(again))
+        finally:
+            self._hub.close()
+            for task in self._under_way.values():
+                task.cancel()
 
     async def round(self) -> float | None:
         """One look at everything, and the deeds that follow. Returns the instant to look again; None: no hurry."""
         views = await ask_all(self._agents)
-        self._report_problems(views)
-        await self._ask_hub()
-        templates = self._templates()
-        now = self._clock()
+        await self._hub.refresh(self._patience)
+        templates, now = self._templates(), self._clock()
         looked = look(views, self.hub_view, templates, now, self._settings)
-        done = await self._all((one.name, partial(self._act, one)) for one in looked)
-        if self.hub_view is not None:
-            await self._all(self._unshared(self.hub_view, views, templates, now))
-            await self._all(self._users(self.hub_view, now))
+        done = await asyncio.gather(*(self._guarded(one.name, deed) for one in looked if (deed := self._gpu_deed(one))))
+        stopped = await self._at_the_hub(dict(self._hub_deeds(looked, views, templates, now)))
+        self._say_once(dict(self._lasting_problems(views, templates, now)))
+        self.counters.failures["agent"] += sum(view.report is None for view in views)
         self.counters.round_done(self._clock())
         instants = [one.decision.look_again_at for one in looked if one.decision.look_again_at is not None]
-        return min([*instants, now + _SOON]) if any(done) else min(instants, default=None)
+        return min([*instants, now + _SOON]) if any(done) or stopped else min(instants, default=None)
 
     def _pause(self, again: float | None) -> float:
         longest = self._settings.cull_every
         wait = longest if again is None else again - self._clock()
         return max(min(_SOON, longest), min(wait, longest))
 
-    async def _ask_hub(self) -> None:
-        if time.monotonic() - self._hub_asked_at < 3 * self._settings.cull_every:
-            return
-        try:
-            users = await self._hub.users(with_ready_servers=not self._settings.cull_users)
-        except HubFailed as error:
-            self._say("hub", f"Servers are not stopped until the hub says which there are. {error}")
-            self.counters.failed("hub")
-            self.hub_view = None
-            return
-        self._say("hub", "")
-        self.hub_view = HubView(tuple(users))
-        self._hub_asked_at = time.monotonic()
+    def _gpu_deed(self, one: Looked) -> Deed | None:
+        """What the agent is to do for a session; None: nothing, it is starting or stopping."""
+        if _in_between(one) or one.decision.tier is Tier.STOPPED:
+            return None
+        return partial(tell if one.decision.tier is one.session.tier else step_down, one, self.counters)
 
-    async def _all(self, deeds: Iterable[tuple[str, Deed]]) -> list[bool]:
-        """Does all of them, some at a time; one that fails is logged and leaves the others alone."""
-        return list(await asyncio.gather(*(self._guarded(name, deed) for name, deed in deeds)))
+    def _hub_deeds(
+        self, looked: Sequence[Looked], views: Sequence[NodeView], templates: Mapping[str, Template], now: float
+    ) -> Iterator[tuple[str, Deed]]:
+        """What the hub is to do, each under a name of its own."""
+        for one in looked:
+            if one.decision.tier is Tier.STOPPED and not _in_between(one):
+                yield f"server {one.name}", partial(self._deeds.stop_session, one)
+        for server, verdict in self._judged(views, templates, now):
+            if verdict.stop_because:
+                yield f"server {server.label}", partial(self._deeds.stop_unshared, server)
+        if self._settings.cull_users and self.hub_view is not None:
+            for user, reason in users_to_delete(self.hub_view, self._settings, now):
+                yield f"user {user.name}", partial(self._deeds.delete_user, user, reason)
+
+    def _judged(
+        self, views: Sequence[NodeView], templates: Mapping[str, Template], now: float
+    ) -> Iterator[tuple[HubServer, Verdict]]:
+        """The servers that no report names."""
+        holders = {(s.user, s.server) for view in views if view.report is not None for s in view.report.sessions}
+        everybody_answered = all(view.report is not None for view in views)
+        for key, server in (self.hub_view.servers if self.hub_view is not None else {}).items():
+            if key not in holders:
+                yield server, judge(server, templates, self._settings, now, everybody_answered)
+
+    async def _at_the_hub(self, deeds: Mapping[str, Deed]) -> bool:
+        """Begins what is not under way yet, and waits a little. Returns whether something was done."""
+        for name, deed in deeds.items():
+            if name not in self._under_way:
+                self._under_way[name] = asyncio.create_task(self._guarded(name, deed))
+        if self._under_way:
+            await asyncio.wait(self._under_way.values(), timeout=self._patience)
+        ended = {name: task.result() for name, task in self._under_way.items() if task.done()}
+        for name in ended:
+            del self._under_way[name]
+        if any(ended.values()):
+            self._hub.outdated()
+        return any(ended.values())
 
     async def _guarded(self, name: str, deed: Deed) -> bool:
+        """One that fails is logged and leaves the others alone."""
         async with self._turn:
             try:
                 return await deed()
@@ -132,124 +168,24 @@ class Culler:
                 self.counters.failed("session")
             return False
 
-    async def _act(self, one: Looked) -> bool:
-        """Sees to the difference between what is and what should be. Returns whether a step was taken."""
-        session, decision = one.session, one.decision
-        if not session.confirmed or (one.server is not None and not one.server.settled):
-            return False  # it is starting or stopping
-        if decision.tier is session.tier:
-            return await self._tell(one)
-        if decision.tier is Tier.STOPPED:
-            return await self._stop(one)
-        await one.agent.tier(
-            TierRequest(
-                id=session.id,
-                tier=decision.tier,
-                effective_units=decision.units,
-                reason=decision.reason,
-                if_idle_since=max(0.0, decision.idle_since),
-            )
-        )
-        log.info(
-            "%s: %s, %d of %d units left. %s",
-            one.name,
-            decision.tier,
-            decision.units,
-            session.share_units,
-            decision.reason,
-        )
-        self.counters.stepped(decision.tier)
-        return True
-
-    async def _tell(self, one: Looked) -> bool:
-        told, tell = one.session.announcement, one.decision.announcement
-        if tell is None:
-            if told is not None:
-                await one.agent.announce(AnnounceRequest(id=one.session.id, tier=None, reason=one.decision.reason))
-                log.info(
-                    "%s: %s at %s is taken back: %s", one.name, told.tier, _clock_time(told.at), one.decision.reason
-                )
-                self.counters.withdrew(told.tier)
-            return False
-        if told is None or (told.tier, told.at, told.effective_units) != (tell.tier, tell.at, tell.units):
-            await one.agent.announce(
-                AnnounceRequest(
-                    id=one.session.id, tier=tell.tier, at=tell.at, effective_units=tell.units, reason=tell.reason
-                )
-            )
-            log.info("%s: %s announced for %s", one.name, tell.tier, _clock_time(tell.at))
-            self.counters.announced(tell.tier)
-        return False
-
-    async def _stop(self, one: Looked) -> bool:
-        session = one.session
-        # The hub's list may be a minute old, and a deletion has no guard as a tier has: look once more, at everything.
-        view = await ask(one.agent)
-        server = await self._hub.server(session.user, session.server)
-        current = view.report.session(session.id) if view.report is not None else None
-        if view.report is None or current is None or server is None or not server.settled:
-            return False
-        fresh = look_at(one.agent, view.report, current, server, self._templates(), self._clock(), self._settings)
-        if fresh.decision.tier is not Tier.STOPPED:
-            log.info("%s: not stopped after all: %s", one.name, fresh.decision.reason)
-            return await self._tell(fresh) if fresh.decision.tier is current.tier else False
-        await self._hub.stop(session.user, session.server, self._settings.remove_named_servers)
-        log.info("%s: stopped. %s", one.name, fresh.decision.reason)
-        self.counters.stepped(Tier.STOPPED)
-        self._hub_asked_at = float("-inf")
-        return True
-
-    def _unshared(
-        self, hub: HubView, views: Sequence[NodeView], templates: Mapping[str, Template], now: float
-    ) -> Iterable[tuple[str, Deed]]:
-        holders = {(s.user, s.server) for view in views if view.report is not None for s in view.report.sessions}
-        everybody_answered = all(view.report is not None for view in views)
-        for server in hub.servers.values():
-            if (server.user, server.name) in holders:
-                continue
-            verdict = judge(server, templates, self._settings, now, everybody_answered)
-            self._say(server.label, verdict.left_because)
-            if verdict.stop_because:
-                yield server.label, partial(self._stop_unshared, server, templates, now)
-
-    async def _stop_unshared(self, listed: HubServer, templates: Mapping[str, Template], now: float) -> bool:
-        server = await self._hub.server(listed.user, listed.name)  # the list may be a minute old
-        verdict = judge(server, templates, self._settings, now, True) if server is not None else Verdict()
-        if not verdict.stop_because:
-            return False
-        await self._hub.stop(listed.user, listed.name, self._settings.remove_named_servers)
-        log.info("%s: stopped: %s", listed.label, verdict.stop_because)
-        self.counters.stepped(Tier.STOPPED)
-        self._hub_asked_at = float("-inf")
-        return True
-
-    def _users(self, hub: HubView, now: float) -> Iterable[tuple[str, Deed]]:
-        if self._settings.cull_users:
-            for user, reason in users_to_delete(hub, self._settings, now):
-                yield user.name, partial(self._delete_user, user, reason)
-
-    async def _delete_user(self, user: HubUser, reason: str) -> bool:
-        await self._hub.delete_user(user.name)
-        log.info("User %s deleted: %s", user.name, reason)
-        self._hub_asked_at = float("-inf")
-        return True
-
-    def _report_problems(self, views: Sequence[NodeView]) -> None:
+    def _lasting_problems(
+        self, views: Sequence[NodeView], templates: Mapping[str, Template], now: float
+    ) -> Iterator[tuple[str, str]]:
         for number, view in enumerate(views):
-            self._say(f"agent {number}", view.problem)
             if view.problem:
-                self.counters.failed("agent")
+                yield f"agent {number}", view.problem
+        for server, verdict in self._judged(views, templates, now):
+            if verdict.left_because:
+                yield server.label, verdict.left_because
 
-    def _say(self, about: str, text: str) -> None:
-        """Logs a lasting problem once, and again when it changes."""
-        if text and self._said.get(about) != text:
-            log.warning("%s: %s", about, text)
-        if text:
-            self._said[about] = text
-        else:
-            self._said.pop(about, None)
+    def _say_once(self, problems: dict[str, str]) -> None:
+        """Logs a lasting problem when it appears or changes, not in every round."""
+        for about, text in problems.items():
+            if self._said.get(about) != text:
+                log.warning("%s: %s", about, text)
+        self._said = problems
 
 
-def _clock_time(instant: float) -> str:
-    """For logs: 14:05:00 of the machine's time."""
-    return time.strftime("%H:%M:%S", time.localtime(instant))
+def _in_between(one: Looked) -> bool:
+    """It is starting or stopping."""
+    return not one.session.confirmed or (one.server is not None and not one.server.settled)

@@ -75,9 +75,10 @@ class HubUser:
 class Hub:
     """Asks the hub. Every method raises HubFailed (ScopeMissing for a 403) with a sentence for people.
 
-    Requests that a busy or a restarting hub turns away (429, 5xx, time-outs, refused connections) are tried again,
+    Questions that a busy or a restarting hub turns away (429, 5xx, time-outs, refused connections) are asked again,
     ``attempts`` times in all, with pauses that double from ``backoff`` seconds, or as long as the hub's Retry-After
-    says. At most ``concurrency`` requests are in flight (0: any number).
+    says. Deletions are not repeated: what was right to delete may be in use by then. At most ``concurrency`` requests
+    are in flight (0: any number).
     """
 
     def __init__(
@@ -180,7 +181,8 @@ class Hub:
         self, method: str, path: str, body: dict[str, Any] | None = None, accept: str | None = None
     ) -> HTTPResponse:
         pause = self._backoff
-        for attempt in range(1, self._attempts + 1):
+        attempts = self._attempts if method == "GET" else 1
+        for attempt in range(1, attempts + 1):
             request = HTTPRequest(
                 self.url + path,
                 method=method,
@@ -202,12 +204,12 @@ class Hub:
                     raise ScopeMissing(
                         f"The hub forbids {method} {path}: the service's role lacks a scope ({_said(error)})."
                     ) from None
-                if error.code not in _RETRIED or attempt == self._attempts:
+                if error.code not in _RETRIED or attempt == attempts:
                     raise HubFailed(f"The hub answered {method} {path} with {error.code}: {_said(error)}.") from None
                 problem, asked = f"{error.code}", _retry_after(error)
             except (OSError, ValueError) as error:
                 # also ssl.SSLError; tornado's StreamClosedError is an OSError
-                if attempt == self._attempts:
+                if attempt == attempts:
                     raise HubFailed(f"The hub at {self.url} cannot be reached: {error}.") from None
                 problem, asked = str(error) or type(error).__name__, None
             wait = min(_MAX_PAUSE, asked if asked is not None else pause)

@@ -15,6 +15,7 @@ from jupyterhub.spawner import Spawner
 from jupyterhub.utils import maybe_future
 from pydantic import ValidationError
 from traitlets import Float, Integer, List, Unicode, Union
+from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.template import Template
@@ -151,8 +152,8 @@ class GPUShareMixin(Spawner):
         [List(trait=traitlets.Dict()), traitlets.Any()],
         default_value=[],
         help="""
-        Further profiles beside the compute templates, in KubeSpawner's conventions: a list of dicts, or a callable
-        (it may be async) that takes the spawner and returns one.
+        Further profiles beside the compute templates, in KubeSpawner's conventions: a list of dicts, a dict of them by
+        slug, or a callable (it may be async) that takes the spawner and returns either.
 
         Each has ``display_name`` and may have ``slug``, ``description``, ``default``, ``kubespawner_override``
         (settings of this spawner) and ``profile_options``. They hold no GPU share; for that write a template.
@@ -254,7 +255,7 @@ class GPUShareMixin(Spawner):
     def _strategy(self) -> Strategy:
         strategy = self.placement_strategy
         if isinstance(strategy, str):
-            strategy = traitlets.utils.importstring.import_item(strategy)
+            strategy = import_item(strategy)
         made: Strategy = strategy() if isinstance(strategy, type) else strategy
         return made
 
@@ -285,7 +286,9 @@ class GPUShareMixin(Spawner):
             return profiles(templates, entries or [])
         except ProfileError as error:
             self.log.error("%s", error)
-            return profiles(templates, [])
+        except Exception:
+            self.log.exception("profile_list failed; only the templates are offered")
+        return profiles(templates, [])
 
     def _templates(self) -> list[Template]:
         return list(self.template_folder.load().templates)
@@ -346,7 +349,7 @@ class GPUShareMixin(Spawner):
         except StartRefused as error:
             self._let_go()
             self.log.warning("Not starting %s: %s", self._log_name, error.jupyterhub_message)
-            forget_failure(self.user.settings)
+            self._forget_failure()
             raise
         except BaseException:
             self._let_go()
@@ -354,6 +357,10 @@ class GPUShareMixin(Spawner):
         finally:
             self._placing = None
             self._story.end()
+
+    def _forget_failure(self) -> None:
+        if self.handler is not None:
+            forget_failure(self.handler.settings)
 
     async def _choose(self) -> Choice:
         offered = await self.offered()
@@ -428,6 +435,10 @@ class GPUShareMixin(Spawner):
             if self._session is not None:
                 await self._confirm(self._session)
             return address
+        except StartRefused:
+            self._let_go()
+            self._forget_failure()
+            raise
         except BaseException:
             self._let_go()
             raise

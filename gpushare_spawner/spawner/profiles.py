@@ -89,11 +89,14 @@ def slug_of(display_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", display_name.lower()).strip("-") or "profile"
 
 
-def profiles(templates: Iterable[Template], entries: Sequence[Any]) -> list[Profile]:
-    """All cards: the templates in their order, then the admin's own profiles. The first of two equal slugs counts.
+def profiles(templates: Iterable[Template], entries: Sequence[Any] | Mapping[str, Any]) -> list[Profile]:
+    """All cards: the templates in their order, then the admin's own profiles; those of a dict by their keys.
 
-    Raises ProfileError for an entry that is no profile.
+    Raises ProfileError for an entry that is no profile, and for a slug that is taken.
     """
+    if isinstance(entries, Mapping):
+        # KubeSpawner takes the keys of a dict as slugs, and sorts by them
+        entries = [{"slug": key, **_dict(entries[key])} for key in sorted(entries)]
     found: dict[str, Profile] = {}
     for profile in [Profile.of_template(template) for template in templates]:
         found.setdefault(profile.slug, profile)
@@ -103,6 +106,10 @@ def profiles(templates: Iterable[Template], entries: Sequence[Any]) -> list[Prof
             raise ProfileError(f"profile_list, entry {number} ({profile.display_name}): slug {profile.slug!r} is taken")
         found[profile.slug] = profile
     return list(found.values())
+
+
+def _dict(entry: Any) -> dict[str, Any]:
+    return dict(entry) if isinstance(entry, Mapping) else {}
 
 
 def default_of(offered: Sequence[Profile]) -> Profile | None:

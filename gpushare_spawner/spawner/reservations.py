@@ -24,8 +24,8 @@ from gpushare_spawner.spawner.refusal import StartRefused
 
 CONFIRM_WITHIN = 900.0
 """Seconds that the agent keeps a session whose process nobody confirmed: longer than a start may take."""
-CLOSE_TRIES = 5
-"""Times that closing is tried, a second apart; then the agent finds out by the pid or by CONFIRM_WITHIN."""
+LONGEST_PAUSE = 5.0
+"""Seconds between two tries to close a session while the agent does not answer, at most."""
 
 
 class Reservations:
@@ -73,7 +73,6 @@ class Reservations:
         ``joined`` gets the ticket, to show the place in the line. Raises StartRefused where it cannot or does not get
         one; then, and when the wait is cancelled, nothing stays reserved.
         """
-        await self._closed(wish.session)
         ticket = self.line.join(wish, time.monotonic())
         try:
             if joined is not None:
@@ -93,8 +92,9 @@ class Reservations:
             self._look_soon()
 
     def _no_place_in_line(self, wish: Wish) -> StartRefused:
+        waiting = f", and {self.line.length} servers are waiting already" if self.line.length else ""
         return StartRefused(
-            f"No GPU is free for {wish.share}, and {self.line.length} servers are waiting already. "
+            f"No GPU is free for {wish.share} now{waiting}. "
             "Try again in a few minutes, or choose a template without a GPU.",
             reason="queue-full",
             status=503,
@@ -139,17 +139,19 @@ class Reservations:
     async def _look(self) -> None:
         """Give everybody in the line who fits a place, on a fresh report."""
         report = await self._fresh()
-        waiting = [ticket for ticket in self.line if not ticket.result.done()]
-        leftovers = [ticket.wish.session for ticket in waiting if report.session(ticket.wish.session)]
+        leftovers = {ticket.wish.session for ticket in self.line if self._is_leftover(ticket, report)}
         if leftovers:
             # the server does not run, or it could not be starting: what the agent holds for it is from before
-            for session in leftovers:
-                await self._close(session)
+            await asyncio.gather(*(self.close(session, timeout=1.0) for session in leftovers))
             report = await self._fresh()
         ledger = Ledger.of([report], self._in_flight.values())
         passed: list[tuple[Ticket, frozenset[str]]] = []
-        for ticket in waiting:
-            if ticket not in self.line:
+        for ticket in self.line:
+            if ticket not in self.line or ticket.result.done():
+                continue
+            if ticket.wish.session in self._closing:
+                # opened now, it might be closed by the close that is under way
+                ticket.says(ticket.ahead or 0, "The server's earlier session is being closed.")
                 continue
             models = ticket.wish.models(report)
             free = models - self.line.held_back(report, before=ticket)
@@ -174,6 +176,9 @@ class Reservations:
             for earlier, wanted in passed:
                 earlier.overtaken += not wanted.isdisjoint(models)
 
+    def _is_leftover(self, ticket: Ticket, report: Report) -> bool:
+        return not ticket.result.done() and report.session(ticket.wish.session) is not None
+
     async def _open(self, ticket: Ticket, request: OpenRequest, report: Report) -> bool:
         """Ask the agent for the place; False where it sees no room there."""
         self._in_flight[request.id] = _holding(request)
@@ -184,7 +189,7 @@ class Reservations:
             if error.code in ("no-room", "unknown-gpu", "unhealthy-gpu", "exists"):
                 self.log.info("The agent did not open %s: %s", request.id, error.message)
                 if error.code == "exists":
-                    await self._close(request.id)
+                    self.release(request.id)
                 ticket.says(ticket.ahead or 0, error.message)
                 return False
             self.log.error("The agent refused to open %s (%s): %s", request.id, error.code, error.message)
@@ -293,34 +298,29 @@ class Reservations:
         """Close a session in the background; a new start of the same server waits until that is done."""
         self._running.pop(session, None)
         if session not in self._closing:
-            task = self._background(self._close(session))
-            self._closing[session] = task
-            task.add_done_callback(lambda _: self._closing.pop(session, None))
+            self._closing[session] = self._background(self._close(session))
 
     async def close(self, session: str, timeout: float = 5.0) -> None:
         """Close a session, and wait for it at most ``timeout`` seconds; the rest happens in the background."""
         self.release(session)
-        await self._closed(session, timeout)
-
-    async def _closed(self, session: str, timeout: float | None = None) -> None:
-        task = self._closing.get(session)
-        if task is not None:
-            await asyncio.wait({task}, timeout=timeout)
+        await asyncio.wait({self._closing[session]}, timeout=timeout)
 
     async def _close(self, session: str) -> None:
-        for left in reversed(range(CLOSE_TRIES)):
-            try:
-                await self.client.close(session)
-                break
-            except (AgentUnreachable, ControlRefused) as error:
-                if not left:
-                    self.log.warning(
-                        "Session %s was not closed: %s. The agent ends it when its process is gone.", session, error
-                    )
-                    break
-                await asyncio.sleep(1.0)
-        self._in_flight.pop(session, None)
-        self._wake.set()
+        """Try until the agent has heard it, or until it must have found out by itself."""
+        until, pause = time.monotonic() + CONFIRM_WITHIN, 0.25
+        try:
+            while time.monotonic() < until:
+                try:
+                    await self.client.close(session)
+                    return
+                except (AgentUnreachable, ControlRefused) as error:
+                    self.log.warning("GPU session %s is not closed yet: %s", session, error)
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, LONGEST_PAUSE)
+        finally:
+            self._in_flight.pop(session, None)
+            self._closing.pop(session, None)
+            self._wake.set()
 
     # -- after a restart --
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gpushare_spawner.model.quantity import format_bytes, format_seconds, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.template import Gpu, Idle, Range, Resources, Template
+from gpushare_spawner.model.template import Gpu, Idle, Resources, Template
 from gpushare_spawner.model.tier import Tier
 
 
@@ -64,19 +64,17 @@ def gives_back(template: Template) -> bool:
 
 def machine(resources: Resources) -> str:
     """CPU and memory beside the GPU."""
+    cpu, memory = resources.cpu, resources.memory
     parts = [
-        _range(resources.cpu, lambda value: f"{value:g}", "CPU cores", "CPU core"),
-        _range(resources.memory, format_bytes, "memory", "memory"),
+        _between(cpu.guarantee, cpu.limit, lambda cores: f"{cores:g}", "CPU cores"),
+        _between(memory.guarantee, memory.limit, format_bytes, "memory"),
     ]
     return " · ".join(part for part in parts if part)
 
 
-def _range(amounts: Range, shown: Callable[[float], str], unit: str, one: str) -> str:
-    guarantee, limit = getattr(amounts, "guarantee", None), getattr(amounts, "limit", None)
-    if guarantee is None and limit is None:
-        return ""
+def _between(guarantee: float | None, limit: float | None, shown: Callable[[float], str], unit: str) -> str:
+    if limit is None:
+        return f"{shown(guarantee)} {unit}" if guarantee is not None else ""
     if guarantee is None:
-        return f"up to {shown(limit)} {one if limit == 1 else unit}"
-    if limit is None or limit == guarantee:
-        return f"{shown(guarantee)} {one if guarantee == 1 else unit}"
-    return f"{shown(guarantee)} to {shown(limit)} {unit}"
+        return f"up to {shown(limit)} {unit}"
+    return f"{shown(guarantee)} {unit}" if guarantee == limit else f"{shown(guarantee)} to {shown(limit)} {unit}"

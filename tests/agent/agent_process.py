@@ -14,18 +14,28 @@ import pytest
 
 from gpushare_spawner import native
 from gpushare_spawner.model.control import AgentUnreachable
+from gpushare_spawner.native import build
 from gpushare_spawner.sharing.control_client import AgentClient
+
+SOURCES = Path(build.__file__).parent
 
 
 def libraries() -> tuple[Path, Path]:
-    """libgpushare.so and the folder of the simulated driver, built where they are not there yet."""
+    """libgpushare.so and the folder of the simulated driver; built first where a source is newer."""
+    if _built_at() < max(path.stat().st_mtime for path in SOURCES.rglob("*.[ch]")):
+        try:
+            build.build(native.LIBRARIES)
+        except build.BuildError as error:
+            pytest.skip(f"the native libraries cannot be built here: {error}")
+    return native.preload_library(), native.simgpu_folder()
+
+
+def _built_at() -> float:
     try:
-        return native.preload_library(), native.simgpu_folder()
+        built = (native.preload_library(), *native.simgpu_folder().glob("*.so.1"))
     except FileNotFoundError:
-        built = subprocess.run([sys.executable, "-m", "gpushare_spawner.native.build"], capture_output=True, text=True)
-        if built.returncode:
-            pytest.skip(f"the native libraries cannot be built here: {built.stderr.strip()[-300:]}")
-        return native.preload_library(), native.simgpu_folder()
+        return 0.0
+    return min(path.stat().st_mtime for path in built)
 
 
 class AgentProcess:

@@ -121,6 +121,18 @@ def test_times_beyond_the_lease_are_cut() -> None:
     assert shell.view("ada").gpu_seconds <= 2.0
 
 
+def test_being_told_again_of_a_lease_does_not_make_it_younger() -> None:
+    world, shell, holder, _ = two_sessions()
+    shell.receive(holder, frame(Kind.REQUEST, GIB))
+    lease = holder.told[0][2][0]
+    world.go_on(2.0)
+    shell.receive(holder, frame(Kind.REQUEST, GIB))
+    assert holder.told[1][2][0] == lease
+    world.go_on(1.0)
+    shell.receive(holder, frame(Kind.RELEASE, lease, 3_000_000_000, 0))
+    assert shell.view("ada").gpu_seconds > 2.9
+
+
 def test_a_stale_lease_changes_nothing() -> None:
     _world, shell, holder, waiting = two_sessions()
     shell.receive(holder, frame(Kind.REQUEST, 12 * GIB))

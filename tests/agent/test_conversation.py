@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 
-from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
+from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.frames import Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.tier import Tier

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import signal
 import socket
@@ -15,8 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.agent import session_socket
-from gpushare_spawner.agent.session_socket import MALFORMED, NOT_ALLOWED, FrameBudget
+from gpushare_spawner.agent import connection, session_socket
+from gpushare_spawner.agent.budget import Budget
+from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
@@ -108,7 +111,7 @@ def test_well_formed_nonsense_for_the_arbiter(
 
 
 async def test_a_peer_that_says_nothing_is_closed(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_socket, "HELLO_WITHIN", 0.05)
+    monkeypatch.setattr(connection, "HELLO_WITHIN", 0.05)
     peer = await agent.peer(agent.open(), None)
     assert await peer.ended() == MALFORMED
 
@@ -174,12 +177,41 @@ async def test_a_peer_that_does_not_read_is_disconnected(agent: Agent, eventuall
 
 def test_the_budget_fills_up_with_time() -> None:
     now = 0.0
-    budget = FrameBudget(lambda: now, rate=10, store=3)
-    assert [budget.take() for _ in range(4)] == [True, True, True, False]
-    now = 0.25
-    assert [budget.take() for _ in range(3)] == [True, True, False]
+    budget = Budget(lambda: now, rate=10, store=3)
+    assert [budget.spend() for _ in range(4)] == [True, True, False, False]
+    now = 0.35
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
     now = 100.0
-    assert [budget.take() for _ in range(4)] == [True, True, True, False]
+    assert [budget.spend(2), budget.spend(2)] == [True, False]
+
+
+async def test_who_asks_all_the_time_is_answered_less_often(agent: Agent) -> None:
+    """QUERY looks at every session on the GPU, so it costs more than other frames."""
+    path = agent.open()
+    observer, other = await agent.peer(path, Role.OBSERVER), await agent.peer(agent.open("bob"), Role.OBSERVER)
+    for _ in range(100):
+        observer.send(Kind.QUERY)
+    answers = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.3):
+            while True:
+                await observer.expect(Kind.STATUS)
+                answers += 1
+    assert 20 < answers < 90
+    other.send(Kind.QUERY)
+    await other.expect(Kind.STATUS)
+
+
+async def test_the_log_is_not_flooded(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    path = agent.open()
+    for _ in range(60):
+        peer = Peer(path)
+        await peer.connect(None)
+        peer.send_raw(b"x")
+        assert await peer.ended() == MALFORMED
+        peer.close()
+    assert 10 <= sum("a frame has 128 bytes" in record.getMessage() for record in caplog.records) <= 25
 
 
 HOLDER = """
@@ -236,7 +268,7 @@ try:
     try:
         print(s.recv(4096).hex())
     except ConnectionResetError:
-        print("")
+        print(s.recv(4096).hex())  # it did not read what we said, but answered
 except PermissionError:
     print("denied")
 """

@@ -6,12 +6,14 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.gpus import GpuState
+from gpushare_spawner.agent.gpus import Gpu, GpuState
+from gpushare_spawner.agent.rounds import RoundSettings
 from gpushare_spawner.model.control import AnnounceRequest, ConfirmRequest, ControlRefused, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import SessionReport
@@ -168,6 +170,25 @@ async def test_a_sick_gpu_takes_nobody_and_is_reported(agent: Agent, eventually:
     agent.source.states[FIRST.uuid] = GpuState(healthy=True, memory_used_bytes=GIB)
     await eventually(lambda: agent.node.report().gpus[0].healthy)
     assert agent.node.report().gpus[0].memory_used_bytes == GIB
+    agent.open()
+
+
+async def test_a_driver_that_hangs_is_reported_and_does_not_stop_the_agent(
+    agent: Agent, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def hangs(gpu: Gpu) -> GpuState:
+        answers.wait(30)
+        return GpuState(healthy=True)
+
+    await agent.stop()
+    await agent.start(rounds=RoundSettings(look_every=0.05, poll_every=0.05, answer_within=0.2))
+    monkeypatch.setattr(agent.source, "state", hangs)
+    await eventually(lambda: not agent.node.report().gpus[0].healthy)
+    assert refusal(agent) == "unhealthy-gpu"
+    answers.set()
+    await eventually(lambda: agent.node.report().gpus[0].healthy)
     agent.open()
 
 

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 
 from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM = shutil.which("chromium")
 CHROMEDRIVER = shutil.which("chromedriver")
@@ -35,3 +37,23 @@ def open_browser(profile: Path, width: int = 1280, height: int = 900) -> webdriv
     browser = webdriver.Chrome(options, webdriver.ChromeService(CHROMEDRIVER))
     browser.set_page_load_timeout(60)
     return browser
+
+
+def until(browser: webdriver.Chrome, so: str, seconds: float = 60.0) -> None:
+    """Wait until a piece of JavaScript returns something true. Raises selenium's TimeoutException, with what it was."""
+    WebDriverWait(browser, seconds, poll_frequency=0.2).until(lambda _: browser.execute_script(so), so)
+
+
+def click(browser: webdriver.Chrome, selector: str) -> None:
+    """Click what the CSS selector finds, after scrolling there at once."""
+    element = browser.find_element(By.CSS_SELECTOR, selector)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+    element.click()
+
+
+def log_in(browser: webdriver.Chrome, url: str, name: str) -> None:
+    """Log in with the name and no password, as far as the form."""
+    browser.get(url)
+    browser.find_element(By.NAME, "username").send_keys(name)
+    click(browser, "#login_submit")
+    until(browser, "return document.querySelector('input[name=profile]')")

@@ -13,34 +13,20 @@ from pathlib import Path
 
 from selenium.webdriver import Chrome, Keys
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.e2e.browser import open_browser
+from tests.e2e.browser import click, log_in, open_browser, until
 from tests.e2e.running_demo import RunningDemo
 
 IMAGES = Path(__file__).resolve().parent.parent.parent / "docs" / "images"
 BOTTOM = "#jp-bottom-panel"
 
 
-def until(browser: Chrome, so: str, seconds: float = 90.0) -> None:
-    """Wait until a piece of JavaScript returns something true."""
-    WebDriverWait(browser, seconds, poll_frequency=0.2).until(lambda _: browser.execute_script(so), so)
-
-
-def log_in(browser: Chrome, demo: RunningDemo, name: str) -> None:
-    """As far as the form."""
-    browser.get(demo.url)
-    browser.find_element(By.NAME, "username").send_keys(name)
-    browser.find_element(By.NAME, "password").send_keys(Keys.ENTER)
-    until(browser, "return document.querySelector('input[name=profile]')")
-
-
 def start(browser: Chrome, profile: str) -> None:
     """From the form to JupyterLab with the demo's notebook."""
     chosen = browser.find_element(By.CSS_SELECTOR, f"input[name=profile][value={profile}]")
     browser.execute_script("arguments[0].click()", chosen)
-    browser.find_element(By.CSS_SELECTOR, "form#spawn_form [type=submit]").click()
-    until(browser, "return document.querySelector('.jp-NotebookPanel .jp-Cell')")
+    click(browser, "form#spawn_form [type=submit]")
+    until(browser, "return document.querySelector('.jp-NotebookPanel .jp-Cell')", 90)
     until(browser, f"return /GPU ·/.test(document.querySelector('{BOTTOM}')?.innerText)")
     time.sleep(3)
 
@@ -94,9 +80,9 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
     ada = open_browser(scratch / "ada", 1280, 900)
     bob = open_browser(scratch / "bob", 1280, 900)
     try:
-        log_in(bob, demo, "bob")
+        log_in(bob, demo.url, "bob")
         start(bob, "quarter-gpu")
-        log_in(ada, demo, "ada")
+        log_in(ada, demo.url, "ada")
         every_look(ada, folder, "form")
         shoot(ada, IMAGES / "form.png", 1000, None, dark=False)
         start(ada, "quarter-gpu")
@@ -110,7 +96,7 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
             shoot(browser, scratch / f"{name}.png", 1200, 860, dark=False)
         board = open_browser(scratch / "admin", 1280, 900)
         try:
-            log_in(board, demo, "admin")
+            log_in(board, demo.url, "admin")
             board.get(f"{demo.url}/services/gpushare/")
             time.sleep(3)
             shoot(board, IMAGES / "board.png", 1000, None, dark=False)

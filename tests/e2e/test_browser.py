@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from selenium.webdriver import Chrome, Keys
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.e2e.browser import CHROMEDRIVER, CHROMIUM, MISSING, open_browser
+from tests.e2e.browser import CHROMEDRIVER, CHROMIUM, MISSING, click, log_in, open_browser, until
 from tests.e2e.running_demo import RunningDemo
 
 pytestmark = [
@@ -37,28 +36,17 @@ def browser(tmp_path: Path) -> Iterator[Chrome]:
     browser.quit()
 
 
-def until(browser: Chrome, so: str, seconds: float = 60.0) -> None:
-    """Wait until a piece of JavaScript returns something true."""
-    WebDriverWait(browser, seconds, poll_frequency=0.2).until(lambda _: browser.execute_script(so), so)
-
-
-def log_in(browser: Chrome, demo: RunningDemo, name: str) -> None:
-    browser.get(demo.url)
-    browser.find_element(By.NAME, "username").send_keys(name)
-    browser.find_element(By.NAME, "password").send_keys(Keys.ENTER)
-    until(browser, "return document.querySelector('input[name=profile]')")
-
-
 def test_a_data_scientist_picks_a_quarter_and_works(browser: Chrome, demo: RunningDemo) -> None:
-    log_in(browser, demo, "marie")
+    log_in(browser, demo.url, "marie")
     cards = {card.get_attribute("value"): card for card in browser.find_elements(By.NAME, "profile")}
     assert {"cpu-only", "tenth-gpu", "quarter-gpu", "half-gpu", "whole-gpu"} <= set(cards)
-    quarter = browser.find_element(By.CSS_SELECTOR, f"label[for='{cards['quarter-gpu'].get_attribute('id')}']")
+    label = f"label[for='{cards['quarter-gpu'].get_attribute('id')}']"
+    quarter = browser.find_element(By.CSS_SELECTOR, label)
     assert "0.25 GPU" in quarter.text
-    assert "Starts now" in quarter.text
-    quarter.click()
+    assert "starts now" in quarter.text.lower()
+    click(browser, label)
     assert cards["quarter-gpu"].is_selected()
-    browser.find_element(By.CSS_SELECTOR, "form#spawn_form [type=submit]").click()
+    click(browser, "form#spawn_form [type=submit]")
 
     # JupyterLab, with the demo's notebook open and its kernel there
     until(browser, "return document.querySelector('.jp-NotebookPanel .jp-Cell')", 90)
@@ -78,7 +66,7 @@ def test_a_data_scientist_picks_a_quarter_and_works(browser: Chrome, demo: Runni
 
 
 def test_the_form_works_with_the_keyboard_alone(browser: Chrome, demo: RunningDemo) -> None:
-    log_in(browser, demo, "louis")
+    log_in(browser, demo.url, "louis")
     first = browser.find_element(By.CSS_SELECTOR, "input[name=profile]:checked")
     browser.execute_script("arguments[0].focus()", first)
     browser.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
@@ -97,7 +85,7 @@ def test_the_form_fits_a_phone(tmp_path: Path, demo: RunningDemo) -> None:
             "Emulation.setDeviceMetricsOverride",
             {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True},
         )
-        log_in(phone, demo, "pierre")
+        log_in(phone, demo.url, "pierre")
         assert phone.execute_script("return document.documentElement.scrollWidth") <= 390, "nothing sticks out"
         for card in phone.find_elements(By.CSS_SELECTOR, ".gpushare label"):
             if card.is_displayed():

@@ -29,8 +29,7 @@ def start_server(demo: RunningDemo, name: str) -> None:
     visitor = Visitor(demo.url, name)
     visitor.log_in()
     visitor.start_server("quarter-gpu")
-    # a kernel too, as an open notebook has one
-    visitor.call("GET", f"/user/{name}/api/status")
+    visitor.start_kernel()
 
 
 def gone(demo: RunningDemo, within: float = 10.0) -> dict[int, str]:
@@ -48,7 +47,14 @@ def test_any_name_gets_a_share_and_ctrl_c_ends_everything(demo: RunningDemo) -> 
     start_server(demo, "ada")
     assert (demo.folder / "users" / "ada" / "gpu-sharing.ipynb").is_file()
     running = demo.processes().values()
-    for part in ("gpushare_spawner.cli agent", "jupyterhub -f", "configurable-http-proxy", "cli service", "singleuser"):
+    for part in (
+        "gpushare_spawner.cli agent",
+        "jupyterhub -f",
+        "configurable-http-proxy",
+        "cli service",
+        "singleuser",
+        "ipykernel",
+    ):
         assert any(part in line for line in running), f"{part} should run: {running}"
 
     second = subprocess.run(demo.command(), capture_output=True, text=True, timeout=30)

@@ -23,7 +23,7 @@ class Visitor:
     def log_in(self) -> None:
         """Log in with the name and no password."""
         self._open("/hub/login")
-        form = {"username": self.name, "password": "", "_xsrf": self._xsrf()}
+        form = {"username": self.name, "password": "", "_xsrf": self._xsrf("/hub/")}
         self._open("/hub/login", urllib.parse.urlencode(form).encode())
 
     def start_server(self, profile: str, within: float = 60.0) -> None:
@@ -34,9 +34,19 @@ class Visitor:
             assert time.monotonic() < deadline, f"no server after {within:.0f} s"
             time.sleep(0.2)
 
+    def start_kernel(self) -> None:
+        """A kernel in the own server, as an open notebook has one."""
+        # the page first: it brings the login to the server, by way of the hub
+        self._open(f"/user/{self.name}/lab")
+        self.call("POST", f"/user/{self.name}/api/kernels", {"name": "python3"})
+
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON that the API answers with."""
-        headers = {"X-XSRFToken": self._xsrf(), "Referer": f"{self.url}/hub/home", "Content-Type": "application/json"}
+        headers = {
+            "X-XSRFToken": self._xsrf(path),
+            "Referer": f"{self.url}/hub/home",
+            "Content-Type": "application/json",
+        }
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         with self._opener.open(request, timeout=60) as answer:
@@ -47,5 +57,6 @@ class Visitor:
         with self._opener.open(self.url + path, data, timeout=30) as answer:
             answer.read()
 
-    def _xsrf(self) -> str:
-        return next(cookie.value or "" for cookie in self._cookies if cookie.name == "_xsrf" and cookie.path == "/hub/")
+    def _xsrf(self, path: str) -> str:
+        fitting = [cookie for cookie in self._cookies if cookie.name == "_xsrf" and path.startswith(cookie.path)]
+        return max(fitting, key=lambda cookie: len(cookie.path)).value or ""

@@ -1,4 +1,6 @@
-"""The gate and the lease: launches wait for GRANT, a revoked program gives way and loses nothing, an agent may do what it likes."""
+"""The gate and the lease: launches wait for GRANT, a revoked program gives way and loses nothing, an agent may do
+what it likes.
+"""
 
 from __future__ import annotations
 
@@ -334,9 +336,14 @@ def test_no_agent_at_all(start: Start) -> None:
 
 
 def test_an_agent_that_comes_later_is_found(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
-    client = start(
-        "d = Driver(); d.spin(0.001); d.synchronize(); say(1); hear(); d.spin(0.001); d.synchronize(); say(2); hear()"
-    )
+    client = start("""
+        d = Driver()
+        for turn in (1, 2):
+            d.spin(0.001)
+            d.synchronize()
+            say(turn)
+            hear()
+    """)
     assert client.hear() == 1
     agent = ScriptedAgent(socket_path, gpus)
     peer = agent.peer()

@@ -1,4 +1,6 @@
-"""What the library is to a process: nothing before cuInit, nothing in a child, no hindrance at exit, no foreign thread's business."""
+"""What the library is to a process: nothing before cuInit, nothing in a child, no hindrance at exit, no foreign
+thread's business.
+"""
 
 from __future__ import annotations
 

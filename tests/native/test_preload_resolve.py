@@ -1,4 +1,6 @@
-"""Which function a program gets when it asks for one of the driver's: the wrapper of exactly that ABI, or the driver's own."""
+"""Which function a program gets when it asks for one of the driver's: the wrapper of exactly that ABI, or the
+driver's own.
+"""
 
 from __future__ import annotations
 

@@ -81,9 +81,9 @@ def test_a_session_that_starts_and_a_template_that_is_gone():
     assert "its template no longer exists" in text
 
 
-def test_durations_that_nobody_has_to_count():
-    assert [format_duration(s) for s in (0, 0.4, 59.6, 89, 95, 3599, 3725)] == [
-        "0 s", "0 s", "1 min", "1 min 29 s", "1 min", "59 min", "1 h 2 min",
+def test_durations_never_seem_to_run_backwards():
+    assert [format_duration(s) for s in (0, 0.4, 59.6, 95, 299.4, 301, 3599, 3725)] == [
+        "0 s", "0 s", "1 min", "1 min 35 s", "4 min 59 s", "5 min", "59 min", "1 h 2 min",
     ]  # fmt: skip
 
 

@@ -164,12 +164,12 @@ async def test_a_busy_kernel_is_not_stopped(culler, agent, hub_server, clock):
 async def test_activity_that_the_hub_saw_a_moment_ago_saves_the_server(culler, agent, hub_server, clock):
     """The list of servers is older than the look at the one server that is to go."""
     released(agent, hub_server, clock)
-    one = culler()
-    one._settings = replace(one._settings, cull_every=1000)
-    await one._ask_hub()
+    one = culler(cull_every=1000)
+    await one._hub.refresh(1)
     hub_server.add("ann", last_activity=clock())
     await one.round()
     assert hub_server.deleted == []
+    assert "/users/ann" in [path for _, path, _ in hub_server.asked]
 
 
 async def test_a_kernel_that_went_to_work_a_moment_ago_saves_the_server(culler, agent, hub_server, clock):
@@ -215,6 +215,51 @@ async def test_the_gpu_steps_need_no_hub(culler, agent, hub_server, clock, caplo
     assert one.counters.failures["hub"] == 2
     said = [record for record in caplog.records if "Servers are not stopped until" in record.message]
     assert len(said) == 1  # not in every round
+
+
+async def test_a_hub_that_hangs_holds_up_no_gpu_step(agent, hub, hub_server, templates, clock):
+    ann = agent.add("ann")
+    hub_server.faults = ["hang"] * 100
+    one = Culler([AgentClient(agent.path)], hub, lambda: templates, EAGER, clock=clock, patience=0.01)
+    clock.forward(10 * MINUTE)
+    await one.round()
+    clock.forward(5 * MINUTE)
+    await one.round()
+    assert agent.sessions[ann].tier is Tier.DOWNGRADED
+    assert len(hub_server.asked) <= 1  # it waits for that answer, and asks no second question
+    one._hub.close()
+
+
+async def test_a_stop_that_hangs_holds_up_no_gpu_step(culler, agent, hub_server, clock):
+    released(agent, hub_server, clock)
+    one = culler(cull_every=1000)
+    one._patience = 0.1
+    await one._hub.refresh(1)
+    hub_server.faults = ["hang"] * 100
+    await one.round()
+    bob = agent.add("bob")
+    clock.forward(10 * MINUTE)
+    await one.round()
+    assert agent.sessions[bob].announcement is not None
+    assert list(one._under_way) == ["server ann"]
+    one._under_way["server ann"].cancel()
+
+
+async def test_a_deletion_that_the_hub_turns_away_is_decided_anew(culler, agent, hub_server, clock):
+    """Not sent again as it was: the user may be back."""
+    ann = released(agent, hub_server, clock)
+    one = culler(cull_every=1000)
+    await one._hub.refresh(1)
+    hub_server.faults = [None, 503]
+    await one.round()
+    assert hub_server.deleted == ["/users/ann/server"]
+    assert hub_server.users["ann"]["servers"]
+    agent.change(ann, kernels_busy=1)
+    await one.round()
+    assert hub_server.deleted == ["/users/ann/server"]
+    agent.change(ann, kernels_busy=0, announcement=Announcement(tier=Tier.STOPPED, at=clock(), reason="told"))
+    await one.round()
+    assert hub_server.users["ann"]["servers"] == {}
 
 
 async def test_without_the_hubs_word_nobody_is_stopped(culler, agent, hub_server, clock):

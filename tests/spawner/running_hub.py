@@ -172,8 +172,9 @@ class RunningHub:
 
     async def started(self, name: str, server: str = "", timeout: float = 20) -> Any:
         """Wait until a server is ready; its spawner."""
-        await until(lambda: self.spawner(name, server).ready, timeout)
-        return self.spawner(name, server)
+        user = self.user(name)
+        await until(lambda: user.spawners[server].ready, timeout)
+        return user.spawners[server]
 
 
 class Browser:

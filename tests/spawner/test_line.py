@@ -198,6 +198,20 @@ async def test_the_same_server_again_waits_until_its_old_session_is_closed(line:
     assert agent.sessions["ada"].share_units == 100
 
 
+async def test_a_close_that_was_tried_before_does_not_hit_the_new_session(line: Line, agent: FakeAgent) -> None:
+    """The agent is away when a session is closed; the server is started again before the next try."""
+    await line.start(wish("ada"))
+    await agent.stop()
+    line.reservations.release("ada")
+    await asyncio.sleep(0.1)
+    again = line.start(wish("ada"))
+    await agent.start()
+    await again
+    await until(lambda: not line.reservations._closing)
+    await asyncio.sleep(0.3)
+    assert list(agent.sessions) == ["ada"]
+
+
 async def test_a_session_from_before_does_not_block_its_own_server(line: Line, agent: FakeAgent) -> None:
     agent.occupy("ada", 100, 0)
     agent.occupy("there", 100, 1)

@@ -73,16 +73,18 @@ async def test_fifty_at_once_on_two_gpus(make_hub: Any, agent: FakeAgent) -> Non
         await hub.add_user(name)
     starts = await asyncio.gather(*(hub.start_server(name, {"profile": "quarter-gpu"}) for name in names))
     assert {response.code for response in starts} <= {201, 202}
-    waiting = set(names)
+    # looking a user up by name is a query each time
+    waiting = {name: hub.user(name) for name in names}
 
     def ready() -> list[str]:
-        return [name for name in waiting if hub.spawner(name).ready]
+        return [name for name, user in waiting.items() if user.spawners[""].ready]
 
     while waiting:
         await until(ready, timeout=20)
         assert len(agent.sessions) <= 8
         done = ready()
-        waiting.difference_update(done)
+        for name in done:
+            del waiting[name]
         await asyncio.gather(*(hub.stop_server(name) for name in done))
     assert most == 100
     await until(lambda: not agent.sessions and not hub.reservations._closing)

@@ -159,6 +159,13 @@ def test_entries_that_make_no_sense(entry: Any, says: str) -> None:
         profiles(templates, [entry])
 
 
+def test_a_dict_of_profiles_by_slug() -> None:
+    found = profiles([], {"b": {"display_name": "Second"}, "a": {"display_name": "First", "slug": "one"}})
+    assert [(profile.slug, profile.display_name) for profile in found] == [("one", "First"), ("b", "Second")]
+    with pytest.raises(ProfileError):
+        profiles([], {"b": 3})
+
+
 def test_a_card_in_kubespawners_conventions() -> None:
     template = Template.model_validate(
         {

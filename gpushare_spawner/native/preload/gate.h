@@ -12,7 +12,7 @@ struct context;
 
 /* A stream of a context, as far as work is concerned. Lanes are recycled, never freed: a thread may look at one that is gone. */
 struct lane {
-    struct gpu *gpu;
+    struct gpu *_Atomic gpu;
     struct context *context;
     CUstream stream;
     _Atomic uint32_t burst; /* the last burst of the GPU in which work was put here */
@@ -49,7 +49,7 @@ struct passage *gate_enter_slowly(struct passage *passage, CUstream stream);
 
 /* Count a launch in a lane. */
 static inline void gate_count(struct passage *passage, struct lane *lane) {
-    struct gpu *gpu = lane->gpu;
+    struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
     _Atomic uint64_t *launches = &passage->launches[gpu->index];
     atomic_store_explicit(launches, atomic_load_explicit(launches, memory_order_relaxed) + 1, memory_order_relaxed);
     uint32_t burst = atomic_load_explicit(&gpu->burst, memory_order_relaxed);
@@ -68,7 +68,7 @@ static inline struct passage *gate_enter(CUstream stream) {
 
     struct lane *lane = atomic_load_explicit(&passage->lane, memory_order_relaxed);
     if (likely(passage->stream == stream && passage->epoch == atomic_load_explicit(&lanes_epoch, memory_order_relaxed) &&
-               atomic_load_explicit(&lane->gpu->fast, memory_order_relaxed))) {
+               atomic_load_explicit(&atomic_load_explicit(&lane->gpu, memory_order_relaxed)->fast, memory_order_relaxed))) {
         gate_count(passage, lane);
         return passage;
     }

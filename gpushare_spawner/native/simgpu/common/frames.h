@@ -6,14 +6,14 @@
 
 enum claim { CLAIM_NONE, CLAIM_FREE, CLAIM_EVICTED };
 
-/* Takes a frame for a page: a free one, else that of the least recently used managed page of anybody. CLAIM_NONE when all of
+/* Takes a frame for a page: a free one, else that of the managed page of anybody that has been there longest. CLAIM_NONE when all of
  * VRAM is plain memory. */
 enum claim frames_claim(struct state *state, int gpu, uint32_t slot, uint64_t page, enum frame_kind kind, uint32_t *number);
 
 /* True when the page is still in that frame. */
 int frames_holds(struct state *state, int gpu, uint32_t number, uint32_t slot, uint64_t page);
 
-/* Marks a managed page as just used. */
+/* A managed page counts as just come. */
 void frames_use(struct state *state, int gpu, uint32_t number);
 
 void frames_release(struct state *state, int gpu, uint32_t number);

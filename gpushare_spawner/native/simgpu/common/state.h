@@ -23,7 +23,7 @@ enum frame_kind { FRAME_FREE, FRAME_PLAIN, FRAME_MANAGED };
  * by owner and page: evicting another's page needs no word to its owner. */
 struct frame {
     uint64_t page;  /* which page of its owner: region id and index in the region */
-    uint64_t stamp; /* when it was last used: the order from which the list is rebuilt */
+    uint64_t stamp; /* when it came: the order from which the list is rebuilt */
     uint32_t owner; /* process slot + 1 */
     uint32_t kind;
     uint32_t before, after; /* neighbours in its list */
@@ -55,7 +55,7 @@ struct busy {
 struct gpu {
     pthread_mutex_t lock;
     uint8_t uuid[16];
-    struct frame_list free, managed; /* managed: least recently used first */
+    struct frame_list free, managed; /* managed: the one that leaves first, first */
     uint64_t stamp;
     uint32_t held[MAX_PROCESSES];     /* frames of each process */
     uint32_t contexts[MAX_PROCESSES]; /* contexts of each process: it shows on the GPU */

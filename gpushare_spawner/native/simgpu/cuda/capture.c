@@ -67,6 +67,28 @@ static CUresult join(struct stream *stream, struct capture_run *run, struct node
     return CUDA_SUCCESS;
 }
 
+/* The run is over: the calls that it forbade are allowed again. */
+static void finish(struct capture_run *run)
+{
+    if (run->mode != CAPTURE_MODE_RELAXED && pthread_equal(run->thread, pthread_self()))
+        own_captures--;
+    if (run->mode == CAPTURE_MODE_GLOBAL)
+        __atomic_sub_fetch(&run->context->capturing, 1, __ATOMIC_RELAXED);
+    run->broken = 1; /* nothing joins it any more */
+}
+
+void capture_abandon(struct stream *stream)
+{
+    struct capture_run *run = stream->capture->run;
+    if (stream->capture->origin) {
+        finish(run);
+        if (run->own_graph)
+            graph_drop(run->graph);
+    }
+    run->broken = 1;
+    leave(stream);
+}
+
 CUresult capture_break(struct stream *stream, CUresult why)
 {
     stream->capture->run->broken = 1;
@@ -205,13 +227,9 @@ static CUresult end(CUstream handle, CUgraph *out)
         leave(other);
     }
     pthread_mutex_unlock(&stream->context->lock);
-    if (run->mode != CAPTURE_MODE_RELAXED)
-        own_captures--;
-    if (run->mode == CAPTURE_MODE_GLOBAL)
-        __atomic_sub_fetch(&run->context->capturing, 1, __ATOMIC_RELAXED);
     if (run->broken)
         error = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    run->broken = 1; /* nothing joins it any more */
+    finish(run);
     if (out)
         *out = error ? NULL : run->graph;
     if ((error || !out) && run->own_graph)

@@ -21,6 +21,9 @@ CUresult capture_put(struct stream *stream, const struct operation *operation);
 CUresult capture_record(struct stream *stream, struct event *event);
 CUresult capture_join(struct stream *stream, struct event *event);
 
+/* The stream is destroyed: what it captured is lost. */
+void capture_abandon(struct stream *stream);
+
 /* The event is recorded anew, or gone. */
 void capture_forget(struct event *event);
 

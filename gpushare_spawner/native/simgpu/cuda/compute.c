@@ -64,7 +64,7 @@ static uint64_t slice(const struct work *work, int number, uint64_t pages, uint6
     uint64_t budget = state->settings.slice_ns, spent = 0, fault_ns = 0;
     while (*touched < pages && spent < budget) {
         struct moved moved = {0};
-        residency_bring(nth_page(work, *touched, state->settings.page), number, &moved);
+        residency_bring(nth_page(work, *touched, state->settings.page), number, 0, &moved);
         ++*touched;
         uint64_t due = (uint64_t)((double)work->device_ns * (double)*touched / (double)pages), ns = residency_fault_ns(&moved);
         spent += due - *computed + ns;

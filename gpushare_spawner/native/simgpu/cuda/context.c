@@ -5,7 +5,6 @@
 
 #include "capture.h"
 #include "memory.h"
-#include "pool.h"
 #include "stream.h"
 
 #define DEPTH 64 /* of a thread's stack of contexts */
@@ -93,18 +92,22 @@ struct context *context_primary(int device)
 CUresult context_synchronize(struct context *context)
 {
     /* those there are now: held against destruction while we wait */
-    struct stream *waiting[256];
-    int count = 0;
+    size_t count = 0, held = 0;
     pthread_mutex_lock(&context->lock);
-    for (struct stream *stream = context->streams; stream && count < 256; stream = stream->next) {
+    for (struct stream *stream = context->streams; stream; stream = stream->next)
+        count++;
+    struct stream **waiting = malloc((count + 1) * sizeof *waiting);
+    for (struct stream *stream = context->streams; stream && waiting; stream = stream->next) {
         stream_retain(stream);
-        waiting[count++] = stream;
+        waiting[held++] = stream;
     }
     pthread_mutex_unlock(&context->lock);
-    for (int i = 0; i < count; i++) {
+    REQUIRE(waiting, CUDA_ERROR_OUT_OF_MEMORY);
+    for (size_t i = 0; i < held; i++) {
         stream_drain(waiting[i]);
         stream_release(waiting[i]);
     }
+    free(waiting);
     return __atomic_load_n(&context->error, __ATOMIC_ACQUIRE);
 }
 

@@ -86,7 +86,10 @@ static CUresult record(CUevent event, unsigned flags, CUstream handle)
     struct operation operation = {.kind = OPERATION_RECORD, .event = {event, 0}};
     if (!stream->capture)
         operation.event.number = __atomic_add_fetch(&event->recorded, 1, __ATOMIC_ACQ_REL);
-    return stream_put(stream, &operation, NULL);
+    error = stream_put(stream, &operation, NULL);
+    if (error)
+        event_release(event);
+    return error;
 }
 
 EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)

@@ -6,14 +6,14 @@
 #define TWO(name, version, function, per_thread)                                                                               \
     extern void function(void);                                                                                                \
     extern void per_thread(void);
-#include "functions.inc"
+#include "function_table.h"
 #undef ONE
 #undef TWO
 
 const struct named_function FUNCTIONS[] = {
 #define ONE(name, version, function) {name, version, function, NULL},
 #define TWO(name, version, function, per_thread) {name, version, function, per_thread},
-#include "functions.inc"
+#include "function_table.h"
 };
 
 const size_t FUNCTION_COUNT = sizeof FUNCTIONS / sizeof *FUNCTIONS;

@@ -1,4 +1,5 @@
 /* The driver calls that allocate and free. */
+#include "../common/processes.h"
 #include "capture.h"
 #include "memory.h"
 #include "ptsz.h"
@@ -69,6 +70,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     if (error)
         return error;
     REQUIRE(free && total, CUDA_ERROR_INVALID_VALUE);
+    processes_reap(driver.state, 0);
     gpu_lock(driver.state, context->gpu);
     *free = driver.state->gpus[context->gpu].free.count * driver.state->settings.page;
     gpu_unlock(driver.state, context->gpu);

@@ -29,7 +29,7 @@ static uint64_t to_device(uint64_t address, uint64_t size, int number, int devic
         pthread_mutex_lock(&memory_lock);
         gpu_lock(state, number);
         while (at < end && moved.in < chunk && moved.evicted < chunk) {
-            residency_bring(at < address ? address : at, number, &moved);
+            residency_bring(at < address ? address : at, number, 1, &moved);
             struct region *region = region_find(at < address ? address : at);
             if (region && region->kind == KIND_MANAGED)
                 region->pages[(at - region->span.base) / page].prefetched = (int8_t)device;

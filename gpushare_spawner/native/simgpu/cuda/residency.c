@@ -38,7 +38,7 @@ static void leave_other_gpu(struct page *page, uint64_t name, int here)
     page->gpu = -1;
 }
 
-void residency_bring(uint64_t address, int gpu, struct moved *moved)
+void residency_bring(uint64_t address, int gpu, int prefetch, struct moved *moved)
 {
     struct state *state = driver.state;
     struct region *region = region_find(address);
@@ -51,7 +51,8 @@ void residency_bring(uint64_t address, int gpu, struct moved *moved)
     if (region->kind != KIND_MANAGED)
         return; /* plain memory is there, or on a peer that is read over the bus */
     if (page->gpu == gpu && frames_holds(state, gpu, page->frame, driver.slot, name)) {
-        frames_use(state, gpu, page->frame);
+        if (prefetch)
+            frames_use(state, gpu, page->frame);
         return;
     }
     if (page->gpu >= 0 && page->gpu != gpu)
@@ -111,7 +112,7 @@ uint64_t residency_fault_range(uint64_t address, uint64_t size, int number, uint
         pthread_mutex_lock(&memory_lock);
         gpu_lock(state, number);
         while (at < end && moved.in + moved.evicted + moved.remote < 4 * page) {
-            residency_bring(at < address ? address : at, number, &moved);
+            residency_bring(at < address ? address : at, number, 0, &moved);
             at += page;
         }
         uint64_t ns = residency_fault_ns(&moved);

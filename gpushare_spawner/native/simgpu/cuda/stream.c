@@ -72,6 +72,8 @@ void stream_unlink(struct stream *stream)
     }
     pthread_mutex_unlock(&context->lock);
     stream->magic = 0;
+    if (stream->capture)
+        capture_abandon(stream);
     if (stream->started)
         put(stream, &(struct operation){.kind = OPERATION_QUIT});
 }

@@ -112,7 +112,10 @@ static CUresult wait_event(struct event *event, unsigned flags, CUstream handle)
     if (__atomic_load_n(&event->completed, __ATOMIC_ACQUIRE) >= number)
         return CUDA_SUCCESS;
     event_retain(event);
-    return stream_put(stream, &(struct operation){.kind = OPERATION_WAIT_EVENT, .event = {event, number}}, NULL);
+    error = stream_put(stream, &(struct operation){.kind = OPERATION_WAIT_EVENT, .event = {event, number}}, NULL);
+    if (error)
+        event_release(event);
+    return error;
 }
 
 EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)

@@ -1,4 +1,5 @@
-/* Name, CUDA version, function, and its form for per-thread default streams where it has one. Sorted by name. */
+/* Name, CUDA version, function, and its form for per-thread default streams where it has one. Sorted by name. Read several times
+ * over with other meanings of ONE and TWO, so without a guard. */
 ONE("cuCtxCreate", 3020, cuCtxCreate_v2)
 ONE("cuCtxCreate", 11040, cuCtxCreate_v3)
 ONE("cuCtxCreate", 12050, cuCtxCreate_v4)

@@ -1,0 +1,146 @@
+"""One job of the oversubscription benchmark: CPU and GPU phases in turn on one working set, like a training job's.
+
+Started by benchmarks.oversubscription with its shape as JSON. It says "ready", waits for a line, works, and says how long
+it took. Where a first-come scheduler is in force it asks that before it launches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushare_spawner import native
+
+WANT, RELEASED, GO, GIVE_WAY = b"w", b"r", b"g", b"t"
+PR_SET_TIMERSLACK = 29
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A job, in seconds and bytes as they are on the scaled-down simulated GPU."""
+
+    working_set: int
+    startup: float
+    """CPU time before the first GPU work."""
+    cycles: int
+    cpu: float
+    """CPU phase after each GPU phase; 0: one GPU phase after the other."""
+    steps: int
+    """Kernels in a GPU phase."""
+    kernel: float
+    """Seconds that one kernel keeps the device busy when its pages are there; it touches the whole working set."""
+    gap: float
+    """Host time between two kernels of a phase."""
+
+    @property
+    def alone(self) -> float:
+        """Seconds that it takes on an idle GPU."""
+        return self.startup + self.cycles * (self.steps * (self.kernel + self.gap) + self.cpu)
+
+
+class Token:
+    """The first-come scheduler as one of its clients sees it; without a socket there is none, and all calls do nothing."""
+
+    def __init__(self, connection: socket.socket | None, notice: float) -> None:
+        self._connection = connection
+        self._notice = notice
+        """Seconds without GPU work after which the token is given back."""
+        self._held = False
+
+    def take(self) -> None:
+        """Before a launch: have the token, or wait for it."""
+        if self._connection is None:
+            return
+        if self._held and self._told_within(0):
+            self._release()
+        if not self._held:
+            self._connection.send(WANT)
+            while self._connection.recv(1) != GO:
+                pass
+            self._held = True
+
+    def sleep(self, until: float) -> None:
+        """A pause on the CPU: the token is given back when it was seen to be unused, or when its time is over."""
+        if self._connection is not None and self._held:
+            left = until - time.monotonic()
+            if self._told_within(min(self._notice, left)) or left > self._notice:
+                self._release()
+        time.sleep(max(0.0, until - time.monotonic()))
+
+    def done(self) -> None:
+        if self._held:
+            self._release()
+
+    def _told_within(self, seconds: float) -> bool:
+        assert self._connection is not None
+        readable, _, _ = select.select([self._connection], [], [], max(0.0, seconds))
+        return bool(readable) and self._connection.recv(1) == GIVE_WAY
+
+    def _release(self) -> None:
+        assert self._connection is not None
+        self._connection.send(RELEASED)
+        self._held = False
+
+
+def main() -> None:
+    """Work as the arguments say: the shape, whether to allocate managed memory, the scheduler's descriptor and notice.
+
+    Before it ends it says how long it took, in seconds.
+    """
+    shape = Shape(**json.loads(sys.argv[1]))
+    managed, descriptor, notice = sys.argv[2] == "managed", int(sys.argv[3]), float(sys.argv[4])
+    connection = socket.socket(fileno=descriptor) if descriptor >= 0 else None
+    token = Token(connection, notice)
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+    from cuda.bindings import driver as cuda
+
+    def checked(result: tuple[object, ...]) -> object:
+        if result[0] != cuda.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"the driver says {result[0]}")
+        return result[1] if len(result) == 2 else None
+
+    checked(cuda.cuInit(0))
+    checked(cuda.cuCtxSetCurrent(checked(cuda.cuDevicePrimaryCtxRetain(checked(cuda.cuDeviceGet(0))))))
+    ptx = (Path(native.__file__).parent / "simgpu" / "kernels.ptx").read_bytes() + b"\0"
+    touch = checked(cuda.cuModuleGetFunction(checked(cuda.cuModuleLoadData(ptx)), b"touch"))
+    if managed:
+        memory = checked(cuda.cuMemAllocManaged(shape.working_set, cuda.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value))
+    else:
+        memory = checked(cuda.cuMemAlloc(shape.working_set))
+    arguments = (
+        (int(memory), shape.working_set, round(shape.kernel * 1e9)),  # type: ignore[call-overload]
+        (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64),
+    )
+    print("ready", flush=True)
+    sys.stdin.readline()
+    began = time.monotonic()
+    token.sleep(began + shape.startup)
+    for _ in range(shape.cycles):
+        for step in range(shape.steps):
+            token.take()
+            checked(cuda.cuLaunchKernel(touch, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
+            checked(cuda.cuCtxSynchronize())
+            if step + 1 < shape.steps:
+                token.sleep(time.monotonic() + shape.gap)
+        token.sleep(time.monotonic() + shape.gap + shape.cpu)
+    token.done()
+    print(time.monotonic() - began, flush=True)
+    with contextlib.suppress(OSError):
+        if connection is not None:
+            connection.close()
+    # Other jobs still run: leave without the driver's and the interpreter's slow way out.
+    sys.stdin.readline()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

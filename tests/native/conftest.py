@@ -1,0 +1,121 @@
+"""Fixtures of the native tests: the simulated driver, and programs that run on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.native import build, simgpu_folder
+
+NATIVE = Path(build.__file__).parent
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="session")
+def simgpu_libraries() -> Path:
+    """The folder of the simulated libcuda.so.1 and libnvidia-ml.so.1, built anew when a source is newer."""
+    newest = max(path.stat().st_mtime for path in (NATIVE / "simgpu").rglob("*.[ch]"))
+    try:
+        folder = simgpu_folder()
+        built = min((folder / name).stat().st_mtime for name in ("libcuda.so.1", "libnvidia-ml.so.1"))
+    except FileNotFoundError:
+        built = 0.0
+    if built < newest:
+        build.build(NATIVE / "lib")
+    return simgpu_folder()
+
+
+class Program:
+    """A running program on the simulated GPUs. It says lines of JSON, and is told lines of JSON."""
+
+    def __init__(self, code: str, environment: dict[str, str]) -> None:
+        opening = "from tests.native.simgpu_program import *\n"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", opening + textwrap.dedent(code)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def hear(self) -> Any:
+        """The next thing that it says."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the program ended:\n{self.finish(status=None)}")
+        return json.loads(line)
+
+    def say(self, value: Any = None) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """As by kill -9, and waited for."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def finish(self, status: int | None = 0) -> str:
+        """Wait for its end; what it wrote to stderr."""
+        _, errors = self.process.communicate(timeout=60)
+        assert status is None or self.process.returncode == status, errors
+        return errors
+
+
+Start = Callable[..., Program]
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def simgpu_environment(simgpu_libraries: Path, tmp_path: Path) -> dict[str, str]:
+    """A machine of its own for each test: one GPU of 1 GiB with fast transfers, so that tests are quick."""
+    foreign = ("SIMGPU_", "GPUSHARE_", "CUDA_", "LD_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return kept | {
+        "LD_LIBRARY_PATH": str(simgpu_libraries),
+        "SIMGPU_STATE": str(tmp_path / "simgpu.state"),
+        "SIMGPU_MEMORY": "1GiB",
+    }
+
+
+@pytest.fixture
+def simulated(simgpu_environment: dict[str, str]) -> Iterator[Start]:
+    """Start a program: its code, and environment variables besides."""
+    programs: list[Program] = []
+
+    def start(code: str, **more: str) -> Program:
+        programs.append(Program(code, simgpu_environment | more))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.process.kill()
+        program.process.communicate()
+
+
+@pytest.fixture
+def said(simulated: Start) -> Run:
+    """Run a program to its end; what it said first."""
+
+    def run(code: str, **more: str) -> Any:
+        program = simulated(code, **more)
+        heard = program.hear()
+        program.finish()
+        return heard
+
+    return run

@@ -1,0 +1,173 @@
+"""The C code under sanitizers: ``python -m tests.native.sanitize [--seconds 5] [address] [thread]``.
+
+Builds libgpushare.so and the simulated driver with gcc (or clang), once with AddressSanitizer and UBSan and once
+with ThreadSanitizer, and runs preload_stress.c on them against an agent that grants and revokes at random. Exit
+status 0: no finding. Where no compiler with sanitizers is there, says so in one sentence and exits with 0.
+
+ThreadSanitizer knows C11 atomics but not membarrier(2); the library is built so that launches use a fence instead,
+which is the path of kernels without membarrier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.native import build
+from tests.native.preload_agent import Peer, ScriptedAgent
+
+NATIVE = Path(build.__file__).parent
+HERE = Path(__file__).parent
+SANITIZERS = {
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+    "thread": ["-fsanitize=thread", "-DGATE_ALWAYS_FENCES"],
+}
+OPTIONS = {
+    # what the program leaves to its end belongs to driver objects that live as long as it does
+    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": f"exitcode=99:second_deadlock_stack=1:suppressions={HERE / 'preload_tsan.supp'}",
+}
+
+
+class RestlessAgent(ScriptedAgent):
+    """Grants at once, revokes after a few milliseconds, pages out and in as it likes."""
+
+    def serve(self) -> None:
+        while True:
+            threading.Thread(target=self._one, args=(self.peer(3600), random.Random(1)), daemon=True).start()
+
+    def _one(self, peer: Peer, chance: random.Random) -> None:
+        lease = 0
+        revoke_at = 0.0
+        while True:
+            try:
+                frame = peer.hear(0.002)
+                if frame is None:
+                    return
+                if frame.kind is Kind.REQUEST:
+                    lease += 1
+                    peer.grant(frame.gpu, lease, prefetch=chance.choice((0, 1 << 20, 1 << 40)))
+                    revoke_at = time.monotonic() + chance.random() / 20
+            except TimeoutError:
+                pass
+            except OSError:
+                return
+            if revoke_at and time.monotonic() > revoke_at:
+                revoke_at = 0.0
+                try:
+                    peer.revoke(self.gpus[0], lease, page_out=chance.choice((0, 1 << 20, 1 << 40)))
+                    if chance.random() < 0.3:
+                        peer.send(Kind.PAGE_OUT, 1 << 20, gpu=self.gpus[0])
+                except OSError:
+                    return
+
+
+def compiler(flags: list[str], folder: Path) -> str | None:
+    """A C compiler that can build and run a program with these sanitizers."""
+    probe = folder / "probe.c"
+    probe.write_text("int main(void) { return 0; }\n")
+    for name in ("gcc", "clang"):
+        if not shutil.which(name):
+            continue
+        built = subprocess.run([name, *flags, "-o", str(folder / "probe"), str(probe)], capture_output=True)
+        if built.returncode == 0 and subprocess.run([str(folder / "probe")], capture_output=True).returncode == 0:
+            return name
+    return None
+
+
+def libraries(cc: str, flags: list[str], folder: Path) -> None:
+    """Build libgpushare.so, libcuda.so.1 and the stress program into the folder. Raises CalledProcessError."""
+    common = [
+        cc,
+        "-std=gnu11",
+        "-O1",
+        "-g",
+        "-fPIC",
+        "-pthread",
+        "-fno-omit-frame-pointer",
+        "-fvisibility=hidden",
+        *flags,
+    ]
+    shared = [*common, "-shared"]
+    preload = [p for p in sorted((NATIVE / "preload").glob("*.c")) if p.name != "dlsym.c"]
+    driver = [*sorted((NATIVE / "simgpu/cuda").glob("*.c")), *sorted((NATIVE / "simgpu/common").glob("*.c"))]
+
+    def run(*command: object) -> None:
+        subprocess.run([str(part) for part in command], check=True, cwd=NATIVE)
+
+    run(
+        *shared, "-I", NATIVE / "preload", "-Wl,-soname,libgpushare.so", "-o", folder / "libgpushare.so",
+        *preload, HERE / "preload_plain_dlsym.c", "-ldl",
+    )  # fmt: skip
+    symbolic = ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
+    # The simulated driver's locks are futexes of its own, of which ThreadSanitizer knows nothing. UBSan's findings in it are
+    # printed; only those in the preload library, which runs in people's programs, end the run.
+    plain = [part for part in shared if part not in ("-fsanitize=thread", "-fno-sanitize-recover=undefined")]
+    run(*plain, *symbolic, "-o", folder / "libcuda.so.1", *driver, "-ldl", "-lrt", "-lm")
+    run(
+        *common, "-Wl,--no-as-needed", "-o", folder / "stress", HERE / "preload_stress.c",
+        folder / "libgpushare.so", folder / "libcuda.so.1", f"-Wl,-rpath,{folder}",
+    )  # fmt: skip
+
+
+def first_gpu(folder: Path, environment: dict[str, str]) -> bytes:
+    """The UUID of the simulated GPU: asked by a program of its own, built without sanitizers."""
+    source = folder / "uuid.c"
+    source.write_text(
+        "#include <stdio.h>\nint cuInit(unsigned); int cuDeviceGetUuid(void *, int);\n"
+        "int main(void) { char u[16]; if (cuInit(0) || cuDeviceGetUuid(u, 0)) return 1; return fwrite(u, 16, 1, stdout) != 1; }\n"
+    )
+    command = ["gcc" if shutil.which("gcc") else "clang", "-o", folder / "uuid", source, folder / "libcuda.so.1"]
+    flags = [flag for flag in environment["SANITIZER_FLAGS"].split() if flag.startswith("-fsanitize=address")]
+    subprocess.run([str(part) for part in [*command, *flags, f"-Wl,-rpath,{folder}"]], check=True)
+    return subprocess.run([str(folder / "uuid")], env=environment, check=True, capture_output=True).stdout
+
+
+def check(name: str, seconds: int) -> bool:
+    """Build and run with one sanitizer. True: no finding, or none can be had here."""
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        flags = SANITIZERS[name]
+        cc = compiler(flags[:1], folder)
+        if cc is None:
+            print(f"sanitize: skipped {name}: neither gcc nor clang can build and run programs with {flags[0]} here")
+            return True
+        libraries(cc, flags, folder)
+        environment = os.environ | OPTIONS | {
+            "SIMGPU_STATE": str(folder / "state"), "SIMGPU_MEMORY": "256MiB", "SANITIZER_FLAGS": " ".join(flags),
+            "GPUSHARE_SOCKET": str(folder / "session.sock"), "GPUSHARE_LOG": "error",
+        }  # fmt: skip
+        gpu = first_gpu(folder, {k: v for k, v in environment.items() if k != "GPUSHARE_SOCKET"})
+        agent = RestlessAgent(folder / "session.sock", [gpu], total=1 << 28)
+        threading.Thread(target=agent.serve, daemon=True).start()
+        program = [str(folder / "stress"), str(NATIVE / "simgpu" / "kernels.ptx"), str(seconds)]
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=seconds * 20 + 60)
+        agent.stop()
+        print(f"sanitize: {name} with {cc}: {done.stdout.strip() or 'no result'}; status {done.returncode}")
+        if done.stderr:
+            print(done.stderr[-20000:])
+        return done.returncode == 0
+
+
+def main() -> int:
+    """Command line; 0 when nothing was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=5, help="how long each stress run takes (default 5)")
+    parser.add_argument("sanitizers", nargs="*", choices=[*SANITIZERS, []], help="default: all")
+    options = parser.parse_args()
+    results = [check(name, options.seconds) for name in options.sanitizers or SANITIZERS]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

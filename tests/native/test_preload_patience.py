@@ -1,0 +1,131 @@
+"""What happens when an answer does not come: the long waits, with the library's clock running twenty times as fast."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.native import preload_library
+from tests.native.preload_agent import ScriptedAgent
+from tests.native.preload_stub import compile_library
+
+if TYPE_CHECKING:
+    from tests.native.preload_clients import Start
+
+pytest_plugins = ["tests.native.preload_clients"]
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def fast(tmp_path_factory: pytest.TempPathFactory, libraries: Path) -> dict[str, str]:
+    """The environment in which 30 s of the library's are 1.5 s."""
+    clock = tmp_path_factory.mktemp("clock") / "libfastclock.so"
+    compile_library([str(HERE / "preload_fast_clock.c"), "-ldl"], clock)
+    return {"LD_PRELOAD": f"{clock}:{preload_library()}"}
+
+
+@pytest.fixture
+def agent(socket_path: Path, gpus: list[bytes]):
+    agent = ScriptedAgent(socket_path, gpus)
+    yield agent
+    agent.stop()
+
+
+LAUNCH = """
+d = Driver()
+say("ready")
+hear()
+d.spin(0.001)
+d.synchronize()
+say("ran")
+hear()
+"""
+
+
+def test_an_agent_that_hangs_does_not_hang_the_program(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes], fast: dict[str, str]
+) -> None:
+    """30 s after the request the work runs; a grant that comes later is taken as one."""
+    client = start(LAUNCH, **fast)
+    peer = agent.peer()
+    client.hear()
+    client.say()
+    peer.expect(Kind.REQUEST)
+    began = time.monotonic()
+    assert client.hear() == "ran"
+    assert time.monotonic() - began > 1.2
+    peer.grant(gpus[0], 1)
+    assert peer.expect(Kind.RELEASE).fields[0] == 1
+
+
+def test_an_agent_that_renews_the_wait_is_waited_for(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes], fast: dict[str, str]
+) -> None:
+    client = start(LAUNCH, **fast)
+    peer = agent.peer()
+    client.hear()
+    client.say()
+    peer.expect(Kind.REQUEST)
+    began = time.monotonic()
+    for _ in range(5):  # every 10 s, for 50 s
+        peer.grant(gpus[0], 0)
+        peer.nothing(0.5)
+    peer.grant(gpus[0], 7)
+    assert client.hear() == "ran"
+    assert time.monotonic() - began > 2.4
+    client.say()
+    assert "has not answered" not in client.end()
+
+
+def test_work_that_waits_for_a_thread_at_the_gate(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes], fast: dict[str, str]
+) -> None:
+    """A stream's work ends only after another thread has launched, and that one stands at the gate that a revoke has shut: after 5 s
+    it is let through for a moment, and the revoke goes on."""
+    client = start(
+        """
+        d = Driver()
+        spin = d.kernel("spin")
+        launched = threading.Event()
+        waiting = c.CFUNCTYPE(None, c.c_void_p)(lambda _: launched.wait())
+        first, second = d.stream(), d.stream()
+        d.spin(0.001, first)
+        d("cuLaunchHostFunc", first, waiting, None)
+        say("waiting")
+        hear()
+        def work():
+            d("cuCtxSetCurrent", d.context)
+            d.launch(spin, c.c_uint64(1000), stream=second)
+            launched.set()
+        threading.Thread(target=work).start()
+        d("cuStreamSynchronize", first)
+        say("done")
+        hear()
+        """,
+        **fast,
+    )
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 1)
+    client.hear()
+    peer.revoke(gpus[0], 1)
+    peer.nothing(0.1, skip=(Kind.MEMORY, Kind.IDLE, Kind.BUSY))
+    client.say()
+    assert peer.expect(Kind.RELEASE).fields[0] == 1
+    assert client.hear() == "done"
+
+
+def test_a_lost_connection_is_tried_again_less_and_less_often(
+    start: Start, agent: ScriptedAgent, fast: dict[str, str]
+) -> None:
+    """The waits double, from 0.1 s on; nothing is held up meanwhile."""
+    client = start("Driver(); hear()", **fast)
+    for _ in range(4):
+        agent.peer().close()
+    agent.stop()
+    client.say()
+    client.end()

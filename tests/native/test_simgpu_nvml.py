@@ -1,0 +1,136 @@
+"""The simulated NVML under nvidia-ml-py."""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+
+LOOK = """
+import pynvml as nvml
+nvml.nvmlInit()
+device = nvml.nvmlDeviceGetHandleByIndex(0)
+"""
+
+
+def test_what_nvml_says_of_the_machine(said) -> None:
+    heard = said(
+        LOOK
+        + """
+second = nvml.nvmlDeviceGetHandleByIndex(1)
+check(cu.cuInit(0))
+uuid = nvml.nvmlDeviceGetUUID(second)
+as_bytes = bytes.fromhex(uuid.removeprefix("GPU-").replace("-", ""))
+pci = nvml.nvmlDeviceGetPciInfo(second)
+say({
+    "count": nvml.nvmlDeviceGetCount(), "cuda": nvml.nvmlSystemGetCudaDriverVersion(),
+    "driver": nvml.nvmlSystemGetDriverVersion(), "name": nvml.nvmlDeviceGetName(second),
+    "same_uuid": as_bytes == check(cu.cuDeviceGetUuid(1)).bytes,
+    "by_uuid": nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetHandleByUUID(uuid)),
+    "by_bus": nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetHandleByPciBusId(pci.busId)),
+    "by_serial": nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetHandleBySerial(nvml.nvmlDeviceGetSerial(second))),
+    "minor": nvml.nvmlDeviceGetMinorNumber(second),
+    "capability": list(nvml.nvmlDeviceGetCudaComputeCapability(second)),
+    "power": nvml.nvmlDeviceGetPowerUsage(second), "celsius": nvml.nvmlDeviceGetTemperature(second, 0),
+})
+nvml.nvmlShutdown()
+""",
+        SIMGPU_DEVICES="2",
+        SIMGPU_MODEL="Test GPU",
+    )
+    assert heard == {
+        "count": 2, "cuda": 13000, "driver": "580.65.06", "name": "Test GPU", "same_uuid": True, "by_uuid": 1,
+        "by_bus": 1, "by_serial": 1, "minor": 1, "capability": [7, 0], "power": 40000, "celsius": 34,
+    }  # fmt: skip
+
+
+def test_visible_devices_are_no_matter_to_nvml(said) -> None:
+    assert said(LOOK + "say(nvml.nvmlDeviceGetCount())", SIMGPU_DEVICES="3", CUDA_VISIBLE_DEVICES="2") == 3
+
+
+def test_what_is_not_there_says_so(said) -> None:
+    heard = said(
+        LOOK
+        + """
+def attempt(call, *arguments):
+    try:
+        call(*arguments)
+    except nvml.NVMLError as error:
+        return str(error)
+    return "fine"
+say([attempt(nvml.nvmlDeviceGetMigMode, device), attempt(nvml.nvmlDeviceGetEccMode, device),
+     attempt(nvml.nvmlDeviceGetNumFans, device), attempt(nvml.nvmlDeviceGetHandleByIndex, 5),
+     attempt(nvml.nvmlDeviceGetHandleByUUID, "GPU-nothing"), nvml.nvmlShutdown(), attempt(nvml.nvmlDeviceGetCount)])
+"""
+    )
+    assert heard == [
+        "Not Supported", "Not Supported", "Function Not Found", "Invalid Argument", "Not Found", None, "Uninitialized",
+    ]  # fmt: skip
+
+
+def test_processes_and_their_memory(simulated, said) -> None:
+    first = simulated("machine = Machine(); machine.plain(100 << 20); say(os.getpid()); listen()")
+    second = simulated(
+        """
+        machine = Machine()
+        address = machine.managed(60 << 20)
+        machine.launch("touch", address, 60 << 20, 0)
+        machine.synchronize()
+        say(os.getpid())
+        listen()
+        """
+    )
+    only_started = simulated("check(cu.cuInit(0)); say(os.getpid()); listen()")
+    pids = [first.hear(), second.hear()]
+    only_started.hear()
+    look = (
+        LOOK
+        + """
+found = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+memory, newer = nvml.nvmlDeviceGetMemoryInfo(device), nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2)
+say([[[p.pid, p.usedGpuMemory] for p in found], [memory.total, memory.free, memory.used],
+     [newer.total, newer.free, newer.used]])
+"""
+    )
+    processes, memory, newer = said(look)
+    assert sorted(processes) == sorted([[pids[0], 100 * MIB], [pids[1], 60 * MIB]])
+    assert memory == newer == [1024 * MIB, 864 * MIB, 160 * MIB]
+    first.kill()
+    processes, memory, _ = said(look)
+    assert processes == [[pids[1], 60 * MIB]]
+    assert memory[2] == 60 * MIB
+
+
+def test_utilisation_is_the_busy_share_of_the_last_second(said) -> None:
+    heard = said(
+        LOOK
+        + """
+machine = Machine()
+idle = nvml.nvmlDeviceGetUtilizationRates(device).gpu
+machine.launch("spin", 1_300_000_000)
+machine.synchronize()
+busy = nvml.nvmlDeviceGetUtilizationRates(device).gpu
+time.sleep(1.2)
+say([idle, busy, nvml.nvmlDeviceGetUtilizationRates(device).gpu, nvml.nvmlSystemGetProcessName(os.getpid()) != ""])
+"""
+    )
+    idle, busy, later, named = heard
+    assert idle == 0
+    assert 70 <= busy <= 100
+    assert later == 0
+    assert named
+
+
+def test_statistics_are_in_both_libraries(said) -> None:
+    heard = said(
+        """
+        machine = Machine()
+        machine.launch("spin", 1_000_000)
+        machine.synchronize()
+        nvml, found = ctypes.CDLL("libnvidia-ml.so.1"), Stats()
+        result = nvml.simgpu_stats(0, ctypes.byref(found), ctypes.sizeof(found))
+        short = Stats()
+        nvml.simgpu_stats(0, ctypes.byref(short), 8)
+        say([result, found.kernels, found.busy_ns >= 1_000_000, short.kernels, short.busy_ns,
+             nvml.simgpu_stats(7, ctypes.byref(found), 8)])
+        """
+    )
+    assert heard == [0, 1, True, 1, 0, -1]

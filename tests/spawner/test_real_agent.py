@@ -1,0 +1,59 @@
+"""The spawner with a real agent on simulated GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from gpushare_spawner.model.tier import Tier
+
+from ..agent.agent_process import AgentProcess
+from .running_hub import RunningHub, until
+from .test_start import environment_of
+
+
+async def test_start_wait_stop_and_an_agent_killed(tmp_path: Path, templates: Path) -> None:
+    agent = AgentProcess(tmp_path, gpus=1)
+    await agent.start()
+
+    def configure(config: object) -> None:
+        config.JupyterHub.tornado_settings = {"slow_spawn_timeout": 5}  # type: ignore[attr-defined]
+
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(lambda: agent.process and agent.process.poll() is None and agent.end())
+        hub = await stack.enter_async_context(RunningHub(tmp_path, templates, agent.client.socket, configure))
+        assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 201
+        session = (await agent.client.report()).session("ada")
+        assert session is not None
+        assert (session.share_units, session.tier, session.confirmed) == (50, Tier.ACTIVE, True)
+        assert session.pid == hub.spawner("ada").pid
+
+        environment = await environment_of(hub.spawner("ada"))
+        assert Path(environment["GPUSHARE_SOCKET"]).is_socket()
+        assert str(agent.preload) in environment["LD_PRELOAD"]
+        assert environment["CUDA_VISIBLE_DEVICES"] == session.gpus[0]
+
+        # no room for a whole GPU while half of the only one is taken
+        hub.user("ada").settings["slow_spawn_timeout"] = 0
+        await hub.start_server("bob", {"profile": "whole-gpu"})
+        await until(lambda: len(hub.reservations.line) == 1)
+
+        # the agent is killed and comes back: it knows its session, the waiting start goes on waiting
+        agent.end(signal.SIGKILL)
+        await agent.start()
+        assert (await agent.client.report()).session("ada") is not None
+        assert await hub.spawner("ada").poll() is None
+
+        await hub.stop_server("ada")
+        await hub.started("bob")
+        report = await agent.client.report()
+        assert [(found.id, found.share_units) for found in report.sessions] == [("bob", 100)]
+
+        # a server that dies gives everything back
+        os.kill(hub.spawner("bob").pid, signal.SIGKILL)
+        user = hub.user("bob")
+        await until(lambda: not user.spawners[""].active)
+        await until(lambda: not hub.reservations._closing)
+        assert not (await agent.client.report()).sessions

@@ -1,0 +1,175 @@
+"""The spawners beside the simple one, and the config fragment."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import pwd
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jupyterhub.spawner import LocalProcessSpawner
+from traitlets.config import Config
+from traitlets.utils.importstring import import_item
+
+from gpushare_spawner.spawner.local import GPUShareLocalSpawner
+from gpushare_spawner.spawner.mixin import GPUShareMixin
+from gpushare_spawner.spawner.refusal import StartRefused
+
+from .fake_agent import FakeAgent
+from .running_hub import RunningHub
+
+ROOT = Path(__file__).parents[2]
+
+
+def user(name: str) -> Any:
+    return SimpleNamespace(name=name, id=7, settings={}, groups=[], spawners={}, url="/user/x", escaped_name=name)
+
+
+def test_local_spawner_knows_the_users_uid() -> None:
+    me = pwd.getpwuid(os.getuid()).pw_name
+    assert GPUShareLocalSpawner(user=user(me)).share_uid() == os.getuid()
+    with pytest.raises(StartRefused, match="There is no user 'no-such-user' on this machine"):
+        GPUShareLocalSpawner(user=user("no-such-user"))._uid()
+
+
+def test_every_setting_is_documented() -> None:
+    own = {name for name in vars(GPUShareMixin) if GPUShareMixin.class_traits(config=True).get(name)}
+    assert own >= {"templates_dir", "agent_socket", "queue_length", "queue_timeout", "placement_strategy"}
+    page = (ROOT / "docs" / "spawner.md").read_text()
+    for name in own:
+        trait = GPUShareMixin.class_traits()[name]
+        assert trait.help, name
+        assert f"`{name}`" in page, f"docs/spawner.md says nothing of {name}"
+
+
+@pytest.mark.parametrize("strategy", ["gpushare_spawner.placement.BestFit", "class", "instance"])
+def test_strategy_by_path_class_or_instance(strategy: str) -> None:
+    from gpushare_spawner.placement import BestFit
+
+    given: Any = {"class": BestFit, "instance": BestFit()}.get(strategy, strategy)
+    assert isinstance(GPUShareLocalSpawner(user=user("ada"), placement_strategy=given)._strategy(), BestFit)
+
+
+def test_defaults_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHARE_TEMPLATES", "/my/templates")
+    monkeypatch.setenv("GPUSHARE_CONTROL", "/my/control.sock")
+    spawner = GPUShareLocalSpawner(user=user("ada"))
+    assert (spawner.templates_dir, spawner.agent_socket) == ("/my/templates", "/my/control.sock")
+
+
+def test_entry_points_name_spawners() -> None:
+    import tomllib
+
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["jupyterhub.spawners"]
+    for path in points.values():
+        assert issubclass(import_item(path.replace(":", ".")), GPUShareMixin)
+
+
+# -- the fragment --
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "gpushare-local"), ("mine", "mine")])
+def test_fragment_sets_the_spawner_only_where_the_admin_has_not(before: str | None, after: str) -> None:
+    config = Config()
+    if before is not None:
+        config.JupyterHub.spawner_class = before
+    # as zero-to-jupyterhub runs it: nothing but `c`
+    exec((ROOT / "jupyterhub_config.d" / "10-gpushare.py").read_text(), {"c": config})
+    assert config.JupyterHub.spawner_class == after
+
+
+# -- systemd --
+
+
+@pytest.fixture
+def systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """systemdspawner on commands that stand in for systemd's: a unit is a process whose pid is in a file."""
+    module = pytest.importorskip("systemdspawner.systemdspawner", reason="the extra [systemd] is not installed")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "systemd-run").write_text(
+        "#!/bin/sh\n"
+        "for word; do case $word in\n"
+        "  --property=EnvironmentFile=*) set -a; . ${word#--property=EnvironmentFile=}; set +a;;\n"
+        "esac; done\n"
+        f'echo "$@" > {tmp_path}/run\n'
+        "while case $1 in --unit|--working-directory) true;; --*) true;; *) false;; esac; do\n"
+        "  case $1 in --unit|--working-directory) shift;; esac; shift\n"
+        "done\n"
+        f'"$@" </dev/null >/dev/null 2>&1 & echo $! > {tmp_path}/pid\n'
+    )
+    (commands / "systemctl").write_text(
+        "#!/bin/sh\n"
+        f"pid=$(cat {tmp_path}/pid 2>/dev/null || echo 0)\n"
+        "case $1 in\n"
+        '  is-active) [ "$pid" != 0 ] && kill -0 $pid 2>/dev/null;;\n'
+        "  is-failed) false;;\n"
+        "  show) echo $pid;;\n"
+        f"  stop) kill $pid 2>/dev/null; rm -f {tmp_path}/pid;;\n"
+        '  --version) echo "systemd 252 (252.1)";;\n'
+        "esac\n"
+    )
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setattr(module.systemd, "RUN_ROOT", str(tmp_path / "run-root"))
+    (tmp_path / "run-root").mkdir()
+    return importlib.import_module("gpushare_spawner.spawner.systemd").GPUShareSystemdSpawner
+
+
+async def test_systemd_unit_with_a_share(systemd: Any, make_hub: Any, agent: FakeAgent, tmp_path: Path) -> None:
+    def configure(config: Any) -> None:
+        config.JupyterHub.spawner_class = systemd
+        config.SystemdSpawner.username_template = pwd.getpwuid(os.getuid()).pw_name
+
+    (tmp_path / "templates" / "limited.yaml").write_text(
+        "name: limited\ndisplay_name: L\ngpu: {fraction: 0.25}\nresources: {cpu: {limit: 2}, memory: {limit: 1Gi}}\n"
+    )
+    hub: RunningHub = await make_hub(configure)
+    response = await hub.start_server("ada", {"profile": "limited"})
+    assert response.code == 201, response.body
+    session = agent.sessions["ada"]
+    assert session.pid == int((tmp_path / "pid").read_text())
+    assert agent.asked("open")[0].uid == os.getuid()
+    started = (tmp_path / "run").read_text()
+    assert "--property=MemoryMax=1073741824" in started
+    assert "--property=CPUQuota=200%" in started
+    files = list((tmp_path / "run-root").rglob("*.env"))
+    written = files[0].read_text()
+    assert "GPUSHARE_SOCKET=/run/fake/ada/socket" in written
+    assert "LD_PRELOAD=/opt/fake/libgpushare.so" in written
+    assert (await hub.stop_server("ada")).code == 204
+    assert not agent.sessions
+
+
+@pytest.mark.parametrize("setting", ["dynamic_users", "isolate_devices"])
+def test_systemd_settings_that_leave_no_gpu(systemd: Any, setting: str) -> None:
+    spawner = systemd(user=user("ada"), **{setting: True})
+    with pytest.raises(StartRefused, match=f"this hub's setting {setting} is on"):
+        spawner._uid()
+
+
+def test_systemd_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("systemdspawner"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.delitem(sys.modules, "gpushare_spawner.spawner.systemd", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"pip install 'gpushare-spawner\[systemd\]'"):
+        importlib.import_module("gpushare_spawner.spawner.systemd")
+
+
+def test_mixin_goes_before_any_spawner() -> None:
+    class Mine(GPUShareMixin, LocalProcessSpawner):
+        pass
+
+    assert Mine(user=user("ada")).start.__func__ is GPUShareMixin.start
