@@ -1,8 +1,8 @@
 /* Launches one kernel again and again and says what a launch costs. Run by benchmarks/launch.py.
 
    launch_loop PTX BATCHES LAUNCHES      prints the nanoseconds per launch of each batch, one a line
-   launch_loop --count PTX LAUNCHES      runs itself under ptrace; prints the system calls of the launching thread between the first
-                                         and the last launch, then those of all other threads in that time, then its milliseconds */
+   launch_loop --count PTX LAUNCHES      runs itself under ptrace; prints the system calls of the launching thread
+   between the first and the last launch, then those of all other threads in that time, then its milliseconds */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,7 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-typedef int (*launch_call)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+typedef int (*launch_call)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+                           void **, void **);
 
 static double now(void) {
     struct timespec t;
@@ -64,7 +65,8 @@ static int measure(const char *ptx_path, int batches, long launches, int marked)
     launch_call launch = (launch_call)find("cuLaunchKernel");
     unsigned long long nothing = 0;
     void *arguments[] = {&nothing};
-    for (int i = 0; i < 1000; i++) must("cuLaunchKernel", launch(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL));
+    for (int i = 0; i < 1000; i++)
+        must("cuLaunchKernel", launch(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL));
     double began = now();
     if (marked) syscall(SYS_getppid); /* the tracer counts between two of these */
     for (int batch = 0; batch < batches; batch++) {

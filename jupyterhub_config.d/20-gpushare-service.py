@@ -19,7 +19,7 @@ def _gpushare_defined(trait):
 
 
 # a service inherits none of the hub's variables, so it is told on its command line
-_gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service"]
+_gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service", "--end-with-hub"]
 for _option, _variable in (("--templates-dir", "GPUSHARE_TEMPLATES"), ("--control-socket", "GPUSHARE_CONTROL")):
     if os.environ.get(_variable):
         _gpushare_command.append(f"{_option}={os.environ[_variable]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +18,11 @@ def furnish(spawner: Any) -> None:
     notebook = home / NOTEBOOK.name
     if not notebook.exists():
         shutil.copyfile(NOTEBOOK, notebook)
+    lab = home / ".jupyter" / "labconfig" / "page_config.json"
+    if not lab.exists():
+        # JupyterLab asks every new user whether it may fetch news; here every user is new
+        lab.parent.mkdir(parents=True, exist_ok=True)
+        lab.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
     profile = home / ".profile"
     if not profile.exists():
         # JupyterLab's terminals are login shells, which set PATH anew; `gpushare` must be found in them

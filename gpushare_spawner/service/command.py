@@ -29,6 +29,8 @@ log = logging.getLogger("gpushare.service")
 
 DEFAULT_TEMPLATES = "/etc/gpushare/templates"
 DEFAULT_CULL_EVERY = 10.0
+PARENT_EVERY = 1.0
+"""Seconds between two looks at whether the hub that started the service is alive, with --end-with-hub."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +83,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     load.add_argument(
         "--api-page-size", type=int, default=0, metavar="N", help="users a page, 0: what the hub prefers; default 0"
+    )
+    parser.add_argument(
+        "--end-with-hub",
+        action="store_true",
+        help="end when the process that started this is gone; for a service that the hub starts",
     )
     levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
     parser.add_argument("--log-level", default="INFO", choices=levels, help="default INFO")
@@ -149,6 +156,8 @@ async def _serve(options: argparse.Namespace, token: str) -> None:
     server = _listen(sources)
     tasks = [asyncio.create_task(culler.run()), asyncio.create_task(_check_scopes(hub, settings.cull_users, lacking))]
     stop = asyncio.Event()
+    if options.end_with_hub:
+        tasks.append(asyncio.create_task(_stop_without_parent(stop)))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     log.info(
@@ -161,6 +170,15 @@ async def _serve(options: argparse.Namespace, token: str) -> None:
     if server is not None:
         server.stop()
     hub.close()
+
+
+async def _stop_without_parent(stop: asyncio.Event) -> None:
+    """A hub that was killed ends none of its services, and the next hub's would find the port taken."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        await asyncio.sleep(PARENT_EVERY)
+    log.warning("The hub that started this service is gone; so the service ends, the next hub starts its own")
+    stop.set()
 
 
 async def _check_scopes(hub: Hub, cull_users: bool, lacking: list[str]) -> None:

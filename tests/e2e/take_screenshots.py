@@ -32,8 +32,8 @@ def start(browser: Chrome, profile: str) -> None:
 
 
 def run_cells(browser: Chrome, count: int) -> None:
-    """Run the notebook's first code cells; the last of them may still be at work."""
-    browser.find_element(By.CSS_SELECTOR, ".jp-NotebookPanel .jp-Cell .jp-InputArea-editor").click()
+    """Run so many cells from the first one with code on; the last of them may still be at work."""
+    click(browser, ".jp-NotebookPanel .jp-CodeCell .jp-Editor")
     for _ in range(count):
         browser.switch_to.active_element.send_keys(Keys.SHIFT, Keys.ENTER)
         time.sleep(0.5)
@@ -84,13 +84,13 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
         start(bob, "quarter-gpu")
         log_in(ada, demo.url, "ada")
         every_look(ada, folder, "form")
-        shoot(ada, IMAGES / "form.png", 1000, None, dark=False)
+        shoot(ada, IMAGES / "form.png", 1000, 800, dark=False)
         start(ada, "quarter-gpu")
         for browser in (ada, bob):
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
                 "width": 1200, "height": 860, "deviceScaleFactor": 1, "mobile": False,
             })  # fmt: skip
-            run_cells(browser, 8)
+            run_cells(browser, 7)
         time.sleep(15)
         for name, browser in (("ada", ada), ("bob", bob)):
             shoot(browser, scratch / f"{name}.png", 1200, 860, dark=False)

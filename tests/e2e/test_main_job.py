@@ -8,11 +8,13 @@ steps of this story: each goes on where the one before it stopped.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 
 import pytest
 
+from gpushare_spawner.demo.home import NOTEBOOK
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.tier import Tier
 from tests.e2e import gpu_cells
@@ -153,6 +155,24 @@ async def test_a_share_that_does_not_fit_waits_in_line_until_there_is_room(stack
     bob = await session_when(stack, "bob", lambda session: session.borrowed_units == 0)
     assert bob.guaranteed_units == 25, "what he had borrowed is his own now, of what carol left"
     assert used_units(await stack.agent.report()) == 100
+
+
+async def test_the_demo_notebook_runs_from_top_to_bottom(stack: RunningStack) -> None:
+    notebook = json.loads(NOTEBOOK.read_text())
+    # smaller and quicker: this GPU has 96 MiB, and nobody waits for minutes here
+    quick = {"2**26": "2**20", "time.monotonic() + 60": "time.monotonic() + 1", "+ 240": "+ 3", "range(20)": "range(2)"}
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for before, after in quick.items():
+        assert any(before in cell for cell in cells), f"{before} is no longer in the notebook"
+        cells = [cell.replace(before, after) for cell in cells]
+    kernel = await stack.hub.kernel("dave")
+    said = [await kernel.run(cell) for cell in cells]
+    kernel.close()
+    assert "share           0.50 GPU" in said[0]
+    assert "Simulated GPU 96 MiB" in said[1]
+    assert not any("WRONG" in text for text in said)
+    assert sum("the buffer is as it must be" in text for text in said) == 4
+    assert ": 50 % of a GPU" in said[4]
 
 
 async def test_stopping_frees_everything(stack: RunningStack) -> None:

@@ -79,7 +79,8 @@ FRAMEWORKS = {
             ok(d.cuMemcpyHtoD(int(at) + offset, chunk.ctypes.data, chunk.nbytes))
         def run(name, *arguments):
             values, types = zip(*arguments)
-            ok(d.cuLaunchKernel(ok(d.cuModuleGetFunction(module, name)), 256, 1, 1, 256, 1, 1, 0, 0, (values, types), 0))
+            function = ok(d.cuModuleGetFunction(module, name))
+            ok(d.cuLaunchKernel(function, 256, 1, 1, 256, 1, 1, 0, 0, (values, types), 0))
         def checksum():
             ok(d.cuMemsetD8(out, 0, 8))
             run(b"checksum_u32", (int(at), ctypes.c_uint64), (size // 4, ctypes.c_uint64), (int(out), ctypes.c_uint64))
@@ -88,7 +89,8 @@ FRAMEWORKS = {
             return int(result[0])
         fill = ok(d.cuModuleGetFunction(module, b"fill_u32"))
         small = ((int(out), 1, 0), (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32))
-        story(checksum, lambda: d.cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, 0, small, 0), lambda: ok(d.cuCtxSynchronize()))
+        def launch(): d.cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, 0, small, 0)
+        story(checksum, launch, lambda: ok(d.cuCtxSynchronize()))
         """,
     ),
     "torch": (
@@ -154,7 +156,8 @@ FRAMEWORKS = {
         @cuda.jit
         def add(y): y[0] += 1
         def checksum():
-            return int(sum(int(x[at : at + (1 << 24)].copy_to_host().sum(dtype=numpy.int64)) for at in range(0, len(x), 1 << 24)))
+            parts = (x[at : at + (1 << 24)].copy_to_host() for at in range(0, len(x), 1 << 24))
+            return sum(int(part.sum(dtype=numpy.int64)) for part in parts)
         story(checksum, lambda: add[1, 1](y), cuda.synchronize)
         """,
     ),
@@ -241,7 +244,7 @@ class Leases:
             self.paged_in = list(frame.fields[:2])
 
     def take_away(self, gpu: bytes) -> tuple[Frame, float]:
-        """Revoke and page everything out; the PAGED_OUT frame, and the seconds until RELEASE (0 where none was held)."""
+        """Revoke and page everything out; the PAGED_OUT frame, and the seconds until RELEASE (0: none was held)."""
         began = time.monotonic()
         self.peer.revoke(gpu, self.lease, page_out=1 << 62)
         released = 0.0
@@ -252,7 +255,8 @@ class Leases:
                 released = time.monotonic() - began
             if frame.kind is Kind.PAGED_OUT:
                 return frame, released
-            self.serve(frame) if frame.kind is not Kind.REQUEST else None
+            if frame.kind is not Kind.REQUEST:
+                self.serve(frame)
 
 
 def check(code: str, size: int, gpu: bytes, total: int, bare: dict[str, str]) -> Outcome:
@@ -316,7 +320,7 @@ def main() -> int:
     # a program may hold a copy of what it fills; both together stay under half of what is free
     if options.size * 2 > available // 2:
         print(
-            f"{format_bytes(options.size)} twice is more than half of the {format_bytes(available)} that are free: not run"
+            f"{format_bytes(options.size)} twice is more than half of the {format_bytes(available)} free here: not run"
         )
         return 2
     failed = False

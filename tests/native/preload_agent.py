@@ -60,7 +60,8 @@ class Peer:
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 frame = self.hear(left)
-                assert frame is not None and frame.kind in skip, f"{frame} came"
+                assert frame is not None, "the connection ended"
+                assert frame.kind in skip, f"{frame} came"
 
     def closed(self, timeout: float = 10.0) -> bool:
         """Whether the process ends this connection in time."""

@@ -1,5 +1,5 @@
-/* Loaded before libgpushare.so: its clock runs FAST times as fast, so that half a minute of patience is over in a second. Only for the
-   library's own thread and waits; the simulated GPU and the program keep their clocks. */
+/* Loaded before libgpushare.so: its clock runs FAST times as fast, so that half a minute of patience is over in a
+   second. Only for the library's own thread and waits; the simulated GPU and the program keep their clocks. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <poll.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#define FAST 20
+#define FAST   20
 #define EXPORT __attribute__((visibility("default")))
 
 static int called_by_library(const void *from) {
@@ -20,7 +20,8 @@ EXPORT int clock_gettime(clockid_t clock, struct timespec *t) {
     if (!next) next = dlsym(RTLD_NEXT, "clock_gettime");
     int result = next(clock, t);
     if (result == 0 && clock == CLOCK_MONOTONIC && called_by_library(__builtin_return_address(0))) {
-        unsigned long long now = ((unsigned long long)t->tv_sec * 1000000000ull + (unsigned long long)t->tv_nsec) * FAST;
+        unsigned long long now =
+            ((unsigned long long)t->tv_sec * 1000000000ull + (unsigned long long)t->tv_nsec) * FAST;
         t->tv_sec = (time_t)(now / 1000000000ull);
         t->tv_nsec = (long)(now % 1000000000ull);
     }
@@ -32,7 +33,8 @@ EXPORT int ppoll(struct pollfd *files, nfds_t count, const struct timespec *time
     if (!next) next = dlsym(RTLD_NEXT, "ppoll");
     struct timespec shorter;
     if (timeout && called_by_library(__builtin_return_address(0))) {
-        unsigned long long wait = ((unsigned long long)timeout->tv_sec * 1000000000ull + (unsigned long long)timeout->tv_nsec) / FAST;
+        unsigned long long wait =
+            ((unsigned long long)timeout->tv_sec * 1000000000ull + (unsigned long long)timeout->tv_nsec) / FAST;
         shorter.tv_sec = (time_t)(wait / 1000000000ull);
         shorter.tv_nsec = (long)(wait % 1000000000ull);
         timeout = &shorter;

@@ -1,11 +1,14 @@
-/* A library that asks for the next `gpushare_test_word` after itself; and, compiled with -DWORD, one that has such a word. */
+/* A library that asks for the next `gpushare_test_word` after itself; and, compiled with -DWORD, one that has such a
+ * word. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
 #ifdef WORD
-EXPORT const char *gpushare_test_word(void) { return WORD; }
+EXPORT const char *gpushare_test_word(void) {
+    return WORD;
+}
 #endif
 
 #ifdef ASKS

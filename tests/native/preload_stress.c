@@ -1,6 +1,7 @@
-/* Everything at once, for the sanitizers: threads that allocate, launch, copy and free in streams that come and go, graphs that are
-   captured meanwhile, children that are forked, while the agent on the other side grants and revokes at random. What a kernel wrote must
-   be what is read. Linked against libgpushare.so first and the driver second, so that each call goes through a wrapper.
+/* Everything at once, for the sanitizers: threads that allocate, launch, copy and free in streams that come and go,
+   graphs that are captured meanwhile, children that are forked, while the agent on the other side grants and revokes at
+   random. What a kernel wrote must be what is read. Linked against libgpushare.so first and the driver second, so that
+   each call goes through a wrapper.
 
    preload_stress PTX SECONDS */
 #include <pthread.h>
@@ -45,10 +46,10 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream);
 int cuMemsetD32_v2(uint64_t at, unsigned value, size_t n);
 int cuPointerGetAttribute(void *data, int attribute, uint64_t at);
 int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status);
-int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                   void *stream, void **params, void **extra);
+int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **params, void **extra);
 
-#define WORDS 4096u
+#define WORDS   4096u
 #define THREADS 6
 
 static void *context, *fill;

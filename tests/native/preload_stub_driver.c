@@ -1,5 +1,5 @@
-/* A libcuda.so.1 that does nothing but answer. Functions that put work on a GPU say which of them was called: the result is the
-   function's own number. */
+/* A libcuda.so.1 that does nothing but answer. Functions that put work on a GPU say which of them was called: the
+   result is the function's own number. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -11,7 +11,9 @@ typedef struct {
     int type, id;
 } location;
 
-EXPORT int cuInit(unsigned flags) { return 0; }
+EXPORT int cuInit(unsigned flags) {
+    return 0;
+}
 EXPORT int cuDeviceGetCount(int *count) {
     *count = 1;
     return 0;
@@ -51,46 +53,90 @@ static int reserve(uint64_t *out, size_t bytes) {
     return 0;
 }
 
-EXPORT int cuMemAlloc_v2(uint64_t *out, size_t bytes) { return reserve(out, bytes); }
+EXPORT int cuMemAlloc_v2(uint64_t *out, size_t bytes) {
+    return reserve(out, bytes);
+}
 EXPORT int cuMemAllocManaged(uint64_t *out, size_t bytes, unsigned flags) {
     return getenv("STUB_NO_MANAGED") ? 2 : reserve(out, bytes);
 }
-EXPORT int cuMemFree_v2(uint64_t at) { return 0; }
-EXPORT int cuIpcGetMemHandle(void *handle, uint64_t at) { return 0; }
-EXPORT int cuMemCreate(uint64_t *handle, size_t bytes, const void *prop, uint64_t flags) { return reserve(handle, bytes); }
-EXPORT int cuMemRelease(uint64_t handle) { return 0; }
+EXPORT int cuMemFree_v2(uint64_t at) {
+    return 0;
+}
+EXPORT int cuIpcGetMemHandle(void *handle, uint64_t at) {
+    return 0;
+}
+EXPORT int cuMemCreate(uint64_t *handle, size_t bytes, const void *prop, uint64_t flags) {
+    return reserve(handle, bytes);
+}
+EXPORT int cuMemRelease(uint64_t handle) {
+    return 0;
+}
 EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *at) {
     *handle = 77;
     return 0;
 }
-EXPORT int cuMemMap(uint64_t at, size_t bytes, size_t offset, uint64_t handle, uint64_t flags) { return 0; }
-EXPORT int cuMemUnmap(uint64_t at, size_t bytes) { return 0; }
-EXPORT int cuArrayCreate_v2(void **array, const void *descriptor) { return reserve((uint64_t *)array, 1); }
-EXPORT int cuArray3DCreate_v2(void **array, const void *descriptor) { return reserve((uint64_t *)array, 1); }
-EXPORT int cuArrayDestroy(void *array) { return 0; }
+EXPORT int cuMemMap(uint64_t at, size_t bytes, size_t offset, uint64_t handle, uint64_t flags) {
+    return 0;
+}
+EXPORT int cuMemUnmap(uint64_t at, size_t bytes) {
+    return 0;
+}
+EXPORT int cuArrayCreate_v2(void **array, const void *descriptor) {
+    return reserve((uint64_t *)array, 1);
+}
+EXPORT int cuArray3DCreate_v2(void **array, const void *descriptor) {
+    return reserve((uint64_t *)array, 1);
+}
+EXPORT int cuArrayDestroy(void *array) {
+    return 0;
+}
 EXPORT int cuMipmappedArrayCreate(void **array, const void *descriptor, unsigned levels) {
     return reserve((uint64_t *)array, 1);
 }
-EXPORT int cuMipmappedArrayDestroy(void *array) { return 0; }
-EXPORT int cuGraphAddMemAllocNode(void *node, void *graph, const void *after, size_t count, void *params) { return 0; }
+EXPORT int cuMipmappedArrayDestroy(void *array) {
+    return 0;
+}
+EXPORT int cuGraphAddMemAllocNode(void *node, void *graph, const void *after, size_t count, void *params) {
+    return 0;
+}
 EXPORT int cuDeviceGetGraphMemAttribute(int device, int attribute, uint64_t *value) {
     *value = 5 << 20;
     return 0;
 }
 
-EXPORT int cuMemPrefetchAsync(uint64_t at, size_t bytes, int device, void *stream) { return 8000; }
-EXPORT int cuMemPrefetchAsync_ptsz(uint64_t at, size_t bytes, int device, void *stream) { return 8001; }
-EXPORT int cuMemPrefetchAsync_v2(uint64_t at, size_t bytes, location to, unsigned flags, void *stream) { return 12020; }
-EXPORT int cuMemPrefetchAsync_v2_ptsz(uint64_t at, size_t bytes, location to, unsigned flags, void *stream) { return 12021; }
-EXPORT int cuMemsetD8_v2(uint64_t at, unsigned char value, size_t n) { return 3020; }
-EXPORT int cuMemsetD8_v2_ptds(uint64_t at, unsigned char value, size_t n) { return 7000; }
-EXPORT int cuGraphLaunch(void *exec, void *stream) { return 10000; }
-EXPORT int cuStreamQuery(void *stream) { return 2000; } /* one that the library does not wrap */
+EXPORT int cuMemPrefetchAsync(uint64_t at, size_t bytes, int device, void *stream) {
+    return 8000;
+}
+EXPORT int cuMemPrefetchAsync_ptsz(uint64_t at, size_t bytes, int device, void *stream) {
+    return 8001;
+}
+EXPORT int cuMemPrefetchAsync_v2(uint64_t at, size_t bytes, location to, unsigned flags, void *stream) {
+    return 12020;
+}
+EXPORT int cuMemPrefetchAsync_v2_ptsz(uint64_t at, size_t bytes, location to, unsigned flags, void *stream) {
+    return 12021;
+}
+EXPORT int cuMemsetD8_v2(uint64_t at, unsigned char value, size_t n) {
+    return 3020;
+}
+EXPORT int cuMemsetD8_v2_ptds(uint64_t at, unsigned char value, size_t n) {
+    return 7000;
+}
+EXPORT int cuGraphLaunch(void *exec, void *stream) {
+    return 10000;
+}
+EXPORT int cuStreamQuery(void *stream) {
+    return 2000;
+} /* one that the library does not wrap */
 
 /* A future form of a function whose present form is exported: unknown, with another ABI. */
-static int graph_launch_of_the_future(void *exec, void *stream, void *more) { return 99000; }
+static int graph_launch_of_the_future(void *exec, void *stream, void *more) {
+    return 99000;
+}
 /* A function that can be asked for, but is not exported. */
-static int graph_upload(void *exec, void *stream) { return 11010; }
+static int graph_upload(void *exec, void *stream) {
+    return 11010;
+}
 
 EXPORT int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status);
 
@@ -100,7 +146,8 @@ static void *answer(const char *symbol, int version, uint64_t flags) {
         if (version >= 12020) return twin ? (void *)cuMemPrefetchAsync_v2_ptsz : (void *)cuMemPrefetchAsync_v2;
         return twin ? (void *)cuMemPrefetchAsync_ptsz : (void *)cuMemPrefetchAsync;
     }
-    if (strcmp(symbol, "cuMemsetD8") == 0) return twin && version >= 7000 ? (void *)cuMemsetD8_v2_ptds : (void *)cuMemsetD8_v2;
+    if (strcmp(symbol, "cuMemsetD8") == 0)
+        return twin && version >= 7000 ? (void *)cuMemsetD8_v2_ptds : (void *)cuMemsetD8_v2;
     if (strcmp(symbol, "cuGraphLaunch") == 0)
         return version >= 99000 ? (void *)graph_launch_of_the_future : (void *)cuGraphLaunch;
     if (strcmp(symbol, "cuGraphUpload") == 0) return (void *)graph_upload;

@@ -110,8 +110,8 @@ def libraries(cc: str, flags: list[str], folder: Path) -> None:
         *preload, HERE / "preload_plain_dlsym.c", "-ldl",
     )  # fmt: skip
     symbolic = ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
-    # The simulated driver's locks are futexes of its own, of which ThreadSanitizer knows nothing. UBSan's findings in it are
-    # printed; only those in the preload library, which runs in people's programs, end the run.
+    # The simulated driver's locks are its own futexes, of which ThreadSanitizer knows nothing. What UBSan finds there
+    # is printed; only those in the preload library, which runs in people's programs, end the run.
     plain = [part for part in shared if part not in ("-fsanitize=thread", "-fno-sanitize-recover=undefined")]
     run(*plain, *symbolic, "-o", folder / "libcuda.so.1", *driver, "-ldl", "-lrt", "-lm")
     run(
@@ -125,7 +125,8 @@ def first_gpu(folder: Path, environment: dict[str, str]) -> bytes:
     source = folder / "uuid.c"
     source.write_text(
         "#include <stdio.h>\nint cuInit(unsigned); int cuDeviceGetUuid(void *, int);\n"
-        "int main(void) { char u[16]; if (cuInit(0) || cuDeviceGetUuid(u, 0)) return 1; return fwrite(u, 16, 1, stdout) != 1; }\n"
+        "int main(void) { char u[16]; if (cuInit(0) || cuDeviceGetUuid(u, 0)) return 1;\n"
+        "return fwrite(u, 16, 1, stdout) != 1; }\n"
     )
     command = ["gcc" if shutil.which("gcc") else "clang", "-o", folder / "uuid", source, folder / "libcuda.so.1"]
     flags = [flag for flag in environment["SANITIZER_FLAGS"].split() if flag.startswith("-fsanitize=address")]

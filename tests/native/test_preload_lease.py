@@ -75,7 +75,7 @@ def _ready(client) -> bool:
 
 
 def test_idle_busy_and_giving_back(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
-    """The end of a burst is told within milliseconds, new work is BUSY, and after a second of quiet the lease goes back."""
+    """The end of a burst is told within milliseconds, new work is BUSY, a second of quiet gives the lease back."""
     client = start("""
         d = Driver()
         spin = d.kernel("spin")
@@ -313,7 +313,7 @@ def test_several_processes_of_a_session(start: Start, agent: ScriptedAgent, gpus
     for client in clients.values():
         client.hear()
         client.say()
-    for lease, peer in enumerate(peers, 1):
+    for peer in peers:
         peer.expect(Kind.REQUEST)
     for lease, peer in enumerate(peers, 1):
         assert peer.hello is not None

@@ -38,12 +38,14 @@ def test_device_memory_is_converted_and_says_it_is_not(start: Start, agent: Gene
         d = Driver()
         at = d.alloc(10 * MIB)
         d.write(at, b"abcd")
-        say([d.attribute(IS_MANAGED, at), d.attribute(MEMORY_TYPE, at + 5), d.attribute(9, at), d.attribute(RANGE_SIZE, at)])
+        device = d.attribute(9, at)
+        say([d.attribute(IS_MANAGED, at), d.attribute(MEMORY_TYPE, at + 5), device, d.attribute(RANGE_SIZE, at)])
         value = c.c_uint64()
         say(d.result("cuPointerGetAttribute", c.byref(value), c.c_int(4), c.c_uint64(at)))
         kinds = (c.c_int * 3)(IS_MANAGED, MEMORY_TYPE, 4)
         out = [c.c_uint64(9), c.c_uint64(9), c.c_uint64(9)]
-        d("cuPointerGetAttributes", c.c_uint(3), kinds, (c.c_void_p * 3)(*(c.addressof(o) for o in out)), c.c_uint64(at))
+        places = (c.c_void_p * 3)(*(c.addressof(o) for o in out))
+        d("cuPointerGetAttributes", c.c_uint(3), kinds, places, c.c_uint64(at))
         say([out[0].value & 0xFF, out[1].value & 0xFFFFFFFF, out[2].value])
         base, size = c.c_uint64(), c.c_size_t()
         d("cuMemGetAddressRange_v2", c.byref(base), c.byref(size), c.c_uint64(at + 77))
@@ -139,8 +141,9 @@ def test_pitched_memory(start: Start, agent: GenerousAgent) -> None:
         at, pitch = c.c_uint64(), c.c_size_t()
         d("cuMemAllocPitch_v2", c.byref(at), c.byref(pitch), c.c_size_t(1000), c.c_size_t(30), c.c_uint(4))
         say([pitch.value, pitch.value % 512, d.attribute(IS_MANAGED, at.value), d.attribute(RANGE_SIZE, at.value)])
-        say(d.result("cuMemAllocPitch_v2", c.byref(at), c.byref(pitch), c.c_size_t(1000), c.c_size_t(30), c.c_uint(3)) != 0)
-        say([d.result("cuMemAlloc_v2", None, c.c_size_t(8)) != 0, d.result("cuMemAlloc_v2", c.byref(at), c.c_size_t(0)) != 0])
+        wrong = (c.byref(at), c.byref(pitch), c.c_size_t(1000), c.c_size_t(30), c.c_uint(3))
+        say(d.result("cuMemAllocPitch_v2", *wrong) != 0)
+        say([d.result("cuMemAlloc_v2", *a) != 0 for a in ((None, c.c_size_t(8)), (c.byref(at), c.c_size_t(0)))])
         hear()
     """)
     assert client.hear() == [1024, 0, 0, 1024 * 30]
@@ -203,7 +206,7 @@ def test_parked_blocks_go_back_when_it_is_quiet(start: Start, agent: GenerousAge
 
 
 def test_allocations_while_capturing_are_the_drivers(start: Start, agent: GenerousAgent) -> None:
-    """In a capturing stream the program gets what it gets without the library: a memory node, or the driver's refusal."""
+    """In a capturing stream the program gets what it gets without the library: a node, or the driver's refusal."""
     code = """
         d = Driver()
         stream = d.stream()
@@ -225,7 +228,8 @@ d = Driver(enter=False)
 class Location(c.Structure):
     _fields_ = [("type", c.c_int), ("id", c.c_int)]
 class Prop(c.Structure):
-    _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", Location), ("win32", c.c_void_p), ("flags", c.c_uint64)]
+    _fields_ = [("type", c.c_int), ("handles", c.c_int), ("location", Location),
+                ("win", c.c_void_p), ("flags", c.c_uint64)]
 def create(size, kind=1):
     prop, handle = Prop(1, 0, Location(kind, 0), None, 0), c.c_uint64()
     d("cuMemCreate", c.byref(handle), c.c_size_t(size), c.byref(prop), c.c_uint64(0))
@@ -286,7 +290,8 @@ def test_arrays_and_graph_memory_are_counted(start: Start, stub: dict[str, str])
 class Array(c.Structure):
     _fields_ = [("w", c.c_size_t), ("h", c.c_size_t), ("format", c.c_int), ("channels", c.c_uint)]
 class Array3D(c.Structure):
-    _fields_ = [("w", c.c_size_t), ("h", c.c_size_t), ("d", c.c_size_t), ("format", c.c_int), ("channels", c.c_uint), ("flags", c.c_uint)]
+    _fields_ = [("w", c.c_size_t), ("h", c.c_size_t), ("d", c.c_size_t),
+                ("format", c.c_int), ("channels", c.c_uint), ("flags", c.c_uint)]
 array, cube, mipmap = c.c_void_p(), c.c_void_p(), c.c_void_p()
 d("cuArrayCreate_v2", c.byref(array), c.byref(Array(1024, 1024, 0x20, 4)))
 steps = [taken()]

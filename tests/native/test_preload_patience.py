@@ -84,8 +84,8 @@ def test_an_agent_that_renews_the_wait_is_waited_for(
 def test_work_that_waits_for_a_thread_at_the_gate(
     start: Start, agent: ScriptedAgent, gpus: list[bytes], fast: dict[str, str]
 ) -> None:
-    """A stream's work ends only after another thread has launched, and that one stands at the gate that a revoke has shut: after 5 s
-    it is let through for a moment, and the revoke goes on."""
+    """A stream's work ends only after another thread has launched, and that one stands at the gate that a revoke has
+    shut: after 5 s it is let through for a moment, and the revoke goes on."""
     client = start(
         """
         d = Driver()

@@ -30,8 +30,8 @@ def agent(socket_path: Path, gpus: list[bytes]):
 def test_inert_until_cuinit(start: Start, agent: ScriptedAgent) -> None:
     client = start("""
         def state():
-            return [len(os.listdir("/proc/self/task")), sorted(os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
-                                                               if os.path.exists(f"/proc/self/fd/{n}"))]
+            files = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
+            return [len(os.listdir("/proc/self/task")), sorted(os.readlink(f) for f in files if os.path.exists(f))]
         before = state()
         library = c.CDLL("libcuda.so.1")
         library.cuDriverGetVersion(c.byref(c.c_int()))
@@ -61,7 +61,8 @@ def test_the_library_says_the_packages_version(start: Start, agent: ScriptedAgen
 def test_a_program_under_it_that_never_uses_a_gpu(start: Start, agent: ScriptedAgent) -> None:
     client = start("""
         import subprocess
-        say(subprocess.run(["sh", "-c", "echo fine; git --version >/dev/null 2>&1; true"], capture_output=True, text=True).stdout)
+        command = ["sh", "-c", "echo fine; git --version >/dev/null 2>&1; true"]
+        say(subprocess.run(command, capture_output=True, text=True).stdout)
     """)
     assert client.hear() == "fine\n"
     assert client.end() == ""
@@ -106,8 +107,9 @@ def test_a_child_forked_after_cuinit_starts_afresh(start: Start, agent: Scripted
     client = start("""
         d = Driver()
         def sockets():
-            return sum(os.path.exists(f"/proc/self/fd/{n}") and os.readlink(f"/proc/self/fd/{n}").startswith(("socket:", "anon_inode:[eventfd"))
-                       for n in os.listdir("/proc/self/fd"))
+            files = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
+            kinds = [os.readlink(f) for f in files if os.path.exists(f)]
+            return sum(kind.startswith(("socket:", "anon_inode:[eventfd")) for kind in kinds)
         here = sockets()
         read, write = os.pipe()
         child = os.fork()

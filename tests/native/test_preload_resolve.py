@@ -126,8 +126,8 @@ def test_without_a_driver_nothing_is_found(start: Start, tmp_path: Path) -> None
     client = start(
         """
         everything = c.CDLL(None)
-        say([hasattr(everything, name) for name in ("cuInit", "cuGetProcAddress_v2", "nvmlDeviceGetMemoryInfo", "getpid")])
-        c.CDLL(None).getpid
+        names = ("cuInit", "cuGetProcAddress_v2", "nvmlDeviceGetMemoryInfo", "getpid")
+        say([hasattr(everything, name) for name in names])
         """,
         LD_LIBRARY_PATH=str(tmp_path),
     )

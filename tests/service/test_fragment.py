@@ -75,7 +75,8 @@ def test_the_service_is_told_where_things_are(monkeypatch):
     monkeypatch.setenv("GPUSHARE_SERVICE_URL", "http://127.0.0.1:4711")
     (service,) = apply(Config(), monkeypatch, 6).JupyterHub.services.get_value([])
     assert service["command"][1:] == [
-        "-m", "gpushare_spawner.cli", "service", "--templates-dir=/srv/my templates", "--control-socket=/run/x.sock",
+        "-m", "gpushare_spawner.cli", "service", "--end-with-hub",
+        "--templates-dir=/srv/my templates", "--control-socket=/run/x.sock",
         "--timeout=1h", "--max-age", "2 h",
     ]  # fmt: skip
     assert service["url"] == "http://127.0.0.1:4711"

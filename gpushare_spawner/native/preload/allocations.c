@@ -15,7 +15,9 @@ static struct {
 } by_use[MAX_GPUS];
 
 /* A treap: the priority is a hash of the address, so that it needs no state and no balance is kept by hand. */
-static uint64_t priority(const struct allocation *node) { return (node->at >> 8) * 0x9E3779B97F4A7C15ull; }
+static uint64_t priority(const struct allocation *node) {
+    return (node->at >> 8) * 0x9E3779B97F4A7C15ull;
+}
 
 static void split(struct allocation *tree, CUdeviceptr at, struct allocation **below, struct allocation **above) {
     if (!tree) {
@@ -193,7 +195,8 @@ void allocations_of_context_gone(CUcontext context) {
     pthread_mutex_unlock(&lock);
 }
 
-bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t part, allocation_visit visit, void *closure) {
+bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t part, allocation_visit visit,
+                      void *closure) {
     int g = gpu->index;
     bool ended = false;
     pthread_mutex_lock(&lock);

@@ -18,12 +18,12 @@ struct allocation {
     CUcontext context;
     size_t walked; /* by the pager, in its present walk */
     uint64_t walk;
-    struct allocation *left, *right;    /* by address, a treap */
-    struct allocation *newer, *older;   /* by use, within the GPU; plain ones are in no list */
+    struct allocation *left, *right;  /* by address, a treap */
+    struct allocation *newer, *older; /* by use, within the GPU; plain ones are in no list */
 };
 
-/* Set bytes aside before the driver is asked, so that two threads cannot both take the last ones. False: that would be more than
-   the session is shown. */
+/* Set bytes aside before the driver is asked, so that two threads cannot both take the last ones. False: that would be
+   more than the session is shown. */
 bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited);
 void account_return(struct gpu *gpu, size_t bytes, bool managed);
 
@@ -45,8 +45,9 @@ void allocations_touch(CUdeviceptr at);
 void allocations_of_context_gone(CUcontext context);
 void allocations_forget(void); /* in a forked child */
 
-/* Walk over the managed allocations of a GPU, newest first or oldest first. `visit` is called with the lock held and gets the part
-   that is next; it returns false to stop (the part is then visited again). A walk goes on where it stopped, whatever was
-   allocated or freed meanwhile. Returns true at the end of the list. */
+/* Walk over the managed allocations of a GPU, newest first or oldest first. `visit` is called with the lock held and
+   gets the part that is next; it returns false to stop (the part is then visited again). A walk goes on where it
+   stopped, whatever was allocated or freed meanwhile. Returns true at the end of the list. */
 typedef bool (*allocation_visit)(void *closure, CUcontext context, CUdeviceptr at, size_t bytes);
-bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t part, allocation_visit visit, void *closure);
+bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t part, allocation_visit visit,
+                      void *closure);

@@ -7,7 +7,7 @@
 #include "stream_ordered.h"
 
 /* Looking costs a context switch of this process: often while an end may be near, seldom while launches keep coming. */
-#define OFTEN (1 * MILLISECOND)
+#define OFTEN  (1 * MILLISECOND)
 #define SELDOM (8 * MILLISECOND)
 /* A gap between two launches that is no end of a burst. */
 #define GAP (3 * MILLISECOND)
@@ -28,7 +28,9 @@ static struct burst {
     uint64_t busy; /* of finished bursts under this lease */
 } bursts[MAX_GPUS];
 
-void bursts_forget(void) { memset(bursts, 0, sizeof bursts); }
+void bursts_forget(void) {
+    memset(bursts, 0, sizeof bursts);
+}
 
 void burst_lease_begins(struct gpu *gpu) {
     struct burst *burst = &bursts[gpu->index];

@@ -9,14 +9,19 @@
 
 static _Atomic int captures;
 
-bool captures_in_progress(void) { return atomic_load(&captures) > 0; }
+bool captures_in_progress(void) {
+    return atomic_load(&captures) > 0;
+}
 
-void captures_forget(void) { atomic_store(&captures, 0); }
+void captures_forget(void) {
+    atomic_store(&captures, 0);
+}
 
 bool is_capturing(CUstream stream) {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = real.cuStreamIsCapturing(stream, &status);
-    /* the legacy stream while another stream is captured: the driver refuses work there, so nothing is to be held up either */
+    /* the legacy stream while another stream is captured: the driver refuses work there, so nothing is to be held up
+     * either */
     if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
@@ -27,24 +32,30 @@ static void changed_by(int step) {
 }
 
 /* Counted before the driver knows, so that no launch of the captured stream takes the fast path. */
-#define BEGIN(call)                              \
-    changed_by(+1);                              \
-    CUresult result = call;                      \
-    if (result != CUDA_SUCCESS) changed_by(-1);  \
+#define BEGIN(call)                                                                                                    \
+    changed_by(+1);                                                                                                    \
+    CUresult result = call;                                                                                            \
+    if (result != CUDA_SUCCESS) changed_by(-1);                                                                        \
     return result
 
-CUresult wrapped_cuStreamBeginCapture(CUstream stream) { BEGIN(real.cuStreamBeginCapture(stream)); }
+CUresult wrapped_cuStreamBeginCapture(CUstream stream) {
+    BEGIN(real.cuStreamBeginCapture(stream));
+}
 EXPORTED(cuStreamBeginCapture);
-CUresult wrapped_cuStreamBeginCapture_ptsz(CUstream stream) { BEGIN(real.cuStreamBeginCapture_ptsz(stream)); }
+CUresult wrapped_cuStreamBeginCapture_ptsz(CUstream stream) {
+    BEGIN(real.cuStreamBeginCapture_ptsz(stream));
+}
 EXPORTED(cuStreamBeginCapture_ptsz);
-CUresult wrapped_cuStreamBeginCapture_v2(CUstream stream, int mode) { BEGIN(real.cuStreamBeginCapture_v2(stream, mode)); }
+CUresult wrapped_cuStreamBeginCapture_v2(CUstream stream, int mode) {
+    BEGIN(real.cuStreamBeginCapture_v2(stream, mode));
+}
 EXPORTED(cuStreamBeginCapture_v2);
 CUresult wrapped_cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode) {
     BEGIN(real.cuStreamBeginCapture_v2_ptsz(stream, mode));
 }
 EXPORTED(cuStreamBeginCapture_v2_ptsz);
-CUresult wrapped_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges,
-                                             size_t count, int mode) {
+CUresult wrapped_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after,
+                                             const void *edges, size_t count, int mode) {
     BEGIN(real.cuStreamBeginCaptureToGraph(stream, graph, after, edges, count, mode));
 }
 EXPORTED(cuStreamBeginCaptureToGraph);

@@ -7,15 +7,15 @@
 
 #include "cuda_abi.h"
 
-#define likely(x) __builtin_expect(!!(x), 1)
+#define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
 /* The wrapper of a driver function is `wrapped_NAME`; a program that is linked against libcuda finds it as NAME. */
-#define EXPORTED(name) \
+#define EXPORTED(name)                                                                                                 \
     extern __typeof__(wrapped_##name) name __attribute__((alias("wrapped_" #name), visibility("default")))
 
 #define MILLISECOND 1000000ull
-#define SECOND 1000000000ull
+#define SECOND      1000000000ull
 
 /* Monotonic, nanoseconds. */
 uint64_t now_ns(void);

@@ -17,7 +17,9 @@ static bool is_default(CUstream stream) {
     return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 }
 
-bool lane_is_certain(CUstream stream) { return !is_default(stream) || atomic_load(&contexts_seen) <= 1; }
+bool lane_is_certain(CUstream stream) {
+    return !is_default(stream) || atomic_load(&contexts_seen) <= 1;
+}
 
 bool lane_is_active(const struct lane *lane) {
     /* the burst before counts too: a thread may have read its number just before it was over */
@@ -169,40 +171,42 @@ void contexts_forget(void) {
     pthread_mutex_init(&contexts_lock, NULL);
 }
 
-#define SWITCHING(name, parameters, arguments)   \
-    CUresult wrapped_##name parameters {         \
-        CUresult result = real.name arguments;   \
-        gate_context_changed();                  \
-        return result;                           \
-    }                                            \
+#define SWITCHING(name, parameters, arguments)                                                                         \
+    CUresult wrapped_##name parameters {                                                                               \
+        CUresult result = real.name arguments;                                                                         \
+        gate_context_changed();                                                                                        \
+        return result;                                                                                                 \
+    }                                                                                                                  \
     EXPORTED(name);
 
 SWITCHING(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device), (out, flags, device))
 SWITCHING(cuCtxCreate_v3, (CUcontext * out, void *affinity, int count, unsigned flags, CUdevice device),
           (out, affinity, count, flags, device))
-SWITCHING(cuCtxCreate_v4, (CUcontext * out, void *params, unsigned flags, CUdevice device), (out, params, flags, device))
+SWITCHING(cuCtxCreate_v4, (CUcontext * out, void *params, unsigned flags, CUdevice device),
+          (out, params, flags, device))
 SWITCHING(cuCtxSetCurrent, (CUcontext context), (context))
 SWITCHING(cuCtxPushCurrent, (CUcontext context), (context))
 SWITCHING(cuCtxPushCurrent_v2, (CUcontext context), (context))
 SWITCHING(cuCtxPopCurrent, (CUcontext * out), (out))
 SWITCHING(cuCtxPopCurrent_v2, (CUcontext * out), (out))
 
-#define DESTROYING(name)                                        \
-    CUresult wrapped_##name(CUcontext context) {                \
-        pthread_mutex_lock(&contexts_lock);                     \
-        CUresult result = real.name(context);                   \
-        if (result == CUDA_SUCCESS) context_forget(context);    \
-        pthread_mutex_unlock(&contexts_lock);                   \
-        gate_context_changed();                                 \
-        return result;                                          \
-    }                                                           \
+#define DESTROYING(name)                                                                                               \
+    CUresult wrapped_##name(CUcontext context) {                                                                       \
+        pthread_mutex_lock(&contexts_lock);                                                                            \
+        CUresult result = real.name(context);                                                                          \
+        if (result == CUDA_SUCCESS) context_forget(context);                                                           \
+        pthread_mutex_unlock(&contexts_lock);                                                                          \
+        gate_context_changed();                                                                                        \
+        return result;                                                                                                 \
+    }                                                                                                                  \
     EXPORTED(name);
 
 DESTROYING(cuCtxDestroy)
 DESTROYING(cuCtxDestroy_v2)
 DESTROYING(cuCtxDetach)
 
-/* The primary context of a device: counted by the driver, gone with the last release or a reset. A reset context keeps its handle. */
+/* The primary context of a device: counted by the driver, gone with the last release or a reset. A reset context keeps
+ * its handle. */
 static void primary_context_left(CUdevice device, CUcontext handle) {
     unsigned flags;
     int active = 0;
@@ -221,16 +225,16 @@ static CUcontext primary_context(CUdevice device) {
     return handle;
 }
 
-#define LEAVING(name)                                                       \
-    CUresult wrapped_##name(CUdevice device) {                              \
-        pthread_mutex_lock(&contexts_lock);                                 \
-        CUcontext handle = primary_context(device);                         \
-        CUresult result = real.name(device);                                \
-        if (result == CUDA_SUCCESS) primary_context_left(device, handle);   \
-        pthread_mutex_unlock(&contexts_lock);                               \
-        gate_context_changed();                                             \
-        return result;                                                      \
-    }                                                                       \
+#define LEAVING(name)                                                                                                  \
+    CUresult wrapped_##name(CUdevice device) {                                                                         \
+        pthread_mutex_lock(&contexts_lock);                                                                            \
+        CUcontext handle = primary_context(device);                                                                    \
+        CUresult result = real.name(device);                                                                           \
+        if (result == CUDA_SUCCESS) primary_context_left(device, handle);                                              \
+        pthread_mutex_unlock(&contexts_lock);                                                                          \
+        gate_context_changed();                                                                                        \
+        return result;                                                                                                 \
+    }                                                                                                                  \
     EXPORTED(name);
 
 LEAVING(cuDevicePrimaryCtxRelease)

@@ -20,8 +20,8 @@ struct context {
     struct context *next;
 };
 
-/* Held by the background thread for every driver call it makes, and by whoever destroys a context or a stream: neither is pulled
-   from under the other's feet. Taken before the lock of allocations.c. */
+/* Held by the background thread for every driver call it makes, and by whoever destroys a context or a stream: neither
+   is pulled from under the other's feet. Taken before the lock of allocations.c. */
 extern pthread_mutex_t contexts_lock;
 extern struct context *contexts;
 

@@ -36,9 +36,9 @@ enum {
     CUDA_ERROR_NOT_READY = 600,
 };
 
-#define CU_STREAM_LEGACY ((CUstream)0x1)
-#define CU_STREAM_PER_THREAD ((CUstream)0x2)
-#define CU_DEVICE_CPU ((CUdevice)-1)
+#define CU_STREAM_LEGACY                              ((CUstream)0x1)
+#define CU_STREAM_PER_THREAD                          ((CUstream)0x2)
+#define CU_DEVICE_CPU                                 ((CUdevice) - 1)
 #define CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM 2ull
 
 enum {
@@ -57,12 +57,12 @@ enum {
 };
 
 enum { /* CUpointer_attribute */
-    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
-    CU_POINTER_ATTRIBUTE_HOST_POINTER = 4,
-    CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
-    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
-    CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
-    CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12,
+       CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+       CU_POINTER_ATTRIBUTE_HOST_POINTER = 4,
+       CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
+       CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+       CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
+       CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12,
 };
 
 typedef struct {

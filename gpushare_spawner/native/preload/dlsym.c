@@ -1,5 +1,5 @@
-/* dlsym is exported at glibc's versions. Names that are no driver's are passed on by a tail jump, so that the real dlsym sees the
-   program's return address: RTLD_NEXT then means next after the caller, not next after this library. */
+/* dlsym is exported at glibc's versions. Names that are no driver's are passed on by a tail jump, so that the real
+   dlsym sees the program's return address: RTLD_NEXT then means next after the caller, not next after this library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -37,7 +37,9 @@ static dlsym_function glibc_dlsym(void) {
     return function;
 }
 
-void *real_dlsym(void *handle, const char *name) { return glibc_dlsym()(handle, name); }
+void *real_dlsym(void *handle, const char *name) {
+    return glibc_dlsym()(handle, name);
+}
 
 static bool is_ours(const void *pointer) {
     extern const char __ehdr_start[] __attribute__((visibility("hidden")));
@@ -67,7 +69,9 @@ static void *dlsym_34(void *handle, const char *name) {
     return driver_symbol(handle, name);
 }
 
-static void *dlsym_first(void *handle, const char *name) { TAIL_JUMP dlsym_34(handle, name); }
+static void *dlsym_first(void *handle, const char *name) {
+    TAIL_JUMP dlsym_34(handle, name);
+}
 
 extern __typeof__(dlsym_34) gpushare_dlsym_34 __attribute__((alias("dlsym_34"), visibility("default")));
 extern __typeof__(dlsym_34) gpushare_dlsym_first __attribute__((alias("dlsym_first"), visibility("default")));

@@ -85,8 +85,8 @@ WRAPPED(cuGraphAddNode_v2, "cuGraphAddNode", 12030, 0,
          CUgraphNodeParams *params))
 
 /* lies.c */
-WRAPPED(cuMemGetInfo_v2, "cuMemGetInfo", 3020, 0, (size_t * available, size_t *total))
-WRAPPED(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, 0, (size_t * bytes, CUdevice device))
+WRAPPED(cuMemGetInfo_v2, "cuMemGetInfo", 3020, 0, (size_t *available, size_t *total))
+WRAPPED(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, 0, (size_t *bytes, CUdevice device))
 WRAPPED(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, 0, (void *data, int attribute, CUdeviceptr at))
 WRAPPED(cuPointerGetAttributes, "cuPointerGetAttributes", 7000, 0,
         (unsigned count, int *attributes, void **data, CUdeviceptr at))

@@ -34,4 +34,6 @@ void driver_turns_stop(void) {
     if (pthread_mutex_timedlock(&contexts_lock, &until) == 0) pthread_mutex_unlock(&contexts_lock);
 }
 
-void driver_turns_allow(void) { atomic_store(&stopped, false); }
+void driver_turns_allow(void) {
+    atomic_store(&stopped, false);
+}

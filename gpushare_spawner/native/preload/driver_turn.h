@@ -1,5 +1,5 @@
-/* The background thread's turns with the driver. A turn holds contexts_lock, and none begins once the program is exiting: the
-   driver may be taking itself down then. */
+/* The background thread's turns with the driver. A turn holds contexts_lock, and none begins once the program is
+   exiting: the driver may be taking itself down then. */
 #pragma once
 
 #include "common.h"

@@ -13,8 +13,9 @@
 #include "stream_ordered.h"
 #include "worker.h"
 
-/* Forget everything: the parent's contexts and memory are not the child's, and locks may have been held by threads that are not
-   here. The parent's records are left where they are; a fork copies them on write, and most children exec at once. */
+/* Forget everything: the parent's contexts and memory are not the child's, and locks may have been held by threads that
+   are not here. The parent's records are left where they are; a fork copies them on write, and most children exec at
+   once. */
 static void in_child(void) {
     worker_forget();
     gate_forget_threads();

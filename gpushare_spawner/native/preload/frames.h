@@ -3,9 +3,9 @@
 
 #include <stdint.h>
 
-#define FRAME_MAGIC 0x48535047u /* "GPSH" */
-#define FRAME_VERSION 1
-#define FRAME_FIELDS 12
+#define FRAME_MAGIC     0x48535047u /* "GPSH" */
+#define FRAME_VERSION   1
+#define FRAME_FIELDS    12
 #define LIBRARY_VERSION 100 /* 0.1.0: major*10000 + minor*100 + patch */
 
 struct frame { /* little-endian, as both architectures are */

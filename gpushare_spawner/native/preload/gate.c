@@ -14,10 +14,11 @@
 #include "worker.h"
 
 /* numbers of membarrier(2), Linux 4.14; glibc 2.17 has no name for them */
-#define MEMBARRIER_PRIVATE_EXPEDITED (1 << 3)
+#define MEMBARRIER_PRIVATE_EXPEDITED          (1 << 3)
 #define MEMBARRIER_REGISTER_PRIVATE_EXPEDITED (1 << 4)
 
-/* The background thread opens the gate after 30 s without an answer. Should that thread hang itself, launches wait 5 s more. */
+/* The background thread opens the gate after 30 s without an answer. Should that thread hang itself, launches wait 5 s
+ * more. */
 #define PATIENCE (35 * SECOND)
 
 __thread struct passage *my_passage __attribute__((tls_model("initial-exec")));
@@ -62,7 +63,8 @@ static struct passage *passage_of_new_thread(void) {
         passage->used = true;
         passage->lane = &no_lane;
         passage->next = atomic_load(&passages);
-        while (!atomic_compare_exchange_weak(&passages, &passage->next, passage)) {}
+        while (!atomic_compare_exchange_weak(&passages, &passage->next, passage)) {
+        }
     }
     passage->stream = NO_STREAM;
     passage->context = NULL;
@@ -128,7 +130,9 @@ struct passage *gate_enter_slowly(struct passage *passage, CUstream stream) {
     return passage;
 }
 
-static void refresh(struct gpu *gpu) { atomic_store(&gpu->fast, atomic_load(&gpu->open) && !captures_in_progress()); }
+static void refresh(struct gpu *gpu) {
+    atomic_store(&gpu->fast, atomic_load(&gpu->open) && !captures_in_progress());
+}
 
 void gate_refresh(struct gpu *gpu) {
     pthread_mutex_lock(&turning);

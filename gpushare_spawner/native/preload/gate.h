@@ -1,16 +1,18 @@
 /* The gate: what a launch passes through.
 
-   The fast path takes no lock, makes no system call and has no atomic read-modify-write. A thread says that it is inside (a plain
-   store to its own cache line), looks whether the gate is open (a load of a line that nobody writes), and goes on. The store must be
-   visible before the load is made; instead of a fence in each launch, the side that shuts the gate calls membarrier(2), which puts
-   that fence into every thread of the process at once: from then on each thread either sees the gate shut, or is seen inside. */
+   The fast path takes no lock, makes no system call and has no atomic read-modify-write. A thread says that it is
+   inside (a plain store to its own cache line), looks whether the gate is open (a load of a line that nobody writes),
+   and goes on. The store must be visible before the load is made; instead of a fence in each launch, the side that
+   shuts the gate calls membarrier(2), which puts that fence into every thread of the process at once: from then on each
+   thread either sees the gate shut, or is seen inside. */
 #pragma once
 
 #include "gpus.h"
 
 struct context;
 
-/* A stream of a context, as far as work is concerned. Lanes are recycled, never freed: a thread may look at one that is gone. */
+/* A stream of a context, as far as work is concerned. Lanes are recycled, never freed: a thread may look at one that is
+ * gone. */
 struct lane {
     struct gpu *_Atomic gpu;
     struct context *context;
@@ -22,7 +24,7 @@ struct lane {
 };
 
 #define NEAR_LANES 16
-#define NO_STREAM ((CUstream)-1)
+#define NO_STREAM  ((CUstream) - 1)
 
 /* One thread's record. Recycled, never freed: the background thread walks the list of them. */
 struct passage {
@@ -57,18 +59,22 @@ static inline void gate_count(struct passage *passage, struct lane *lane) {
         atomic_store_explicit(&lane->burst, burst, memory_order_relaxed);
 }
 
-/* Before a driver call that puts work into `stream` (NULL and 1: the legacy default stream, 2: the thread's own). May wait. */
+/* Before a driver call that puts work into `stream` (NULL and 1: the legacy default stream, 2: the thread's own). May
+ * wait. */
 static inline struct passage *gate_enter(CUstream stream) {
     struct passage *passage = my_passage;
     if (unlikely(!passage)) return gate_enter_slowly(NULL, stream);
     uint32_t depth = atomic_load_explicit(&passage->depth, memory_order_relaxed);
     atomic_store_explicit(&passage->depth, depth + 1, memory_order_relaxed);
-    atomic_signal_fence(memory_order_seq_cst); /* the compiler keeps the order; membarrier makes the processor keep it */
+    atomic_signal_fence(
+        memory_order_seq_cst); /* the compiler keeps the order; membarrier makes the processor keep it */
     if (unlikely(gate_fences)) atomic_thread_fence(memory_order_seq_cst);
 
     struct lane *lane = atomic_load_explicit(&passage->lane, memory_order_relaxed);
-    if (likely(passage->stream == stream && passage->epoch == atomic_load_explicit(&lanes_epoch, memory_order_relaxed) &&
-               atomic_load_explicit(&atomic_load_explicit(&lane->gpu, memory_order_relaxed)->fast, memory_order_relaxed))) {
+    if (likely(passage->stream == stream &&
+               passage->epoch == atomic_load_explicit(&lanes_epoch, memory_order_relaxed) &&
+               atomic_load_explicit(&atomic_load_explicit(&lane->gpu, memory_order_relaxed)->fast,
+                                    memory_order_relaxed))) {
         gate_count(passage, lane);
         return passage;
     }
@@ -92,9 +98,9 @@ static inline void gate_context_changed(void) {
 }
 
 /* For the side that opens and shuts (the background thread, and whoever loses the agent). */
-void gate_prepare(void);           /* once per process, before the first launch */
-void gate_open(struct gpu *gpu);   /* and wake the threads that wait */
-void gate_shut(struct gpu *gpu);   /* afterwards every thread sees it shut, or is seen inside */
+void gate_prepare(void);            /* once per process, before the first launch */
+void gate_open(struct gpu *gpu);    /* and wake the threads that wait */
+void gate_shut(struct gpu *gpu);    /* afterwards every thread sees it shut, or is seen inside */
 void gate_refresh(struct gpu *gpu); /* `fast` follows `open` and the captures in progress */
 bool gate_inside(const struct gpu *gpu);
 uint64_t gate_launches(const struct gpu *gpu);

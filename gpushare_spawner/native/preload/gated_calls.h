@@ -7,10 +7,10 @@
    SINGLE(name, asked-for name, version, parameters, arguments, stream)
        has no twin.
 
-   32-bit forms from before CUDA 3.2 (cuMemcpyHtoD without _v2 and the like) cannot hold a 64-bit address and are not here. */
+   32-bit forms from before CUDA 3.2 (cuMemcpyHtoD without _v2 and the like) cannot hold a 64-bit address and are not
+   here. */
 
-#define GRID \
-    unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared
+#define GRID unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared
 
 STREAMED(cuLaunchKernel, "cuLaunchKernel", 4000, 7000, (CUfunction f, GRID, CUstream s, void **params, void **extra),
          (f, gx, gy, gz, bx, by, bz, shared, s, params, extra), s)
@@ -30,10 +30,13 @@ STREAMED(cuGraphUpload, "cuGraphUpload", 11010, 11010, (CUgraphExec exec, CUstre
 
 IMPLICIT(cuMemcpy, "cuMemcpy", 4000, 7000, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes))
 IMPLICIT(cuMemcpyPeer, "cuMemcpyPeer", 4000, 7000,
-         (CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes), (to, there, from, here, bytes))
-IMPLICIT(cuMemcpyHtoD_v2, "cuMemcpyHtoD", 3020, 7000, (CUdeviceptr to, const void *from, size_t bytes), (to, from, bytes))
+         (CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t bytes),
+         (to, there, from, here, bytes))
+IMPLICIT(cuMemcpyHtoD_v2, "cuMemcpyHtoD", 3020, 7000, (CUdeviceptr to, const void *from, size_t bytes),
+         (to, from, bytes))
 IMPLICIT(cuMemcpyDtoH_v2, "cuMemcpyDtoH", 3020, 7000, (void *to, CUdeviceptr from, size_t bytes), (to, from, bytes))
-IMPLICIT(cuMemcpyDtoD_v2, "cuMemcpyDtoD", 3020, 7000, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes))
+IMPLICIT(cuMemcpyDtoD_v2, "cuMemcpyDtoD", 3020, 7000, (CUdeviceptr to, CUdeviceptr from, size_t bytes),
+         (to, from, bytes))
 IMPLICIT(cuMemcpyDtoA_v2, "cuMemcpyDtoA", 3020, 7000, (CUarray to, size_t at, CUdeviceptr from, size_t bytes),
          (to, at, from, bytes))
 IMPLICIT(cuMemcpyAtoD_v2, "cuMemcpyAtoD", 3020, 7000, (CUdeviceptr to, CUarray from, size_t at, size_t bytes),
@@ -42,8 +45,8 @@ IMPLICIT(cuMemcpyHtoA_v2, "cuMemcpyHtoA", 3020, 7000, (CUarray to, size_t at, co
          (to, at, from, bytes))
 IMPLICIT(cuMemcpyAtoH_v2, "cuMemcpyAtoH", 3020, 7000, (void *to, CUarray from, size_t at, size_t bytes),
          (to, from, at, bytes))
-IMPLICIT(cuMemcpyAtoA_v2, "cuMemcpyAtoA", 3020, 7000, (CUarray to, size_t at, CUarray from, size_t from_at, size_t bytes),
-         (to, at, from, from_at, bytes))
+IMPLICIT(cuMemcpyAtoA_v2, "cuMemcpyAtoA", 3020, 7000,
+         (CUarray to, size_t at, CUarray from, size_t from_at, size_t bytes), (to, at, from, from_at, bytes))
 IMPLICIT(cuMemcpy2D_v2, "cuMemcpy2D", 3020, 7000, (const void *copy), (copy))
 IMPLICIT(cuMemcpy2DUnaligned_v2, "cuMemcpy2DUnaligned", 3020, 7000, (const void *copy), (copy))
 IMPLICIT(cuMemcpy3D_v2, "cuMemcpy3D", 3020, 7000, (const void *copy), (copy))
@@ -76,7 +79,8 @@ STREAMED(cuMemcpyBatchAsync_v2, "cuMemcpyBatchAsync", 13000, 13000,
           CUstream s),
          (to, from, sizes, count, attributes, indices, n, s), s)
 STREAMED(cuMemcpy3DBatchAsync, "cuMemcpy3DBatchAsync", 12080, 12080,
-         (size_t count, void *list, size_t *failed, unsigned long long flags, CUstream s), (count, list, failed, flags, s), s)
+         (size_t count, void *list, size_t *failed, unsigned long long flags, CUstream s),
+         (count, list, failed, flags, s), s)
 STREAMED(cuMemcpy3DBatchAsync_v2, "cuMemcpy3DBatchAsync", 13000, 13000,
          (size_t count, void *list, unsigned long long flags, CUstream s), (count, list, flags, s), s)
 STREAMED(cuMemBatchDecompressAsync, "cuMemBatchDecompressAsync", 12060, 12060,
@@ -98,27 +102,32 @@ STREAMED(cuMemsetD16Async, "cuMemsetD16Async", 3020, 7000, (CUdeviceptr to, unsi
 STREAMED(cuMemsetD32Async, "cuMemsetD32Async", 3020, 7000, (CUdeviceptr to, unsigned value, size_t n, CUstream s),
          (to, value, n, s), s)
 STREAMED(cuMemsetD2D8Async, "cuMemsetD2D8Async", 3020, 7000,
-         (CUdeviceptr to, size_t pitch, unsigned char value, size_t w, size_t h, CUstream s), (to, pitch, value, w, h, s), s)
+         (CUdeviceptr to, size_t pitch, unsigned char value, size_t w, size_t h, CUstream s),
+         (to, pitch, value, w, h, s), s)
 STREAMED(cuMemsetD2D16Async, "cuMemsetD2D16Async", 3020, 7000,
-         (CUdeviceptr to, size_t pitch, unsigned short value, size_t w, size_t h, CUstream s), (to, pitch, value, w, h, s), s)
+         (CUdeviceptr to, size_t pitch, unsigned short value, size_t w, size_t h, CUstream s),
+         (to, pitch, value, w, h, s), s)
 STREAMED(cuMemsetD2D32Async, "cuMemsetD2D32Async", 3020, 7000,
          (CUdeviceptr to, size_t pitch, unsigned value, size_t w, size_t h, CUstream s), (to, pitch, value, w, h, s), s)
 
-STREAMED(cuMemPrefetchAsync, "cuMemPrefetchAsync", 8000, 8000, (CUdeviceptr at, size_t bytes, CUdevice device, CUstream s),
-         (at, bytes, device, s), s)
+STREAMED(cuMemPrefetchAsync, "cuMemPrefetchAsync", 8000, 8000,
+         (CUdeviceptr at, size_t bytes, CUdevice device, CUstream s), (at, bytes, device, s), s)
 STREAMED(cuMemPrefetchAsync_v2, "cuMemPrefetchAsync", 12020, 12020,
-         (CUdeviceptr at, size_t bytes, CUmemLocation location, unsigned flags, CUstream s), (at, bytes, location, flags, s), s)
+         (CUdeviceptr at, size_t bytes, CUmemLocation location, unsigned flags, CUstream s),
+         (at, bytes, location, flags, s), s)
 STREAMED(cuMemPrefetchBatchAsync, "cuMemPrefetchBatchAsync", 13000, 13000,
          (CUdeviceptr * at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t n,
           unsigned long long flags, CUstream s),
          (at, sizes, count, locations, indices, n, flags, s), s)
 STREAMED(cuMemDiscardBatchAsync, "cuMemDiscardBatchAsync", 13000, 13000,
-         (CUdeviceptr * at, size_t *sizes, size_t count, unsigned long long flags, CUstream s), (at, sizes, count, flags, s), s)
+         (CUdeviceptr * at, size_t *sizes, size_t count, unsigned long long flags, CUstream s),
+         (at, sizes, count, flags, s), s)
 STREAMED(cuMemDiscardAndPrefetchBatchAsync, "cuMemDiscardAndPrefetchBatchAsync", 13000, 13000,
          (CUdeviceptr * at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t n,
           unsigned long long flags, CUstream s),
          (at, sizes, count, locations, indices, n, flags, s), s)
-STREAMED(cuMemMapArrayAsync, "cuMemMapArrayAsync", 11010, 11010, (void *list, unsigned count, CUstream s), (list, count, s), s)
+STREAMED(cuMemMapArrayAsync, "cuMemMapArrayAsync", 11010, 11010, (void *list, unsigned count, CUstream s),
+         (list, count, s), s)
 
 STREAMED(cuStreamBatchMemOp, "cuStreamBatchMemOp", 8000, 8000, (CUstream s, unsigned count, void *list, unsigned flags),
          (s, count, list, flags), s)

@@ -11,10 +11,11 @@ struct gpu {
     int index;
     CUdevice device;
     CUuuid uuid;
-    bool can_manage; /* managed memory may be accessed by both sides at once: without that nothing can be oversubscribed */
+    bool can_manage; /* managed memory may be accessed by both sides at once: without that nothing can be oversubscribed
+                      */
 
-    /* The gate. `open` is the truth and the futex that launching threads wait on; `fast` is 1 only while a launch may skip every
-       further question: the gate is open and nothing in the process is being captured into a graph. */
+    /* The gate. `open` is the truth and the futex that launching threads wait on; `fast` is 1 only while a launch may
+       skip every further question: the gate is open and nothing in the process is being captured into a graph. */
     _Atomic uint32_t open;
     _Atomic uint32_t fast;
     _Atomic uint32_t burst;    /* number of the burst: lanes with work carry it */

@@ -13,11 +13,11 @@
 #define ANSWER_PATIENCE (30 * SECOND)
 /* A lease that is not used for this long is given back. */
 #define QUIET_RELEASE (1 * SECOND)
-/* Work that does not end while the program's own threads wait at the gate may be waiting for them: the gate is opened for a
-   moment, and shut again. */
+/* Work that does not end while the program's own threads wait at the gate may be waiting for them: the gate is opened
+   for a moment, and shut again. */
 #define DEADLOCK_PATIENCE (5 * SECOND)
-#define DEADLOCK_MOMENT (50 * MILLISECOND)
-#define STEP MILLISECOND
+#define DEADLOCK_MOMENT   (50 * MILLISECOND)
+#define STEP              MILLISECOND
 
 enum lease_state {
     UNARBITRATED, /* open */
@@ -42,7 +42,9 @@ static struct lease {
     uint64_t paging_out_for; /* the lease id to name in PAGED_OUT */
 } leases[MAX_GPUS];
 
-static struct lease *lease_of(const struct gpu *gpu) { return &leases[gpu->index]; }
+static struct lease *lease_of(const struct gpu *gpu) {
+    return &leases[gpu->index];
+}
 
 static void tell(const struct gpu *gpu, enum frame_type type, uint64_t f0, uint64_t f1, uint64_t f2) {
     struct frame frame = {.type = (uint16_t)type, .f = {f0, f1, f2}};
@@ -50,7 +52,9 @@ static void tell(const struct gpu *gpu, enum frame_type type, uint64_t f0, uint6
     socket_send(&frame);
 }
 
-void leases_forget(void) { memset(leases, 0, sizeof leases); }
+void leases_forget(void) {
+    memset(leases, 0, sizeof leases);
+}
 
 void lease_unarbitrated(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
@@ -144,8 +148,8 @@ void lease_revoked(struct gpu *gpu, const struct frame *frame) {
             begin_page_out(gpu, frame->f[1], frame->f[0]);
         return;
     }
-    log_line(LOG_DEBUG, "GPU %d: lease %llu revoked, %llu bytes to page out", gpu->index, (unsigned long long)frame->f[0],
-             (unsigned long long)frame->f[1]);
+    log_line(LOG_DEBUG, "GPU %d: lease %llu revoked, %llu bytes to page out", gpu->index,
+             (unsigned long long)frame->f[0], (unsigned long long)frame->f[1]);
     if (lease->state == SHUTTING) {
         lease->reason = RELEASE_REVOKED;
         lease->page_out = frame->f[1];
@@ -191,7 +195,8 @@ static uint64_t shutting_step(struct gpu *gpu, uint64_t now) {
     }
 later:
     if (atomic_load(&gpu->waiters) && now - lease->shut_at > DEADLOCK_PATIENCE) {
-        log_line(LOG_INFO, "GPU %d: work does not end while threads wait to launch more; letting them through for a moment",
+        log_line(LOG_INFO,
+                 "GPU %d: work does not end while threads wait to launch more; letting them through for a moment",
                  gpu->index);
         lease->reopened_until = now + DEADLOCK_MOMENT;
         gate_open(gpu);

@@ -1,4 +1,5 @@
-/* What the program is told about memory, so that a share looks like a GPU of its own and converted memory like device memory. */
+/* What the program is told about memory, so that a share looks like a GPU of its own and converted memory like device
+ * memory. */
 #include <stdatomic.h>
 
 #include "allocations.h"
@@ -90,9 +91,9 @@ CUresult wrapped_cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr at) {
     struct allocation allocation;
     if (!find_converted(at, &allocation)) return real.cuIpcGetMemHandle(out, at);
     if (!atomic_exchange(&said, true))
-        log_line(LOG_ERROR,
-                 "GPU memory cannot be shared between processes (cuIpcGetMemHandle) while this GPU is oversubscribed; start the "
-                 "program with GPUSHARE_MANAGED=0 if it needs that: its memory then stays on the GPU");
+        log_line(LOG_ERROR, "GPU memory cannot be shared between processes (cuIpcGetMemHandle) while this GPU is "
+                            "oversubscribed; start the "
+                            "program with GPUSHARE_MANAGED=0 if it needs that: its memory then stays on the GPU");
     return CUDA_ERROR_INVALID_VALUE; /* the driver's answer for managed memory */
 }
 EXPORTED(cuIpcGetMemHandle);

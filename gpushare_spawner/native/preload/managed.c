@@ -14,7 +14,9 @@
 
 static _Atomic bool oversubscribed;
 
-void managed_set(bool wanted) { atomic_store(&oversubscribed, wanted); }
+void managed_set(bool wanted) {
+    atomic_store(&oversubscribed, wanted);
+}
 
 static bool switched_off(void) {
     const char *setting = getenv("GPUSHARE_MANAGED");
@@ -28,7 +30,8 @@ bool managed_wanted(const struct gpu *gpu) {
 CUresult managed_allocate(const struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
     CUresult result = real.cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL);
     if (result != CUDA_SUCCESS || captures_in_progress()) return result;
-    /* Pages that were moved to the host come back when they are used, and stay. A driver that takes no advice takes none. */
+    /* Pages that were moved to the host come back when they are used, and stay. A driver that takes no advice takes
+     * none. */
     if (driver_has(cuMemAdvise))
         real.cuMemAdvise(*out, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, gpu->device);
     else if (driver_has(cuMemAdvise_v2))

@@ -3,7 +3,8 @@
 
 #include "gpus.h"
 
-/* Whether allocations on this GPU are to be converted: the agent says so, the GPU can, the user has not switched it off. */
+/* Whether allocations on this GPU are to be converted: the agent says so, the GPU can, the user has not switched it
+ * off. */
 bool managed_wanted(const struct gpu *gpu);
 
 /* Managed memory that prefers the GPU. */

@@ -1,4 +1,5 @@
-/* Whether the device is quiet: an event in each stream that has had work, queried later. Only for the background thread. */
+/* Whether the device is quiet: an event in each stream that has had work, queried later. Only for the background
+ * thread. */
 #pragma once
 
 #include "gpus.h"

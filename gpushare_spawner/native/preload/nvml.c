@@ -45,7 +45,8 @@ static int hex(char c) {
     return -1;
 }
 
-/* The GPU that NVML's handle means, if CUDA has shown it to this process: "GPU-" and 16 bytes in hexadecimal with dashes. */
+/* The GPU that NVML's handle means, if CUDA has shown it to this process: "GPU-" and 16 bytes in hexadecimal with
+ * dashes. */
 static struct gpu *gpu_of(nvmlDevice device) {
     nvmlReturn (*uuid_of)(nvmlDevice, char *, unsigned) = atomic_load(&real_uuid);
     char text[96] = "";

@@ -6,10 +6,10 @@
 #include "driver_turn.h"
 #include "resolve.h"
 
-/* A part is one call of the driver, a window what is under way at a time. Two windows of this size keep a link of 200 GB/s busy
-   between two steps a millisecond apart; on PCIe a move can be cut short within some 10 ms. */
-#define PART (32ull << 20)
-#define WINDOW (128ull << 20)
+/* A part is one call of the driver, a window what is under way at a time. Two windows of this size keep a link of 200
+   GB/s busy between two steps a millisecond apart; on PCIe a move can be cut short within some 10 ms. */
+#define PART    (32ull << 20)
+#define WINDOW  (128ull << 20)
 #define WINDOWS 2
 
 struct window {
@@ -29,7 +29,9 @@ static struct move {
 
 static uint64_t walks;
 
-void pager_forget(void) { __builtin_memset(moves, 0, sizeof moves); }
+void pager_forget(void) {
+    __builtin_memset(moves, 0, sizeof moves);
+}
 
 void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes) {
     struct move *move = &moves[gpu->index];
@@ -43,7 +45,9 @@ void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes) {
     move->gpu = gpu;
 }
 
-void pager_cut(struct gpu *gpu) { moves[gpu->index].cut = true; }
+void pager_cut(struct gpu *gpu) {
+    moves[gpu->index].cut = true;
+}
 
 static CUresult prefetch(const struct move *move, CUdeviceptr at, size_t bytes) {
     CUdevice to = move->to_device ? move->gpu->device : CU_DEVICE_CPU;

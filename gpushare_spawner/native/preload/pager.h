@@ -1,5 +1,5 @@
-/* Moves the program's managed memory in bulk: to the host when it gives way, to the GPU before it runs. Only for the background
-   thread, which calls pager_step every millisecond or so while something is being moved. */
+/* Moves the program's managed memory in bulk: to the host when it gives way, to the GPU before it runs. Only for the
+   background thread, which calls pager_step every millisecond or so while something is being moved. */
 #pragma once
 
 #include "gpus.h"
@@ -9,8 +9,8 @@ struct pager_result {
     uint64_t nanoseconds;
 };
 
-/* Begin to move up to `bytes`: most recently used first to the GPU, least recently used first to the host. A move that is still in
-   progress is cut short; what it has begun is waited for. */
+/* Begin to move up to `bytes`: most recently used first to the GPU, least recently used first to the host. A move that
+   is still in progress is cut short; what it has begun is waited for. */
 void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes);
 
 /* Go on. True: done (or nothing was being moved). */

@@ -12,7 +12,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 uint64_t graph_memory_bytes(const struct gpu *gpu) {
     uint64_t bytes = 0;
     if (!atomic_load(&gpu->graph_memory)) return 0;
-    if (real.cuDeviceGetGraphMemAttribute(gpu->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) != CUDA_SUCCESS) return 0;
+    if (real.cuDeviceGetGraphMemAttribute(gpu->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) != CUDA_SUCCESS)
+        return 0;
     return bytes;
 }
 
@@ -55,7 +56,8 @@ static void drop_if_unused(struct physical *entry) {
     free(entry);
 }
 
-CUresult wrapped_cuMemCreate(CUmemHandle *out, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags) {
+CUresult wrapped_cuMemCreate(CUmemHandle *out, size_t bytes, const CUmemAllocationProp *prop,
+                             unsigned long long flags) {
     bool device = out && prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     struct gpu *gpu = device ? gpu_of_device(prop->location.id) : NULL;
     if (!gpu) return real.cuMemCreate(out, bytes, prop, flags);
@@ -155,7 +157,8 @@ struct array {
 static struct array *arrays;
 
 static size_t element_bytes(int format, unsigned channels) {
-    /* CUarray_format: 8, 16 and 32-bit integers, half, float; others (block compressed, planar) are taken as one byte a channel */
+    /* CUarray_format: 8, 16 and 32-bit integers, half, float; others (block compressed, planar) are taken as one byte a
+     * channel */
     size_t bytes = 1;
     if (format == 0x02 || format == 0x09 || format == 0x10) bytes = 2;
     if (format == 0x03 || format == 0x0a || format == 0x20) bytes = 4;
@@ -166,7 +169,8 @@ static size_t array_bytes(size_t width, size_t height, size_t depth, int format,
     size_t sum = 0;
     for (unsigned level = 0; level < levels; level++) {
         size_t bytes = element_bytes(format, channels);
-        if (__builtin_mul_overflow(bytes, width ? width : 1, &bytes) || __builtin_mul_overflow(bytes, height ? height : 1, &bytes) ||
+        if (__builtin_mul_overflow(bytes, width ? width : 1, &bytes) ||
+            __builtin_mul_overflow(bytes, height ? height : 1, &bytes) ||
             __builtin_mul_overflow(bytes, depth ? depth : 1, &bytes))
             return 0;
         sum += bytes;
@@ -203,16 +207,16 @@ static void array_gone(const void *handle) {
     pthread_mutex_unlock(&lock);
 }
 
-#define MAKING(call, size)                                                             \
-    struct gpu *gpu = out && descriptor ? gpu_current() : NULL;                        \
-    if (!gpu) return call;                                                             \
-    size_t bytes = size;                                                               \
-    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;       \
-    CUresult result = call;                                                            \
-    if (result == CUDA_SUCCESS)                                                        \
-        array_made(gpu, *out, bytes);                                                  \
-    else                                                                               \
-        account_return(gpu, bytes, false);                                             \
+#define MAKING(call, size)                                                                                             \
+    struct gpu *gpu = out && descriptor ? gpu_current() : NULL;                                                        \
+    if (!gpu) return call;                                                                                             \
+    size_t bytes = size;                                                                                               \
+    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;                                       \
+    CUresult result = call;                                                                                            \
+    if (result == CUDA_SUCCESS)                                                                                        \
+        array_made(gpu, *out, bytes);                                                                                  \
+    else                                                                                                               \
+        account_return(gpu, bytes, false);                                                                             \
     return result
 
 CUresult wrapped_cuArrayCreate_v2(CUarray *out, const CUarrayDescriptor *descriptor) {
@@ -222,15 +226,16 @@ CUresult wrapped_cuArrayCreate_v2(CUarray *out, const CUarrayDescriptor *descrip
 EXPORTED(cuArrayCreate_v2);
 
 CUresult wrapped_cuArray3DCreate_v2(CUarray *out, const CUarray3DDescriptor *descriptor) {
-    MAKING(real.cuArray3DCreate_v2(out, descriptor), array_bytes(descriptor->Width, descriptor->Height, descriptor->Depth,
-                                                                 descriptor->Format, descriptor->NumChannels, 1));
+    MAKING(real.cuArray3DCreate_v2(out, descriptor),
+           array_bytes(descriptor->Width, descriptor->Height, descriptor->Depth, descriptor->Format,
+                       descriptor->NumChannels, 1));
 }
 EXPORTED(cuArray3DCreate_v2);
 
 CUresult wrapped_cuMipmappedArrayCreate(CUmipmap *out, const CUarray3DDescriptor *descriptor, unsigned levels) {
     MAKING(real.cuMipmappedArrayCreate(out, descriptor, levels),
-           array_bytes(descriptor->Width, descriptor->Height, descriptor->Depth, descriptor->Format, descriptor->NumChannels,
-                       levels < 32 ? levels : 32));
+           array_bytes(descriptor->Width, descriptor->Height, descriptor->Depth, descriptor->Format,
+                       descriptor->NumChannels, levels < 32 ? levels : 32));
 }
 EXPORTED(cuMipmappedArrayCreate);
 
@@ -254,7 +259,8 @@ static void graph_memory_seen(void) {
     for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].graph_memory, true);
 }
 
-CUresult wrapped_cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count, void *params) {
+CUresult wrapped_cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
+                                        void *params) {
     graph_memory_seen();
     return real.cuGraphAddMemAllocNode(out, graph, after, count, params);
 }
@@ -267,8 +273,8 @@ CUresult wrapped_cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNo
 }
 EXPORTED(cuGraphAddNode);
 
-CUresult wrapped_cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count,
-                                   CUgraphNodeParams *params) {
+CUresult wrapped_cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, const void *edges,
+                                   size_t count, CUgraphNodeParams *params) {
     if (params && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) graph_memory_seen();
     return real.cuGraphAddNode_v2(out, graph, after, edges, count, params);
 }

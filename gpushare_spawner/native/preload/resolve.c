@@ -10,26 +10,28 @@
 
 /* declarations of all wrappers */
 #define SINGLE(name, asked, version, parameters, arguments, stream) CUresult wrapped_##name parameters;
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream) \
-    CUresult wrapped_##name parameters;                                     \
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+    CUresult wrapped_##name parameters;                                                                                \
     CUresult wrapped_##name##_ptsz parameters;
-#define IMPLICIT(name, asked, version, twin, parameters, arguments) \
-    CUresult wrapped_##name parameters;                             \
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+    CUresult wrapped_##name parameters;                                                                                \
     CUresult wrapped_##name##_ptds parameters;
 #define WRAPPED(name, asked, version, per_thread, parameters) CUresult wrapped_##name parameters;
 #define CALLED(name, parameters)
 #include "driver_calls.h"
 #include "gated_calls.h"
 
-CUresult driver_lacks(void) { return CUDA_ERROR_NOT_FOUND; }
+CUresult driver_lacks(void) {
+    return CUDA_ERROR_NOT_FOUND;
+}
 
 #define ABSENT (void *)driver_lacks
 struct real_driver real = {
-#define SINGLE(name, asked, version, parameters, arguments, stream) .name = ABSENT,
+#define SINGLE(name, asked, version, parameters, arguments, stream)         .name = ABSENT,
 #define STREAMED(name, asked, version, twin, parameters, arguments, stream) .name = ABSENT, .name##_ptsz = ABSENT,
-#define IMPLICIT(name, asked, version, twin, parameters, arguments) .name = ABSENT, .name##_ptds = ABSENT,
-#define WRAPPED(name, asked, version, per_thread, parameters) .name = ABSENT,
-#define CALLED(name, parameters) .name = ABSENT,
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)         .name = ABSENT, .name##_ptds = ABSENT,
+#define WRAPPED(name, asked, version, per_thread, parameters)               .name = ABSENT,
+#define CALLED(name, parameters)                                            .name = ABSENT,
 #include "driver_calls.h"
 #include "gated_calls.h"
 };
@@ -45,15 +47,15 @@ struct entry {
 
 #define SLOT(name) (void **)&real.name
 static const struct entry entries[] = {
-#define SINGLE(name, asked, version, parameters, arguments, stream) \
+#define SINGLE(name, asked, version, parameters, arguments, stream)                                                    \
     {#name, asked, version, 0, (void *)wrapped_##name, SLOT(name)},
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream) \
-    {#name, asked, version, 0, (void *)wrapped_##name, SLOT(name)},         \
-    {#name "_ptsz", asked, twin, 1, (void *)wrapped_##name##_ptsz, SLOT(name##_ptsz)},
-#define IMPLICIT(name, asked, version, twin, parameters, arguments) \
-    {#name, asked, version, 0, (void *)wrapped_##name, SLOT(name)}, \
-    {#name "_ptds", asked, twin, 1, (void *)wrapped_##name##_ptds, SLOT(name##_ptds)},
-#define WRAPPED(name, asked, version, per_thread, parameters) \
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+    {#name, asked, version, 0, (void *)wrapped_##name, SLOT(name)},                                                    \
+        {#name "_ptsz", asked, twin, 1, (void *)wrapped_##name##_ptsz, SLOT(name##_ptsz)},
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+    {#name, asked, version, 0, (void *)wrapped_##name, SLOT(name)},                                                    \
+        {#name "_ptds", asked, twin, 1, (void *)wrapped_##name##_ptds, SLOT(name##_ptds)},
+#define WRAPPED(name, asked, version, per_thread, parameters)                                                          \
     {#name, asked, version, per_thread, (void *)wrapped_##name, SLOT(name)},
 #define CALLED(name, parameters) {#name, "", 0, 0, NULL, SLOT(name)},
 #include "driver_calls.h"
@@ -69,7 +71,9 @@ static struct {
     const struct entry *entry;
 } places[PLACES];
 
-static size_t place_of(const void *pointer) { return ((uintptr_t)pointer >> 4) * 0x9E3779B97F4A7C15ull >> 54; }
+static size_t place_of(const void *pointer) {
+    return ((uintptr_t)pointer >> 4) * 0x9E3779B97F4A7C15ull >> 54;
+}
 
 static const struct entry *known(const void *pointer) {
     for (size_t i = place_of(pointer);; i = (i + 1) % PLACES) {
@@ -136,8 +140,9 @@ void *wrapper_of_answer(void *pointer, const char *asked, int version, uint64_t 
     void *wrapper = wrapper_of(pointer);
     if (wrapper != pointer || !asked || !sharing_wanted()) return wrapper;
 
-    /* A function that the library answers for but does not export: its ABI is the newest one of that name that is not newer than
-       what was asked for. Where the export is there and is another function, the ABI is unknown, and the pointer is left alone. */
+    /* A function that the library answers for but does not export: its ABI is the newest one of that name that is not
+       newer than what was asked for. Where the export is there and is another function, the ABI is unknown, and the
+       pointer is left alone. */
     int per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     const struct entry *best = NULL;
     for (size_t i = 0; i < ENTRIES; i++) {
@@ -166,7 +171,8 @@ __attribute__((constructor)) static void linked_program(void) {
 CUresult wrapped_cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
     driver_load();
     CUresult result = real.cuGetProcAddress(symbol, function, version, flags);
-    if (result == CUDA_SUCCESS && function && *function) *function = wrapper_of_answer(*function, symbol, version, flags);
+    if (result == CUDA_SUCCESS && function && *function)
+        *function = wrapper_of_answer(*function, symbol, version, flags);
     return result;
 }
 EXPORTED(cuGetProcAddress);
@@ -174,7 +180,8 @@ EXPORTED(cuGetProcAddress);
 CUresult wrapped_cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
     driver_load();
     CUresult result = real.cuGetProcAddress_v2(symbol, function, version, flags, status);
-    if (result == CUDA_SUCCESS && function && *function) *function = wrapper_of_answer(*function, symbol, version, flags);
+    if (result == CUDA_SUCCESS && function && *function)
+        *function = wrapper_of_answer(*function, symbol, version, flags);
     return result;
 }
 EXPORTED(cuGetProcAddress_v2);

@@ -1,20 +1,20 @@
 /* The real driver behind the wrappers: `real.cuMemAlloc_v2(...)` calls it.
 
-   A pointer that the real driver gave out is turned into the wrapper of the very function it points to; what is not known stays
-   what it is. Nothing is ever derived from a name's suffix. */
+   A pointer that the real driver gave out is turned into the wrapper of the very function it points to; what is not
+   known stays what it is. Nothing is ever derived from a name's suffix. */
 #pragma once
 
 #include "common.h"
 
 #define SINGLE(name, asked, version, parameters, arguments, stream) CUresult(*name) parameters;
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream) \
-    CUresult(*name) parameters;                                             \
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+    CUresult(*name) parameters;                                                                                        \
     CUresult(*name##_ptsz) parameters;
-#define IMPLICIT(name, asked, version, twin, parameters, arguments) \
-    CUresult(*name) parameters;                                     \
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+    CUresult(*name) parameters;                                                                                        \
     CUresult(*name##_ptds) parameters;
 #define WRAPPED(name, asked, version, per_thread, parameters) CUresult(*name) parameters;
-#define CALLED(name, parameters) CUresult(*name) parameters;
+#define CALLED(name, parameters)                              CUresult(*name) parameters;
 struct real_driver {
 #include "driver_calls.h"
 #include "gated_calls.h"

@@ -10,7 +10,9 @@
 static int file = -1;
 static uint32_t serial;
 
-int socket_file(void) { return file; }
+int socket_file(void) {
+    return file;
+}
 
 bool socket_connect(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

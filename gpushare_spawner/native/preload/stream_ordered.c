@@ -1,7 +1,7 @@
-/* A block that is freed in a stream is parked with an event behind the work that may still use it. An allocation in the same stream
-   takes a parked block at once, since the stream keeps the order; one in another stream only when the event has passed. The driver
-   gets parked blocks back when the GPU is quiet, or when memory is short: a free of managed memory may wait for the whole device, and
-   a training step must not. */
+/* A block that is freed in a stream is parked with an event behind the work that may still use it. An allocation in the
+   same stream takes a parked block at once, since the stream keeps the order; one in another stream only when the event
+   has passed. The driver gets parked blocks back when the GPU is quiet, or when memory is short: a free of managed
+   memory may wait for the whole device, and a training step must not. */
 #include "stream_ordered.h"
 
 #include <pthread.h>
@@ -38,7 +38,9 @@ static size_t rounded(size_t bytes) {
     return bytes > SIZE_MAX - step ? bytes : (bytes + step - 1) / step * step;
 }
 
-static bool passed(const struct parked *block) { return real.cuEventQuery(block->passed) != CUDA_ERROR_NOT_READY; }
+static bool passed(const struct parked *block) {
+    return real.cuEventQuery(block->passed) != CUDA_ERROR_NOT_READY;
+}
 
 static struct parked *take_parked(struct gpu *gpu, CUcontext context, size_t capacity, CUstream stream) {
     struct parked *found = NULL, **place = NULL;
@@ -158,21 +160,23 @@ static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size
     return result;
 }
 
-#define ALLOCATING(call, pool_is_plain, meant)                                                     \
-    struct gpu *gpu = out && bytes ? gpu_current() : NULL;                                         \
-    if (!gpu) return call;                                                                         \
-    if (captures_in_progress() && is_capturing(meant)) {                                           \
-        atomic_store(&gpu->graph_memory, true); /* a node of a graph, counted by the driver */     \
-        return call;                                                                               \
-    }                                                                                              \
-    if (managed_wanted(gpu) && !(pool_is_plain) && !captures_in_progress()) {                      \
-        CUresult result = allocate_managed(gpu, out, bytes, meant);                                \
-        if (result != CUDA_ERROR_NOT_FOUND) return result;                                         \
-    }                                                                                              \
-    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;                   \
+#define ALLOCATING(call, pool_is_plain, meant)                                                                         \
+    struct gpu *gpu = out && bytes ? gpu_current() : NULL;                                                             \
+    if (!gpu) return call;                                                                                             \
+    if (captures_in_progress() && is_capturing(meant)) {                                                               \
+        atomic_store(&gpu->graph_memory, true); /* a node of a graph, counted by the driver */                         \
+        return call;                                                                                                   \
+    }                                                                                                                  \
+    if (managed_wanted(gpu) && !(pool_is_plain) && !captures_in_progress()) {                                          \
+        CUresult result = allocate_managed(gpu, out, bytes, meant);                                                    \
+        if (result != CUDA_ERROR_NOT_FOUND) return result;                                                             \
+    }                                                                                                                  \
+    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;                                       \
     return counted(gpu, call, out, bytes)
 
-static CUstream own(CUstream stream) { return stream ? stream : CU_STREAM_PER_THREAD; }
+static CUstream own(CUstream stream) {
+    return stream ? stream : CU_STREAM_PER_THREAD;
+}
 
 CUresult wrapped_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
     ALLOCATING(real.cuMemAllocAsync(out, bytes, stream), false, stream);
@@ -197,7 +201,8 @@ EXPORTED(cuMemAllocFromPoolAsync_ptsz);
 /* Park a converted block behind the stream's work. False: it is not one of ours, the driver frees it. */
 static bool park(CUdeviceptr at, CUstream stream, CUresult *result) {
     struct allocation allocation;
-    if (!allocations_find(at, &allocation) || allocation.at != at || allocation.kind != ALLOCATION_CONVERTED) return false;
+    if (!allocations_find(at, &allocation) || allocation.at != at || allocation.kind != ALLOCATION_CONVERTED)
+        return false;
     if (captures_in_progress() && is_capturing(stream)) {
         *result = CUDA_ERROR_INVALID_VALUE; /* not memory of a graph: what the driver says of such a free */
         return true;

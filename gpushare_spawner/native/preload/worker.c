@@ -21,9 +21,9 @@
 #include "session_socket.h"
 
 #define GREETING_PATIENCE (1 * SECOND)
-#define FIRST_BACKOFF (100 * MILLISECOND)
-#define LAST_BACKOFF (5 * SECOND)
-#define MEMORY_INTERVAL (10 * MILLISECOND)
+#define FIRST_BACKOFF     (100 * MILLISECOND)
+#define LAST_BACKOFF      (5 * SECOND)
+#define MEMORY_INTERVAL   (10 * MILLISECOND)
 
 static _Atomic bool runs;
 static int wake_file = -1;
@@ -43,7 +43,9 @@ static struct {
     uint64_t managed, plain; /* as last told */
 } accounts[MAX_GPUS];
 
-bool worker_runs(void) { return atomic_load_explicit(&runs, memory_order_relaxed); }
+bool worker_runs(void) {
+    return atomic_load_explicit(&runs, memory_order_relaxed);
+}
 
 void worker_wake(void) {
     if (!worker_runs() || atomic_exchange(&woken, true)) return;
@@ -158,10 +160,13 @@ static void read_socket(void) {
     int got;
     while ((got = socket_receive(&frame)) > 0)
         if (!take(&frame)) break;
-    if (got != 0 && socket_file() >= 0) connection_lost(got < 0 ? "the connection ended" : "it sent what does not belong here");
+    if (got != 0 && socket_file() >= 0)
+        connection_lost(got < 0 ? "the connection ended" : "it sent what does not belong here");
 }
 
-static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t earlier(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
 
 /* One look at everything. Returns when to look again. */
 static uint64_t look(void) {

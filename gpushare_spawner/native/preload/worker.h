@@ -3,7 +3,8 @@
 
 #include "gpus.h"
 
-/* Start it, and wait (a second at most) for the agent's WELCOME: the first allocation must know how it is to be made. */
+/* Start it, and wait (a second at most) for the agent's WELCOME: the first allocation must know how it is to be made.
+ */
 void worker_start(void);
 
 bool worker_runs(void);
