@@ -1,0 +1,464 @@
+"""The stand-in API server: the Kubernetes API over plain HTTP on the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from . import deletion, patches, validation
+from .access import MASTERS, Access, Ask, User
+from .deletion import timestamp
+from .errors import ApiError, already_exists, bad_request, conflict, forbidden, invalid, modified, not_found
+from .faults import Fault, Faults
+from .kinds import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Kind, find_kind
+from .selectors import selected_name, selector
+from .store import Store, Stored
+from .watching import Watching
+
+VERSION = {"major": "1", "minor": "34", "gitVersion": "v1.34.0+standin", "platform": "linux/amd64"}
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+_SERVER_FIELDS = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a path stands for."""
+
+    kind: Kind
+    namespace: str
+    name: str
+    subresource: str
+
+
+class StandInApiServer:
+    """Start with ``async with``. `url` and `admin_token` are what a client needs."""
+
+    def __init__(self, faults: Faults | None = None, port: int = 0, bookmark_interval: float = 60.0) -> None:
+        self.faults = faults or Faults()
+        self.store = Store()
+        self.access = Access(self.store)
+        self.admin_token = self.access.add_user("admin", MASTERS)
+        self.calls: dict[tuple[str, str], int] = {}
+        """How often each (verb, resource) was asked for."""
+        self._port = port
+        self._watching = Watching(self.store, bookmark_interval)
+        self._continues: dict[str, tuple[int, list[Stored]]] = {}
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+        self.store.on_change(partial(deletion.collect_garbage, self.store))
+        for namespace in ("default", "kube-system"):
+            self._create(Target(NAMESPACES, "", "", ""), {"metadata": {"name": namespace}}, {})
+
+    async def __aenter__(self) -> StandInApiServer:
+        app = web.Application(client_max_size=8 * 1024 * 1024)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.store.cut_watches()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def compact(self) -> None:
+        """Forget the past: watches from an earlier version and unfinished lists get 410."""
+        self.store.forget_history()
+        self._continues.clear()
+
+    # a request, from its path to its answer
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            user = self.access.user(request.headers.get("Authorization"))
+            target = _target(request.path)
+            ask = _ask(request, target)
+            self.calls[ask.verb, ask.resource] = self.calls.get((ask.verb, ask.resource), 0) + 1
+            await self.faults.delay()
+            fault = self.faults.draw(ask)
+            if fault not in (None, "lost"):
+                return _fail(request, fault)
+            self.access.check(user, ask)
+            if target is None:
+                return _other_path(request.path)
+            if ask.verb == "watch":
+                matches = selector(target.kind, *_selectors(request))
+                if fault == "lost":
+                    return _fail(request, "reset")
+                return await self._watching.answer(request, target.kind, target.namespace, matches, self._stale_version)
+            answer = await self._answer(request, target, user)
+            return _fail(request, "reset") if fault == "lost" else answer
+        except ApiError as error:
+            return _json(error.status(), error.code)
+
+    async def _answer(self, request: web.Request, target: Target, user: User) -> web.Response:
+        if request.method == "GET":
+            return self._list(request, target) if not target.name else _raw(self._found(target).raw)
+        body = await _body(request)
+        if request.method == "DELETE":
+            return self._delete(request, target, body)
+        if request.method == "POST":
+            if target.kind is SERVICE_ACCOUNTS and target.subresource == "token":
+                return self._make_token(target)
+            if target.kind is PODS and target.subresource == "binding":
+                return self._bind(target, body)
+            if target.name:
+                raise ApiError(
+                    405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
+                )
+            if target.kind.plural == "selfsubjectaccessreviews":
+                return _json(self._review(user, body), 201)
+            return _raw(self._create(target, body, request.query).raw, 201)
+        if request.method in ("PUT", "PATCH"):
+            return _raw(self._update(request, target, body).raw)
+        raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+
+    def _found(self, target: Target) -> Stored:
+        stored = self.store.get(target.kind, (target.namespace, target.name))
+        if stored is None:
+            raise not_found(target.kind.plural, target.name, target.kind.group)
+        return stored
+
+    # verbs
+
+    def _list(self, request: web.Request, target: Target) -> web.Response:
+        kind, query = target.kind, request.query
+        matches = selector(kind, *_selectors(request))
+        limit = int(query.get("limit") or 0)
+        if token := query.get("continue"):
+            if token not in self._continues:
+                message = "The provided continue parameter is too old to display a consistent list result."
+                raise ApiError(410, "Expired", message)
+            version, chosen = self._continues.pop(token)
+        else:
+            version = self._list_version(kind, query.get("resourceVersion", ""), query.get("resourceVersionMatch", ""))
+            known = self.store.items(kind) if version == self.store.version else self.store.as_of(kind, version)
+            chosen = [
+                stored
+                for stored in known
+                if (not target.namespace or stored.key[0] == target.namespace) and matches(stored.item)
+            ]
+        metadata: dict[str, Any] = {"resourceVersion": str(version)}
+        if limit and len(chosen) > limit:
+            token = secrets.token_urlsafe(12)
+            self._continues[token] = version, chosen[limit:]
+            metadata |= {"continue": token, "remainingItemCount": len(chosen) - limit}
+            chosen = chosen[:limit]
+        head = {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata}
+        items = b",".join(stored.raw for stored in chosen)
+        return _raw(json.dumps(head).encode()[:-1] + b',"items":[' + items + b"]}")
+
+    def _list_version(self, kind: Kind, asked: str, match: str) -> int:
+        if match and not asked:
+            raise _invalid_options("resourceVersionMatch", "Forbidden: not allowed unless resourceVersion is provided")
+        if not asked:
+            return self.store.version
+        if not asked.isdigit():
+            raise bad_request(f"invalid resource version {asked!r}")
+        version = int(asked)
+        if version == 0:
+            if match == "Exact":
+                raise _invalid_options(
+                    "resourceVersionMatch", 'Forbidden: "Exact" is forbidden for resourceVersion "0"'
+                )
+            return self._stale_version(kind)
+        if version > self.store.version:
+            message = f"Too large resource version: {version}, current: {self.store.version}"
+            raise ApiError(504, "Timeout", message, {"retryAfterSeconds": 1})
+        return version if match == "Exact" else self.store.version
+
+    def _stale_version(self, kind: Kind) -> int:
+        """What a list or watch gets that accepts any version."""
+        stale = self.store.version - self.faults.stale_by
+        with contextlib.suppress(ApiError):
+            self.store.since(kind, stale)
+            return max(stale, 1)
+        return self.store.version
+
+    def _create(self, target: Target, item: dict[str, Any], query: Any) -> Stored:
+        kind = target.kind
+        metadata = item.setdefault("metadata", {})
+        given_kind, given_version = item.get("kind"), item.get("apiVersion")
+        if given_kind not in (None, kind.kind) or given_version not in (None, kind.api_version):
+            raise bad_request(
+                f"the object provided is a {given_version} {given_kind}, not {kind.api_version} {kind.kind}"
+            )
+        item["kind"], item["apiVersion"] = kind.kind, kind.api_version
+        if not metadata.get("name") and metadata.get("generateName"):
+            metadata["name"] = metadata["generateName"] + secrets.token_hex(3)[:5]
+        if metadata.get("resourceVersion"):
+            raise ApiError(500, "InternalError", "resourceVersion should not be set on objects to be created")
+        if kind.namespaced:
+            self._check_namespace(target, metadata)
+        for name in _SERVER_FIELDS:
+            metadata.pop(name, None)
+        validation.fill_in(kind, item)
+        validation.check(kind, item)
+        key = metadata.get("namespace", ""), metadata["name"]
+        if self.store.get(kind, key) is not None:
+            raise already_exists(kind.plural, metadata["name"], kind.group)
+        metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
+        if kind.has_status:
+            item["status"] = _first_status(kind, item)
+        validation.check_size(json.dumps(item).encode())
+        if query.get("dryRun"):
+            metadata["resourceVersion"] = str(self.store.version)
+            return Stored(item)
+        stored = self.store.put(kind, item)
+        if kind is NAMESPACES:
+            account = {"metadata": {"name": "default", "namespace": metadata["name"]}}
+            self._create(Target(SERVICE_ACCOUNTS, metadata["name"], "", ""), account, {})
+        return stored
+
+    def _check_namespace(self, target: Target, metadata: dict[str, Any]) -> None:
+        if not target.namespace:
+            raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        if metadata.get("namespace") not in (None, "", target.namespace):
+            raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
+        metadata["namespace"] = target.namespace
+        namespace = self.store.get(NAMESPACES, ("", target.namespace))
+        if namespace is None:
+            raise not_found("namespaces", target.namespace)
+        if namespace.item["metadata"].get("deletionTimestamp"):
+            why = f"unable to create new content in namespace {target.namespace} because it is being terminated"
+            raise forbidden(f'{target.kind.plural} "{metadata.get("name")}" is forbidden: {why}')
+
+    def _update(self, request: web.Request, target: Target, body: Any) -> Stored:
+        kind, stored = target.kind, self._found(target)
+        if target.subresource not in ("", "status") or (target.subresource == "status" and not kind.has_status):
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        before = stored.item
+        changed = body if request.method == "PUT" else _patched(request.content_type, stored, body, kind)
+        if not isinstance(changed, dict) or not isinstance(changed.get("metadata"), dict):
+            raise bad_request("the object has no metadata")
+        metadata = changed["metadata"]
+        version = metadata.get("resourceVersion")
+        if version and version != before["metadata"]["resourceVersion"]:
+            raise modified(kind.plural, target.name, kind.group)
+        if metadata.get("name", target.name) != target.name:
+            raise bad_request("the name of the object does not match the name on the URL")
+        if metadata.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
+            uids = metadata["uid"], before["metadata"]["uid"]
+            why = f"Precondition failed: UID in precondition: {uids[0]}, UID in object meta: {uids[1]}"
+            raise conflict(kind.plural, target.name, why, kind.group)
+        after = _allowed_change(kind, target.subresource, before, changed)
+        validation.fill_in(kind, after)
+        validation.check(kind, after)
+        if kind is PODS and not target.subresource:
+            validation.check_pod_update(before, after)
+        validation.check_size(json.dumps(after).encode())
+        if after == before or request.query.get("dryRun"):
+            return Stored(after) if after != before else stored
+        if deletion.is_finished(after):
+            return self.store.remove(kind, stored.key)
+        return self.store.put(kind, after)
+
+    def _delete(self, request: web.Request, target: Target, options: Any) -> web.Response:
+        options = dict(options or {})
+        if "gracePeriodSeconds" in request.query:
+            options["gracePeriodSeconds"] = int(request.query["gracePeriodSeconds"])
+        kind = target.kind
+        if target.name:
+            stored = self._found(target)
+            last, gone = deletion.delete(self.store, kind, stored, options)
+            if kind.returns_deleted or not gone:
+                return _raw(last.raw)
+            metadata = last.item["metadata"]
+            details = {"name": metadata["name"], "kind": kind.plural, "group": kind.group, "uid": metadata["uid"]}
+            return _json(
+                {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+            )
+        matches = selector(kind, *_selectors(request))
+        chosen = [stored for stored in self.store.items(kind, target.namespace) if matches(stored.item)]
+        last_states = [deletion.delete(self.store, kind, stored, options)[0].item for stored in chosen]
+        metadata = {"resourceVersion": str(self.store.version)}
+        return _json(
+            {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": last_states}
+        )
+
+    def _bind(self, target: Target, binding: dict[str, Any]) -> web.Response:
+        stored = self._found(target)
+        if stored.item["metadata"].get("deletionTimestamp"):
+            raise modified("pods/binding", target.name)
+        if node := stored.item["spec"].get("nodeName"):
+            why = f'pod {target.name} is already assigned to node "{node}"'
+            raise ApiError(409, "Conflict", f'Operation cannot be fulfilled on pods/binding "{target.name}": {why}')
+        item = stored.copy()
+        item["spec"]["nodeName"] = binding["target"]["name"]
+        conditions = [c for c in item["status"].get("conditions", []) if c["type"] != "PodScheduled"]
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp()}
+        item["status"]["conditions"] = [*conditions, scheduled]
+        self.store.put(PODS, item)
+        return _json({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201)
+
+    def _make_token(self, target: Target) -> web.Response:
+        self._found(target)
+        token = self.access.add_service_account_token(target.namespace, target.name)
+        answer = {
+            "kind": "TokenRequest",
+            "apiVersion": "authentication.k8s.io/v1",
+            "metadata": {"name": target.name, "namespace": target.namespace},
+            "status": {"token": token, "expirationTimestamp": "2099-01-01T00:00:00Z"},
+        }
+        return _json(answer, 201)
+
+    def _review(self, user: User, body: dict[str, Any]) -> dict[str, Any]:
+        asked = (body.get("spec") or {}).get("resourceAttributes") or {}
+        resource = asked.get("resource", "")
+        if asked.get("subresource"):
+            resource += "/" + asked["subresource"]
+        names = {field: asked.get(field, "") for field in ("verb", "group", "namespace", "name")}
+        return {**body, "status": {"allowed": self.access.allows(user, Ask(resource=resource, **names))}}
+
+
+_REVIEWS = Kind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False)
+
+
+def _target(path: str) -> Target | None:
+    """Raises ApiError 404 for a path of the API that stands for nothing; None for one outside of it."""
+    steps = path.strip("/").split("/")
+    if steps[:2] == ["api", "v1"]:
+        group, version, rest = "", "v1", steps[2:]
+    elif steps[0] == "apis" and len(steps) > 3:
+        group, version, rest = steps[1], steps[2], steps[3:]
+    else:
+        return None
+    namespace = ""
+    if rest[:1] == ["namespaces"] and len(rest) > 2 and rest[2] not in ("status", "finalize"):
+        namespace, rest = rest[1], rest[2:]
+    if not rest or len(rest) > 3:
+        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+    plural, name, subresource = (*rest, "", "")[:3]
+    kind = _REVIEWS if (group, plural) == (_REVIEWS.group, _REVIEWS.plural) else find_kind(group, version, plural)
+    if kind is None or (namespace and not kind.namespaced) or (name and kind.namespaced and not namespace):
+        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+    return Target(kind, namespace, name, subresource)
+
+
+def _ask(request: web.Request, target: Target | None) -> Ask:
+    if target is None:
+        return Ask(request.method.lower(), path=request.path)
+    name = target.name
+    if request.method == "GET":
+        verb = "get" if name else "list"
+        if not name and request.query.get("watch") in ("true", "True", "1"):
+            verb = "watch"
+    elif request.method == "DELETE":
+        verb = "delete" if name else "deletecollection"
+    else:
+        verb = _VERBS.get(request.method, request.method.lower())
+    if verb in ("list", "watch", "deletecollection"):
+        name = selected_name(request.query.get("fieldSelector", "")) or ""
+    resource = target.kind.plural + (f"/{target.subresource}" if target.subresource else "")
+    return Ask(verb, target.kind.group, resource, target.namespace, name)
+
+
+def _selectors(request: web.Request) -> tuple[str, str]:
+    return request.query.get("labelSelector", ""), request.query.get("fieldSelector", "")
+
+
+async def _body(request: web.Request) -> Any:
+    raw = await request.read()
+    if not raw:
+        return {}
+    try:
+        return json.loads(raw)
+    except ValueError as error:
+        raise bad_request(f"the object provided is unrecognized (must be of type JSON): {error}") from None
+
+
+def _patched(content_type: str, stored: Stored, body: Any, kind: Kind) -> Any:
+    if content_type == "application/json-patch+json":
+        return patches.json_patch(stored.copy(), body)
+    if content_type == "application/merge-patch+json":
+        return patches.merge_patch(stored.copy(), body)
+    if content_type == "application/strategic-merge-patch+json":
+        return patches.strategic_merge_patch(stored.copy(), body, kind.kind)
+    raise ApiError(415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {content_type}")
+
+
+def _allowed_change(kind: Kind, subresource: str, before: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """What of a change the server takes over: the status only through its subresource, and nothing else there."""
+    if subresource == "status":
+        after = {**json.loads(json.dumps(before)), "status": changed.get("status") or {}}
+    else:
+        after = dict(changed)
+        if kind.has_status:
+            after["status"] = before.get("status", {})
+            if kind is NODES and "status" not in before:
+                after.pop("status")
+    metadata = dict(after["metadata"])
+    for name in _SERVER_FIELDS:
+        metadata.pop(name, None)
+        if name in before["metadata"]:
+            metadata[name] = before["metadata"][name]
+    metadata |= {"name": before["metadata"]["name"], "resourceVersion": before["metadata"]["resourceVersion"]}
+    if kind.namespaced:
+        metadata["namespace"] = before["metadata"]["namespace"]
+    return {**after, "metadata": metadata, "kind": kind.kind, "apiVersion": kind.api_version}
+
+
+def _first_status(kind: Kind, item: dict[str, Any]) -> dict[str, Any]:
+    if kind is PODS:
+        return {"phase": "Pending", "qosClass": _quality(item["spec"])}
+    if kind is NAMESPACES:
+        return {"phase": "Active"}
+    if kind.plural == "persistentvolumeclaims":
+        return {"phase": "Pending"}
+    return item.get("status") or {} if kind is NODES else {}
+
+
+def _quality(spec: dict[str, Any]) -> str:
+    sides = [container.get("resources") or {} for container in spec["containers"]]
+    named = [{**(side.get("limits") or {}), **(side.get("requests") or {})} for side in sides]
+    if not any({"cpu", "memory"} & set(names) for names in named):
+        return "BestEffort"
+    guaranteed = all(
+        {"cpu", "memory"} <= set(side.get("limits") or {}) and side.get("limits") == side.get("requests")
+        for side in sides
+    )
+    return "Guaranteed" if guaranteed else "Burstable"
+
+
+def _invalid_options(field: str, message: str) -> ApiError:
+    return invalid("ListOptions.meta.k8s.io", "", [(field, message)])
+
+
+def _other_path(path: str) -> web.Response:
+    if path == "/version":
+        return _json(VERSION)
+    if path in ("/healthz", "/readyz", "/livez"):
+        return web.Response(text="ok")
+    raise ApiError(404, "NotFound", "the server could not find the requested resource")
+
+
+def _fail(request: web.Request, fault: Fault | None) -> web.Response:
+    if fault == "429":
+        error = ApiError(429, "TooManyRequests", "Too many requests, please try again later.", {"retryAfterSeconds": 1})
+        answer = _json(error.status(), 429)
+        answer.headers["Retry-After"] = "1"
+        return answer
+    if fault == "500":
+        return _json(ApiError(500, "InternalError", "Internal error occurred: a fault of the test").status(), 500)
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=500)
+
+
+def _json(content: Any, status: int = 200) -> web.Response:
+    return _raw(json.dumps(content).encode(), status)
+
+
+def _raw(content: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=content, status=status, content_type="application/json")

@@ -1,0 +1,71 @@
+"""Faults on demand: calls that fail, answers that are lost, watches that end, latency, lists that are behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .access import Ask
+
+Fault = Literal["500", "429", "reset", "lost"]
+"""`reset`: the connection breaks and nothing was done. `lost`: it was done, and then the connection breaks."""
+
+FAULTS: tuple[Fault, ...] = ("500", "429", "reset", "lost")
+
+
+def _everything(ask: Ask) -> bool:
+    return bool(ask.resource)
+
+
+@dataclass
+class Faults:
+    """What goes wrong from now on. Change it at any time; a new one does nothing."""
+
+    rate: float = 0.0
+    """The part of the calls that fail, 0 to 1."""
+    kinds: tuple[Fault, ...] = FAULTS
+    applies_to: Callable[[Ask], bool] = _everything
+    """Which calls `rate` is for."""
+    latency: float = 0.0
+    """Seconds that every call takes longer."""
+    stale_by: int = 0
+    """Lists that accept any version (resourceVersion=0) are so many changes behind, as a watch cache may be."""
+    seed: int = 1
+    failed: int = 0
+    """Calls that were made to fail so far."""
+    _next: list[tuple[Callable[[Ask], bool], Fault]] = field(default_factory=list)
+    _random: random.Random | None = None
+
+    def fail_next(self, verb: str, resource: str, fault: Fault = "500", times: int = 1) -> None:
+        """The next calls of this verb (as in a Role) for this resource fail, whatever the rate."""
+        self._next += [(lambda ask: (ask.verb, ask.resource) == (verb, resource), fault)] * times
+
+    def clear(self) -> None:
+        """Nothing goes wrong any more."""
+        self.rate, self.latency, self.stale_by = 0.0, 0.0, 0
+        self._next.clear()
+
+    def draw(self, ask: Ask) -> Fault | None:
+        """What goes wrong with this call."""
+        for position, (applies, fault) in enumerate(self._next):
+            if applies(ask):
+                del self._next[position]
+                self.failed += 1
+                return fault
+        if self._random is None:
+            self._random = random.Random(self.seed)
+        if self.rate and self.applies_to(ask) and self._random.random() < self.rate:
+            self.failed += 1
+            return self._random.choice(self.kinds)
+        return None
+
+    async def delay(self) -> None:
+        if self.latency:
+            await asyncio.sleep(self.latency)
+
+    def settings(self) -> dict[str, Any]:
+        """What can be set from another process."""
+        return {"rate": self.rate, "latency": self.latency, "stale_by": self.stale_by, "failed": self.failed}

@@ -1,0 +1,149 @@
+"""Watches: one line of JSON for each change, until the client's timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from .errors import ApiError, bad_request, invalid
+from .kinds import Kind
+from .selectors import Matches
+from .store import Event, Store, Stored
+
+
+class Watching:
+    """Answers watch requests from the store."""
+
+    def __init__(self, store: Store, bookmark_interval: float) -> None:
+        self._store = store
+        self._bookmark_interval = bookmark_interval
+
+    async def answer(
+        self,
+        request: web.Request,
+        kind: Kind,
+        namespace: str,
+        matches: Matches,
+        any_version: Callable[[Kind], int],
+    ) -> web.StreamResponse:
+        """Send changes until the timeout that the client asks for, or until the watch is cut."""
+        query = request.query
+        if query.get("sendInitialEvents"):
+            causes = [
+                (
+                    "sendInitialEvents",
+                    "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
+                )
+            ]
+            raise invalid("ListOptions.meta.k8s.io", "", causes)
+        asked = query.get("resourceVersion") or "0"
+        if not asked.isdigit():
+            raise bad_request(f"invalid resource version {asked!r}")
+        timeout = float(query.get("timeoutSeconds") or 0) or random.uniform(1800, 3600)
+        end = time.monotonic() + timeout
+
+        def here(stored: Stored) -> bool:
+            return not namespace or stored.key[0] == namespace
+
+        # no await between here and the queue: nothing may happen in between
+        lines: list[bytes] = []
+        queue = self._store.watch(kind)
+        version = int(asked)
+        try:
+            if version == 0:
+                version = any_version(kind)
+                state = self._store.as_of(kind, version)
+                lines += [_line("ADDED", stored) for stored in state if here(stored) and matches(stored.item)]
+            lines += [
+                line
+                for event in self._store.since(kind, version)
+                if here(event.after) and (line := _said(event, matches))
+            ]
+        except ApiError as error:
+            self._store.unwatch(kind, queue)
+            if error.code != 410:
+                raise
+            # the watch starts, and its first event says that it cannot go on
+            lines = [json.dumps({"type": "ERROR", "object": error.status()}).encode() + b"\n"]
+            return await self._send_and_end(request, lines)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        try:
+            await response.prepare(request)
+            if lines:
+                await response.write(b"".join(lines))
+            await self._follow(response, kind, queue, here, matches, end, query.get("allowWatchBookmarks") == "true")
+            with contextlib.suppress(ConnectionError):
+                await response.write_eof()
+        except ConnectionError:
+            pass  # the client has gone
+        finally:
+            self._store.unwatch(kind, queue)
+        return response
+
+    async def _follow(
+        self,
+        response: web.StreamResponse,
+        kind: Kind,
+        queue: asyncio.Queue[Event | None],
+        here: Callable[[Stored], bool],
+        matches: Matches,
+        end: float,
+        bookmarks: bool,
+    ) -> None:
+        bookmark_at = time.monotonic() + self._bookmark_interval if bookmarks else float("inf")
+        while True:
+            wait = min(end, bookmark_at) - time.monotonic()
+            try:
+                event = await asyncio.wait_for(queue.get(), wait) if wait > 0 else None
+            except TimeoutError:
+                event = None
+            else:
+                if wait > 0 and event is None:
+                    return  # cut
+            lines = []
+            while event is not None:
+                if here(event.after) and (line := _said(event, matches)):
+                    lines.append(line)
+                if queue.empty():
+                    break
+                event = queue.get_nowait()
+                if event is None:
+                    return
+            if time.monotonic() >= bookmark_at:
+                lines.append(_bookmark(kind, self._store.version))
+                bookmark_at = time.monotonic() + self._bookmark_interval
+            if lines:
+                await response.write(b"".join(lines))
+            if time.monotonic() >= end:
+                return
+
+    async def _send_and_end(self, request: web.Request, lines: list[bytes]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(b"".join(lines))
+        await response.write_eof()
+        return response
+
+
+def _said(event: Event, matches: Matches) -> bytes | None:
+    """A change as one who only sees what matches is told of it."""
+    before = event.before is not None and matches(event.before.item)
+    after = not event.deleted and matches(event.after.item)
+    if after:
+        return _line("MODIFIED" if before else "ADDED", event.after)
+    return _line("DELETED", event.after) if before else None
+
+
+def _line(what: str, stored: Stored) -> bytes:
+    return b'{"type":"%s","object":%s}\n' % (what.encode(), stored.raw)
+
+
+def _bookmark(kind: Kind, version: int) -> bytes:
+    item = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": {"resourceVersion": str(version)}}
+    return json.dumps({"type": "BOOKMARK", "object": item}).encode() + b"\n"
