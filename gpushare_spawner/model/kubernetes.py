@@ -7,6 +7,7 @@ down and the agent patches it up again. Everything here is pure: names, and valu
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ TIER_SINCE = PREFIX + "tier-since"
 """Annotation: seconds since the epoch (UTC)."""
 EFFECTIVE_SHARE = PREFIX + "effective-share"
 """Annotation: the units that the tier leaves the session, on each of its GPUs."""
+IDLE_SINCE = PREFIX + "idle-since"
+"""Annotation: seconds since the epoch; absent when active. The service took the step down believing that the session
+did no GPU work after this instant. The agent, which knows better, undoes a step that it overtook: it patches the
+session up again."""
 ANNOUNCEMENT = PREFIX + "announcement"
 """Annotation: JSON of `model.report.Announcement`; absent when no step down has been announced."""
 
@@ -142,6 +147,8 @@ class PodSession:
     borrowed_units: int = 0
     tier: Tier = Tier.ACTIVE
     announcement: Announcement | None = None
+    idle_since: float | None = None
+    """GPU work after this instant (seconds since the epoch) makes the step down to `tier` void; None: no guard."""
 
     def annotations(self) -> dict[str, str]:
         """For the pod's metadata. The inverse of `pod_session`."""
@@ -154,6 +161,8 @@ class PodSession:
             BORROWED: str(self.borrowed_units),
             **_written_tier(self.tier, self.tier_since, self.effective_units),
         }
+        if self.idle_since is not None:
+            written[IDLE_SINCE] = _written_guard(self.idle_since)
         if self.announcement is not None:
             written[ANNOUNCEMENT] = self.announcement.model_dump_json()
         return written
@@ -202,6 +211,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     since = read(TIER_SINCE, _instant, 0.0)
     effective = read(EFFECTIVE_SHARE, _units_from(0), 0, default=share)
     announcement = read(ANNOUNCEMENT, _announcement, None) if ANNOUNCEMENT in given else None
+    idle_since = read(IDLE_SINCE, _instant, 0.0) if IDLE_SINCE in given else None
     if not problems:
         if len(gpus) != len(indices):
             problems.append(f"{GPU} names {len(gpus)} GPUs and {GPU_INDEX} {len(indices)}: both list the same GPUs")
@@ -221,12 +231,19 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         tier=tier,
         effective_units=effective,
         announcement=announcement,
+        idle_since=idle_since,
     )
 
 
-def tier_patch(tier: Tier, since: float, effective_units: int) -> dict[str, str | None]:
-    """The annotations of a merge patch that moves a session to a tier; what was announced is thereby done."""
-    return {**_written_tier(tier, since, effective_units), ANNOUNCEMENT: None}
+def tier_patch(
+    tier: Tier, since: float, effective_units: int, idle_since: float | None = None
+) -> dict[str, str | None]:
+    """The annotations of a merge patch that moves a session to a tier; what was announced is thereby done.
+
+    `idle_since` guards a step down, see `IDLE_SINCE`.
+    """
+    guard = None if idle_since is None else _written_guard(idle_since)
+    return {**_written_tier(tier, since, effective_units), IDLE_SINCE: guard, ANNOUNCEMENT: None}
 
 
 def announcement_patch(announcement: Announcement | None) -> dict[str, str | None]:
@@ -243,6 +260,11 @@ def _written_tier(tier: Tier, since: float, effective_units: int) -> dict[str, s
     if tier is Tier.STOPPED:
         raise ValueError("a pod has no tier 'stopped': a stopped session's pod is gone")
     return {TIER: str(tier), TIER_SINCE: f"{since:.3f}", EFFECTIVE_SHARE: str(effective_units)}
+
+
+def _written_guard(idle_since: float) -> str:
+    # rounded up: rounded down, the very work that the service knows of would void the step
+    return f"{math.ceil(idle_since * 1000) / 1000:.3f}"
 
 
 def _some_text(text: str) -> str:

@@ -119,6 +119,17 @@ def test_patches() -> None:
         kubernetes.tier_patch(Tier.STOPPED, 0, 0)
 
 
+def test_the_guard_of_a_step_down_is_no_earlier_than_the_work_that_the_service_knows_of() -> None:
+    last_work = 1767230000.0004
+    down = {**SESSION.annotations(), **kubernetes.tier_patch(Tier.RELEASED, 1767230900, 0, idle_since=last_work)}
+    session = pod_session({name: value for name, value in down.items() if value is not None})
+    assert session.idle_since is not None
+    assert last_work <= session.idle_since < last_work + 0.002
+    assert pod_session(session.annotations()) == session
+    up = kubernetes.tier_patch(Tier.ACTIVE, 1767231000, 25)
+    assert up[kubernetes.IDLE_SINCE] is None
+
+
 def test_limits_are_rounded_up_to_whole_devices() -> None:
     assert kubernetes.resource_limits(25, [3]) == {"gpushare-spawner.io/gpu-3": "25"}
     assert kubernetes.resource_limits(25, [0], unit_size=10) == {"gpushare-spawner.io/gpu-0": "3"}
