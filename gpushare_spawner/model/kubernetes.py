@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from gpushare_spawner.model.quantity import parse_percent_or_bytes
 from gpushare_spawner.model.report import Announcement
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
@@ -43,6 +44,14 @@ IDLE_SINCE = PREFIX + "idle-since"
 """Annotation: seconds since the epoch; absent when active. The service took the step down believing that the session
 did no GPU work after this instant. The agent, which knows better, undoes a step that it overtook: it patches the
 session up again."""
+MEMORY_LIMIT = PREFIX + "memory-limit"
+"""Annotation: what CUDA shows as each GPU's total, as "100%" or "12Gi"; the whole GPU where it is absent."""
+OVERSUBSCRIBE = PREFIX + "oversubscribe"
+"""Annotation: "false" where allocations have to stay on the GPU; absent or "true" where they may move to the host."""
+MEMORY_LIMIT = PREFIX + "memory-limit"
+"""Annotation: what CUDA shows as each GPU's total, as "80%" or "12Gi"; absent: the whole GPU."""
+OVERSUBSCRIBE = PREFIX + "oversubscribe"
+"""Annotation: "false" where allocations must stay on the GPU; absent or "true": they may move to host memory."""
 ANNOUNCEMENT = PREFIX + "announcement"
 """Annotation: JSON of `model.report.Announcement`; absent when no step down has been announced."""
 
@@ -69,6 +78,8 @@ REPORT_REFRESH_SECONDS = 60.0
 """An agent publishes at least this often, even if nothing has changed."""
 REPORT_STALE_SECONDS = 120.0
 """An older report is stale: nothing is placed on its node."""
+
+WHOLE_MEMORY = "100%"
 
 _MAX_NAME = 253  # an object's name is a DNS subdomain (RFC 1123)
 _DIGEST = 8
@@ -149,6 +160,10 @@ class PodSession:
     announcement: Announcement | None = None
     idle_since: float | None = None
     """GPU work after this instant (seconds since the epoch) makes the step down to `tier` void; None: no guard."""
+    memory_limit: str = WHOLE_MEMORY
+    """What CUDA shows as each GPU's total: a part of it, or bytes."""
+    oversubscribe: bool = True
+    """Whether allocations may move to host memory."""
 
     def annotations(self) -> dict[str, str]:
         """For the pod's metadata. The inverse of `pod_session`."""
@@ -163,6 +178,10 @@ class PodSession:
         }
         if self.idle_since is not None:
             written[IDLE_SINCE] = _written_guard(self.idle_since)
+        if self.memory_limit != WHOLE_MEMORY:
+            written[MEMORY_LIMIT] = self.memory_limit
+        if not self.oversubscribe:
+            written[OVERSUBSCRIBE] = "false"
         if self.announcement is not None:
             written[ANNOUNCEMENT] = self.announcement.model_dump_json()
         return written
@@ -212,6 +231,8 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     effective = read(EFFECTIVE_SHARE, _units_from(0), 0, default=share)
     announcement = read(ANNOUNCEMENT, _announcement, None) if ANNOUNCEMENT in given else None
     idle_since = read(IDLE_SINCE, _instant, 0.0) if IDLE_SINCE in given else None
+    memory_limit = read(MEMORY_LIMIT, _amount, WHOLE_MEMORY, default=WHOLE_MEMORY)
+    oversubscribe = read(OVERSUBSCRIBE, _truth, True, default=True)
     if not problems:
         if len(gpus) != len(indices):
             problems.append(f"{GPU} names {len(gpus)} GPUs and {GPU_INDEX} {len(indices)}: both list the same GPUs")
@@ -232,6 +253,8 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         effective_units=effective,
         announcement=announcement,
         idle_since=idle_since,
+        memory_limit=memory_limit,
+        oversubscribe=oversubscribe,
     )
 
 
@@ -307,6 +330,16 @@ def _instant(text: str) -> float:
     if not re.fullmatch(r"\d{1,15}(\.\d*)?", text, re.ASCII):
         raise ValueError("write seconds since the epoch, like 1767225600")
     return float(text)
+
+
+def _amount(text: str) -> str:
+    return str(parse_percent_or_bytes(text))
+
+
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError('write "true" or "false"')
+    return text == "true"
 
 
 def _announcement(text: str) -> Announcement:

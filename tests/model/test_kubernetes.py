@@ -42,6 +42,8 @@ def sessions(draw) -> PodSession:
         tier_since=draw(some.integers(0, 10**13)) / 1000,
         effective_units=draw(some.integers(0, share)),
         borrowed_units=draw(some.integers(0, share)),
+        memory_limit=draw(some.sampled_from(["100%", "80%", "12Gi"])),
+        oversubscribe=draw(some.booleans()),
         tier=draw(some.sampled_from([Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED])),
         announcement=draw(some.none() | some.builds(Announcement, reason=some.text(), at=some.floats(0, 1e12))),
     )
