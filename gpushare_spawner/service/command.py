@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import ssl
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -16,14 +17,15 @@ from jupyterhub.utils import make_ssl_context
 from tornado.httpserver import HTTPServer
 
 from gpushare_spawner.model.quantity import parse_seconds
+from gpushare_spawner.service.agents import NoAgents, agents_of_cluster, agents_of_machine
 from gpushare_spawner.service.board import BoardSources, board_application
 from gpushare_spawner.service.culler import Culler
 from gpushare_spawner.service.hub import Hub, HubFailed
-from gpushare_spawner.service.reports import RecentReports
+from gpushare_spawner.service.reports import Agent, RecentReports
 from gpushare_spawner.service.scopes import missing
 from gpushare_spawner.service.settings import CullerSettings
 from gpushare_spawner.service.template_source import TemplateSource
-from gpushare_spawner.sharing.control_client import AgentClient, default_control_socket
+from gpushare_spawner.sharing.control_client import default_control_socket
 
 log = logging.getLogger("gpushare.service")
 
@@ -46,12 +48,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"the folder of compute templates; default $GPUSHARE_TEMPLATES, else {DEFAULT_TEMPLATES}",
     )
-    where.add_argument(
+    kind = where.add_mutually_exclusive_group()
+    kind.add_argument(
         "--control-socket",
         type=Path,
         default=default_control_socket(),
         metavar="PATH",
-        help="the agent's control socket; default $GPUSHARE_CONTROL, else /run/gpushare/control.sock",
+        help="one machine: the agent's control socket; default $GPUSHARE_CONTROL, else /run/gpushare/control.sock",
+    )
+    kind.add_argument(
+        "--namespace",
+        default="",
+        metavar="NAME",
+        help="a cluster: the namespace of the users' pods and of the agents' reports",
+    )
+    where.add_argument(
+        "--ip",
+        metavar="ADDRESS",
+        help="where the board listens, if not at the host of its URL; *: everywhere, as in a pod behind a Service",
     )
     _switch(where, "--ssl-enabled", False, "the hub's API wants TLS with the hub's internal certificates")
     where.add_argument(
@@ -99,13 +113,16 @@ def run(options: argparse.Namespace) -> int:
     logging.basicConfig(level="WARNING", format="[%(levelname).1s %(asctime)s gpushare] %(message)s")
     logging.getLogger("gpushare").setLevel(options.log_level)
     token = os.environ.get("JUPYTERHUB_API_TOKEN", "")
+    if options.url:
+        # the board's logins ask the same hub
+        os.environ["JUPYTERHUB_API_URL"] = options.url
     wanting = _wanting(options, token)
     if wanting:
         log.error("%s", wanting)
         return 2
     try:
         asyncio.run(_serve(options, token))
-    except OSError as error:
+    except (OSError, NoAgents) as error:
         log.error("The service cannot start: %s", error)
         return 1
     return 0
@@ -141,9 +158,35 @@ async def _serve(options: argparse.Namespace, token: str) -> None:
         request_timeout=float(os.environ.get("JUPYTERHUB_REQUEST_TIMEOUT") or 60),
         ssl_options=_hub_tls(options),
     )
-    agents = [AgentClient(options.control_socket)]
     templates = TemplateSource(Path(options.templates_dir))
-    culler = Culler(agents, hub, templates, settings)
+    listeners: list[Callable[[], None]] = []
+    async with _agents(options, listeners) as agents:
+        culler = Culler(agents, hub, templates, settings)
+        listeners.append(culler.reports_changed)
+        await _run_until_stopped(options, hub, culler, agents, templates, settings)
+
+
+def _agents(
+    options: argparse.Namespace, listeners: list[Callable[[], None]]
+) -> contextlib.AbstractAsyncContextManager[Iterable[Agent]]:
+    if not options.namespace:
+        return contextlib.nullcontext(agents_of_machine(options.control_socket))
+
+    def tell() -> None:
+        for listener in listeners:
+            listener()
+
+    return agents_of_cluster(options.namespace, tell)
+
+
+async def _run_until_stopped(
+    options: argparse.Namespace,
+    hub: Hub,
+    culler: Culler,
+    agents: Iterable[Agent],
+    templates: TemplateSource,
+    settings: CullerSettings,
+) -> None:
     lacking: list[str] = []
     sources = BoardSources(
         reports=RecentReports(agents),
@@ -153,16 +196,17 @@ async def _serve(options: argparse.Namespace, token: str) -> None:
         notes=lambda: [*lacking, *templates.problems],
         settings=settings,
     )
-    server = _listen(sources)
+    server = _listen(sources, options.ip)
     tasks = [asyncio.create_task(culler.run()), asyncio.create_task(_check_scopes(hub, settings.cull_users, lacking))]
     stop = asyncio.Event()
     if options.end_with_hub:
         tasks.append(asyncio.create_task(_stop_without_parent(stop)))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    log.info(
-        "Idle culler and board for the agent on %s, templates in %s", options.control_socket, options.templates_dir
-    )
+    where = f"agent on {options.control_socket}"
+    if options.namespace:
+        where = f"agents of the namespace {options.namespace}"
+    log.info("Idle culler and board for the %s, templates in %s", where, options.templates_dir)
     await stop.wait()
     for task in tasks:
         task.cancel()
@@ -191,8 +235,11 @@ async def _check_scopes(hub: Hub, cull_users: bool, lacking: list[str]) -> None:
         log.warning("%s", sentence)
 
 
-def _listen(sources: BoardSources) -> HTTPServer | None:
-    """Serve the pages where the hub expects them; without $JUPYTERHUB_SERVICE_URL there are none."""
+def _listen(sources: BoardSources, ip: str | None) -> HTTPServer | None:
+    """Serve the pages where the hub expects them; without $JUPYTERHUB_SERVICE_URL there are none.
+
+    ``ip`` is for a URL that leads here but whose host is not ours, like that of a Kubernetes Service; *: everywhere.
+    """
     url = urlparse(os.environ.get("JUPYTERHUB_SERVICE_URL") or "")
     if not url.hostname:
         log.info("No $JUPYTERHUB_SERVICE_URL: the culler runs without a board")
@@ -201,13 +248,12 @@ def _listen(sources: BoardSources) -> HTTPServer | None:
     application = board_application(sources, prefix, os.environ.get("JUPYTERHUB_BASE_URL", "/") + "hub/")
     port = url.port or (443 if url.scheme == "https" else 80)
     server = HTTPServer(application, ssl_options=_own_tls() if url.scheme == "https" else None, xheaders=True)
+    host = ip or url.hostname
     try:
-        server.listen(port, url.hostname)
+        server.listen(port, "" if host == "*" else host)
     except OSError as error:
         why = error.strerror or error
-        raise OSError(
-            f"the board cannot listen on {url.hostname}:{port} ({why}); give the service another url"
-        ) from None
+        raise OSError(f"the board cannot listen on {host}:{port} ({why}); give the service another url") from None
     return server
 
 

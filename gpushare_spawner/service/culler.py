@@ -6,9 +6,10 @@ Nothing that it remembers matters: it may be killed at any moment, and the next 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
@@ -37,13 +38,13 @@ class Culler:
     """Takes sessions down one tier at a time, and stops servers through the hub.
 
     The hub's list of servers is asked for every third round at most: the hub itself updates last_activity only every
-    few minutes. What the hub does slowly (``patience`` seconds and more) goes on beside the rounds. ``clock`` gives
-    seconds since the epoch.
+    few minutes. What the hub does slowly (``patience`` seconds and more) goes on beside the rounds. ``agents`` is
+    iterated over in every round, as nodes of a cluster come and go. ``clock`` gives seconds since the epoch.
     """
 
     def __init__(
         self,
-        agents: Sequence[Agent],
+        agents: Iterable[Agent],
         hub: Hub,
         templates: Templates,
         settings: CullerSettings,
@@ -61,11 +62,17 @@ class Culler:
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._turn = asyncio.Semaphore(settings.concurrency or 1000)
         self._said: dict[str, str] = {}
+        self._woken = asyncio.Event()
 
     @property
     def hub_view(self) -> HubView | None:
         """What the hub said last; None: nothing, or it failed since."""
         return self._hub.view
+
+    def reports_changed(self) -> None:
+        """New reports have come; look at once where a stop waits for them."""
+        if self._deeds.awaiting_reports:
+            self._woken.set()
 
     async def run(self) -> None:
         """Rounds without end. A round that fails is logged; the next one starts from the reports again."""
@@ -77,7 +84,7 @@ class Culler:
                 except Exception:
                     log.exception("A round of the idle culler failed")
                     self.counters.failed("round")
-                await asyncio.sleep(self._pause(again))
+                await self._rest(self._pause(again))
         finally:
             self._hub.close()
             for task in self._under_way.values():
@@ -85,6 +92,7 @@ class Culler:
 
     async def round(self) -> float | None:
         """One look at everything, and the deeds that follow. Returns the instant to look again; None: no hurry."""
+        self._deeds.awaiting_reports = False
         views = await ask_all(self._agents)
         await self._hub.refresh(self._patience)
         templates, now = self._templates(), self._clock()
@@ -96,6 +104,15 @@ class Culler:
         self.counters.round_done(self._clock())
         instants = [one.decision.look_again_at for one in looked if one.decision.look_again_at is not None]
         return min([*instants, now + _SOON]) if any(done) or stopped else min(instants, default=None)
+
+    async def _rest(self, seconds: float) -> None:
+        """Until it is time, or there is news; never less than the shortest pause."""
+        shortest = min(_SOON, seconds)
+        await asyncio.sleep(shortest)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds - shortest):
+                await self._woken.wait()
+        self._woken.clear()
 
     def _pause(self, again: float | None) -> float:
         longest = self._settings.cull_every

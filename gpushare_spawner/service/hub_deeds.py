@@ -21,6 +21,9 @@ from gpushare_spawner.service.unshared import judge
 
 log = logging.getLogger("gpushare.service")
 
+FRESH_SECONDS = 5.0
+"""A server is stopped on a report that is no older: what its kernels and its GPU did since is not in it."""
+
 Templates = Callable[[], Mapping[str, Template]]
 """The good templates as they are now, by name."""
 
@@ -36,14 +39,20 @@ class HubDeeds:
         self._settings = settings
         self._counters = counters
         self._clock = clock
+        self.awaiting_reports = False
+        """Whether a stop was put off until the agent publishes its next report."""
 
     async def stop_session(self, one: Looked) -> bool:
         """Stop the server of a session, if that is still right."""
         session = one.session
+        if self._too_old(one.agent.report_age()):
+            return False
         server = await self._hub.server(session.user, session.server)
         view = await ask(one.agent)
         current = view.report.session(session.id) if view.report is not None else None
         if view.report is None or current is None or server is None or not server.settled:
+            return False
+        if self._too_old(view.age):
             return False
         fresh = look_at(one.agent, view.report, current, server, self._templates(), self._clock(), self._settings)
         if fresh.decision.tier is current.tier:
@@ -52,6 +61,10 @@ class HubDeeds:
         if fresh.decision.tier is not Tier.STOPPED:
             return False
         return await self._stop(server, fresh.decision.reason)
+
+    def _too_old(self, age: float) -> bool:
+        self.awaiting_reports = self.awaiting_reports or age > FRESH_SECONDS
+        return age > FRESH_SECONDS
 
     async def stop_unshared(self, listed: HubServer) -> bool:
         """Stop a server without a share, if that is still right."""

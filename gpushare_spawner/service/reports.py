@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,12 +13,16 @@ from gpushare_spawner.model.report import Report
 
 
 class Agent(Protocol):
-    """What the service asks of a node's agent; `sharing.control_client.AgentClient` is one, for this machine.
+    """What the service asks of a node's agent.
 
-    Methods raise `AgentUnreachable` or `ControlRefused`.
+    `sharing.control_client.AgentClient` asks the one of this machine, `service.cluster.node.NodeAgent` one in a
+    cluster. Methods raise `AgentUnreachable` or `ControlRefused`.
     """
 
     async def report(self) -> Report: ...
+
+    def report_age(self) -> float:
+        """Seconds since the agent made what `report` returned last."""
 
     async def tier(self, request: TierRequest, /) -> None: ...
 
@@ -32,17 +36,20 @@ class NodeView:
     agent: Agent
     report: Report | None
     problem: str = ""
+    age: float = 0.0
+    """Seconds since the agent made the report: what happened after is not in it."""
 
 
 async def ask(agent: Agent) -> NodeView:
     """Never raises for an agent that fails: what it says instead is in ``problem``."""
     try:
-        return NodeView(agent, await agent.report())
+        report = await agent.report()
+        return NodeView(agent, report, age=agent.report_age())
     except (AgentUnreachable, ControlRefused) as error:
         return NodeView(agent, None, str(error))
 
 
-async def ask_all(agents: Sequence[Agent]) -> list[NodeView]:
+async def ask_all(agents: Iterable[Agent]) -> list[NodeView]:
     """All agents at once; one that fails does not hold up the others."""
     return list(await asyncio.gather(*(ask(agent) for agent in agents)))
 
@@ -50,7 +57,7 @@ async def ask_all(agents: Sequence[Agent]) -> list[NodeView]:
 class RecentReports:
     """Reports that are at most ``max_age`` seconds old: many open boards cost the agents one question a second."""
 
-    def __init__(self, agents: Sequence[Agent], max_age: float = 1.0) -> None:
+    def __init__(self, agents: Iterable[Agent], max_age: float = 1.0) -> None:
         self._agents = agents
         self._max_age = max_age
         self._views: list[NodeView] = []

@@ -48,6 +48,10 @@ class AgentClient:
         except ValidationError as error:
             raise AgentUnreachable(f"the agent on {self.socket} sent a report that cannot be read: {error}") from None
 
+    def report_age(self) -> float:
+        """Seconds since the agent made what `report` returned last: it is made when it is asked for."""
+        return 0.0
+
     async def open(self, request: OpenRequest) -> Opened:
         """Reserve a share; the answer holds the environment of the notebook server."""
         answer = await self._ask(request)

@@ -42,6 +42,9 @@ class Agent:
     def __init__(self):
         self.now = afternoon()
 
+    def report_age(self):
+        return 0.0
+
     async def report(self):
         return self.now
 

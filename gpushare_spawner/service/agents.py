@@ -1,0 +1,50 @@
+"""Which agents the service asks: the one of this machine, or those of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+
+from gpushare_spawner.service.reports import Agent
+from gpushare_spawner.sharing.control_client import AgentClient
+
+FIRST_LISTS = 10.0
+"""Seconds that the start waits for a cluster's first lists; it goes on without, and says what is wrong."""
+
+
+class NoAgents(RuntimeError):
+    """Agents cannot be asked in the way that the options say; the text says why."""
+
+
+def agents_of_machine(socket: Path) -> list[Agent]:
+    """The agent behind a control socket."""
+    return [AgentClient(socket)]
+
+
+@contextlib.asynccontextmanager
+async def agents_of_cluster(namespace: str, on_change: Callable[[], None]) -> AsyncIterator[Iterable[Agent]]:
+    """The agents of a cluster's nodes, through the API server.
+
+    ``on_change`` is called when they may have published something. Raises NoAgents.
+    """
+    try:
+        # an optional extra: on one machine nothing of this is needed
+        from gpushare_spawner.service.cluster.cluster import Cluster
+        from gpushare_spawner.service.cluster.connection import NoCluster, connect
+    except ImportError as error:
+        raise NoAgents(
+            f"--namespace needs the packages for Kubernetes ({error.name} is missing): "
+            "pip install 'gpushare-spawner[kubernetes]'"
+        ) from None
+    try:
+        client = await connect()
+    except NoCluster as error:
+        raise NoAgents(f"--namespace: {error}") from None
+    async with client:
+        cluster = Cluster(client, namespace, on_change)
+        try:
+            await cluster.start(FIRST_LISTS)
+            yield cluster
+        finally:
+            await cluster.close()

@@ -1,0 +1,130 @@
+"""All nodes of the hub's cluster, kept up to date by two watches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kubernetes_asyncio.client import ApiClient, CoreV1Api
+from pydantic import ValidationError
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import AgentUnreachable
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.service.cluster.merge import SessionPod, merged, session_pods
+from gpushare_spawner.service.cluster.node import NodeAgent
+from gpushare_spawner.service.cluster.watched import Watched
+
+log = logging.getLogger("gpushare.service.cluster")
+
+
+class Cluster:
+    """Iterated over, it gives an agent for each node that has a report or sessions: new ones each time.
+
+    Where the cluster cannot be read there is one agent, which says so. ``on_change`` is called when something may have
+    changed; ``clock`` gives seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        namespace: str,
+        on_change: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.namespace = namespace
+        self._api = CoreV1Api(client)
+        self._clock = clock
+        self._on_change = on_change
+        self._pods = Watched(
+            "pods", self._api.list_namespaced_pod, namespace, kubernetes.SESSION_SELECTOR, self._changed
+        )
+        self._maps = Watched(
+            "reports", self._api.list_namespaced_config_map, namespace, kubernetes.REPORT_SELECTOR, self._changed
+        )
+        self._read: dict[str, tuple[str, Report | None]] = {}
+        self._by_node: dict[str, dict[str, SessionPod]] | None = None
+        self._said: dict[str, str] = {}
+
+    async def start(self, patience: float) -> None:
+        """Begin to watch, and wait up to ``patience`` seconds for the first lists."""
+        self._pods.start()
+        self._maps.start()
+        await self._pods.loaded(patience)
+        await self._maps.loaded(patience)
+
+    async def close(self) -> None:
+        """Watch no more."""
+        await self._pods.close()
+        await self._maps.close()
+
+    def __iter__(self) -> Iterator[NodeAgent]:
+        lost = [watched for watched in (self._pods, self._maps) if not watched.known]
+        names = {"?"} if lost else set(self._reports()) | set(self._pods_by_node())
+        return iter([NodeAgent(name, self, self._api, self.namespace, self._clock) for name in sorted(names)])
+
+    def report(self, node: str) -> tuple[Report, float]:
+        """The node's report with the pods' word on tiers, and its age in seconds.
+
+        The age is counted from when a watch brought it, so that clocks need not agree. Raises AgentUnreachable where
+        there is none, or an old one.
+        """
+        for watched in (self._pods, self._maps):
+            if not watched.known:
+                raise AgentUnreachable(watched.problem or f"nothing is heard of the {watched.what}")
+        name, report = self._reports().get(node, ("", None))
+        if report is None:
+            raise AgentUnreachable(f"node {node}: its agent has published no report")
+        if self._clock() - report.published_at > kubernetes.REPORT_STALE_SECONDS:
+            said = time.strftime("%H:%M:%S", time.localtime(report.published_at))
+            raise AgentUnreachable(f"node {node}: its agent has published nothing since {said}")
+        arrived = self._maps.arrived.get(name)
+        age = time.monotonic() - arrived if arrived is not None else float("inf")
+        return merged(report, self.pods(node).values()), age
+
+    def pods(self, node: str) -> Mapping[str, SessionPod]:
+        """The node's sessions by their ids; of two pods of one session the younger."""
+        return self._pods_by_node().get(node, {})
+
+    def _changed(self) -> None:
+        self._by_node = None
+        self._on_change()
+
+    def _pods_by_node(self) -> dict[str, dict[str, SessionPod]]:
+        if self._by_node is None:
+            good, bad = session_pods(self._pods.objects.values())
+            self._by_node = {}
+            for pod in sorted(good, key=lambda pod: pod.created):
+                self._by_node.setdefault(pod.node, {})[pod.session.session] = pod
+            self._say_once({f"Pod {name}": f"left as it is: {problem}" for name, problem in bad.items()})
+        return self._by_node
+
+    def _reports(self) -> dict[str, tuple[str, Report | None]]:
+        """(name of the ConfigMap, report) by node; each is parsed once."""
+        found: dict[str, tuple[str, Report | None]] = {}
+        self._read = {name: self._parse(name, item) for name, item in self._maps.objects.items()}
+        for name, (_, report) in self._read.items():
+            node = report.node if report is not None else name.removeprefix(f"{kubernetes.REPORT_COMPONENT}-")
+            found[node] = name, report
+        return found
+
+    def _parse(self, name: str, item: dict[str, Any]) -> tuple[str, Report | None]:
+        version = item["metadata"]["resourceVersion"]
+        known = self._read.get(name)
+        if known is not None and known[0] == version:
+            return known
+        try:
+            return version, Report.model_validate_json((item.get("data") or {}).get(kubernetes.REPORT_KEY, ""))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or kubernetes.REPORT_KEY
+            log.warning("ConfigMap %s is no report that this version can read: %s: %s", name, where, first["msg"])
+            return version, None
+
+    def _say_once(self, problems: dict[str, str]) -> None:
+        for about, text in problems.items():
+            if self._said.get(about) != text:
+                log.warning("%s: %s", about, text)
+        self._said = problems

@@ -1,0 +1,113 @@
+"""One node: what its agent reports, with the pods' word on tiers and announcements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
+from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.session_id import split_session_id
+
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class SessionPod:
+    """A pod with a share."""
+
+    name: str
+    version: str
+    """Its resourceVersion."""
+    node: str
+    """Where it runs, or is bound to."""
+    created: float
+    """Seconds since the epoch."""
+    runs: bool
+    """Neither starting, nor ended, nor being deleted."""
+    session: PodSession
+
+    @classmethod
+    def of(cls, pod: dict[str, Any]) -> SessionPod:
+        """From the API server's object. Raises AnnotationProblem."""
+        metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
+        return cls(
+            name=metadata["name"],
+            version=metadata["resourceVersion"],
+            node=spec.get("nodeName") or (spec.get("nodeSelector") or {}).get(kubernetes.HOSTNAME_LABEL, ""),
+            created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+            runs=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
+            session=kubernetes.pod_session(metadata.get("annotations")),
+        )
+
+
+def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict[str, str]]:
+    """The pods whose annotations can be read, and what is wrong with the others, by name. Ended ones are left out."""
+    good: list[SessionPod] = []
+    bad: dict[str, str] = {}
+    for pod in pods:
+        if pod.get("status", {}).get("phase") in _ENDED:
+            continue
+        try:
+            good.append(SessionPod.of(pod))
+        except AnnotationProblem as problem:
+            bad[pod["metadata"]["name"]] = str(problem)
+    return good, bad
+
+
+def merged(report: Report, pods: Iterable[SessionPod]) -> Report:
+    """The report with the sessions as the pods' annotations have them.
+
+    A session that only one side knows, or whose pod does not run, counts as unconfirmed: it is starting or stopping,
+    and nothing is done to it.
+    """
+    here = {pod.session.session: pod for pod in pods}
+    sessions = [
+        _with(session, here.pop(session.id)) if session.id in here else session.model_copy(update={"confirmed": False})
+        for session in report.sessions
+    ]
+    sessions += [_new(pod) for pod in here.values()]
+    return report.model_copy(update={"sessions": tuple(sessions)})
+
+
+def _with(session: SessionReport, pod: SessionPod) -> SessionReport:
+    """What the annotations say goes before what the report says: the report may be older."""
+    said = pod.session
+    return session.model_copy(
+        update={
+            "template": said.template,
+            "share_units": said.share_units,
+            "borrowed_units": said.borrowed_units,
+            "tier": said.tier,
+            "tier_since": said.tier_since,
+            "effective_units": said.effective_units,
+            "guaranteed_units": min(session.guaranteed_units, said.effective_units),
+            "announcement": said.announcement,
+            "confirmed": session.confirmed and pod.runs,
+        }
+    )
+
+
+def _new(pod: SessionPod) -> SessionReport:
+    """A session that the agent has not reported yet."""
+    said = pod.session
+    user, server = split_session_id(said.session)
+    return SessionReport(
+        id=said.session,
+        user=user,
+        server=server,
+        template=said.template,
+        gpus=said.gpus,
+        share_units=said.share_units,
+        borrowed_units=said.borrowed_units,
+        tier=said.tier,
+        tier_since=said.tier_since,
+        effective_units=said.effective_units,
+        guaranteed_units=max(0, said.effective_units - said.borrowed_units),
+        opened_at=pod.created,
+        confirmed=False,
+        announcement=said.announcement,
+    )

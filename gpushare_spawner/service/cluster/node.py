@@ -1,0 +1,120 @@
+"""A node as the culler sees it at one moment: an agent that is asked through the API server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import aiohttp
+from kubernetes_asyncio.client import ApiException, CoreV1Api
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, Failure, TierRequest
+from gpushare_spawner.model.report import Announcement, Report
+from gpushare_spawner.service.cluster.merge import SessionPod
+
+PATCH_TIMEOUT = 10.0
+"""Seconds for one patch."""
+
+
+class View(Protocol):
+    """What is known of a node now."""
+
+    def report(self, node: str) -> tuple[Report, float]:
+        """The merged report and its age in seconds. Raises AgentUnreachable."""
+
+    def pods(self, node: str) -> Mapping[str, SessionPod]:
+        """By session id."""
+
+
+class NodeAgent:
+    """Decisions are made on what `report` said last; a deed is refused if the session has moved since.
+
+    Made anew for every round, so that nobody else's question comes between a decision and its deed.
+    """
+
+    def __init__(
+        self, node: str, view: View, api: CoreV1Api, namespace: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.node = node
+        self._view = view
+        self._api = api
+        self._namespace = namespace
+        self._clock = clock
+        self._decided_on: Mapping[str, SessionPod] = {}
+        self._age = float("inf")
+
+    async def report(self) -> Report:
+        """The node's report with the pods' word on tiers."""
+        report, self._age = self._view.report(self.node)
+        self._decided_on = self._view.pods(self.node)
+        return report
+
+    def report_age(self) -> float:
+        """Seconds since the agent published what `report` returned last; what happened after is not in it."""
+        return self._age
+
+    async def tier(self, request: TierRequest) -> None:
+        """A step, written to the pod. The agent follows within seconds, or undoes it if there was work meanwhile."""
+        pod = self._unmoved(request.id)
+        if request.if_idle_since is not None:
+            current = self._view.report(self.node)[0].session(request.id)
+            worked = current is not None and (
+                current.gpu_busy or current.waiting or (current.last_gpu_activity or 0.0) > request.if_idle_since
+            )
+            if worked:
+                raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
+        await self._patch(
+            request.id,
+            pod,
+            kubernetes.tier_patch(request.tier, self._clock(), request.effective_units, request.if_idle_since),
+        )
+
+    async def announce(self, request: AnnounceRequest) -> None:
+        """An announcement, or the end of one, written to the pod."""
+        coming = None
+        if request.tier is not None:
+            coming = Announcement(
+                tier=request.tier, at=request.at, reason=request.reason, effective_units=request.effective_units
+            )
+        await self._patch(request.id, self._unmoved(request.id), kubernetes.announcement_patch(coming))
+
+    def _unmoved(self, session: str) -> SessionPod:
+        """The session's pod now, if its annotations are still those that the decision was made on."""
+        now, then = self._view.pods(self.node).get(session), self._decided_on.get(session)
+        if now is None or then is None or now.name != then.name or not now.runs:
+            raise _refusal("unknown-session", f"there is no running pod of session {session} on node {self.node}")
+        if now.session != then.session:
+            raise _refusal("busy", f"session {session} has changed in the meantime")
+        return now
+
+    async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
+        # the API server refuses (409) where somebody, like the agent, has changed the pod since this version
+        body = {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}}
+        try:
+            await self._api.patch_namespaced_pod(
+                pod.name,
+                self._namespace,
+                body,
+                _content_type="application/merge-patch+json",
+                _request_timeout=PATCH_TIMEOUT,
+            )
+        except ApiException as error:
+            if error.status == 409:
+                raise _refusal("busy", f"session {session} has changed in the meantime") from None
+            if error.status == 404:
+                raise _refusal("unknown-session", f"the pod {pod.name} of session {session} is gone") from None
+            if error.status in (401, 403):
+                raise _refusal(
+                    "internal", f"the service may not patch pods in the namespace {self._namespace}: {error.reason}"
+                ) from None
+            raise AgentUnreachable(f"the API server answers {error.status} to a patch of pod {pod.name}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise AgentUnreachable(
+                f"the API server cannot be reached for a patch of pod {pod.name}: {str(error) or type(error).__name__}"
+            ) from None
+
+
+def _refusal(code: str, message: str) -> ControlRefused:
+    return ControlRefused(Failure.model_validate({"code": code, "message": message}))

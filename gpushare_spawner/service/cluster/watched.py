@@ -1,0 +1,211 @@
+"""The objects of one kind, kept up to date by a list and a watch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import aiohttp
+from kubernetes_asyncio.client import ApiException
+
+log = logging.getLogger("gpushare.service.cluster")
+
+Object = dict[str, Any]
+"""As the API server sends it. Never changed here."""
+
+WATCH_SECONDS = 60
+"""The API server ends a watch after this time; the next one goes on where it ended."""
+_SILENCE = 15.0
+"""So much longer than that nothing at all is heard: the connection is dead."""
+_LONGEST_PAUSE = 20.0
+_AT_LEAST = 0.5
+"""A watch that ends sooner (the API server is going down, or a proxy cuts it) is not begun again at once."""
+LOST_AFTER = WATCH_SECONDS + _SILENCE + 2 * _LONGEST_PAUSE
+"""Seconds without word from the API server after which what it said last no longer counts."""
+
+
+class Watched:
+    """One list and then one watch after the other, until `close`; it never gives up.
+
+    ``list_method`` is one of the client's ``list_namespaced_…`` methods. ``on_change`` is called after each change
+    that a watch brings.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        list_method: Callable[..., Awaitable[Any]],
+        namespace: str,
+        selector: str,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.what = what
+        """For people: "pods"."""
+        self.objects: dict[str, Object] = {}
+        """By name."""
+        self.arrived: dict[str, float] = {}
+        """When (`time.monotonic`) a watch brought the version that is in `objects`. Not there: it came with a list,
+        and nobody knows how old it was then."""
+        self.problem = f"the {what} of the namespace {namespace} have not been read yet"
+        """What is wrong now, for people; empty: nothing."""
+        self._list_method = list_method
+        self._namespace = namespace
+        self._selector = selector
+        self._on_change = on_change
+        self._heard: float | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._loaded = asyncio.Event()
+
+    @property
+    def known(self) -> bool:
+        """Whether `objects` is what the API server has, or had a short time ago."""
+        return self._heard is not None and time.monotonic() - self._heard < LOST_AFTER
+
+    def start(self) -> None:
+        """Begin to read, in the background."""
+        self._task = asyncio.create_task(self._run(), name=f"watch {self.what}")
+
+    async def loaded(self, patience: float) -> bool:
+        """Wait for the first list; whether it came within ``patience`` seconds."""
+        try:
+            async with asyncio.timeout(patience):
+                await self._loaded.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Read no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        version, pause = "", 0.0
+        while True:
+            try:
+                version = version or await self._list()
+                pause, began = 0.0, time.monotonic()
+                async for event in self._watch(version):
+                    version = self._take(event) or version
+                if time.monotonic() - began < _AT_LEAST:
+                    await asyncio.sleep(_AT_LEAST)
+            except _Expired:
+                # what happened since is forgotten there: read everything again
+                version = ""
+            except (ApiException, aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
+                version = "" if isinstance(error, (ApiException, ValueError, KeyError)) else version
+                self._fail(error)
+                pause = min(_LONGEST_PAUSE, 2 * pause or 0.25)
+                await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    async def _list(self) -> str:
+        """Everything anew. Returns the version that it is of."""
+        # version 0: whatever the API server has in its cache, which costs it nothing; the watch brings the rest
+        answer = await self._ask(resource_version="0", _request_timeout=30)
+        found = json.loads(await answer.read())
+        items: list[Object] = found["items"]
+        self._heard, self.problem = time.monotonic(), ""
+        before, self.objects = self.objects, {item["metadata"]["name"]: item for item in items}
+        self.arrived = {
+            name: at
+            for name, at in self.arrived.items()
+            if name in self.objects and _version(self.objects[name]) == _version(before[name])
+        }
+        self._loaded.set()
+        self._on_change()
+        version: str = found["metadata"]["resourceVersion"]
+        return version
+
+    async def _watch(self, version: str) -> AsyncIterator[Mapping[str, Any]]:
+        answer = await self._ask(
+            watch=True,
+            resource_version=version,
+            allow_watch_bookmarks=True,
+            timeout_seconds=WATCH_SECONDS,
+            _request_timeout=(10, WATCH_SECONDS + _SILENCE),
+        )
+        try:
+            self._heard, self.problem = time.monotonic(), ""
+            async for line in _lines(answer.content):
+                self._heard = time.monotonic()
+                yield json.loads(line)
+            self._heard = time.monotonic()
+        finally:
+            answer.close()
+
+    async def _ask(self, **arguments: Any) -> aiohttp.ClientResponse:
+        answer: aiohttp.ClientResponse = await self._list_method(
+            self._namespace, label_selector=self._selector, _preload_content=False, **arguments
+        )
+        if answer.status == 410:
+            answer.close()
+            raise _Expired
+        if answer.status != 200:
+            said = await answer.text()
+            answer.close()
+            raise ApiException(status=answer.status, reason=_message(said) or answer.reason)
+        return answer
+
+    def _take(self, event: Mapping[str, Any]) -> str:
+        """The version after the event."""
+        kind, item = event["type"], event["object"]
+        if kind == "ERROR":
+            if item.get("code") == 410:
+                raise _Expired
+            raise ApiException(status=item.get("code"), reason=item.get("message"))
+        version = _version(item)
+        if kind != "BOOKMARK":
+            name = item["metadata"]["name"]
+            if kind == "DELETED":
+                self.objects.pop(name, None)
+                self.arrived.pop(name, None)
+            else:
+                self.objects[name] = item
+                self.arrived[name] = time.monotonic()
+            self._on_change()
+        return version
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, ApiException) and error.status in (401, 403):
+            why = f"the API server does not allow it ({error.reason})"
+        elif isinstance(error, ApiException):
+            why = f"the API server answers {error.status} ({error.reason})"
+        else:
+            why = f"the API server cannot be reached ({str(error) or type(error).__name__})"
+        problem = f"the {self.what} of the namespace {self._namespace} cannot be read: {why}"
+        if problem != self.problem:
+            log.warning("%s", problem)
+        self.problem = problem
+
+
+class _Expired(Exception):
+    """The API server no longer knows what happened since the version that was asked for."""
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of any length: a ConfigMap may have a MiB."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield line
+
+
+def _version(item: Object) -> str:
+    version: str = item["metadata"]["resourceVersion"]
+    return version
+
+
+def _message(text: str) -> str:
+    """What a Status object says."""
+    try:
+        return str(json.loads(text).get("message", ""))
+    except (ValueError, AttributeError):
+        return ""
