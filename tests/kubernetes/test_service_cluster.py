@@ -1,0 +1,541 @@
+"""The culler's side of a cluster against the stand-in API server, as a service account with the hub's rights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from kubernetes_asyncio.client import ApiClient, Configuration
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
+from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.report import Announcement, GpuReport, Report, SessionReport
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.cluster import watched
+from gpushare_spawner.service.cluster.cluster import Cluster
+from gpushare_spawner.service.cluster.node import NodeAgent
+from gpushare_spawner.service.culler import Culler
+from gpushare_spawner.service.settings import CullerSettings
+from tests.kubernetes.standin.api_server import StandInApiServer
+from tests.kubernetes.standin.client import Credentials, KubeClient, path
+from tests.service.conftest import MINUTE, clock, hub, hub_server, templates  # noqa: F401
+
+NAMESPACE = "jhub"
+HUB_RULES = [
+    # zero-to-jupyterhub's Role gives the first; ours adds the others
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "watch", "list", "create", "delete"]},
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
+]
+
+
+class Room:
+    """A namespace with agents and users; what they do to the API server."""
+
+    def __init__(self, server: StandInApiServer, admin: KubeClient, now: Callable[[], float]) -> None:
+        self.server = server
+        self.admin = admin
+        self.now = now
+        self.sessions: dict[str, dict[str, SessionReport]] = {}
+
+    async def rights(self, rules: list[dict[str, Any]]) -> None:
+        await self.admin.update(
+            path("roles", NAMESPACE, "hub", group="rbac.authorization.k8s.io/v1"),
+            {"metadata": {"name": "hub", "namespace": NAMESPACE}, "rules": rules},
+        )
+
+    async def open(self, user: str, node: str = "node-a", phase: str = "Running", **changes: Any) -> SessionReport:
+        """A pod with a quarter of the node's GPU; the agent has not reported it yet."""
+        said = PodSession(
+            session=user, template="quarter", share_units=25, gpus=(f"GPU-{node}",), gpu_indices=(0,),
+            tier_since=self.now(), effective_units=25,
+        )  # fmt: skip
+        pod = {
+            "metadata": {"name": f"jupyter-{user}", "labels": kubernetes.labels(), "annotations": said.annotations()},
+            "spec": {"nodeName": node, "containers": [{"name": "notebook", "image": "notebook"}]},
+        }
+        await self.admin.create(path("pods", NAMESPACE), pod)
+        status = {"status": {"phase": phase}}
+        await self.admin.patch(path("pods", NAMESPACE, f"jupyter-{user}", "status"), status)
+        values = {
+            "id": user, "user": user, "template": "quarter", "gpus": said.gpus, "share_units": 25,
+            "tier_since": self.now(), "effective_units": 25, "guaranteed_units": 25, "opened_at": self.now(),
+            "kernels": 1, "kernels_busy": 0,
+        }  # fmt: skip
+        session = SessionReport.model_validate(values | changes)
+        self.sessions.setdefault(node, {})[user] = session
+        return session
+
+    async def publish(self, node: str = "node-a", **changes: dict[str, Any]) -> None:
+        """The node's agent reports its sessions; ``changes`` by user."""
+        here = self.sessions.setdefault(node, {})
+        for user, change in changes.items():
+            here[user] = here[user].model_copy(update=change)
+        gpu = GpuReport(index=0, uuid=f"GPU-{node}", model="Simulated GPU 16 GiB", memory_bytes=2**34, simulated=True)
+        report = Report(node=node, published_at=self.now(), gpus=(gpu,), sessions=tuple(here.values()))
+        await self.write_report(node, report.model_dump_json())
+
+    async def write_report(self, node: str, text: str) -> None:
+        name = kubernetes.report_name(node)
+        labels = {kubernetes.REPORT_COMPONENT_LABEL: kubernetes.REPORT_COMPONENT}
+        item = {"metadata": {"name": name, "labels": labels}, "data": {kubernetes.REPORT_KEY: text}}
+        if name in [item["metadata"]["name"] for item in await self.admin.list(path("configmaps", NAMESPACE))]:
+            await self.admin.patch(path("configmaps", NAMESPACE, name), {"data": item["data"]})
+        else:
+            await self.admin.create(path("configmaps", NAMESPACE), item)
+
+    async def annotate(self, user: str, annotations: dict[str, str | None]) -> None:
+        await self.admin.patch(path("pods", NAMESPACE, f"jupyter-{user}"), {"metadata": {"annotations": annotations}})
+
+    async def session(self, user: str) -> PodSession:
+        """As the pod's annotations have it."""
+        pod = await self.admin.get(path("pods", NAMESPACE, f"jupyter-{user}"))
+        return kubernetes.pod_session(pod["metadata"]["annotations"])
+
+
+@pytest.fixture
+async def room(clock) -> AsyncIterator[Room]:  # noqa: F811
+    async with StandInApiServer() as server, KubeClient(Credentials(server.url, server.admin_token)) as admin:
+        await admin.create(path("namespaces"), {"metadata": {"name": NAMESPACE}})
+        await admin.create(path("serviceaccounts", NAMESPACE), {"metadata": {"name": "hub"}})
+        group = "rbac.authorization.k8s.io/v1"
+        await admin.create(path("roles", NAMESPACE, group=group), {"metadata": {"name": "hub"}, "rules": HUB_RULES})
+        binding = {
+            "metadata": {"name": "hub"},
+            "subjects": [{"kind": "ServiceAccount", "name": "hub", "namespace": NAMESPACE}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "hub"},
+        }
+        await admin.create(path("rolebindings", NAMESPACE, group=group), binding)
+        yield Room(server, admin, clock)
+
+
+@contextlib.asynccontextmanager
+async def as_the_hub(room: Room, patience: float = 5.0) -> AsyncIterator[Cluster]:
+    configuration = Configuration(host=room.server.url)
+    configuration.api_key["BearerToken"] = f"Bearer {room.server.access.add_service_account_token(NAMESPACE, 'hub')}"
+    async with ApiClient(configuration) as client:
+        cluster = Cluster(client, NAMESPACE, clock=room.now)
+        await cluster.start(patience)
+        try:
+            yield cluster
+        finally:
+            await cluster.close()
+
+
+@pytest.fixture
+async def cluster(room: Room) -> AsyncIterator[Cluster]:
+    async with as_the_hub(room) as running:
+        yield running
+
+
+async def eventually(what: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait for what a watch brings."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not come"
+        await asyncio.sleep(0.01)
+
+
+async def seen(cluster: Cluster, node: str, right: Callable[[Report], bool]) -> NodeAgent:
+    """The node's agent as soon as its report is right."""
+    end = time.monotonic() + 5
+    while True:
+        for agent in cluster:
+            with contextlib.suppress(AgentUnreachable):
+                if agent.node == node and right(await agent.report()):
+                    return agent
+        assert time.monotonic() < end, "the report did not come"
+        await asyncio.sleep(0.01)
+
+
+def has(user: str, **values: Any) -> Callable[[Report], bool]:
+    def right(report: Report) -> bool:
+        session = report.session(user)
+        return session is not None and all(getattr(session, name) == value for name, value in values.items())
+
+    return right
+
+
+def all_of(*conditions: Callable[[Report], bool]) -> Callable[[Report], bool]:
+    return lambda report: all(condition(report) for condition in conditions)
+
+
+# -- what is seen ------------------------------------------------------------------------------------------------------
+
+
+async def test_report_and_pods_make_one_picture(room, cluster):
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    assert agent.report_age() < 5
+    await room.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, room.now(), 0))
+    agent = await seen(cluster, "node-a", has("ann", tier=Tier.RELEASED))
+    session = (await agent.report()).session("ann")
+    assert (session.effective_units, session.guaranteed_units) == (0, 0)
+
+
+async def test_a_session_is_starting_until_pod_and_agent_agree(room, cluster):
+    await room.open("new", phase="Pending")
+    room.sessions["node-a"].clear()
+    await room.publish()
+    await seen(cluster, "node-a", has("new", confirmed=False, share_units=25))
+
+
+async def test_a_session_without_its_pod_is_left_alone(room, cluster):
+    await room.open("ann")
+    await room.publish()
+    await seen(cluster, "node-a", has("ann", confirmed=True))
+    await room.admin.delete(path("pods", NAMESPACE, "jupyter-ann"), grace=0)
+    await seen(cluster, "node-a", has("ann", confirmed=False))
+
+
+async def test_a_pod_that_is_being_deleted_is_left_alone(room, cluster):
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    await room.admin.delete(path("pods", NAMESPACE, "jupyter-ann"), grace=300)
+    await seen(cluster, "node-a", has("ann", confirmed=False))
+    with pytest.raises(ControlRefused, match="no running pod"):
+        await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+
+
+async def test_a_pod_whose_annotations_are_wrong_takes_no_other_down(room, cluster, caplog):
+    await room.open("ann")
+    await room.open("bob")
+    await room.publish()
+    await seen(cluster, "node-a", has("bob", confirmed=True))
+    await room.annotate("ann", {kubernetes.SHARE: "a lot"})
+    both = all_of(has("ann", confirmed=False), has("bob", confirmed=True))
+    await seen(
+        cluster, "node-a", lambda report: has("ann", confirmed=False)(report) and has("bob", confirmed=True)(report)
+    )
+    (said,) = [record.message for record in caplog.records if "jupyter-ann" in record.message]
+    assert "gpushare-spawner.io/share is 'a lot'" in said
+
+
+async def test_an_old_report_is_none(room, cluster, clock):  # noqa: F811
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    clock.forward(kubernetes.REPORT_STALE_SECONDS + 1)
+    with pytest.raises(AgentUnreachable, match="node-a: its agent has published nothing since"):
+        await agent.report()
+
+
+async def test_a_node_with_sessions_and_no_report_counts_as_one_that_does_not_answer(room, cluster):
+    await room.open("ann", node="node-b")
+    await eventually(lambda: [agent.node for agent in cluster] == ["node-b"])
+    with pytest.raises(AgentUnreachable, match="node-b: its agent has published no report"):
+        await next(iter(cluster)).report()
+
+
+async def test_a_report_that_cannot_be_read_is_said_once(room, cluster, caplog):
+    await room.write_report("node-c", '{"version": 2}')
+    await eventually(lambda: [agent.node for agent in cluster] == ["node-c"])
+    for _ in range(3):
+        with pytest.raises(AgentUnreachable):
+            await next(iter(cluster)).report()
+    said = [record.message for record in caplog.records if "no report that this version can read" in record.message]
+    assert len(said) == 1
+    assert "version" in said[0]
+
+
+async def test_nodes_come_and_go(room, cluster):
+    await room.publish("node-a")
+    await room.publish("node-b")
+    await eventually(lambda: [agent.node for agent in cluster] == ["node-a", "node-b"])
+    await room.admin.delete(path("configmaps", NAMESPACE, kubernetes.report_name("node-a")))
+    await eventually(lambda: [agent.node for agent in cluster] == ["node-b"])
+
+
+async def test_other_configmaps_and_pods_are_not_read(room, cluster):
+    await room.admin.create(
+        path("configmaps", NAMESPACE), {"metadata": {"name": "other"}, "data": {"report.json": "x"}}
+    )
+    pod = {"metadata": {"name": "other"}, "spec": {"nodeName": "n", "containers": [{"name": "a", "image": "b"}]}}
+    await room.admin.create(path("pods", NAMESPACE), pod)
+    await room.publish("node-a")
+    await eventually(lambda: [agent.node for agent in cluster] == ["node-a"])
+
+
+# -- what is done ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_step_is_written_to_the_pod_with_its_guard(room, cluster):
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    idle_since = room.now() - 900
+    await agent.tier(
+        TierRequest(id="ann", tier=Tier.DOWNGRADED, effective_units=10, reason="idle", if_idle_since=idle_since)
+    )
+    session = await room.session("ann")
+    assert (session.tier, session.effective_units, session.tier_since) == (Tier.DOWNGRADED, 10, room.now())
+    assert session.idle_since == pytest.approx(idle_since, abs=0.002)
+
+
+async def test_announcements_come_and_go(room, cluster):
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    coming = AnnounceRequest(id="ann", tier=Tier.RELEASED, at=room.now() + 300, reason="Idle.", effective_units=0)
+    await agent.announce(coming)
+    said = (await room.session("ann")).announcement
+    assert said == Announcement(tier=Tier.RELEASED, at=coming.at, reason="Idle.", effective_units=0)
+    agent = await seen(cluster, "node-a", has("ann", announcement=said))
+    await agent.announce(AnnounceRequest(id="ann", tier=None))
+    assert (await room.session("ann")).announcement is None
+
+
+async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(room, cluster):
+    """Twice: where the watch has brought the change already, and where only the API server knows it."""
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    step = TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle")
+    await room.annotate("ann", kubernetes.borrowed_patch(5))
+    with pytest.raises(ControlRefused) as refused:
+        await agent.tier(step)  # at once, before the watch
+    assert refused.value.code == "busy"
+    await seen(cluster, "node-a", has("ann", borrowed_units=5))
+    with pytest.raises(ControlRefused) as refused:
+        await agent.tier(step)  # its decision was made on what was before
+    assert refused.value.code == "busy"
+    assert (await room.session("ann")).tier is Tier.ACTIVE
+
+
+async def test_a_pods_own_status_does_not_stand_in_the_way(room, cluster):
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    before = next(iter(cluster._pods.objects.values()))["metadata"]["resourceVersion"]
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    await room.admin.patch(path("pods", NAMESPACE, "jupyter-ann", "status"), ready)
+    await eventually(lambda: next(iter(cluster._pods.objects.values()))["metadata"]["resourceVersion"] != before)
+    await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    assert (await room.session("ann")).tier is Tier.RELEASED
+
+
+@pytest.mark.parametrize("work", [{"gpu_busy": True}, {"waiting": True}, {"last_gpu_activity": 1_000_000.5}])
+async def test_a_step_is_refused_where_a_newer_report_shows_work(room, cluster, work):
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    await room.publish(ann=work)
+    await seen(cluster, "node-a", has("ann", **work))
+    with pytest.raises(ControlRefused) as refused:
+        await agent.tier(
+            TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle", if_idle_since=1_000_000.0)
+        )
+    assert refused.value.code == "busy"
+    assert (await room.session("ann")).tier is Tier.ACTIVE
+
+
+async def test_without_the_right_to_patch_it_says_which_right(room, cluster):
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    await room.rights(HUB_RULES[:2])
+    with pytest.raises(ControlRefused, match="may not patch pods in the namespace jhub"):
+        await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "reset", "lost"])
+async def test_a_patch_that_fails_is_said_and_may_be_tried_again(room, cluster, fault):
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    step = TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle")
+    room.server.faults.fail_next("patch", "pods", fault)
+    with pytest.raises(AgentUnreachable):
+        await agent.tier(step)
+    if fault == "lost":
+        await seen(cluster, "node-a", has("ann", tier=Tier.RELEASED))
+    else:
+        await agent.tier(step)
+    assert (await room.session("ann")).tier is Tier.RELEASED
+
+
+async def test_only_the_verbs_that_it_needs(room):
+    async with as_the_hub(room) as cluster:
+        room.server.calls.clear()
+        await room.open("ann")
+        await room.publish()
+        agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+        room.server.calls.clear()
+        await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+        room.server.store.cut_watches()
+        await seen(cluster, "node-a", has("ann", tier=Tier.RELEASED))
+        await eventually(lambda: room.server.calls.get(("watch", "configmaps"), 0) > 0)
+    assert set(room.server.calls) <= {("patch", "pods"), ("watch", "pods"), ("watch", "configmaps")}
+
+
+# -- when the API server is not well -----------------------------------------------------------------------------------
+
+
+async def test_watches_that_end_or_fail_are_begun_again(room, cluster):
+    await room.open("ann")
+    await room.publish()
+    await seen(cluster, "node-a", has("ann", confirmed=True))
+    room.server.faults.fail_next("watch", "pods", "500", times=2)
+    room.server.faults.fail_next("watch", "configmaps", "reset", times=2)
+    room.server.store.cut_watches()
+    await room.publish(ann={"kernels_busy": 1})
+    await room.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, room.now(), 0))
+    await seen(cluster, "node-a", has("ann", kernels_busy=1, tier=Tier.RELEASED))
+
+
+async def test_a_watch_that_is_too_old_reads_everything_anew(room, cluster):
+    await room.open("ann")
+    await room.publish()
+    await seen(cluster, "node-a", has("ann", confirmed=True))
+    room.server.faults.fail_next("watch", "pods", "500")
+    room.server.store.cut_watches()
+    await room.admin.delete(path("pods", NAMESPACE, "jupyter-ann"), grace=0)
+    await room.open("bob")
+    await room.publish()
+    room.server.compact()
+    both = all_of(has("ann", confirmed=False), has("bob", confirmed=True))
+    await seen(
+        cluster, "node-a", lambda report: has("ann", confirmed=False)(report) and has("bob", confirmed=True)(report)
+    )
+
+
+async def test_what_a_list_brings_has_no_known_age(room):
+    """Nobody knows what happened between the report and the start of the service: no server is stopped on it."""
+    await room.open("ann")
+    await room.publish()
+    async with as_the_hub(room) as cluster:
+        agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+        assert agent.report_age() == float("inf")
+        await room.publish(ann={"kernels_busy": 1})
+        agent = await seen(cluster, "node-a", has("ann", kernels_busy=1))
+        assert agent.report_age() < 5
+
+
+async def test_without_rights_it_says_so_and_goes_on_trying(room, caplog, monkeypatch):
+    await room.open("ann")
+    await room.publish()
+    await room.rights([])
+    monkeypatch.setattr(watched, "_LONGEST_PAUSE", 0.2)
+    async with as_the_hub(room, patience=0.3) as cluster:
+        (agent,) = cluster
+        with pytest.raises(AgentUnreachable, match=r"pods of the namespace jhub cannot be read.*does not allow it"):
+            await agent.report()
+        assert sum("pods of the namespace jhub" in record.message for record in caplog.records) == 1
+        await room.rights(HUB_RULES)
+        await seen(cluster, "node-a", has("ann", confirmed=True))
+
+
+async def test_a_silent_api_server_is_not_believed_for_ever(room, cluster, monkeypatch):
+    await room.open("ann")
+    await room.publish()
+    agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+    monkeypatch.setattr(watched, "LOST_AFTER", -1.0)
+    with pytest.raises(AgentUnreachable):
+        await agent.report()
+    assert len(list(cluster)) == 1
+
+
+# -- the culler on a cluster: the same loop ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_culler(cluster, hub, templates, clock):  # noqa: F811
+    def make(**settings: Any) -> Culler:
+        return Culler(
+            cluster, hub, lambda: templates, replace(CullerSettings(cull_every=1e-9), **settings), clock=clock
+        )
+
+    return make
+
+
+async def in_step(room: Room, cluster: Cluster, user: str) -> None:
+    """The watch has brought what the pod says now."""
+    said = await room.session(user)
+    await seen(cluster, "node-a", has(user, tier=said.tier, announcement=said.announcement))
+
+
+async def test_the_way_down(room, cluster, make_culler, hub_server, clock):  # noqa: F811
+    ann = await room.open("ann")
+    opened = clock()
+    hub_server.add("ann", last_activity=opened)
+    log: list[tuple[float, Tier, Tier | None]] = []
+    for minute in (0, 9, 10, 14, 15, 39, 40, 44, 45, 474, 475, 479, 480):
+        clock.now = opened + minute * MINUTE
+        if minute:
+            # each culler is new: as after a restart, it knows nothing
+            room.sessions["node-a"]["ann"] = ann.model_copy(update={"gpu_seconds": float(minute)})
+        await room.publish()
+        await seen(cluster, "node-a", has("ann", confirmed=True, gpu_seconds=float(minute)))
+        culler = make_culler()
+        await culler.round()
+        await asyncio.gather(*culler._under_way.values())
+        said = await room.session("ann")
+        await in_step(room, cluster, "ann")
+        log.append((minute, said.tier, said.announcement and said.announcement.tier))
+        assert bool(hub_server.deleted) == (minute == 480)
+    active, down, released, stopped = Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED
+    assert log == [
+        (0, active, None), (9, active, None), (10, active, down), (14, active, down),
+        (15, down, None), (39, down, None), (40, down, released), (44, down, released),
+        (45, released, None), (474, released, None), (475, released, stopped), (479, released, stopped),
+        (480, released, stopped),
+    ]  # fmt: skip
+    assert hub_server.deleted == ["/users/ann/server"]
+
+
+async def test_a_stop_waits_for_a_fresh_report(room, cluster, make_culler, hub_server, clock, monkeypatch):  # noqa: F811
+    """A kernel that went to work since the report is not in it. The next report is waited for, and acted on at once."""
+    await room.open("ann")
+    hub_server.add("ann", last_activity=clock())
+    await room.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, clock(), 0))
+    clock.forward(8 * 60 * MINUTE)
+    told = Announcement(tier=Tier.STOPPED, at=clock(), reason="told")
+    await room.annotate("ann", kubernetes.announcement_patch(told))
+    await room.publish()
+    await seen(cluster, "node-a", has("ann", announcement=told))
+    old = time.monotonic() - 30
+    monkeypatch.setitem(cluster._maps.arrived, kubernetes.report_name("node-a"), old)
+    culler = make_culler()
+    await culler.round()
+    assert hub_server.deleted == []
+    assert not [asked for asked in hub_server.asked if asked[1] == "/users/ann"]
+    culler.reports_changed()
+    assert culler._woken.is_set()
+    await room.publish(ann={"kernels_busy": 1})
+    await seen(cluster, "node-a", has("ann", kernels_busy=1))
+    await culler.round()
+    assert hub_server.deleted == []
+    assert (await room.session("ann")).announcement is None
+
+
+async def test_a_node_that_is_silent_holds_up_no_other(room, cluster, make_culler, clock):  # noqa: F811
+    await room.open("ann")
+    await room.open("bob", node="node-b")
+    await room.publish("node-b")
+    clock.forward(10 * MINUTE)
+    await room.publish("node-a")
+    await seen(cluster, "node-a", has("ann", confirmed=True))
+    await eventually(lambda: len(list(cluster)) == 2)
+    await make_culler().round()
+    assert (await room.session("ann")).announcement is not None
+    assert (await room.session("bob")).announcement is None
+
+
+async def test_a_round_asks_the_api_server_nothing_while_nothing_is_to_be_done(room, cluster, make_culler):
+    for number in range(20):
+        await room.open(f"user-{number}")
+    await room.publish()
+    await seen(cluster, "node-a", has("user-19", confirmed=True))
+    await asyncio.sleep(0.05)
+    culler = make_culler()
+    room.server.calls.clear()
+    for _ in range(10):
+        await culler.round()
+    assert room.server.calls == {}
