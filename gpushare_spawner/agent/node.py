@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpushare_spawner.agent import processes
@@ -16,6 +16,7 @@ from gpushare_spawner.agent.connection import SESSION_CLOSED
 from gpushare_spawner.agent.conversation import Conversation
 from gpushare_spawner.agent.environment import Libraries, session_environment
 from gpushare_spawner.agent.gpus import Gpu
+from gpushare_spawner.agent.pod_sockets import PodSockets
 from gpushare_spawner.agent.report import gpu_report, node_report, session_report
 from gpushare_spawner.agent.rounds import GpuSource, Rounds, RoundSettings
 from gpushare_spawner.agent.session_folder import PathTooLong, SessionFolder
@@ -78,6 +79,10 @@ class Node:
         self._tiers = Tiers(self._shares, self._activity, self._save, self.wall_clock)
         self._watch = ProcessWatch(self._server_gone)
         self._rounds = Rounds(settings.rounds, self.gpus, source)
+        self.withheld: Mapping[str, str] = {}
+        """GPUs (UUIDs) that are not to be given out, each with the reason."""
+        self.changed: Callable[[], None] = _nothing
+        """Called when a session came, went or holds something else, and now and then for no more than activity."""
 
     async def start(self) -> None:
         """Take up the sessions that the state folder knows, and begin to look around."""
@@ -159,6 +164,30 @@ class Node:
             raise _refused("internal", f"the socket of session {request.id} cannot be made: {reason}")
         return Opened(environment=session_environment(session.gpus, session.socket.path, self._libraries))
 
+    def hold(self, record: SessionRecord) -> Session:
+        """Take in the session of a pod: the kubelet has given it the devices, so there is nothing to refuse.
+
+        Of an older session of that id nothing is left. Raises KeyError for a GPU that is not this machine's.
+        """
+        session = Session(record, tuple(self.gpus[uuid] for uuid in record.request.gpus))
+        self.end_session(session.id, "another pod took its place")
+        self._take_up(session)
+        self._save(session)
+        self.listen_again(session)
+        return session
+
+    def listen_again(self, session: Session) -> None:
+        """Make a pod's sockets, which may now be in other folders than before."""
+        if session.socket is not None:
+            session.socket.close()
+            session.socket = None
+        if (reason := self._listen(session)) is not None:
+            log.error("the socket of session %s cannot be made: %s", session.id, reason)
+
+    def keep(self, session: Session) -> None:
+        """Write down what has been changed in its record."""
+        self._save(session)
+
     def confirm(self, request: ConfirmRequest) -> None:
         """The session's server runs; from now on the session ends with it. Raises ControlRefused."""
         session = self._known(request.id)
@@ -180,11 +209,36 @@ class Node:
         """Tell the user what comes. Raises ControlRefused."""
         self._tiers.announce(self._known(request.id), request)
 
+    @property
+    def sessions(self) -> Mapping[str, Session]:
+        """Those that are open, by their ids."""
+        return self._sessions
+
+    @property
+    def state_folder(self) -> StateFolder:
+        """Where it keeps what outlives it."""
+        return self._folder
+
+    def healthy(self, gpu: str) -> bool:
+        """Whether the GPU of that UUID answers its driver and may be given out."""
+        return self._rounds.states[gpu].healthy and gpu not in self.withheld
+
+    def activity(self, session: Session) -> Activity:
+        """What a session does on its GPUs now."""
+        return self._activity(session)
+
+    def move(self, session: Session, tier: Tier, units: int, reason: str) -> None:
+        """Put a session into a tier that has been decided on."""
+        self._tiers.move(session, tier, units, reason)
+
     def report(self) -> Report:
         """Everything, as it is now."""
         gpus = [
             gpu_report(
-                gpu, self._rounds.states[uuid], self.settings.capacity_units, len(self.arbitrations[uuid].waiting())
+                gpu,
+                replace(self._rounds.states[uuid], healthy=self.healthy(uuid)),
+                self.settings.capacity_units,
+                len(self.arbitrations[uuid].waiting()),
             )
             for uuid, gpu in self.gpus.items()
         ]
@@ -227,6 +281,7 @@ class Node:
         del self._sessions[name]
         self.store.remove(name)
         self._tiers.changed(self._shares.leave(session))
+        self.changed()
 
     def _checked(self, request: OpenRequest) -> tuple[Gpu, ...]:
         """The GPUs of a request that makes sense."""
@@ -253,7 +308,7 @@ class Node:
         for uuid in request.gpus:
             if uuid not in self.gpus:
                 raise _refused("unknown-gpu", f"this machine has no GPU {uuid}; it has {', '.join(self.gpus)}")
-            if not self._rounds.states[uuid].healthy:
+            if not self.healthy(uuid):
                 raise _refused("unhealthy-gpu", f"GPU {self.gpus[uuid].index} ({uuid}) does not answer its driver")
         return tuple(self.gpus[uuid] for uuid in request.gpus)
 
@@ -286,6 +341,9 @@ class Node:
         """Make the session's socket; why not, if it cannot be made."""
         assert session.conversation is not None
         try:
+            if session.record.pod is not None:
+                session.socket = PodSockets(self._folder.pods, session.record.pod.devices, session.conversation)
+                return None
             folder = SessionFolder(self._folder.sockets, short_name(session.id))
             session.socket = SessionSocket(folder, session.record.request.uid, session.conversation)
         except (OSError, PathTooLong) as error:
@@ -315,12 +373,17 @@ class Node:
         record.gpu_busy, record.last_gpu_activity, record.gpu_seconds = doing.busy, doing.last, doing.gpu_seconds
         session.saved_at = self.wall_clock()
         self.store.put(record)
+        self.changed()
 
     def _known(self, name: str) -> Session:
         session = self._sessions.get(name)
         if session is None:
             raise _refused("unknown-session", f"no session {name} is open on this machine")
         return session
+
+
+def _nothing() -> None:
+    pass
 
 
 def _refused(code: ErrorCode, message: str) -> ControlRefused:

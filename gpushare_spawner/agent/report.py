@@ -41,7 +41,7 @@ def session_report(session: Session, now: Activity) -> SessionReport:
         effective_units=record.effective_units,
         guaranteed_units=session.guaranteed_units,
         opened_at=record.opened_at,
-        confirmed=record.process is not None,
+        confirmed=record.process is not None or record.pod is not None,
         pid=record.process.pid if record.process is not None else None,
         memory_bytes=now.memory_bytes,
         resident_bytes=now.resident_bytes,

@@ -69,7 +69,9 @@ class Rounds:
     def overdue(self, session: Session, now: float) -> bool:
         """Whether it should have been confirmed by now (seconds since the epoch)."""
         record = session.record
-        return record.process is None and now > record.opened_at + record.request.confirm_within
+        if record.process is not None or record.pod is not None:
+            return False
+        return now > record.opened_at + record.request.confirm_within
 
     def worth_saving(self, session: Session, doing: Activity, now: float) -> bool:
         """Whether its record is behind what it does."""
@@ -100,9 +102,10 @@ class Rounds:
         connected = {connection.peer.pid for session in sessions.values() for connection in session.cuda}
         servers = {name: one.record.process.pid for name, one in sessions.items() if one.record.process is not None}
         sockets = {name: str(one.socket.path) for name, one in sessions.items() if one.socket is not None}
+        pods = {name: one.record.pod.uid for name, one in sessions.items() if one.record.pod is not None}
         found: Mapping[str, tuple[int, ...]] = {}
         if sessions and gpu_pids - connected:
-            found = await asyncio.to_thread(bypassing, gpu_pids, connected, servers, sockets)
+            found = await asyncio.to_thread(bypassing, gpu_pids, connected, servers, sockets, pods)
         suspects = {name: set(found.get(name, ())) for name in sessions}
         for name, session in sessions.items():
             # seen twice in a row: a process that has just called cuInit is about to connect

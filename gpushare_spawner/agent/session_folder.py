@@ -42,8 +42,11 @@ class SessionFolder:
     def socket_path(self) -> Path:
         return self.path / SOCKET_NAME
 
-    def listen(self, uid: int) -> socket.socket:
-        """A listening, non-blocking SOCK_SEQPACKET socket in place of whatever was there. Raises OSError."""
+    def listen(self, uid: int | None) -> socket.socket:
+        """A listening, non-blocking SOCK_SEQPACKET socket in place of whatever was there. Raises OSError.
+
+        `uid`: whose folder it is; None where the folder is seen by its user alone anyhow, under whatever uid.
+        """
         self._empty(self._fresh)
         self._fresh.mkdir(mode=0o700)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -52,7 +55,9 @@ class SessionFolder:
             # the folder is what keeps others out
             os.chmod(self._fresh / SOCKET_NAME, 0o666)
             listener.listen(128)
-            if uid != os.geteuid():
+            if uid is None:
+                os.chmod(self._fresh, 0o755)
+            elif uid != os.geteuid():
                 os.chown(self._fresh, uid, -1)
             self._empty(self.path)
             os.rename(self._fresh, self.path)

@@ -36,14 +36,17 @@ _CREDENTIALS = struct.Struct("3i")
 class SessionSocket:
     """Listens for one session and lets its user in, the agent's own user, and root."""
 
-    def __init__(self, folder: SessionFolder, uid: int, listener: Listener) -> None:
-        """Raises OSError where the socket cannot be made."""
+    def __init__(self, folder: SessionFolder, uid: int | None, listener: Listener) -> None:
+        """`uid`: who is let in beside the agent's own user and root; None: whoever reaches the folder.
+
+        Raises OSError where the socket cannot be made.
+        """
         self._folder = folder
         self.listener = listener
         self.loop = asyncio.get_running_loop()
         self.budget = Budget(self.loop.time, FRAMES_PER_SECOND, FRAMES_IN_STORE)
         self._complaints = Budget(self.loop.time, COMPLAINTS_PER_SECOND, COMPLAINTS_IN_STORE)
-        self._uids = {uid, os.geteuid(), 0}
+        self._uids = None if uid is None else {uid, os.geteuid(), 0}
         self._connections: set[Connection] = set()
         self._socket = folder.listen(uid)
         self.loop.add_reader(self._socket, self._acceptable)
@@ -95,7 +98,7 @@ class SessionSocket:
         accepted.setblocking(False)
         credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _gid = _CREDENTIALS.unpack(credentials)
-        if uid not in self._uids:
+        if self._uids is not None and uid not in self._uids:
             self.complain("process %d of uid %d may not use the socket %s", pid, uid, self.path)
             _turn_away(accepted)
         elif len(self._connections) >= MAX_CONNECTIONS:

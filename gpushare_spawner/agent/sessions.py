@@ -18,7 +18,28 @@ from gpushare_spawner.model.tier import Tier
 if TYPE_CHECKING:
     from gpushare_spawner.agent.connection import Connection
     from gpushare_spawner.agent.conversation import Conversation
+    from gpushare_spawner.agent.pod_sockets import PodSockets
     from gpushare_spawner.agent.session_socket import SessionSocket
+
+
+class PodHold(BaseModel):
+    """The pod that a session lives in, on Kubernetes."""
+
+    model_config = ConfigDict(extra="ignore", validate_assignment=True)
+
+    namespace: str
+    name: str
+    uid: str = ""
+    """Empty for a pod that holds devices of ours without being labelled as a session's."""
+    devices: dict[str, tuple[str, ...]]
+    """GPU's UUID -> ids of the devices that the kubelet gave to the pod."""
+    seen: tuple[str, ...] = ()
+    """What the pod's annotations have said and has been dealt with, the latest last."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(namespace, name)."""
+        return self.namespace, self.name
 
 
 class SessionRecord(BaseModel):
@@ -36,6 +57,8 @@ class SessionRecord(BaseModel):
     tier_since: Instant
     process: ProcessName | None = None
     """The notebook server; None until it is confirmed."""
+    pod: PodHold | None = None
+    """Where it is a pod, there is no process: the session ends with the pod."""
     announcement: Announcement | None = None
     gpu_busy: bool = False
     """There was work when this was written."""
@@ -92,7 +115,7 @@ class Session:
     saved_at: float = 0.0
     """When its record was last handed to the store, seconds since the epoch."""
     conversation: Conversation | None = None
-    socket: SessionSocket | None = None
+    socket: SessionSocket | PodSockets | None = None
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""
     observers: set[Connection] = field(default_factory=set)

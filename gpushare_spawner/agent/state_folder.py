@@ -12,12 +12,16 @@ from gpushare_spawner.agent.store import RecordFolder, short_name
 
 
 class StateFolder:
-    """``agent.lock``, ``records/`` and ``s/``; the latter has a short name because a socket's path has to be short."""
+    """``agent.lock``, ``records/`` and ``s/``; the latter has a short name because a socket's path has to be short.
+
+    On Kubernetes also ``pods/``, with a folder for each grant of devices, which the pod gets mounted.
+    """
 
     def __init__(self, path: Path) -> None:
         """Makes what is not there and locks it. Raises AlreadyRunning, PathTooLong or OSError."""
         self.path = path
         self.sockets = path / "s"
+        self.pods = path / "pods"
         check_length(self.sockets / f"{short_name('')}+" / SOCKET_NAME)
         if not path.is_dir():
             path.mkdir(parents=True)
