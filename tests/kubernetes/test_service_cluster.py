@@ -211,9 +211,7 @@ async def test_a_pod_whose_annotations_are_wrong_takes_no_other_down(room, clust
     await seen(cluster, "node-a", has("bob", confirmed=True))
     await room.annotate("ann", {kubernetes.SHARE: "a lot"})
     both = all_of(has("ann", confirmed=False), has("bob", confirmed=True))
-    await seen(
-        cluster, "node-a", lambda report: has("ann", confirmed=False)(report) and has("bob", confirmed=True)(report)
-    )
+    await seen(cluster, "node-a", both)
     (said,) = [record.message for record in caplog.records if "jupyter-ann" in record.message]
     assert "gpushare-spawner.io/share is 'a lot'" in said
 
@@ -401,9 +399,7 @@ async def test_a_watch_that_is_too_old_reads_everything_anew(room, cluster):
     await room.publish()
     room.server.compact()
     both = all_of(has("ann", confirmed=False), has("bob", confirmed=True))
-    await seen(
-        cluster, "node-a", lambda report: has("ann", confirmed=False)(report) and has("bob", confirmed=True)(report)
-    )
+    await seen(cluster, "node-a", both)
 
 
 async def test_what_a_list_brings_has_no_known_age(room):
@@ -447,10 +443,8 @@ async def test_a_silent_api_server_is_not_believed_for_ever(room, cluster, monke
 
 @pytest.fixture
 def make_culler(cluster, hub, templates, clock):  # noqa: F811
-    def make(**settings: Any) -> Culler:
-        return Culler(
-            cluster, hub, lambda: templates, replace(CullerSettings(cull_every=1e-9), **settings), clock=clock
-        )
+    def make() -> Culler:
+        return Culler(cluster, hub, lambda: templates, CullerSettings(cull_every=1e-9), clock=clock)
 
     return make
 
