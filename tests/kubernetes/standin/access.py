@@ -32,6 +32,8 @@ class Ask:
     name: str = ""
     path: str = ""
     """Of a request that is for no resource, like /version."""
+    user: str = ""
+    """Who asks."""
 
 
 class Access:

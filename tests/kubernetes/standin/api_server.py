@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -83,7 +83,7 @@ class StandInApiServer:
         try:
             user = self.access.user(request.headers.get("Authorization"))
             target = _target(request.path)
-            ask = _ask(request, target)
+            ask = replace(_ask(request, target), user=user.name)
             self.calls[ask.verb, ask.resource] = self.calls.get((ask.verb, ask.resource), 0) + 1
             await self.faults.delay()
             fault = self.faults.draw(ask)

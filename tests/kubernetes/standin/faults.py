@@ -20,6 +20,11 @@ def _everything(ask: Ask) -> bool:
     return bool(ask.resource)
 
 
+def by_service_accounts(ask: Ask) -> bool:
+    """Calls of pods' service accounts: of the hub, the service and the agents, not of kubelets, scheduler and admin."""
+    return bool(ask.resource) and ask.user.startswith("system:serviceaccount:")
+
+
 @dataclass
 class Faults:
     """What goes wrong from now on. Change it at any time; a new one does nothing."""
@@ -28,7 +33,7 @@ class Faults:
     """The part of the calls that fail, 0 to 1."""
     kinds: tuple[Fault, ...] = FAULTS
     applies_to: Callable[[Ask], bool] = _everything
-    """Which calls `rate` is for."""
+    """Which calls `rate` is for; `by_service_accounts` spares the stand-ins' own."""
     latency: float = 0.0
     """Seconds that every call takes longer."""
     stale_by: int = 0

@@ -1,0 +1,284 @@
+"""A cluster for a test: an API server, a scheduler where it has none, and nodes on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from kubernetes_asyncio.client import ApiClient, Configuration
+
+from .api_server import StandInApiServer
+from .client import ApiStatus, Credentials, KubeClient, path
+from .faults import Faults
+from .kubelet import KubeletSettings, StandInKubelet
+from .loopback import PodAddresses
+from .programs import Programs
+from .scheduler import Scheduler
+
+RBAC = "rbac.authorization.k8s.io/v1"
+
+# What z2jh gives its hub: the rules of the chart's hub Role.
+HUB_RULES = [
+    {
+        "apiGroups": [""],
+        "resources": ["pods", "persistentvolumeclaims", "secrets", "services"],
+        "verbs": ["get", "watch", "list", "create", "delete"],
+    },
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["get", "watch", "list"]},
+]
+
+
+class Cluster:
+    """`url`: plain HTTP, on the loopback interface. `namespace` is this test's own. `admin` may do everything."""
+
+    def __init__(self, url: str, admin_token: str, namespace: str, folder: Path, faults: Faults, waits: bool) -> None:
+        self.url = url
+        self.admin_token = admin_token
+        self.namespace = namespace
+        self.folder = folder
+        self.faults = faults
+        self.server: StandInApiServer | None = None
+        """The stand-in, for the few tests that are about it alone."""
+        self.nodes: dict[str, StandInKubelet] = {}
+        self.admin = KubeClient(self.credentials(admin_token))
+        self._node_client = KubeClient(self.credentials(admin_token), patience=30.0)
+        self._addresses = PodAddresses()
+        self._waits_for_roles = waits
+        self._stack = contextlib.AsyncExitStack()
+        self._runs = secrets.token_hex(3)
+
+    async def __aenter__(self) -> Cluster:
+        await self._stack.enter_async_context(self.admin)
+        await self._stack.enter_async_context(self._node_client)
+        await self.admin.create(path("namespaces"), {"metadata": {"name": self.namespace}})
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.faults.clear()
+        try:
+            for node in list(self.nodes.values()):
+                await node.__aexit__(None, None, None)
+            with contextlib.suppress(ApiStatus):
+                for pod in await self.pods():
+                    await self.admin.delete(path("pods", self.namespace, pod["metadata"]["name"]), grace=0)
+                await self.admin.delete(path("namespaces", name=self.namespace))
+        finally:
+            self._addresses.close()
+            await self._stack.aclose()
+
+    async def make_node(
+        self,
+        name: str | None = None,
+        settings: KubeletSettings | None = None,
+        programs: Programs | None = None,
+        **options: Any,
+    ) -> StandInKubelet:
+        """A node with a kubelet, ready for pods. Options are those of KubeletSettings."""
+        # unique, so that runs at the same time on one real cluster stay apart
+        name = name or f"node-{self._runs}-{len(self.nodes)}"
+        settings = settings or KubeletSettings(**options)
+        # Unix sockets' paths are short: not below pytest's folders
+        kubelet = StandInKubelet(name, self._node_client, self.folder / name, self._addresses, settings, programs)
+        await kubelet.start()
+        self.nodes[name] = kubelet
+        return kubelet
+
+    async def service_account(
+        self, name: str, rules: list[dict[str, Any]], cluster_rules: list[dict[str, Any]] | None = None
+    ) -> str:
+        """A bearer token of a new service account that may do this in the cluster's namespace, and no more."""
+        namespace = self.namespace
+        metadata = {"name": name, "namespace": namespace}
+        await self.admin.create(path("serviceaccounts", namespace), {"metadata": metadata})
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+        await self._bind("Role", metadata, rules, subject, namespace)
+        if cluster_rules:
+            full_name = {"name": f"{namespace}-{name}"}
+            await self._bind("ClusterRole", full_name, cluster_rules, subject, "")
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": 7200},
+        }
+        answer = await self.admin.create(path("serviceaccounts", namespace, name, "token"), request)
+        token: str = answer["status"]["token"]
+        if self._waits_for_roles and rules:
+            await self._wait_for_role(token, rules[-1])
+        return token
+
+    async def _bind(
+        self, kind: str, metadata: dict[str, str], rules: list[dict[str, Any]], subject: dict[str, str], namespace: str
+    ) -> None:
+        roles, bindings = f"{kind.lower()}s", f"{kind.lower()}bindings"
+        await self.admin.create(
+            path(roles, namespace, group=RBAC),
+            {"apiVersion": RBAC, "kind": kind, "metadata": metadata, "rules": rules},
+        )
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": metadata["name"]}
+        binding = {"apiVersion": RBAC, "kind": f"{kind}Binding", "metadata": metadata}
+        await self.admin.create(
+            path(bindings, namespace, group=RBAC), {**binding, "roleRef": reference, "subjects": [subject]}
+        )
+
+    async def _wait_for_role(self, token: str, rule: dict[str, Any]) -> None:
+        """A real API server knows a new role a moment later."""
+        asked = {
+            "namespace": self.namespace,
+            "verb": rule["verbs"][-1],
+            "group": rule["apiGroups"][0],
+            "resource": rule["resources"][-1],
+            "name": (rule.get("resourceNames") or [""])[0],
+        }
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        where = path("selfsubjectaccessreviews", group="authorization.k8s.io/v1")
+        async with KubeClient(self.credentials(token)) as client:
+            for _ in range(100):
+                answer = await client.create(where, {**review, "spec": {"resourceAttributes": asked}})
+                if answer["status"]["allowed"]:
+                    return
+                await asyncio.sleep(0.1)
+        raise AssertionError(f"the role of {rule} does not come into force")
+
+    def credentials(self, token: str | None = None) -> Credentials:
+        """Of a service account's token, or of the admin."""
+        return Credentials(self.url, token or self.admin_token)
+
+    def api_client(self, token: str | None = None) -> ApiClient:
+        """kubernetes_asyncio's client; use it with ``async with``."""
+        configuration = Configuration(host=self.url)
+        configuration.api_key = {"BearerToken": f"Bearer {token or self.admin_token}"}
+        return ApiClient(configuration)
+
+    def kubeconfig(self, token: str | None = None) -> Path:
+        """A file that a client's usual configuration is read from (JSON, which is YAML)."""
+        file = self.folder / f"kubeconfig-{secrets.token_hex(4)}"
+        file.touch(mode=0o600)
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": self.url}}],
+            "users": [{"name": "test", "user": {"token": token or self.admin_token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": self.namespace}}],
+        }
+        file.write_text(json.dumps(config))
+        return file
+
+    # looks
+
+    async def pods(self, labels: str = "") -> list[dict[str, Any]]:
+        """In the cluster's namespace."""
+        return await self.admin.list(path("pods", self.namespace), labels)
+
+    async def pod(self, name: str) -> dict[str, Any] | None:
+        return await self._get("pods", name)
+
+    async def config_maps(self, labels: str = "") -> list[dict[str, Any]]:
+        return await self.admin.list(path("configmaps", self.namespace), labels)
+
+    async def node(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self.admin.get(path("nodes", name=name))
+        return found
+
+    async def events(self, pod: str) -> list[tuple[str, str]]:
+        """(reason, message) of the events about a pod, oldest first."""
+        events = await self.admin.list(path("events", self.namespace), fields=f"involvedObject.name={pod}")
+        events.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
+        return [(event["reason"], event["message"]) for event in events]
+
+    async def create_pod(self, name: str, **spec: Any) -> dict[str, Any]:
+        """A pod with one container `notebook`; arguments are those of `a_pod`."""
+        created: dict[str, Any] = await self.admin.create(path("pods", self.namespace), a_pod(name, **spec))
+        return created
+
+    async def wait_for_pod(
+        self, name: str, accept: Callable[[dict[str, Any]], bool], timeout: float = 20.0
+    ) -> dict[str, Any]:
+        """The pod once it is as wanted."""
+        end = asyncio.get_running_loop().time() + timeout
+        while True:
+            pod = await self.pod(name)
+            if pod is not None and accept(pod):
+                return pod
+            if asyncio.get_running_loop().time() > end:
+                raise AssertionError(f"after {timeout} s the pod {name} is: {json.dumps((pod or {}).get('status'))}")
+            await asyncio.sleep(0.05)
+
+    async def wait_for_phase(self, name: str, *phases: str, timeout: float = 20.0) -> dict[str, Any]:
+        return await self.wait_for_pod(name, lambda pod: pod["status"].get("phase") in phases, timeout)
+
+    async def wait_until_gone(self, name: str, timeout: float = 20.0) -> None:
+        end = asyncio.get_running_loop().time() + timeout
+        while await self.pod(name) is not None:
+            if asyncio.get_running_loop().time() > end:
+                raise AssertionError(f"after {timeout} s the pod {name} is still there")
+            await asyncio.sleep(0.05)
+
+    async def wait_for_allocatable(self, node: str, resource: str, amount: int, timeout: float = 20.0) -> None:
+        """Until the node's status offers so many of a resource."""
+        end = asyncio.get_running_loop().time() + timeout
+        while True:
+            status = (await self.node(node))["status"]
+            if int(status["allocatable"].get(resource, "0")) == amount:
+                return
+            if asyncio.get_running_loop().time() > end:
+                raise AssertionError(f"after {timeout} s {node} has {status['allocatable']} of {status['capacity']}")
+            await asyncio.sleep(0.05)
+
+    async def _get(self, plural: str, name: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = await self.admin.get(path(plural, self.namespace, name))
+        except ApiStatus as error:
+            if error.code == 404:
+                return None
+            raise
+        return found
+
+
+def a_pod(
+    name: str,
+    command: list[str] | None = None,
+    limits: dict[str, Any] | None = None,
+    env: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """A manifest with one container, `notebook`, that sleeps unless told otherwise; the rest goes into its spec."""
+    container = {
+        "name": "notebook",
+        "image": "standin/notebook:1",
+        "command": command or ["sleep", "300"],
+        "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
+        "resources": {"limits": {key: str(amount) for key, amount in (limits or {}).items()}},
+    }
+    metadata = {"name": name, "annotations": annotations or {}, "labels": labels or {}}
+    return {
+        "metadata": metadata,
+        "spec": {"containers": [container], "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 5, **spec},
+    }
+
+
+@contextlib.asynccontextmanager
+async def standin_cluster(faults: Faults | None = None, port: int = 0) -> AsyncIterator[Cluster]:
+    """The stand-in API server with the stand-in scheduler."""
+    folder = Path(tempfile.mkdtemp(prefix="gpushare-k8s-"))
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(StandInApiServer(faults, port))
+            token = server.access.add_user("system:kube-scheduler", "system:masters")
+            client = await stack.enter_async_context(KubeClient(Credentials(server.url, token), patience=30.0))
+            await stack.enter_async_context(Scheduler(client))
+            namespace = f"hub-{secrets.token_hex(3)}"
+            cluster = Cluster(server.url, server.admin_token, namespace, folder, server.faults, waits=False)
+            cluster.server = server
+            yield await stack.enter_async_context(cluster)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
