@@ -1,9 +1,18 @@
 # Shared GPUs: the spawner. Works in jupyterhub_config.d of The Littlest JupyterHub and of zero-to-jupyterhub, and with
-# load_subconfig in a config file of your own. docs/spawner.md has every setting.
+# load_subconfig in a config file of your own. docs/spawner.md has every setting, docs/kubernetes.md those of a cluster.
+import os
+
+# A hub in a cluster starts pods; GPUSHARE_CONTROL says that the GPUs are on the hub's own machine all the same.
+_gpushare_in_cluster = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not os.environ.get("GPUSHARE_CONTROL")
 
 # A spawner that you chose yourself stays; make it a sharing one with gpushare_spawner.spawner.mixin.GPUShareMixin.
-if "spawner_class" not in c.JupyterHub:
-    c.JupyterHub.spawner_class = "gpushare-local"
+# (load_subconfig shows this file nothing of what was set before it: there, choose yours afterwards.)
+# What zero-to-jupyterhub chooses before it reads this file is replaced: ours is a KubeSpawner, with all its settings.
+_gpushare_replaced = ("kubespawner", "kubespawner.KubeSpawner", "kubespawner.spawner.KubeSpawner")
+if "spawner_class" not in c.JupyterHub or (_gpushare_in_cluster and c.JupyterHub.spawner_class in _gpushare_replaced):
+    c.JupyterHub.spawner_class = (
+        "gpushare_spawner.spawner.kube.GPUShareSpawner" if _gpushare_in_cluster else "gpushare-local"
+    )
 
 # c.GPUShareMixin.templates_dir = "/etc/gpushare/templates"
 # c.GPUShareMixin.agent_socket = "/run/gpushare/control.sock"

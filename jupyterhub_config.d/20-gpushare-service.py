@@ -3,9 +3,14 @@
 # Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, where the
 # board listens for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_SERVICE_OPTIONS, further options of
 # `gpushare service`, like --cull-every=30s.
+#
+# In a cluster (KUBERNETES_SERVICE_HOST is set, GPUSHARE_CONTROL is not) the service asks the API server instead, as the
+# hub's service account. The users' pods are in GPUSHARE_NAMESPACE, else in the hub's own POD_NAMESPACE. The proxy
+# reaches the board through the hub's Service, port 10190: docs/kubernetes.md has the values for zero-to-jupyterhub.
 import os
 import shlex
 import sys
+from urllib.parse import urlparse
 
 from jupyterhub.app import JupyterHub
 
@@ -23,6 +28,23 @@ _gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service", "-
 for _option, _variable in (("--templates-dir", "GPUSHARE_TEMPLATES"), ("--control-socket", "GPUSHARE_CONTROL")):
     if os.environ.get(_variable):
         _gpushare_command.append(f"{_option}={os.environ[_variable]}")
+_gpushare_url = os.environ.get("GPUSHARE_SERVICE_URL") or "http://127.0.0.1:10190"
+_gpushare_environment = {}
+if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("GPUSHARE_CONTROL"):
+    _gpushare_namespace = os.environ.get("GPUSHARE_NAMESPACE") or os.environ.get("POD_NAMESPACE") or "default"
+    _gpushare_command.append(f"--namespace={_gpushare_namespace}")
+    for _variable in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
+        if os.environ.get(_variable):
+            _gpushare_environment[_variable] = os.environ[_variable]
+    if "hub_connect_url" in c.JupyterHub and not os.environ.get("GPUSHARE_SERVICE_URL"):
+        # The proxy is another pod. It comes through the hub's Service, whose address no process can listen on.
+        _gpushare_url = f"http://{urlparse(c.JupyterHub.hub_connect_url).hostname}:10190"
+        _gpushare_command.append("--ip=*")
+    if "hub_bind_url" in c.JupyterHub and urlparse(c.JupyterHub.hub_bind_url).scheme == "http":
+        # straight to the hub beside it, not through a Service whose network policy knows the proxy and users only
+        _gpushare_port = urlparse(c.JupyterHub.hub_bind_url).port or 8081
+        _gpushare_base = c.JupyterHub.base_url if "base_url" in c.JupyterHub else "/"
+        _gpushare_command.append(f"--url=http://localhost:{_gpushare_port}{_gpushare_base.rstrip('/')}/hub/api")
 _gpushare_command += shlex.split(os.environ.get("GPUSHARE_SERVICE_OPTIONS", ""))
 
 if not any(service.get("name") == "gpushare" for service in _gpushare_defined(c.JupyterHub.services)):
@@ -30,7 +52,8 @@ if not any(service.get("name") == "gpushare" for service in _gpushare_defined(c.
         {
             "name": "gpushare",
             "command": _gpushare_command,
-            "url": os.environ.get("GPUSHARE_SERVICE_URL") or "http://127.0.0.1:10190",
+            "environment": _gpushare_environment,
+            "url": _gpushare_url,
             "display": True,
             "info": {"title": "Shared GPUs"},
             # users see their own sessions without being asked for anything first

@@ -1,0 +1,109 @@
+"""jupyterhub_config.d/ in a cluster: by zero-to-jupyterhub, by The Littlest JupyterHub and by a plain hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyterhub.app import JupyterHub
+from traitlets.config import Config
+from traitlets.config.loader import PyFileConfigLoader
+
+FOLDER = Path(__file__).parents[2] / "jupyterhub_config.d"
+FRAGMENTS = [FOLDER / "10-gpushare.py", FOLDER / "20-gpushare-service.py"]
+KUBE = "gpushare_spawner.spawner.kube.GPUShareSpawner"
+VARIABLES = ("GPUSHARE_CONTROL", "GPUSHARE_TEMPLATES", "GPUSHARE_NAMESPACE", "GPUSHARE_SERVICE_URL", "KUBECONFIG")
+
+
+@pytest.fixture(autouse=True)
+def in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setenv("POD_NAMESPACE", "jhub")
+
+
+def by_zero_to_jupyterhub(base_url: str = "/") -> Config:
+    """What its main file has set when it executes the fragments, in its own namespace."""
+    config = Config()
+    config.JupyterHub.spawner_class = "kubespawner.KubeSpawner"
+    config.JupyterHub.hub_bind_url = "http://:8081"
+    config.JupyterHub.hub_connect_url = "http://my-release-hub:8081"
+    config.JupyterHub.base_url = base_url
+    config.JupyterHub.services = [{"name": "mine"}]
+
+    def get_config(key: str, default: Any = None) -> Any:
+        raise AssertionError("that one is zero-to-jupyterhub's")
+
+    namespace = {"c": config, "get_config": get_config, "__file__": "/usr/local/etc/jupyterhub/jupyterhub_config.py"}
+    for fragment in FRAGMENTS:
+        exec(compile(fragment.read_text(), fragment.name, "exec"), namespace)
+    return config
+
+
+def by_a_config_file(folder: Path, text: str = "") -> Config:
+    """A config file of one's own that loads the fragments, as The Littlest JupyterHub loads those in its folder."""
+    loads = "".join(f"load_subconfig({str(fragment)!r})\n" for fragment in FRAGMENTS)
+    (folder / "jupyterhub_config.py").write_text(f"c = get_config()\n{loads}\n{text}\n")
+    return PyFileConfigLoader("jupyterhub_config.py", str(folder)).load_config()
+
+
+def service(config: Config) -> dict[str, Any]:
+    services = config.JupyterHub.services
+    services = services if isinstance(services, list) else services.get_value([])
+    (ours,) = [one for one in services if one["name"] == "gpushare"]
+    return ours
+
+
+def test_zero_to_jupyterhub():
+    config = by_zero_to_jupyterhub()
+    assert config.JupyterHub.spawner_class == KUBE
+    ours = service(config)
+    assert ours["command"][1:] == [
+        "-m", "gpushare_spawner.cli", "service", "--end-with-hub", "--namespace=jhub", "--ip=*",
+        "--url=http://localhost:8081/hub/api",
+    ]  # fmt: skip
+    assert ours["url"] == "http://my-release-hub:10190"
+    assert ours["environment"] == {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    assert {one["name"] for one in config.JupyterHub.services} == {"mine", "gpushare"}
+
+
+def test_a_base_url_leads_to_the_hubs_api():
+    assert "--url=http://localhost:8081/jupyter/hub/api" in service(by_zero_to_jupyterhub("/jupyter/"))["command"]
+
+
+def test_users_pods_in_another_namespace(monkeypatch):
+    monkeypatch.setenv("GPUSHARE_NAMESPACE", "users")
+    assert "--namespace=users" in service(by_zero_to_jupyterhub())["command"]
+
+
+def test_a_plain_hub_in_a_cluster(tmp_path):
+    config = by_a_config_file(tmp_path)
+    assert config.JupyterHub.spawner_class == KUBE
+    ours = service(config)
+    assert ours["command"][4:] == ["--end-with-hub", "--namespace=jhub"]
+    assert ours["url"] == "http://127.0.0.1:10190"
+    hub = JupyterHub(config=config)  # the traits take what the fragments give
+    assert [one["name"] for one in hub.services] == ["gpushare"]
+    assert {role["name"] for role in hub.load_roles} >= {"gpushare-service"}
+
+
+def test_a_spawner_of_ones_own_stays(tmp_path):
+    config = by_a_config_file(tmp_path, 'c.JupyterHub.spawner_class = "mine.MySpawner"')
+    assert config.JupyterHub.spawner_class == "mine.MySpawner"
+
+
+def test_gpus_on_the_hubs_own_machine_even_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUSHARE_CONTROL", "/run/gpushare/control.sock")
+    config = by_a_config_file(tmp_path)
+    assert config.JupyterHub.spawner_class == "gpushare-local"
+    assert service(config)["command"][4:] == ["--end-with-hub", "--control-socket=/run/gpushare/control.sock"]
+
+
+def test_the_littlest_jupyterhub(tmp_path, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+    assert by_a_config_file(tmp_path).JupyterHub.spawner_class == "gpushare-local"
+    mine = 'c.JupyterHub.spawner_class = "kubespawner.KubeSpawner"'
+    assert by_a_config_file(tmp_path, mine).JupyterHub.spawner_class == "kubespawner.KubeSpawner"
