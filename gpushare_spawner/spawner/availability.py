@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
-from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Ledger, Reason, Strategy
-from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue import WaitingLine, Wish
+from gpushare_spawner.placement import Ledger, Reason, Refusal, Strategy
+from gpushare_spawner.spawner.gpu_view import GpuKind, GpuView
+from gpushare_spawner.spawner.queue import WaitingLine
 
 
 @dataclass(frozen=True)
@@ -20,35 +21,53 @@ class Availability:
     kind: Literal["now", "wait", "never", "unknown"]
     text: str
     detail: str = ""
-    gpus: tuple[GpuReport, ...] = ()
+    gpus: tuple[GpuKind, ...] = ()
     """GPUs that would do, free or not."""
 
 
 NO_GPU_NEEDED = Availability("now", "Starts now")
-UNKNOWN = Availability("unknown", "Not known", "The GPU agent of this machine does not answer at the moment.")
+UNKNOWN = Availability("unknown", "Not known", "What is free now is not known at the moment.")
 
 
-def availability(
-    template: Template, report: Report | None, ledger: Ledger | None, line: WaitingLine, strategy: Strategy
-) -> Availability:
-    """What a start of this template would meet now; without ``report`` and ``ledger`` the agent does not answer."""
-    if template.gpu is None:
-        return NO_GPU_NEEDED
-    if report is None or ledger is None:
-        return UNKNOWN
-    wish = Wish(Tenant(user="?"), template)
-    models = wish.models(report)
-    gpus = tuple(gpu for gpu in report.gpus if wish.takes(gpu))
-    free = models - line.held_back(report)
-    if ledger.place(wish.share, free.__contains__, strategy) is not None:
-        return Availability("now", "Starts now", gpus=gpus)
-    refusal = ledger.refusal(wish.share, models.__contains__)
-    if not models or refusal.reason in (Reason.NO_MODEL, Reason.NO_GPUS):
-        return Availability("never", "No GPU of this kind", refusal.message, gpus)
-    if free and not refusal.may_pass:
-        return Availability("never", "Too big for this machine", refusal.message, gpus)
-    ahead = line.ahead_of(models, report)
-    return Availability("wait", waiting_text(ahead), refusal.message, gpus)
+@dataclass(frozen=True)
+class Outlook:
+    """What a start would meet now: the GPUs, what is left on them, and the line."""
+
+    view: GpuView
+    ledger: Ledger
+    line: WaitingLine
+    strategy: Strategy
+    where: str = "this machine"
+    _met: dict[tuple[Share, frozenset[str]], Availability] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _held_back(self) -> frozenset[str]:
+        return self.line.held_back(self.view)
+
+    def availability(self, template: Template) -> Availability:
+        """What a start of this template would meet."""
+        if template.gpu is None:
+            return NO_GPU_NEEDED
+        share, kinds = template.gpu.share, self.view.suiting(template.gpu)
+        models = self.view.models(template.gpu)
+        met = self._met.get((share, models))
+        if met is None:
+            met = self._met[share, models] = self._meets(share, models)
+        return Availability(met.kind, met.text, met.detail, kinds)
+
+    def _meets(self, share: Share, models: frozenset[str]) -> Availability:
+        free = models - self._held_back
+        if self.ledger.place(share, free.__contains__, self.strategy) is not None:
+            return Availability("now", "Starts now")
+        refusal: Refusal = self.ledger.refusal(share, models.__contains__)
+        waits = Availability("wait", waiting_text(self.line.ahead_of(models, self.view)), refusal.message)
+        if self.view.awaited and not refusal.may_pass:
+            return Availability("wait", waits.text, self.view.awaited)
+        if not models or refusal.reason in (Reason.NO_MODEL, Reason.NO_GPUS):
+            return Availability("never", "No GPU of this kind", refusal.message)
+        if free and not refusal.may_pass:
+            return Availability("never", f"Too big for {self.where}", refusal.message)
+        return waits
 
 
 def waiting_text(ahead: int) -> str:
@@ -56,9 +75,9 @@ def waiting_text(ahead: int) -> str:
     return "Next in line" if ahead == 0 else f"{ahead} ahead of you"
 
 
-def models_of(gpus: tuple[GpuReport, ...]) -> Mapping[str, int]:
+def models_of(gpus: tuple[GpuKind, ...]) -> Mapping[str, int]:
     """How many there are of each model."""
     counted: dict[str, int] = {}
-    for gpu in gpus:
-        counted[gpu.model] = counted.get(gpu.model, 0) + 1
+    for kind in gpus:
+        counted[kind.model] = counted.get(kind.model, 0) + kind.count
     return counted

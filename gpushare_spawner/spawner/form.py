@@ -10,11 +10,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner import wording
-from gpushare_spawner.spawner.availability import Availability, availability, models_of
+from gpushare_spawner.spawner.availability import NO_GPU_NEEDED, UNKNOWN, Availability, Outlook, models_of
 from gpushare_spawner.spawner.profiles import UNLISTED, Profile, default_of
-from gpushare_spawner.spawner.reservations import Reservations
 
 OTHER = "unlisted-choice"
 """Value of a select that stands for the text field beside it; KubeSpawner's."""
@@ -63,16 +62,25 @@ class Form:
         self._environment = _environment(tuple(paths))
 
     def render(
-        self, offered: Sequence[Profile], chosen: Mapping[str, Any], reservations: Reservations, report: Report | None
+        self,
+        offered: Sequence[Profile],
+        chosen: Mapping[str, Any],
+        outlook: Outlook | None,
+        away: str = "the GPUs cannot be asked",
     ) -> str:
-        """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen."""
+        """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen.
+
+        ``away`` is why there is no outlook, as half a sentence.
+        """
         default = default_of(offered)
         slug = chosen.get("profile")
         if not isinstance(slug, str) or slug not in {profile.slug for profile in offered}:
             slug = default.slug if default is not None else None
-        cards = [_card(profile, slug, chosen, reservations, report) for profile in offered]
+        cards = [_card(profile, slug, chosen, outlook) for profile in offered]
         asks_gpu = any(card.units for card in cards)
-        return self._environment.get_template("form.html").render(cards=cards, agent_away=asks_gpu and report is None)
+        return self._environment.get_template("form.html").render(
+            cards=cards, away=away if asks_gpu and outlook is None else ""
+        )
 
     @staticmethod
     def read(form_data: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
@@ -108,17 +116,10 @@ def _environment(paths: tuple[str, ...]) -> Environment:
     return environment
 
 
-def _card(
-    profile: Profile, chosen: str | None, options: Mapping[str, Any], reservations: Reservations, report: Report | None
-) -> Card:
+def _card(profile: Profile, chosen: str | None, options: Mapping[str, Any], outlook: Outlook | None) -> Card:
     checked = profile.slug == chosen
     template = profile.template
-    ledger = reservations.ledger(report) if report is not None else None
-    now = (
-        availability(template, report, ledger, reservations.line, reservations.strategy)
-        if template is not None
-        else None
-    )
+    now = _now(template, outlook) if template is not None else None
     gpu = template.gpu if template is not None else None
     memory = min((found.memory_bytes for found in now.gpus), default=None) if now is not None else None
     return Card(
@@ -139,6 +140,12 @@ def _card(
     )
 
 
+def _now(template: Template, outlook: Outlook | None) -> Availability:
+    if template.gpu is None:
+        return NO_GPU_NEEDED
+    return outlook.availability(template) if outlook is not None else UNKNOWN
+
+
 def _models(now: Availability) -> str:
     return ", ".join(f"{count} × {model}" if count > 1 else model for model, count in models_of(now.gpus).items())
 
@@ -155,12 +162,17 @@ def _option(profile: Profile, name: str, option: Mapping[str, Any], chosen: Mapp
         selected = OTHER
     return Option(
         field=f"profile-option-{profile.slug}--{name}",
-        label=str(option.get("display_name") or name),
-        choices=[(key, str(choice.get("display_name") or key)) for key, choice in choices.items()],
+        label=_text(option.get("display_name") or name),
+        choices=[(key, _text(choice.get("display_name") or key)) for key, choice in choices.items()],
         selected=str(selected),
         other=other,
         text=text if isinstance(text, str) else "",
     )
+
+
+def _text(value: Any) -> str:
+    """Text; what is marked as HTML stays so."""
+    return value if isinstance(value, str) else str(value)
 
 
 def _first(value: Any) -> Any:

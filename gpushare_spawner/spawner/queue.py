@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.gpu_view import GpuView
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,17 @@ class Wish:
         """How much of how many GPUs."""
         return self.gpu.share
 
-    def takes(self, gpu: GpuReport) -> bool:
-        """Whether a GPU would do if it were empty: its model, and memory for the guarantee."""
-        guarantee = self.gpu.memory.guarantee
-        enough = guarantee is None or resolve_bytes(guarantee, gpu.memory_bytes) <= gpu.memory_bytes
-        return enough and self.gpu.accepts(gpu.model)
-
-    def models(self, report: Report) -> frozenset[str]:
-        """The models in a report that would do."""
-        return frozenset(gpu.model for gpu in report.gpus if self.takes(gpu))
+    def models(self, view: GpuView) -> frozenset[str]:
+        """The models in a view that would do."""
+        return view.models(self.gpu)
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """A share that the agent has put aside, until its process is confirmed or it is released."""
+    """A share that has been put aside, until its server runs or it is released."""
 
-    request: OpenRequest
-    environment: dict[str, str]
-    """What the notebook server must be started with."""
+    wish: Wish
+    placement: Placement
     gpus: tuple[GpuReport, ...]
 
 
@@ -119,21 +112,21 @@ class WaitingLine:
         """Step out of the line; nothing happens if it is not in it."""
         self._tickets = [other for other in self._tickets if other is not ticket]
 
-    def ahead_of(self, models: frozenset[str], report: Report, ticket: Ticket | None = None) -> int:
+    def ahead_of(self, models: frozenset[str], view: GpuView, ticket: Ticket | None = None) -> int:
         """How many earlier tickets want a GPU of one of these models; all of them where no ticket is given."""
         count = 0
         for other in self._tickets:
             if other is ticket:
                 break
-            count += not other.result.done() and not models.isdisjoint(other.wish.models(report))
+            count += not other.result.done() and not models.isdisjoint(other.wish.models(view))
         return count
 
-    def held_back(self, report: Report, before: Ticket | None = None) -> frozenset[str]:
+    def held_back(self, view: GpuView, before: Ticket | None = None) -> frozenset[str]:
         """Models that later starts may not have, because an earlier one was overtaken often enough."""
         held: set[str] = set()
         for other in self._tickets:
             if other is before:
                 break
             if other.overtaken >= self.overtakes and not other.result.done():
-                held |= other.wish.models(report)
+                held |= other.wish.models(view)
         return frozenset(held)

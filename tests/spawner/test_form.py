@@ -92,7 +92,7 @@ def reservations(agent: FakeAgent) -> Reservations:
 
 
 async def test_what_a_card_says(reservations: Reservations, agent: FakeAgent) -> None:
-    page = Page(Form().render(offered(QUARTER), {}, reservations, await reservations.report()))
+    page = Page(Form().render(offered(QUARTER), {}, await reservations.outlook()))
     for sentence in (
         "Starts now",
         "Guaranteed 25 % of one GPU's time and 4 GiB of memory",
@@ -127,7 +127,7 @@ async def test_shares_of_every_kind(
     reservations: Reservations, agent: FakeAgent, gpu: dict[str, Any], says: str
 ) -> None:
     profile = offered({"name": "t", "gpu": gpu})
-    assert says in Page(Form().render(profile, {}, reservations, await reservations.report())).text
+    assert says in Page(Form().render(profile, {}, await reservations.outlook())).text
 
 
 async def test_availability(reservations: Reservations, agent: FakeAgent) -> None:
@@ -140,7 +140,7 @@ async def test_availability(reservations: Reservations, agent: FakeAgent) -> Non
         {"name": "a100", "gpu": {"fraction": 0.1, "models": ["*A100*"]}},
         {"name": "three", "gpu": {"count": 3}},
     )
-    text = Page(Form().render(cards, {}, reservations, await reservations.report())).text
+    text = Page(Form().render(cards, {}, await reservations.outlook())).text
     assert text.count("Starts now") == 2
     assert "Next in line All GPUs are full: 0.50 GPU is wanted, and at most 0.40 is free on one GPU." in text
     assert "No GPU of this kind" in text
@@ -148,7 +148,7 @@ async def test_availability(reservations: Reservations, agent: FakeAgent) -> Non
 
 
 async def test_without_the_agent(reservations: Reservations) -> None:
-    page = Page(Form().render(offered({"name": "cpu"}, QUARTER), {}, reservations, None))
+    page = Page(Form().render(offered({"name": "cpu"}, QUARTER), {}, None))
     assert "What is free now is not known" in page.text
     assert "Not known" in page.text
     assert "Guaranteed 25 % of one GPU's time and 25 % of its memory" in page.text
@@ -156,7 +156,7 @@ async def test_without_the_agent(reservations: Reservations) -> None:
 
 
 async def test_nothing_on_offer(reservations: Reservations) -> None:
-    assert "No compute template is offered to you" in Page(Form().render([], {}, reservations, None)).text
+    assert "No compute template is offered to you" in Page(Form().render([], {}, None)).text
 
 
 async def test_whatever_is_written_is_text(reservations: Reservations, agent: FakeAgent) -> None:
@@ -182,7 +182,7 @@ async def test_whatever_is_written_is_text(reservations: Reservations, agent: Fa
     )
     cards += profiles([], [{"display_name": EVIL, "description": EVIL, "slug": EVIL}])
     chosen = {"profile": "evil", "o--unlisted-choice": EVIL, "x": EVIL}
-    page = Page(Form().render(cards, chosen, reservations, await reservations.report()))
+    page = Page(Form().render(cards, chosen, await reservations.outlook()))
     assert "script" not in page.tags
     assert "img" not in page.tags
     assert page.text.count("{{7*7}}") > 5
@@ -191,12 +191,12 @@ async def test_whatever_is_written_is_text(reservations: Reservations, agent: Fa
 
 async def test_choices_are_kept_after_an_error(reservations: Reservations) -> None:
     cards = offered({"name": "cpu"}, {"name": "pages", "profile_options": PAGES})
-    page = Page(Form().render(cards, {"profile": "pages", "page": "lab"}, reservations, None))
+    page = Page(Form().render(cards, {"profile": "pages", "page": "lab"}, None))
     assert page.checked == ["pages"]
     assert page.selected == ["lab"]
-    page = Page(Form().render(cards, {"profile": "pages", "page--unlisted-choice": "no"}, reservations, None))
+    page = Page(Form().render(cards, {"profile": "pages", "page--unlisted-choice": "no"}, None))
     assert page.selected == ["unlisted-choice"]
-    assert Page(Form().render(cards, {"profile": ["x"]}, reservations, None)).checked == ["cpu"]
+    assert Page(Form().render(cards, {"profile": ["x"]}, None)).checked == ["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_reading_the_form(fields: dict[str, list[str]], options: dict[str, str])
 
 async def test_an_admins_own_card(reservations: Reservations, tmp_path: Path) -> None:
     (tmp_path / "card.html").write_text("<p>mine: {{ card.profile.display_name }}</p>")
-    assert "<p>mine: 0.25 GPU</p>" in Form([str(tmp_path)]).render(offered(QUARTER), {}, reservations, None)
+    assert "<p>mine: 0.25 GPU</p>" in Form([str(tmp_path)]).render(offered(QUARTER), {}, None)
 
 
 # -- in the hub's pages --

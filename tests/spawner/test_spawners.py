@@ -16,6 +16,7 @@ from jupyterhub.spawner import LocalProcessSpawner
 from traitlets.config import Config
 from traitlets.utils.importstring import import_item
 
+from gpushare_spawner.spawner.base import GPUShareBase
 from gpushare_spawner.spawner.local import GPUShareLocalSpawner
 from gpushare_spawner.spawner.mixin import GPUShareMixin
 from gpushare_spawner.spawner.refusal import StartRefused
@@ -38,7 +39,8 @@ def test_local_spawner_knows_the_users_uid() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    own = {name for name in vars(GPUShareMixin) if GPUShareMixin.class_traits(config=True).get(name)}
+    names = {**vars(GPUShareBase), **vars(GPUShareMixin)}
+    own = {name for name in names if GPUShareMixin.class_traits(config=True).get(name)}
     assert own >= {"templates_dir", "agent_socket", "queue_length", "queue_timeout", "placement_strategy"}
     page = (ROOT / "docs" / "spawner.md").read_text()
     for name in own:
