@@ -55,7 +55,7 @@ def _by_descent(pid: int, by_pid: Mapping[int, str]) -> str | None:
 
 
 def _pod_uid(cgroup: str) -> str:
-    """The uid of the pod that a cgroup is of: .../pod<uid>/..., or with the systemd driver ...-pod<uid, - as _>.slice."""
+    """The uid of the pod that a cgroup is of: .../pod<uid>/..., or (systemd driver) ...-pod<uid with _ for ->.slice."""
     found = _POD.search(cgroup)
     return found[1].replace("_", "-") if found else ""
 

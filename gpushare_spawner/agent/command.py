@@ -15,9 +15,11 @@ import sys
 from pathlib import Path
 
 from gpushare_spawner import native
+from gpushare_spawner.agent import kubernetes_options
 from gpushare_spawner.agent.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.agent.environment import Libraries
 from gpushare_spawner.agent.gpus import NoGpu, Nvml
+from gpushare_spawner.agent.kubernetes_options import Unusable
 from gpushare_spawner.agent.lock import AlreadyRunning
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.session_folder import PathTooLong
@@ -46,9 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--node",
-        default=socket.gethostname(),
+        default=os.environ.get("NODE_NAME") or socket.gethostname(),
         metavar="NAME",
-        help="this machine's name in reports (default: its host name, %(default)s)",
+        help="this machine's name in reports (default: $NODE_NAME, else its host name; %(default)s)",
     )
     parser.add_argument(
         "--overcommit",
@@ -74,8 +76,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_port,
         default=None,
         metavar="PORT",
-        help="serve Prometheus metrics on this port of 127.0.0.1",
+        help="serve Prometheus metrics on this port",
     )
+    parser.add_argument(
+        "--metrics-address",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="the address of this machine that metrics are served on (default: %(default)s)",
+    )
+    kubernetes_options.configure(parser)
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s"
     )
@@ -88,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         asyncio.run(_serve(options))
-    except (AlreadyRunning, CannotListen, NoGpu, PathTooLong, FileNotFoundError, _Unusable) as error:
+    except (AlreadyRunning, CannotListen, NoGpu, PathTooLong, FileNotFoundError, Unusable) as error:
         print(f"gpushare agent: {error}", file=sys.stderr)
         return 1
     except PermissionError as error:
@@ -102,18 +111,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-class _Unusable(RuntimeError):
-    """An option leads nowhere."""
-
-
 async def _serve(options: argparse.Namespace) -> None:
-    state_dir = Path(os.path.abspath(options.state_dir or _default_state_dir()))
+    cluster = kubernetes_options.read(options)
+    state_dir = Path(os.path.abspath(options.state_dir or (cluster.host_dir if cluster else _default_state_dir())))
     control_path = options.control_socket or Path(os.environ.get("GPUSHARE_CONTROL") or state_dir / "control.sock")
     _allow_many_files()
     async with contextlib.AsyncExitStack() as stack:
         nvml = Nvml()
         stack.callback(nvml.close)
         gpus = nvml.gpus()
+        if cluster is not None:
+            gpus = cluster.claimed(gpus)
         simulated = any(gpu.simulated for gpu in gpus)
         libraries = Libraries(
             preload=_library(options.preload_library),
@@ -127,18 +135,22 @@ async def _serve(options: argparse.Namespace) -> None:
             arbiter=ArbiterSettings(exclusive=options.exclusive),
         )
         node = Node(settings, gpus, nvml, folder, libraries)
-        control = ControlSocket(Path(os.path.abspath(control_path)), node.answer)
+        answer = node.answer
         await node.start()
         stack.push_async_callback(node.close)
+        if cluster is not None:
+            answer = await stack.enter_async_context(cluster.joined(node, libraries))
+        control = ControlSocket(Path(os.path.abspath(control_path)), answer)
         await control.start()
         stack.push_async_callback(control.close)
         if options.metrics_port is not None:
             from gpushare_spawner.agent.metrics import serve_metrics
 
             try:
-                stack.callback(serve_metrics(options.metrics_port, node.report))
+                stack.callback(serve_metrics(options.metrics_port, node.report, options.metrics_address))
             except OSError as error:
-                raise _Unusable(f"metrics cannot be served on port {options.metrics_port}: {error.strerror}") from None
+                where = f"{options.metrics_address}:{options.metrics_port}"
+                raise Unusable(f"metrics cannot be served on {where}: {error.strerror}") from None
         for gpu in gpus:
             log.info("GPU %d: %s, %.1f GiB, %s", gpu.index, gpu.model, gpu.memory_bytes / 2**30, gpu.uuid)
         stop = asyncio.Event()
@@ -155,7 +167,7 @@ def _default_state_dir() -> Path:
         return Path("/run/gpushare")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if not runtime:
-        raise _Unusable("there is no XDG_RUNTIME_DIR here: give --state-dir, a folder with a short path")
+        raise Unusable("there is no XDG_RUNTIME_DIR here: give --state-dir, a folder with a short path")
     return Path(runtime) / "gpushare"
 
 
@@ -163,7 +175,7 @@ def _library(path: Path | None) -> Path:
     if path is None:
         return native.preload_library()
     if not path.is_file():
-        raise _Unusable(f"--preload-library {path} does not exist")
+        raise Unusable(f"--preload-library {path} does not exist")
     return path.absolute()
 
 

@@ -1,7 +1,8 @@
 """The devices that stand for a GPU's units at the kubelet: their ids, and which are offered.
 
-A device is one unit (of `unit_size` share units). The kubelet is told a list; it gives devices from it to pods and keeps
-count of who holds which. A pod's own devices never change; what is lent while it idles is offered as further devices.
+A device is one unit (of `unit_size` share units). The kubelet is told a list; it gives devices from it to pods, and
+keeps count of who holds which. A pod's own devices never change; what is lent while it idles is offered as further
+devices.
 """
 
 from __future__ import annotations

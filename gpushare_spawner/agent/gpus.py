@@ -26,6 +26,8 @@ class Gpu:
     model: str
     memory_bytes: int
     simulated: bool = False
+    minor: int | None = None
+    """N of its device file /dev/nvidiaN, where the driver says."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Nvml:
                         model=model,
                         memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
                         simulated=model.startswith("Simulated"),
+                        minor=_minor(handle),
                     )
                 )
             except pynvml.NVMLError as error:
@@ -107,6 +110,13 @@ class Nvml:
         """Let NVML go."""
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def _minor(handle: Any) -> int | None:
+    try:
+        return int(pynvml.nvmlDeviceGetMinorNumber(handle))
+    except pynvml.NVMLError:
+        return None
 
 
 def _in_mig_mode(handle: Any) -> bool:

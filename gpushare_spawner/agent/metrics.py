@@ -75,8 +75,11 @@ class ReportCollector(Collector):
         ]
 
 
-def serve_metrics(port: int, report: Callable[[], Report]) -> Callable[[], None]:
-    """Serve them on a port of 127.0.0.1; returns what stops it. `report` is called on this loop. Raises OSError."""
+def serve_metrics(port: int, report: Callable[[], Report], address: str = "127.0.0.1") -> Callable[[], None]:
+    """Serve them on a port of an address of this machine; returns what stops it.
+
+    `report` is called on this loop. Raises OSError.
+    """
     loop = asyncio.get_running_loop()
 
     async def now() -> Report:
@@ -84,7 +87,7 @@ def serve_metrics(port: int, report: Callable[[], Report]) -> Callable[[], None]
 
     registry = CollectorRegistry()
     registry.register(ReportCollector(lambda: asyncio.run_coroutine_threadsafe(now(), loop).result(timeout=5)))
-    server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+    server, thread = start_http_server(port, addr=address, registry=registry)
 
     def stop() -> None:
         server.shutdown()

@@ -26,8 +26,8 @@ BELOW = "s"
 def grant_name(devices: Iterable[str]) -> str:
     """The name of a grant's folder.
 
-    It follows from the ids, which are one pod's alone: whoever sees the ids in the kubelet's list knows the folder, also
-    after everything here was lost.
+    It follows from the ids, which are one pod's alone: whoever sees the ids in the kubelet's list knows the folder,
+    also after everything here was lost.
     """
     return hashlib.sha256("\n".join(sorted(devices)).encode()).hexdigest()[:16]
 

@@ -1,0 +1,158 @@
+"""The Kubernetes API, as far as the agent needs it: JSON in and out, without the client's model classes.
+
+Those would cost more memory than the rest of the agent; the client's configuration (service account, kubeconfig, TLS,
+tokens that are renewed) is used as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+from kubernetes_asyncio import client, config
+
+Json = dict[str, Any]
+
+_ANSWER_WITHIN = 15.0
+"""Seconds for a call that is no watch."""
+_WATCH_FOR = 240
+"""Seconds that a watch lasts; then it is renewed, which also finds connections that died in silence."""
+_BROKEN = (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError)
+
+
+class NoCluster(RuntimeError):
+    """No API server is known; the message says what was looked for."""
+
+
+class ApiFailure(Exception):
+    """A call failed. `status` is HTTP's, 0 where no answer came."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ClusterApi:
+    """A connection to the API server. Every call raises ApiFailure."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    @classmethod
+    async def connect(cls) -> ClusterApi:
+        """As the pod that this runs in, else as $KUBECONFIG says. Raises NoCluster."""
+        settings = client.Configuration()
+        try:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+        except config.ConfigException:
+            try:
+                await config.load_kube_config(client_configuration=settings)
+            except (config.ConfigException, OSError) as error:
+                raise NoCluster(
+                    "--kubernetes: this is no pod with a service account, and neither $KUBECONFIG nor ~/.kube/config "
+                    f"names a cluster ({error})"
+                ) from None
+        return cls(client.ApiClient(settings))
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._api.close()
+
+    async def list(self, path: str, **query: str) -> Json:
+        """A collection: `items`, and `metadata.resourceVersion` to watch from."""
+        return await self._call("GET", path, query)
+
+    async def create(self, path: str, item: Json) -> Json:
+        """A new object in a collection."""
+        return await self._call("POST", path, body=item)
+
+    async def patch(self, path: str, patch: Json) -> Json:
+        """Merge into an object (RFC 7386); the object as it is then."""
+        return await self._call("PATCH", path, body=patch, content="application/merge-patch+json")
+
+    async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[Json]:
+        """Events after a version until the server ends the watch. Raises ApiFailure, 410 for too old a version."""
+        query |= {
+            "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version,
+            "timeoutSeconds": str(_WATCH_FOR),
+        }  # fmt: skip
+        response = await self._request("GET", path, query, timeout=aiohttp.ClientTimeout(
+            sock_connect=_ANSWER_WITHIN, sock_read=_WATCH_FOR + 30
+        ))  # fmt: skip
+        try:
+            if response.status >= 400:
+                raise _failure(response.status, await response.text())
+            async for line in response.content:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise _failure(int(event["object"].get("code", 500)), line.decode(errors="replace"))
+                yield event
+        except _BROKEN as error:
+            raise ApiFailure(0, f"the watch broke: {error or type(error).__name__}") from None
+        except (ValueError, KeyError) as error:
+            raise ApiFailure(0, f"the watch brought something else than events: {error}") from None
+        finally:
+            response.close()
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Json | None = None,
+        content: str = "application/json",
+    ) -> Json:
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_WITHIN)
+        response = await self._request(method, path, query or {}, body, content, timeout)
+        try:
+            text = await response.text()
+            if response.status >= 400:
+                raise _failure(response.status, text)
+            answer = json.loads(text)
+        except _BROKEN as error:
+            raise ApiFailure(0, f"the API server's answer broke off: {error or type(error).__name__}") from None
+        except ValueError:
+            raise ApiFailure(0, "the API server's answer is no JSON") from None
+        finally:
+            response.release()
+        if not isinstance(answer, dict):
+            raise ApiFailure(0, "the API server's answer is no object")
+        return answer
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        body: Json | None = None,
+        content: str = "application/json",
+        timeout: aiohttp.ClientTimeout | None = None,
+    ) -> aiohttp.ClientResponse:
+        headers: dict[str, str] = {"Accept": "application/json", "Content-Type": content}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"])
+        try:
+            response: aiohttp.ClientResponse = await self._api.rest_client.request(
+                method,
+                f"{self._api.configuration.host}{path}",
+                query_params=dict(query),
+                headers=headers,
+                body=body,
+                _preload_content=False,
+                _request_timeout=timeout,
+            )
+        except _BROKEN as error:
+            raise ApiFailure(0, f"the API server cannot be reached: {error or type(error).__name__}") from None
+        return response
+
+
+def _failure(status: int, text: str) -> ApiFailure:
+    message = text
+    try:
+        answer = json.loads(text)
+        message = str(answer.get("object", answer).get("message", text))
+    except (ValueError, AttributeError):
+        pass
+    return ApiFailure(status, f"the API server says {status}: {message[:500]}")

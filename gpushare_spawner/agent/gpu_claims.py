@@ -1,0 +1,60 @@
+"""Which GPUs are this agent's to give out: NVIDIA's own device plugin may be on the same node.
+
+Two ways lead to a GPU. The agent's pod may ask NVIDIA's plugin for whole GPUs (``nvidia.com/gpu: 4``) and shares those;
+or no NVIDIA plugin runs on the node, and the agent shares all. One rule holds for both: a GPU that an ``nvidia.com/``
+resource offers on this node is shared only if the agent's own pod holds it. Nobody is given a GPU twice then, whatever
+was configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpushare_spawner.agent.gpus import Gpu
+from gpushare_spawner.agent.pod_resources import Handed, PodKey
+
+NVIDIA = "nvidia.com/"
+_EVERYTHING = ("", "all", "void", "none")
+
+
+def named_by(visible: str | None, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs that $NVIDIA_VISIBLE_DEVICES names, by UUID or index; all where it names none.
+
+    A privileged container sees every GPU of the node, whatever NVIDIA's plugin gave to it: only this variable tells.
+    """
+    wanted = [part.strip() for part in (visible or "").split(",") if part.strip()]
+    if not wanted or any(part in _EVERYTHING for part in wanted):
+        return tuple(gpus)
+    return tuple(gpu for gpu in gpus if gpu.uuid in wanted or str(gpu.index) in wanted)
+
+
+def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[str, str]:
+    """UUIDs of GPUs that NVIDIA's plugin may give to others, each with a sentence about it.
+
+    `own`: the agent's pod, where it is known.
+    """
+    mine = handed.by_pod.get(own, {}) if own is not None else {}
+    reasons: dict[str, str] = {}
+    for gpu in gpus:
+        for resource, ids in handed.offered.items():
+            held = mine.get(resource, frozenset())
+            if not resource.startswith(NVIDIA) or any(id.isdigit() for id in held):
+                # ids may be indices on the node, which are others than in this container: then what is seen here counts
+                continue
+            of_gpu = {id for id in ids if _is_of(id, gpu)}
+            if of_gpu and not of_gpu <= held:
+                reasons[gpu.uuid] = (
+                    f"GPU {gpu.index} ({gpu.uuid}) is offered as {resource} by another device plugin on this node, "
+                    "and this agent's pod does not hold it: let the agent ask for it, or take that plugin off the node"
+                )
+    return reasons
+
+
+def tells_of(handed: Handed, own: PodKey | None) -> bool:
+    """Whether the kubelet's list can be trusted in this: just after its start it leaves out pods, our own as well."""
+    return own is None or own in handed.by_pod
+
+
+def _is_of(device: str, gpu: Gpu) -> bool:
+    # NVIDIA's plugin names a device by the GPU's UUID or index; a replica of a time-sliced GPU has ::n after that
+    return device.partition("::")[0] in (gpu.uuid, str(gpu.index))

@@ -1,0 +1,206 @@
+"""What makes an agent one of a cluster: device plugins, pods, the published report. Put together here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpushare_spawner.agent import gpu_claims
+from gpushare_spawner.agent.allocation import Allocation
+from gpushare_spawner.agent.cluster_api import ClusterApi
+from gpushare_spawner.agent.device_plugin import DevicePlugin
+from gpushare_spawner.agent.gpus import Gpu
+from gpushare_spawner.agent.held_devices import HeldDevices, Refused
+from gpushare_spawner.agent.kubelet import deviceplugin_pb2 as messages
+from gpushare_spawner.agent.node import Node
+from gpushare_spawner.agent.plugin_socket import PluginSocket
+from gpushare_spawner.agent.pod_resources import KubeletAway, PodKey, PodResources
+from gpushare_spawner.agent.pod_sessions import PodSessions
+from gpushare_spawner.agent.pods import Pods
+from gpushare_spawner.agent.published_report import Owner, PublishedReport, PublishSettings
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import CloseRequest, ConfirmRequest, ControlRefused, Failure, OpenRequest, Request
+
+log = logging.getLogger(__name__)
+
+ASK_KUBELET_EVERY = 30.0
+"""Seconds between looks at who holds what while nothing is new."""
+SOON = 0.1
+"""Seconds until the kubelet is asked whose a new grant is; twice as long with every try, up to `NOT_SO_SOON`."""
+NOT_SO_SOON = 2.0
+LOOK_EVERY = 1.0
+"""Seconds between looks at health and what is to be offered, beside those that changes cause."""
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Where an agent is in its cluster."""
+
+    namespace: str
+    """Where the report is published, and the notebooks' pods are."""
+    all_namespaces: bool = False
+    """The notebooks' pods may be in any."""
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    unit_size: int = 1
+    """Share units of 1 % that one device stands for."""
+    own_pod: PodKey | None = None
+    """(namespace, name) of the agent's own pod."""
+    own_pod_uid: str | None = None
+    publish: PublishSettings = field(default_factory=PublishSettings)
+
+    @property
+    def plugins(self) -> Path:
+        """Where device plugins have their sockets."""
+        return self.kubelet_dir / "device-plugins"
+
+    @property
+    def pod_resources(self) -> Path:
+        """The kubelet's socket that tells who holds what."""
+        return self.kubelet_dir / "pod-resources" / "kubelet.sock"
+
+
+class OnKubernetes:
+    """A started node's part in the cluster."""
+
+    def __init__(self, node: Node, api: ClusterApi, allocation: Allocation, settings: ClusterSettings) -> None:
+        self._node = node
+        self._settings = settings
+        self._allocation = allocation
+        self._resources = PodResources(settings.pod_resources)
+        self.held = HeldDevices(
+            node.gpus.values(),
+            node.settings.capacity_units,
+            settings.unit_size,
+            node.sessions,
+            node.state_folder.pods,
+        )
+        where = "" if settings.all_namespaces else settings.namespace
+        self.pods = Pods(api, where, node.settings.name, self._changed)
+        self.sessions = PodSessions(node, self.pods, api, self.held)
+        owner = None
+        if settings.own_pod is not None and settings.own_pod_uid and settings.own_pod[0] == settings.namespace:
+            owner = Owner(settings.own_pod[1], settings.own_pod_uid)
+        self.published = PublishedReport(api, settings.namespace, node.report, settings.publish, owner)
+        self._plugins = [self._plugin(gpu) for gpu in node.gpus.values()]
+        self._ask = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._look_due: asyncio.Handle | None = None
+        self._kubelet_asked = False
+        self._complaint = ""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While this is open the node is one of the cluster."""
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._stop)
+            self._node.changed = self._changed
+            # the list of the pods and of their devices first: then what is offered is right from the start
+            await self._ask_kubelet()
+            self.pods.start()
+            stack.push_async_callback(self.pods.close)
+            for plugin in self._plugins:
+                plugin.look()
+                name = f"gpushare-{plugin.resource.removeprefix(kubernetes.PREFIX)}.sock"
+                socket = PluginSocket(plugin, self._settings.plugins, name, self._registered)
+                socket.start()
+                stack.push_async_callback(socket.close)
+            self.published.start()
+            stack.push_async_callback(self.published.close)
+            self._tasks = [loop.create_task(self._keep_asking()), loop.create_task(self._keep_looking())]
+            yield
+
+    async def answer(self, request: Request) -> dict[str, Any]:
+        """The control socket's requests; sessions come and go with pods only. Raises ControlRefused."""
+        if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest):
+            message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
+            raise ControlRefused(Failure(code="bad-request", message=message))
+        return await self._node.answer(request)
+
+    def _plugin(self, gpu: Gpu) -> DevicePlugin:
+        return DevicePlugin(
+            kubernetes.resource_name(gpu.index),
+            offered=lambda: self.held.offered(gpu.uuid),
+            healthy=lambda: self._node.healthy(gpu.uuid),
+            grant=lambda devices: self._grant(gpu, devices),
+        )
+
+    def _grant(self, gpu: Gpu, devices: list[str]) -> messages.ContainerAllocateResponse:
+        if not self._node.healthy(gpu.uuid):
+            raise Refused(self._node.withheld.get(gpu.uuid, f"GPU {gpu.index} does not answer its driver"))
+        self.held.check(gpu.uuid, devices)
+        for session in self.held.holders(gpu.uuid, devices):
+            self._node.end_session(session.id, "the kubelet gave its devices to another pod")
+        grant = self.held.grant(gpu.uuid, devices)
+        self._ask.set()
+        return self._allocation.answer(gpu, self.held.folder_of(grant))
+
+    def _registered(self) -> None:
+        self.sessions.kubelet_started()
+        self._ask.set()
+
+    def _changed(self) -> None:
+        """Of a session or a pod: whatever hangs on it is looked at once, soon."""
+        self.sessions.changed()
+        self.published.changed()
+        if self._look_due is None:
+            self._look_due = asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._look_due = None
+        for plugin in self._plugins:
+            plugin.look()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            self._look()
+
+    async def _keep_asking(self) -> None:
+        while True:
+            pause = SOON
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_KUBELET_EVERY):
+                    await self._ask.wait()
+            self._ask.clear()
+            while True:
+                await asyncio.sleep(pause)
+                await self._ask_kubelet()
+                if not self.held.pending:
+                    break
+                pause = SOON if self._ask.is_set() else min(2 * pause, NOT_SO_SOON)
+                self._ask.clear()
+
+    async def _ask_kubelet(self) -> None:
+        try:
+            handed = await self._resources.handed()
+        except KubeletAway as away:
+            if str(away) != self._complaint:
+                log.warning("who holds which devices is not known for a while: %s", away)
+            self._complaint = str(away)
+            return
+        self._complaint = ""
+        if gpu_claims.tells_of(handed, self._settings.own_pod) or not self._kubelet_asked:
+            withheld = gpu_claims.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
+            for uuid, reason in withheld.items():
+                if uuid not in self._node.withheld:
+                    log.error("%s", reason)
+            self._node.withheld = withheld
+            self._kubelet_asked = True
+        self.sessions.handed(handed)
+        self._changed()
+
+    async def _stop(self) -> None:
+        self._node.changed = lambda: None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._look_due is not None:
+            self._look_due.cancel()
+        await self.sessions.close()

@@ -1,0 +1,77 @@
+"""A session's record, from its pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpushare_spawner.agent.pod_resources import PodKey
+from gpushare_spawner.agent.pods import Pod
+from gpushare_spawner.agent.sessions import PodHold, SessionRecord
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.session_id import split_session_id
+from gpushare_spawner.model.share import UNITS_PER_GPU
+
+FOREIGN_TEMPLATE = "none"
+"""Of a pod that nobody made from a template."""
+
+
+def pod_record(
+    pod: Pod, said: PodSession, devices: Mapping[str, frozenset[str]], seen: tuple[str, ...]
+) -> SessionRecord:
+    """A session as its pod's annotations have it, tier and all. Raises pydantic.ValidationError.
+
+    `devices`: ids by GPU; they, not the annotations, say which GPUs it is on. `seen`: see `PodHold.seen`.
+    """
+    user, server = split_session_id(said.session)
+    return SessionRecord(
+        request=OpenRequest(
+            id=said.session,
+            user=user,
+            server=server,
+            uid=0,
+            template=said.template,
+            gpus=_in_order(said, devices),
+            share_units=said.share_units,
+            borrowed_units=said.borrowed_units,
+            memory_limit=said.memory_limit,
+            oversubscribe=said.oversubscribe,
+        ),
+        opened_at=pod.created,
+        borrowed_units=said.borrowed_units,
+        effective_units=said.effective_units,
+        tier=said.tier,
+        tier_since=said.tier_since,
+        announcement=said.announcement,
+        pod=PodHold(namespace=pod.namespace, name=pod.name, uid=pod.uid, devices=_sorted(devices), seen=seen),
+    )
+
+
+def foreign_record(
+    key: PodKey, devices: Mapping[str, frozenset[str]], unit_size: int, now: float, uid: str = ""
+) -> SessionRecord:
+    """A pod that holds devices without being the hub's: it has what it holds, and stays active.
+
+    `now`: seconds since the epoch.
+    """
+    namespace, name = key
+    share = min(UNITS_PER_GPU, max(map(len, devices.values())) * unit_size)
+    request = OpenRequest(
+        id=f"pod:{namespace}:{name}"[:200],
+        user=f"{namespace}/{name}",
+        uid=0,
+        template=FOREIGN_TEMPLATE,
+        gpus=tuple(devices),
+        share_units=share,
+    )
+    record = SessionRecord.opened(request, now)
+    record.pod = PodHold(namespace=namespace, name=name, uid=uid, devices=_sorted(devices))
+    return record
+
+
+def _in_order(said: PodSession, devices: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+    return said.gpus if set(said.gpus) == set(devices) else tuple(devices)
+
+
+def _sorted(devices: Mapping[str, frozenset[str]]) -> dict[str, tuple[str, ...]]:
+    return {gpu: tuple(sorted(ids)) for gpu, ids in devices.items()}

@@ -1,0 +1,154 @@
+"""The pods with a share on this node, kept up to date by a watch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.model import kubernetes
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+"""Seconds between tries while the API server does not answer."""
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """What the API says about a pod with a share."""
+
+    namespace: str
+    name: str
+    uid: str
+    annotations: dict[str, str]
+    created: float
+    """Seconds since the epoch."""
+    ended: bool
+    """All its containers are, and none will start again: the kubelet has taken its devices back."""
+
+    @classmethod
+    def of(cls, item: Json) -> Pod:
+        """From the API's object. Raises KeyError or ValueError for what is no pod."""
+        metadata = item["metadata"]
+        return cls(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            annotations=dict(metadata.get("annotations") or {}),
+            created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+            ended=(item.get("status") or {}).get("phase") in _ENDED,
+        )
+
+    @property
+    def path(self) -> str:
+        """Its path in the API."""
+        return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
+
+
+class Pods:
+    """Lists and watches. What it knows it keeps while the API server is away."""
+
+    def __init__(self, api: ClusterApi, namespace: str, node: str, changed: Callable[[], None]) -> None:
+        """`namespace`: where the notebooks' pods are; empty for all. `changed` is called after each change."""
+        self._api = api
+        self._path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+        self._query = {"labelSelector": kubernetes.SESSION_SELECTOR, "fieldSelector": f"spec.nodeName={node}"}
+        self._changed = changed
+        self._pods: dict[str, Pod] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._complaint = ""
+        self.known = False
+        """Whether they have been listed at all: before, a pod that is not here may well be there."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def get(self, uid: str) -> Pod | None:
+        """The pod of that uid, if it is there and has not ended."""
+        pod = self._pods.get(uid)
+        return pod if pod is not None and not pod.ended else None
+
+    def named(self, namespace: str, name: str) -> Pod | None:
+        """The pod of that name, if it is there and has not ended."""
+        for pod in self._pods.values():
+            if (pod.namespace, pod.name) == (namespace, name) and not pod.ended:
+                return pod
+        return None
+
+    def put(self, item: Json) -> None:
+        """A newer state than the watch has brought: what a patch answered."""
+        if item["metadata"]["uid"] in self._pods:
+            self._enter(item)
+
+    async def _follow(self) -> None:
+        version, pause = "", FIRST_PAUSE
+        while True:
+            try:
+                if not version:
+                    version = await self._list()
+                async for event in self._api.watch(self._path, version, **self._query):
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    self._heard(event["type"], event["object"])
+                    pause = FIRST_PAUSE
+                self._complain("")
+                # a server that ends watches at once must not be asked without end
+                await asyncio.sleep(0.05)
+            except ApiFailure as failure:
+                if failure.status == 410:
+                    version = ""
+                    continue
+                self._complain(str(failure))
+                if failure.status >= 400:
+                    version = ""
+                await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+                pause = min(2 * pause, LONGEST_PAUSE)
+            except Exception:
+                log.exception("watching pods failed; starting anew in %g s", LONGEST_PAUSE)
+                version = ""
+                await asyncio.sleep(LONGEST_PAUSE)
+
+    async def _list(self) -> str:
+        answer = await self._api.list(self._path, **self._query)
+        self._pods = {}
+        for item in answer["items"]:
+            self._enter(item)
+        self.known = True
+        self._complain("")
+        self._changed()
+        return str(answer["metadata"]["resourceVersion"])
+
+    def _heard(self, kind: str, item: dict[str, Any]) -> None:
+        if kind == "BOOKMARK":
+            return
+        if kind == "DELETED":
+            self._pods.pop(item["metadata"]["uid"], None)
+        else:
+            self._enter(item)
+        self._changed()
+
+    def _enter(self, item: Json) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            pod = Pod.of(item)
+            self._pods[pod.uid] = pod
+
+    def _complain(self, complaint: str) -> None:
+        if complaint and not self._complaint:
+            log.warning("pods on this node are not seen for a while: %s", complaint)
+        elif self._complaint and not complaint:
+            log.info("pods on this node are seen again")
+        self._complaint = complaint
