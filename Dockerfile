@@ -1,0 +1,36 @@
+# syntax=docker/dockerfile:1
+# Images of the hub and of the agent:
+#   docker build --target hub   -t gpushare-hub .
+#   docker build --target agent -t gpushare-agent .
+# The C library is compiled for the platform of the build with the compiler from PyPI: no gcc, no CUDA.
+
+ARG PYTHON_IMAGE=python:3.12.11-slim-bookworm
+# that of your zero-to-jupyterhub
+ARG HUB_IMAGE=quay.io/jupyterhub/k8s-hub:4.4.0
+
+FROM ${PYTHON_IMAGE} AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY templates templates
+COPY gpushare_spawner gpushare_spawner
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+
+FROM ${HUB_IMAGE} AS hub
+USER root
+# what the image has stays as it is: the hub, kubespawner and the client of Kubernetes
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    python3 -m pip freeze | grep == > /tmp/constraints.txt \
+    && python3 -m pip install --no-cache-dir --constraint /tmp/constraints.txt /wheel/*.whl \
+    && rm /tmp/constraints.txt
+# for hubs that are not configured by helm-values/jupyterhub.yaml, whose files are mounted over these
+COPY jupyterhub_config.d/10-gpushare.py jupyterhub_config.d/20-gpushare-service.py \
+    /usr/local/etc/jupyterhub/jupyterhub_config.d/
+USER 1000
+
+FROM ${PYTHON_IMAGE} AS agent
+RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    pip install --no-cache-dir "$(echo /wheel/*.whl)[kubernetes]"
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# As root: the kubelet's sockets are root's. The chart takes all capabilities away and mounts the root folder read-only.
+ENTRYPOINT ["gpushare"]
+CMD ["agent", "--kubernetes"]

@@ -1,0 +1,281 @@
+"""The chart of the agent, rendered: every object makes sense, and wrong values are refused with their path."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from gpushare_spawner import cli
+from gpushare_spawner.model.template_yaml import parse_template
+from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, objects, one
+
+helm = pytest.importorskip("helm_python", reason="charts are rendered with the PyPI package helm-python-sdk")
+
+CLAIM: dict[str, Any] = {}
+OWN = {"gpus": {"from": "own"}}
+AUTOSCALING = load(VALUES / "autoscaling-agent.yaml")
+EVERYTHING = {
+    "fullnameOverride": "agents",
+    "image": {"tag": "1.2.3", "pullSecrets": ["registry"]},
+    "gpus": {"count": 4, "overcommit": 1.5, "unitSize": 5},
+    "node": {
+        "cdi": "nvidia.com/gpu",
+        "hostPID": False,
+        "kubeletDir": "/var/lib/k0s/kubelet",
+        "hostDir": "/srv/gpushare",
+    },
+    "extraArgs": ["--exclusive"],
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "priorityClassName": "system-node-critical",
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"c": "d"},
+    "serviceAccount": {"annotations": {"e": "f"}},
+    "networkPolicy": {"metricsFrom": [{"namespaceSelector": {}}], "apiServerPorts": [16443]},
+    "templates": {"quarter": {"display_name": "0.25: GPU", "gpu": {"fraction": 0.25}}, "gone": None},
+    "warmNodes": {"replicas": 3},
+}
+ALL = {"claim": CLAIM, "own": OWN, "autoscaling": AUTOSCALING, "everything": EVERYTHING}
+
+
+@cache
+def _chart() -> Any:
+    return helm.Chart.load(AGENT_CHART)
+
+
+def render(values: dict[str, Any], name: str = "gpushare") -> list[dict[str, Any]]:
+    return objects(_chart().render(values, name=name, namespace="jhub"))
+
+
+def container(items: list[dict[str, Any]]) -> dict[str, Any]:
+    (agent,) = one(items, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    return agent
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_every_object_is_named_labelled_and_in_the_releases_namespace(values):
+    items = render(values)
+    assert len({(item["kind"], item["metadata"]["name"]) for item in items}) == len(items)
+    for item in items:
+        assert item["apiVersion"]
+        assert item["metadata"]["namespace"] == "jhub"
+        assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "gpushare"
+
+
+def test_there_is_no_object_that_reaches_beyond_the_namespace():
+    kinds = {item["kind"] for values in ALL.values() for item in render(values)}
+    assert kinds == {
+        "DaemonSet", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "ConfigMap", "Service", "ServiceMonitor",
+        "Deployment",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_rights_are_exactly_these(values):
+    items = render(values)
+    daemon = one(items, "DaemonSet")
+    name = daemon["metadata"]["name"]
+    assert one(items, "Role", name)["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "patch"]},
+    ]
+    assert one(items, "Role", f"{name}-hub")["rules"] == [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
+    ]
+    account = daemon["spec"]["template"]["spec"]["serviceAccountName"]
+    assert one(items, "ServiceAccount")["metadata"]["name"] == account
+    for role, subject in ((name, account), (f"{name}-hub", "hub")):
+        binding = one(items, "RoleBinding", role)
+        assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role}
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": subject, "namespace": "jhub"}]
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_every_mount_has_its_volume_and_host_folders_keep_their_paths(values):
+    pod = one(render(values), "DaemonSet")["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    assert volumes.keys() == mounts.keys()
+    for name, volume in volumes.items():
+        if "hostPath" in volume:
+            assert volume["hostPath"]["path"] == mounts[name]["mountPath"]
+    options = dict(arg.split("=", 1) for arg in pod["containers"][0]["args"] if "=" in arg)
+    paths = {mount["mountPath"] for mount in mounts.values()}
+    assert {options["--host-dir"], options["--kubelet-dir"] + "/device-plugins"} <= paths
+    writable = {name for name, mount in mounts.items() if not mount.get("readOnly")}
+    assert writable == {"sessions", "device-plugins", "tmp"}
+
+
+def test_folders_of_another_distribution():
+    items = render(EVERYTHING)
+    paths = {mount["mountPath"] for mount in container(items)["volumeMounts"]}
+    assert {"/srv/gpushare", "/var/lib/k0s/kubelet/device-plugins", "/var/lib/k0s/kubelet/pod-resources"} <= paths
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_the_agent_may_do_as_little_as_works(values):
+    items = render(values)
+    pod = one(items, "DaemonSet")["spec"]["template"]["spec"]
+    assert container(items)["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    assert not pod.get("hostNetwork")
+    assert not pod.get("hostIPC")
+    assert container(items)["resources"]["limits"]["memory"] == "150Mi"
+
+
+def test_gpus_are_claimed_from_nvidias_plugin():
+    items = render(EVERYTHING)
+    assert container(items)["resources"]["limits"]["nvidia.com/gpu"] == 4
+    assert "NVIDIA_VISIBLE_DEVICES" not in {variable["name"] for variable in container(items)["env"]}
+    assert one(items, "DaemonSet")["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_or_the_node_is_owned():
+    items = render(OWN)
+    assert "nvidia.com/gpu" not in container(items)["resources"]["limits"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container(items)["env"]
+    daemon = one(items, "DaemonSet")
+    assert daemon["spec"]["template"]["spec"]["runtimeClassName"] == "nvidia"
+    assert daemon["spec"]["updateStrategy"] == {"type": "RollingUpdate"}
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_the_agent_takes_these_options(values):
+    arguments = container(render(values))["args"]
+    options = cli.parser().parse_args(arguments)
+    assert options.kubernetes is True
+    assert options.overcommit == values.get("gpus", {}).get("overcommit", 1.0)
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_selectors_meet_labels_and_ports_meet_ports(values):
+    items = render(values)
+    daemon = one(items, "DaemonSet")
+    labels = daemon["spec"]["template"]["metadata"]["labels"].items()
+    policy = one(items, "NetworkPolicy")["spec"]
+    for selector in (daemon["spec"]["selector"]["matchLabels"], policy["podSelector"]["matchLabels"]):
+        assert selector.items() <= labels
+    ports = {port["name"]: port["containerPort"] for port in container(items)["ports"]}
+    assert policy["ingress"][0]["ports"][0]["port"] in ports
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container(items)[probe]["httpGet"]["port"] in ports
+    assert f"--metrics-port={ports['metrics']}" in container(items)["args"]
+
+
+def test_a_service_monitor_where_it_is_wanted():
+    assert not [item for item in render(CLAIM) if item["kind"] in ("Service", "ServiceMonitor")]
+    items = render(EVERYTHING)
+    service, monitor = one(items, "Service"), one(items, "ServiceMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+    labels = one(items, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+
+
+def test_templates_become_files_that_the_hub_can_read():
+    shipped = {path.stem: load(path) for path in sorted((ROOT / "templates").glob("*.yaml"))}
+    config_map = one(render({"templates": shipped}), "ConfigMap", "gpushare-templates")
+    assert set(config_map["data"]) == {f"{name}.yaml" for name in shipped}
+    for name, text in config_map["data"].items():
+        original = parse_template((ROOT / "templates" / name).read_text(), name).template
+        assert original is not None
+        assert parse_template(text, name).template == original
+    data = one(render(EVERYTHING), "ConfigMap")["data"]
+    assert yaml.safe_load(data["quarter.yaml"])["name"] == "quarter"
+    assert set(data) == {"quarter.yaml"}
+
+
+def test_warm_nodes_are_one_pod_each():
+    items = render(AUTOSCALING)
+    spec = one(items, "Deployment")["spec"]
+    assert spec["replicas"] == 2
+    pod = spec["template"]["spec"]
+    assert pod["nodeSelector"] == one(items, "DaemonSet")["spec"]["template"]["spec"]["nodeSelector"]
+    (term,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["labelSelector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+    assert "replicas" not in one(render({"warmNodes": {"replicas": 2, "scaledElsewhere": True}}), "Deployment")["spec"]
+
+
+def test_nothing_is_made_that_is_not_wanted():
+    off = {
+        "serviceAccount": {"create": False, "name": "mine"},
+        "rbac": {"create": False},
+        "hub": {"createRole": False},
+        "networkPolicy": {"enabled": False},
+    }
+    (daemon,) = render(off)
+    assert daemon["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+
+
+def test_long_names_stay_valid():
+    for item in render(CLAIM, name="a" * 53):
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", item["metadata"]["name"])
+        assert len(item["metadata"]["name"]) <= 63
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "why"),
+    [
+        ({"gpus": {"overcommit": 20}}, "/gpus/overcommit", "maximum"),
+        ({"gpus": {"from": "steal"}}, "/gpus/from", "claim"),
+        ({"gpus": {"count": 0}}, "/gpus/count", "minimum"),
+        ({"gpus": {"fraction": 1}}, "/gpus", "fraction"),
+        ({"gpu": {}}, "", "gpu"),
+        ({"image": {"name": "agent:latest"}}, "/image/name", "pattern"),
+        ({"node": {"hostDir": "var/lib"}}, "/node/hostDir", "pattern"),
+        ({"node": {"hostDir": "/" + "x" * 100}}, "/node/hostDir", "maxLength"),
+        ({"node": {"preload": "magic"}}, "/node/preload", "env"),
+        ({"metrics": {"port": "9410"}}, "/metrics/port", "integer"),
+        ({"resources": {"limits": {"memory": "150 MB"}}}, "/resources/limits/memory", "pattern"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "/resources/limits", "nvidia.com/gpu"),
+        ({"tolerations": [{"key": "a", "operator": "exists"}]}, "/tolerations/0/operator", "Exists"),
+        ({"templates": {"My Template": {}}}, "/templates", "My Template"),
+        ({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts", "minItems"),
+        ({"nodeSelector": {"a": True}}, "/nodeSelector/a", "string"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_path(values, where, why):
+    with pytest.raises(helm.HelmValuesError) as refused:
+        render(values)
+    assert f"at '{where}" in str(refused.value)
+    assert why in str(refused.value)
+
+
+def _described(schema: dict[str, Any], path: str = "") -> list[str]:
+    missing = []
+    for name, value in schema.get("properties", {}).items():
+        if "description" not in value:
+            missing.append(f"{path}/{name}")
+        if value.get("type") == "object" and "properties" in value:
+            assert value.get("additionalProperties") is False, f"{path}/{name}"
+            missing += _described(value, f"{path}/{name}")
+    return missing
+
+
+def test_every_value_is_described_and_no_other_is_taken():
+    schema = json.loads((AGENT_CHART / "values.schema.json").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    assert schema["additionalProperties"] is False
+    assert _described(schema) == []
+    assert set(load(AGENT_CHART / "values.yaml")) == set(schema["properties"]) - {"global"}
+
+
+def test_notes_say_what_to_do_next():
+    notes = _chart().render(CLAIM, name="gpushare", namespace="jhub")["gpushare-agent/templates/NOTES.txt"]
+    assert "kubectl -n jhub rollout status daemonset/gpushare" in notes
+    assert "{{" not in notes

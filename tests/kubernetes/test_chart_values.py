@@ -1,0 +1,94 @@
+"""The values for zero-to-jupyterhub: taken by its own schema, and saying what the parts of this project need."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpushare_spawner.service.scopes import METRICS
+from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, z2jh_folder
+
+HUB = load(VALUES / "jupyterhub.yaml")
+EXAMPLES = ["kai", "autoscaling", "extra-packages"]
+CONFIG_D = "/usr/local/etc/jupyterhub/jupyterhub_config.d"
+
+
+@pytest.fixture(scope="module")
+def z2jh() -> tuple[dict[str, Any], jsonschema.Draft7Validator]:
+    """zero-to-jupyterhub's default values and its schema."""
+    folder = z2jh_folder()
+    if not (folder / "values.schema.yaml").is_file():
+        pytest.skip(f"zero-to-jupyterhub's values.yaml and values.schema.yaml are not in {folder}; set GPUSHARE_Z2JH")
+    return load(folder / "values.yaml"), jsonschema.Draft7Validator(load(folder / "values.schema.yaml"))
+
+
+def problems(validator: jsonschema.Draft7Validator, values: dict[str, Any]) -> list[str]:
+    return [f"/{'/'.join(map(str, error.absolute_path))}: {error.message}" for error in validator.iter_errors(values)]
+
+
+@pytest.mark.parametrize("names", [[], *([name] for name in EXAMPLES), ["kai", "autoscaling"]])
+def test_zero_to_jupyterhub_takes_them(z2jh, names):
+    defaults, validator = z2jh
+    values = merged(defaults, HUB, *(load(VALUES / f"{name}.yaml") for name in names))
+    assert problems(validator, values) == []
+
+
+def test_its_schema_refuses_a_wrong_value_with_its_path(z2jh):
+    defaults, validator = z2jh
+    wrong = merged(defaults, HUB, {"hub": {"networkPolicy": {"ingres": []}}, "cull": {"enabled": "no"}})
+    found = problems(validator, wrong)
+    assert any(problem.startswith("/hub/networkPolicy: ") and "ingres" in problem for problem in found)
+    assert any(problem.startswith("/cull/enabled: ") for problem in found)
+
+
+@pytest.mark.parametrize("name", ["10-gpushare.py", "20-gpushare-service.py"])
+def test_the_fragments_in_the_values_are_those_of_the_repository(name):
+    """`python -m tests.kubernetes.write_values` writes them anew."""
+    (file,) = [file for file in HUB["hub"]["extraFiles"].values() if file["mountPath"] == f"{CONFIG_D}/{name}"]
+    assert file["stringData"] == (ROOT / "jupyterhub_config.d" / name).read_text()
+
+
+def test_the_proxy_reaches_the_board():
+    (port,) = {re.search(r":(\d+)\"\n", file["stringData"]).group(1) for file in HUB["hub"]["extraFiles"].values()
+               if "--ip=*" in file["stringData"]}  # fmt: skip
+    hub, proxy = HUB["hub"], HUB["proxy"]["chp"]["networkPolicy"]
+    assert [(extra["port"], extra["targetPort"]) for extra in hub["service"]["extraPorts"]] == [(int(port),) * 2]
+    (ingress,), (egress,) = hub["networkPolicy"]["ingress"], proxy["egress"]
+    assert [rule["port"] for rule in (*ingress["ports"], *egress["ports"])] == [int(port)] * 2
+    assert ingress["from"] == [{"podSelector": {"matchLabels": {"component": "proxy"}}}]
+    assert egress["to"] == [{"podSelector": {"matchLabels": {"component": "hub"}}}]
+
+
+@pytest.mark.parametrize("names", [[], *([name] for name in EXAMPLES)])
+def test_mounts_have_volumes_and_the_templates_are_where_the_hub_looks(names):
+    hub = merged(HUB, *(load(VALUES / f"{name}.yaml") for name in names))["hub"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in hub["extraVolumeMounts"]}
+    assert mounts.keys() == {volume["name"] for volume in hub["extraVolumes"]}
+    assert mounts["gpushare-templates"] == hub["extraEnv"]["GPUSHARE_TEMPLATES"]
+
+
+def test_there_is_one_culler():
+    assert HUB["cull"] == {"enabled": False}
+
+
+def test_prometheus_has_a_token_with_the_scopes_for_metrics():
+    role = HUB["hub"]["loadRoles"]["gpushare-metrics"]
+    assert role["scopes"] == ["access:services!service=gpushare", METRICS]
+    assert set(role["services"]) <= set(HUB["hub"]["services"])
+
+
+def test_the_chart_binds_the_service_account_that_zero_to_jupyterhub_makes(z2jh):
+    defaults, _ = z2jh
+    assert defaults["hub"]["serviceAccount"]["name"] is None  # then it is called like the hub
+    assert load(AGENT_CHART / "values.yaml")["hub"]["serviceAccountName"] == "hub"
+
+
+def test_packages_are_installed_beside_the_image_that_runs():
+    hub = load(VALUES / "extra-packages.yaml")["hub"]
+    (container,) = hub["initContainers"]
+    assert container["image"] == f"{hub['image']['name']}:{hub['image']['tag']}"
+    (mount,) = container["volumeMounts"]
+    assert mount["mountPath"] == hub["extraEnv"]["PYTHONPATH"]
