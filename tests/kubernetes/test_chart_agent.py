@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from functools import cache
@@ -11,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from gpushare_spawner import cli
+from gpushare_spawner.agent.command import configure
 from gpushare_spawner.model.template_yaml import parse_template
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, objects, one
 
@@ -155,8 +156,11 @@ def test_or_the_node_is_owned():
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_the_agent_takes_these_options(values):
-    arguments = container(render(values))["args"]
-    options = cli.parser().parse_args(arguments)
+    command, *arguments = container(render(values))["args"]
+    assert command == "agent"
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    options = parser.parse_args(arguments)
     assert options.kubernetes is True
     assert options.overcommit == values.get("gpus", {}).get("overcommit", 1.0)
 
