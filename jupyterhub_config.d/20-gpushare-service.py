@@ -33,6 +33,8 @@ _gpushare_environment = {}
 if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("GPUSHARE_CONTROL"):
     _gpushare_namespace = os.environ.get("GPUSHARE_NAMESPACE") or os.environ.get("POD_NAMESPACE") or "default"
     _gpushare_command.append(f"--namespace={_gpushare_namespace}")
+    if c.KubeSpawner.get("enable_user_namespaces") or c.GPUShareSpawner.get("enable_user_namespaces"):
+        _gpushare_command.append("--all-namespaces")
     for _variable in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "KUBECONFIG"):
         if os.environ.get(_variable):
             _gpushare_environment[_variable] = os.environ[_variable]

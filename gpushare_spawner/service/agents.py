@@ -23,8 +23,10 @@ def agents_of_machine(socket: Path) -> list[Agent]:
 
 
 @contextlib.asynccontextmanager
-async def agents_of_cluster(namespace: str, on_change: Callable[[], None]) -> AsyncIterator[Iterable[Agent]]:
-    """The agents of a cluster's nodes, through the API server.
+async def agents_of_cluster(
+    namespace: str, all_namespaces: bool, on_change: Callable[[], None]
+) -> AsyncIterator[Iterable[Agent]]:
+    """The agents of a cluster's nodes, through the API server. Sessions may be in ``all_namespaces``.
 
     ``on_change`` is called when they may have published something. Raises NoAgents.
     """
@@ -42,7 +44,7 @@ async def agents_of_cluster(namespace: str, on_change: Callable[[], None]) -> As
     except NoCluster as error:
         raise NoAgents(f"--namespace: {error}") from None
     async with client:
-        cluster = Cluster(client, namespace, on_change)
+        cluster = Cluster(client, namespace, on_change, all_namespaces)
         try:
             await cluster.start(FIRST_LISTS)
             yield cluster

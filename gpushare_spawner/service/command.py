@@ -63,6 +63,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a cluster: the namespace of the users' pods and of the agents' reports",
     )
     where.add_argument(
+        "--all-namespaces",
+        action="store_true",
+        help="a cluster with a namespace for each user: look for their pods in all of them",
+    )
+    where.add_argument(
         "--ip",
         metavar="ADDRESS",
         help="where the board listens, if not at the host of its URL; *: everywhere, as in a pod behind a Service",
@@ -133,6 +138,8 @@ def _wanting(options: argparse.Namespace, token: str) -> str:
         return "Which hub? Give --url, or let the hub start this as a service: then $JUPYTERHUB_API_URL says it."
     if not token:
         return "$JUPYTERHUB_API_TOKEN is not set; the hub sets it for the services that it starts."
+    if options.all_namespaces and not options.namespace:
+        return "--all-namespaces is for a cluster: give --namespace, where the agents publish their reports."
     if options.concurrency < 0 or options.api_page_size < 0:
         return "--concurrency and --api-page-size cannot be negative."
     return ""
@@ -176,7 +183,7 @@ def _agents(
         for listener in listeners:
             listener()
 
-    return agents_of_cluster(options.namespace, tell)
+    return agents_of_cluster(options.namespace, options.all_namespaces, tell)
 
 
 async def _run_until_stopped(

@@ -98,6 +98,19 @@ def test_rights_are_exactly_these(values):
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": subject, "namespace": "jhub"}]
 
 
+def test_user_namespaces_take_a_cluster_role_with_nothing_but_pods():
+    items = render({"userNamespaces": True})
+    assert "--all-namespaces" in container(items)["args"]
+    assert "--all-namespaces" not in container(render(CLAIM))["args"]
+    role, binding = one(items, "ClusterRole"), one(items, "ClusterRoleBinding")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}]
+    assert role["metadata"]["name"] == binding["roleRef"]["name"] == "jhub-gpushare"
+    assert [subject["name"] for subject in binding["subjects"]] == ["gpushare", "hub"]
+    assert one(items, "Role", "gpushare")["rules"] == [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "patch"]}
+    ]
+
+
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_every_mount_has_its_volume_and_host_folders_keep_their_paths(values):
     pod = one(render(values), "DaemonSet")["spec"]["template"]["spec"]

@@ -115,11 +115,11 @@ async def room(clock) -> AsyncIterator[Room]:  # noqa: F811
 
 
 @contextlib.asynccontextmanager
-async def as_the_hub(room: Room, patience: float = 5.0) -> AsyncIterator[Cluster]:
+async def as_the_hub(room: Room, patience: float = 5.0, all_namespaces: bool = False) -> AsyncIterator[Cluster]:
     configuration = Configuration(host=room.server.url)
     configuration.api_key["BearerToken"] = f"Bearer {room.server.access.add_service_account_token(NAMESPACE, 'hub')}"
     async with ApiClient(configuration) as client:
-        cluster = Cluster(client, NAMESPACE, clock=room.now)
+        cluster = Cluster(client, NAMESPACE, all_namespaces=all_namespaces, clock=room.now)
         await cluster.start(patience)
         try:
             yield cluster
@@ -373,6 +373,30 @@ async def test_only_the_verbs_that_it_needs(room):
     assert set(room.server.calls) <= {("patch", "pods"), ("watch", "pods"), ("watch", "configmaps")}
 
 
+async def test_pods_in_namespaces_of_their_users(room):
+    await room.admin.create(path("namespaces"), {"metadata": {"name": "jhub-ann"}})
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}
+    group = "rbac.authorization.k8s.io/v1"
+    await room.admin.create(path("clusterroles", group=group), {"metadata": {"name": "hub"}, "rules": [rule]})
+    binding = {
+        "metadata": {"name": "hub"},
+        "subjects": [{"kind": "ServiceAccount", "name": "hub", "namespace": NAMESPACE}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "hub"},
+    }
+    await room.admin.create(path("clusterrolebindings", group=group), binding)
+    await room.open("ann")
+    pod = await room.admin.get(path("pods", NAMESPACE, "jupyter-ann"))
+    await room.admin.delete(path("pods", NAMESPACE, "jupyter-ann"), grace=0)
+    pod["metadata"] = {key: pod["metadata"][key] for key in ("name", "labels", "annotations")}
+    await room.admin.create(path("pods", "jhub-ann"), {"metadata": pod["metadata"], "spec": pod["spec"]})
+    await room.admin.patch(path("pods", "jhub-ann", "jupyter-ann", "status"), {"status": {"phase": "Running"}})
+    await room.publish()
+    async with as_the_hub(room, all_namespaces=True) as cluster:
+        agent = await seen(cluster, "node-a", has("ann", confirmed=True))
+        await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+        await seen(cluster, "node-a", has("ann", tier=Tier.RELEASED))
+
+
 # -- when the API server is not well -----------------------------------------------------------------------------------
 
 
@@ -495,7 +519,7 @@ async def test_a_stop_waits_for_a_fresh_report(room, cluster, make_culler, hub_s
     await room.publish()
     await seen(cluster, "node-a", has("ann", announcement=told))
     old = time.monotonic() - 30
-    monkeypatch.setitem(cluster._maps.arrived, kubernetes.report_name("node-a"), old)
+    monkeypatch.setitem(cluster._maps.arrived, f"{NAMESPACE}/{kubernetes.report_name('node-a')}", old)
     culler = make_culler()
     await culler.round()
     assert hub_server.deleted == []

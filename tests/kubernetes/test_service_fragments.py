@@ -25,9 +25,9 @@ def in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAMESPACE", "jhub")
 
 
-def by_zero_to_jupyterhub(base_url: str = "/") -> Config:
+def by_zero_to_jupyterhub(base_url: str = "/", **more: dict[str, Any]) -> Config:
     """What its main file has set when it executes the fragments, in its own namespace."""
-    config = Config()
+    config = Config(more)
     config.JupyterHub.spawner_class = "kubespawner.KubeSpawner"
     config.JupyterHub.hub_bind_url = "http://:8081"
     config.JupyterHub.hub_connect_url = "http://my-release-hub:8081"
@@ -72,6 +72,12 @@ def test_zero_to_jupyterhub():
 
 def test_a_base_url_leads_to_the_hubs_api():
     assert "--url=http://localhost:8081/jupyter/hub/api" in service(by_zero_to_jupyterhub("/jupyter/"))["command"]
+
+
+def test_a_namespace_for_each_user():
+    assert "--all-namespaces" not in service(by_zero_to_jupyterhub())["command"]
+    config = by_zero_to_jupyterhub(KubeSpawner={"enable_user_namespaces": True})
+    assert "--all-namespaces" in service(config)["command"]
 
 
 def test_users_pods_in_another_namespace(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from kubernetes_asyncio.client import ApiClient, CoreV1Api
@@ -19,12 +20,15 @@ from gpushare_spawner.service.cluster.watched import Watched
 
 log = logging.getLogger("gpushare.service.cluster")
 
+_PREFIX = f"{kubernetes.REPORT_COMPONENT}-"
+
 
 class Cluster:
     """Iterated over, it gives an agent for each node that has a report or sessions: new ones each time.
 
-    Where the cluster cannot be read there is one agent, which says so. ``on_change`` is called when something may have
-    changed; ``clock`` gives seconds since the epoch.
+    Reports are read in ``namespace``, sessions there or in all namespaces. Where the cluster cannot be read there is
+    one agent, which says so. ``on_change`` is called when something may have changed; ``clock`` gives seconds since
+    the epoch.
     """
 
     def __init__(
@@ -32,18 +36,19 @@ class Cluster:
         client: ApiClient,
         namespace: str,
         on_change: Callable[[], None] = lambda: None,
+        all_namespaces: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.namespace = namespace
         self._api = CoreV1Api(client)
         self._clock = clock
         self._on_change = on_change
-        self._pods = Watched(
-            "pods", self._api.list_namespaced_pod, namespace, kubernetes.SESSION_SELECTOR, self._changed
-        )
-        self._maps = Watched(
-            "reports", self._api.list_namespaced_config_map, namespace, kubernetes.REPORT_SELECTOR, self._changed
-        )
+        here = f"the namespace {namespace}"
+        pods, where = partial(self._api.list_namespaced_pod, namespace), here
+        if all_namespaces:
+            pods, where = self._api.list_pod_for_all_namespaces, "all namespaces"
+        maps = partial(self._api.list_namespaced_config_map, namespace)
+        self._pods = Watched("pods", pods, where, kubernetes.SESSION_SELECTOR, self._changed)
+        self._maps = Watched("reports", maps, here, kubernetes.REPORT_SELECTOR, self._changed)
         self._read: dict[str, tuple[str, Report | None]] = {}
         self._by_node: dict[str, dict[str, SessionPod]] | None = None
         self._said: dict[str, str] = {}
@@ -63,7 +68,7 @@ class Cluster:
     def __iter__(self) -> Iterator[NodeAgent]:
         lost = [watched for watched in (self._pods, self._maps) if not watched.known]
         names = {"?"} if lost else set(self._reports()) | set(self._pods_by_node())
-        return iter([NodeAgent(name, self, self._api, self.namespace, self._clock) for name in sorted(names)])
+        return iter([NodeAgent(name, self, self._api, self._clock) for name in sorted(names)])
 
     def report(self, node: str) -> tuple[Report, float]:
         """The node's report with the pods' word on tiers, and its age in seconds.
@@ -106,7 +111,7 @@ class Cluster:
         found: dict[str, tuple[str, Report | None]] = {}
         self._read = {name: self._parse(name, item) for name, item in self._maps.objects.items()}
         for name, (_, report) in self._read.items():
-            node = report.node if report is not None else name.removeprefix(f"{kubernetes.REPORT_COMPONENT}-")
+            node = report.node if report is not None else name.partition("/")[2].removeprefix(_PREFIX)
             found[node] = name, report
         return found
 

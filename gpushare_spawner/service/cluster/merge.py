@@ -19,6 +19,7 @@ _ENDED = ("Succeeded", "Failed")
 class SessionPod:
     """A pod with a share."""
 
+    namespace: str
     name: str
     version: str
     """Its resourceVersion."""
@@ -35,6 +36,7 @@ class SessionPod:
         """From the API server's object. Raises AnnotationProblem."""
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
         return cls(
+            namespace=metadata["namespace"],
             name=metadata["name"],
             version=metadata["resourceVersion"],
             node=spec.get("nodeName") or (spec.get("nodeSelector") or {}).get(kubernetes.HOSTNAME_LABEL, ""),

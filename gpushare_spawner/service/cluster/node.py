@@ -34,13 +34,10 @@ class NodeAgent:
     Made anew for every round, so that nobody else's question comes between a decision and its deed.
     """
 
-    def __init__(
-        self, node: str, view: View, api: CoreV1Api, namespace: str, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, node: str, view: View, api: CoreV1Api, clock: Callable[[], float] = time.time) -> None:
         self.node = node
         self._view = view
         self._api = api
-        self._namespace = namespace
         self._clock = clock
         self._decided_on: Mapping[str, SessionPod] = {}
         self._age = float("inf")
@@ -95,7 +92,7 @@ class NodeAgent:
         try:
             await self._api.patch_namespaced_pod(
                 pod.name,
-                self._namespace,
+                pod.namespace,
                 body,
                 _content_type="application/merge-patch+json",
                 _request_timeout=PATCH_TIMEOUT,
@@ -107,7 +104,7 @@ class NodeAgent:
                 raise _refusal("unknown-session", f"the pod {pod.name} of session {session} is gone") from None
             if error.status in (401, 403):
                 raise _refusal(
-                    "internal", f"the service may not patch pods in the namespace {self._namespace}: {error.reason}"
+                    "internal", f"the service may not patch pods in the namespace {pod.namespace}: {error.reason}"
                 ) from None
             raise AgentUnreachable(f"the API server answers {error.status} to a patch of pod {pod.name}") from None
         except (aiohttp.ClientError, OSError) as error:

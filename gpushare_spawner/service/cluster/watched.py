@@ -29,32 +29,37 @@ LOST_AFTER = WATCH_SECONDS + _SILENCE + 2 * _LONGEST_PAUSE
 """Seconds without word from the API server after which what it said last no longer counts."""
 
 
+def key(item: Object) -> str:
+    """An object's namespace and name, with a slash between them."""
+    return f"{item['metadata']['namespace']}/{item['metadata']['name']}"
+
+
 class Watched:
     """One list and then one watch after the other, until `close`; it never gives up.
 
-    ``list_method`` is one of the client's ``list_namespaced_…`` methods. ``on_change`` is called after each change
-    that a watch brings.
+    ``list_method`` is one of the client's ``list_…`` methods, bound to its namespace where it has one. ``where`` says
+    for people what is read. ``on_change`` is called after each change that a watch brings.
     """
 
     def __init__(
         self,
         what: str,
         list_method: Callable[..., Awaitable[Any]],
-        namespace: str,
+        where: str,
         selector: str,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.what = what
         """For people: "pods"."""
         self.objects: dict[str, Object] = {}
-        """By name."""
+        """By `key`."""
         self.arrived: dict[str, float] = {}
         """When (`time.monotonic`) a watch brought the version that is in `objects`. Not there: it came with a list,
         and nobody knows how old it was then."""
-        self.problem = f"the {what} of the namespace {namespace} have not been read yet"
+        self.problem = f"the {what} of {where} have not been read yet"
         """What is wrong now, for people; empty: nothing."""
         self._list_method = list_method
-        self._namespace = namespace
+        self._where = where
         self._selector = selector
         self._on_change = on_change
         self._heard: float | None = None
@@ -111,7 +116,7 @@ class Watched:
         found = json.loads(await answer.read())
         items: list[Object] = found["items"]
         self._heard, self.problem = time.monotonic(), ""
-        before, self.objects = self.objects, {item["metadata"]["name"]: item for item in items}
+        before, self.objects = self.objects, {key(item): item for item in items}
         self.arrived = {
             name: at
             for name, at in self.arrived.items()
@@ -141,7 +146,7 @@ class Watched:
 
     async def _ask(self, **arguments: Any) -> aiohttp.ClientResponse:
         answer: aiohttp.ClientResponse = await self._list_method(
-            self._namespace, label_selector=self._selector, _preload_content=False, **arguments
+            label_selector=self._selector, _preload_content=False, **arguments
         )
         if answer.status == 410:
             answer.close()
@@ -161,7 +166,7 @@ class Watched:
             raise ApiException(status=item.get("code"), reason=item.get("message"))
         version = _version(item)
         if kind != "BOOKMARK":
-            name = item["metadata"]["name"]
+            name = key(item)
             if kind == "DELETED":
                 self.objects.pop(name, None)
                 self.arrived.pop(name, None)
@@ -178,7 +183,7 @@ class Watched:
             why = f"the API server answers {error.status} ({error.reason})"
         else:
             why = f"the API server cannot be reached ({str(error) or type(error).__name__})"
-        problem = f"the {self.what} of the namespace {self._namespace} cannot be read: {why}"
+        problem = f"the {self.what} of {self._where} cannot be read: {why}"
         if problem != self.problem:
             log.warning("%s", problem)
         self.problem = problem
