@@ -245,8 +245,12 @@ class GPUShareBase(Spawner):
 
     def _read_form(self, form_data: dict[str, Any]) -> dict[str, Any]:
         options = Form.read(form_data)
-        _submitted.set(options)
+        self._remember_submitted(options)
         return options
+
+    def _remember_submitted(self, options: dict[str, Any]) -> None:
+        """For the form that the hub shows again if the start is refused."""
+        _submitted.set(options)
 
     def _chosen_before(self) -> dict[str, Any]:
         """What the form should show as chosen."""
@@ -282,7 +286,7 @@ class GPUShareBase(Spawner):
             await maybe_future(super().run_pre_spawn_hook())
             choice = await self._choose()
             self._take(choice)
-            await self._place(choice.profile.template, self.queue_timeout)
+            await self._place(choice.profile.template, self.queue_timeout, self._story)
         except StartRefused as error:
             self._let_go()
             self.log.warning("Not starting %s: %s", self._log_name, error.jupyterhub_message)
@@ -331,13 +335,12 @@ class GPUShareBase(Spawner):
         for settings in (resources, profile.override, *choice.overrides):
             self._overrides.apply(settings, where)
 
-    async def _place(self, template: Template | None, patience: float) -> None:
-        """Get the share, after a wait of at most ``patience`` seconds if need be."""
+    async def _place(self, template: Template | None, patience: float, story: Story) -> None:
+        """Get the share, after a wait of at most ``patience`` seconds if need be; the story is told of it."""
         self._hidden_gpus = template is not None and template.gpu is None
         if template is None or template.gpu is None:
             return
         wish = Wish(self._tenant(), template)
-        story = self._story
         telling: list[asyncio.Task[None]] = []
 
         def joined(ticket: Ticket) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jupyterhub.spawner import Spawner
@@ -16,8 +16,10 @@ from gpushare_spawner.spawner.refusal import StartRefused
 class Overrides:
     """The traits of one spawner that a start has changed, with what they were before."""
 
-    def __init__(self, spawner: Spawner) -> None:
+    def __init__(self, spawner: Spawner, also: Collection[str] = ()) -> None:
+        """``also``: names of plain attributes that may be set like traits."""
         self._spawner = spawner
+        self.also = also
         self._before: dict[str, Any] = {}
 
     def apply(self, settings: Mapping[str, Any], where: str) -> None:
@@ -26,7 +28,7 @@ class Overrides:
         Raises StartRefused, naming the setting, for a trait that the spawner does not have and for a wrong value.
         """
         for name, value in settings.items():
-            if not self._spawner.has_trait(name):
+            if not self._spawner.has_trait(name) and name not in self.also:
                 raise self._wrong(where, f"{type(self._spawner).__name__} has no setting {name!r}")
             if callable(value):
                 value = value(self._spawner)

@@ -57,3 +57,27 @@ class Story:
             if ticket.ahead is not None:
                 place = f"{waiting_text(ticket.ahead)}, waiting for {ticket.wish.share}."
                 self.tell(f"{place} {ticket.hint}".strip(), progress=10)
+
+
+async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """The events of both as they come, until the first has no more."""
+    sources = {"first": first, "second": second}
+    coming: dict[str, asyncio.Task[Any]] = {}
+    try:
+        while "first" in sources:
+            for name, source in sources.items():
+                if name not in coming:
+                    coming[name] = asyncio.ensure_future(anext(source))
+            done, _ = await asyncio.wait(coming.values(), return_when=asyncio.FIRST_COMPLETED)
+            for name in [name for name, task in coming.items() if task in done]:
+                task = coming.pop(name)
+                try:
+                    event = task.result()
+                except StopAsyncIteration:
+                    del sources[name]
+                else:
+                    yield event
+    finally:
+        for task in coming.values():
+            task.cancel()
+        await asyncio.gather(*coming.values(), return_exceptions=True)

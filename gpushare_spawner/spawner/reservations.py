@@ -142,7 +142,7 @@ class Reservations(WaitingRoom[OpenedShare]):
             await self._confirm(request, pid)
         except AgentUnreachable as error:
             self.log.warning("GPU session %s is not confirmed yet: %s", request.id, error)
-            self._background(self._confirm_later(request, pid))
+            self.in_background(self._confirm_later(request, pid))
 
     async def _confirm(self, request: OpenRequest, pid: int) -> None:
         try:
@@ -181,7 +181,7 @@ class Reservations(WaitingRoom[OpenedShare]):
         """Close a session in the background; a new start of the same server waits until that is done."""
         self._running.pop(session, None)
         if session not in self._closing:
-            self._closing[session] = self._background(self._close(session))
+            self._closing[session] = self.in_background(self._close(session))
 
     async def close(self, session: str, timeout: float = 5.0) -> None:
         """Close a session, and wait for it at most ``timeout`` seconds; the rest happens in the background."""
@@ -214,7 +214,7 @@ class Reservations(WaitingRoom[OpenedShare]):
         """
         if request.id not in self._adopting and request.id not in self._closing:
             self._adopting.add(request.id)
-            self._background(self._adopt(request, pid, runs))
+            self.in_background(self._adopt(request, pid, runs))
 
     async def _adopt(self, request: OpenRequest, pid: Callable[[], Awaitable[int]], runs: Callable[[], bool]) -> None:
         try:
@@ -242,7 +242,7 @@ class Reservations(WaitingRoom[OpenedShare]):
 
     def sweep_soon(self, runs: Callable[[str, str], bool]) -> None:
         """`sweep` in the background, as soon as the agent answers."""
-        self._background(self._sweep(runs))
+        self.in_background(self._sweep(runs))
 
     async def _sweep(self, runs: Callable[[str, str], bool]) -> None:
         # what an earlier hub left unconfirmed is dropped by the agent itself after CONFIRM_WITHIN

@@ -142,7 +142,7 @@ class WaitingRoom(ABC, Generic[Reserved]):
         """Have the line looked at now."""
         self._wake.set()
         if len(self.line) and (self._looking is None or self._looking.done()):
-            self._looking = self._background(self._look_while_somebody_waits())
+            self._looking = self.in_background(self._look_while_somebody_waits())
 
     async def _look_while_somebody_waits(self) -> None:
         while len(self.line):
@@ -247,7 +247,8 @@ class WaitingRoom(ABC, Generic[Reserved]):
         view = await self.view(max_age)
         return Outlook(view, self.ledger(view), self.line, self.strategy, self.where)
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something to its end, whoever asked for it."""
         task = asyncio.ensure_future(work)
         # the event loop keeps only weak references to tasks
         self._tasks.add(task)

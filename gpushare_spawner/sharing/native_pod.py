@@ -1,0 +1,95 @@
+"""Our own layer in a cluster: a pod's annotations say what it holds, its limits make scheduler and kubelet keep it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, PodSession, labels, resource_limits
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant
+
+NOTEBOOK = "notebook"
+"""KubeSpawner's name of the container that the notebook server runs in."""
+
+
+class NativePodLayer(SharingLayer[PodSpec]):
+    """Shares of GPUs whose nodes have an agent with a device plugin."""
+
+    name: ClassVar[str] = "native"
+
+    def __init__(
+        self, gpu_indices: Mapping[str, int], unit_size: int = 1, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`gpu_indices`: the index on its node of each GPU, by UUID. `unit_size`: units of 1 % that one device of the
+        agent's plugin stands for."""
+        self._gpu_indices = gpu_indices
+        self._unit_size = unit_size
+        self._clock = clock
+
+    async def grant(self, tenant: Tenant, template: Template, placement: Placement, form: PodSpec) -> PodSpec:
+        """The pod with the share: annotations and label, limits of the notebook's container alone, and its node.
+
+        The agent's device plugin adds the rest when the kubelet asks it. Raises ValueError for a template without a
+        GPU, for a GPU whose index is not known and for a pod without containers.
+        """
+        session = self.session(tenant, template, placement)
+        pod: PodSpec = copy.deepcopy(form)
+        metadata = pod.setdefault("metadata", {})
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), **session.annotations()}
+        metadata["labels"] = {**(metadata.get("labels") or {}), **labels()}
+        spec = pod.setdefault("spec", {})
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), HOSTNAME_LABEL: placement.node}
+        container = notebook_container(spec)
+        resources = container["resources"] = dict(container.get("resources") or {})
+        limits = resource_limits(session.share_units, session.gpu_indices, self._unit_size)
+        resources["limits"] = {**(resources.get("limits") or {}), **limits}
+        if len(session.gpus) > 1:
+            # each GPU is a resource of its own, and the kubelet keeps only the first plugin's answer for a variable
+            uuids = ",".join(session.gpus)
+            _set(container, {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids})
+        return pod
+
+    async def started(self, tenant: Tenant, pid: int | None) -> None:
+        """Nothing to do: the node's agent watches its pods."""
+
+    async def withdraw(self, tenant: Tenant) -> None:
+        """Nothing to do: the share ends with the pod."""
+
+    def session(self, tenant: Tenant, template: Template, placement: Placement) -> PodSession:
+        """What the pod's annotations will say. Raises ValueError, see `grant`."""
+        if template.gpu is None:
+            raise ValueError(f"template {template.name} asks for no GPU: there is nothing to grant")
+        unknown = [gpu for gpu in placement.gpus if gpu not in self._gpu_indices]
+        if unknown:
+            raise ValueError(f"the index of {', '.join(unknown)} on {placement.node} is not known")
+        units = template.gpu.share.units
+        return PodSession(
+            session=tenant.session,
+            template=template.name,
+            share_units=units,
+            gpus=placement.gpus,
+            gpu_indices=tuple(self._gpu_indices[gpu] for gpu in placement.gpus),
+            tier_since=self._clock(),
+            effective_units=units,
+            borrowed_units=placement.borrowed,
+            memory_limit=template.gpu.memory.limit,
+            oversubscribe=template.gpu.memory.oversubscribe,
+        )
+
+
+def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The container of the notebook server: the one of that name, else the first. Raises ValueError without any."""
+    containers: list[dict[str, Any]] = spec.get("containers") or []
+    if not containers:
+        raise ValueError("the pod has no container")
+    return next((container for container in containers if container.get("name") == NOTEBOOK), containers[0])
+
+
+def _set(container: dict[str, Any], variables: Mapping[str, str]) -> None:
+    """Set environment variables of a container, in place of those that are there."""
+    kept = [variable for variable in container.get("env") or [] if variable.get("name") not in variables]
+    container["env"] = [*kept, *({"name": name, "value": value} for name, value in variables.items())]

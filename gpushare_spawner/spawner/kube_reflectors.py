@@ -1,0 +1,125 @@
+"""Reflectors that know how fresh they are: KubeSpawner's for pods, and one of the same kind for agents' reports."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from kubespawner.reflector import NamespacedResourceReflector, ResourceReflector
+from kubespawner.spawner import PodReflector
+from traitlets import default
+
+from gpushare_spawner.model.kubernetes import REPORT_COMPONENT, REPORT_COMPONENT_LABEL
+
+LIST_WITHIN = 10.0
+"""Seconds that a list may take when somebody waits for it."""
+_SLACK = 5.0
+
+
+class ViewStale(Exception):
+    """What the hub knows of the cluster is not fresh, and could not be made so. ``str()`` says what and why."""
+
+
+class Dated(ResourceReflector):  # type: ignore[misc]
+    """A reflector that remembers when it last had everything from the API server."""
+
+    listed_at: float | None = None
+    """When the last list came (monotonic clock, seconds); None: never."""
+    behind = False
+    """The last list failed."""
+    starting = False
+    """Its first list is under way."""
+
+    async def start(self) -> None:
+        """As every reflector; who comes meanwhile waits for the first list."""
+        self.starting = True
+        try:
+            await super().start()
+        finally:
+            self.starting = False
+
+    async def _list_and_update(self, resource_version: Any = None) -> Any:
+        # "0" lets the API server answer from a cache that may be behind what we have seen already: a pod that was just
+        # made would be missing, and its GPU given away twice. Without a version the answer is the newest.
+        asked = time.monotonic()
+        try:
+            found = await super()._list_and_update(None if resource_version == "0" else resource_version)
+        except BaseException:
+            self.behind = True
+            raise
+        self.listed_at, self.behind = asked, False
+        return found
+
+    @property
+    def oldest_healthy(self) -> float:
+        """Age (seconds) of the last list while all is well, at most: KubeSpawner's reflectors list again and again."""
+        return (self.timeout_seconds or self.request_timeout or 60) + self.restart_seconds + _SLACK
+
+
+class DatedPodReflector(Dated, PodReflector):  # type: ignore[misc]
+    """KubeSpawner's reflector of the hub's pods, dated."""
+
+
+class ReportReflector(Dated, NamespacedResourceReflector):  # type: ignore[misc]
+    """The agents' reports: ConfigMaps in the hub's namespace."""
+
+    kind = "configmaps"
+    list_method_name = "list_namespaced_config_map"
+
+    @default("labels")
+    def _labels_default(self) -> dict[str, str]:
+        return {REPORT_COMPONENT_LABEL: REPORT_COMPONENT}
+
+
+async def freshen(reflector: Any) -> None:
+    """See to it that a reflector shows what is. Cheap when it does already.
+
+    A reflector whose first list failed stays empty for ever, and one that has given up stays as it was; KubeSpawner
+    keeps both. Here they are started again. Raises ViewStale.
+    """
+    watch = reflector.watch_task
+    if watch is None or watch.done():
+        await _listing(reflector, _restart(reflector))
+    elif isinstance(reflector, Dated) and (
+        reflector.behind
+        or reflector.listed_at is None
+        or time.monotonic() - reflector.listed_at > reflector.oldest_healthy
+    ):
+        await _listing(reflector, reflector._list_and_update())
+
+
+async def _restart(reflector: Any) -> None:
+    first = reflector.first_load_future
+    if not first.done() and getattr(reflector, "starting", True):
+        await asyncio.shield(first)
+        return
+    if first.done():
+        reflector.first_load_future = first = asyncio.get_running_loop().create_future()
+    try:
+        await reflector.start()
+    except BaseException as error:
+        if not first.done():
+            # whoever waits for the first list must not wait for ever
+            first.set_exception(ViewStale(f"the list of {reflector.kind} was called off: {error!r}"))
+        if not first.cancelled():
+            # fetched here: it is raised, and must not be logged as forgotten too
+            first.exception()
+        raise
+
+
+async def _listing(reflector: Any, work: Any) -> None:
+    try:
+        await asyncio.wait_for(work, LIST_WITHIN)
+    except Exception as error:
+        what = f"the list of {reflector.kind} in {reflector.namespace or 'all namespaces'}"
+        raise ViewStale(f"{what} cannot be had: {_worded(error)}") from error
+
+
+def _worded(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {LIST_WITHIN:.0f} s"
+    status = getattr(error, "status", None)
+    if status == 403:
+        return "the hub's role does not allow it (403)"
+    return f"{status} {getattr(error, 'reason', '')}".strip() if status is not None else str(error) or repr(error)
