@@ -14,6 +14,7 @@ if "spawner_class" not in c.JupyterHub or (_gpushare_in_cluster and c.JupyterHub
         "gpushare_spawner.spawner.kube.GPUShareSpawner" if _gpushare_in_cluster else "gpushare-local"
     )
 
+# Settings, in a cluster of c.GPUShareSpawner:
 # c.GPUShareMixin.templates_dir = "/etc/gpushare/templates"
 # c.GPUShareMixin.agent_socket = "/run/gpushare/control.sock"
 # c.GPUShareMixin.queue_timeout = 600

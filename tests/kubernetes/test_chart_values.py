@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from gpushare_spawner.service.scopes import METRICS
+from gpushare_spawner.spawner.kube import GPUShareSpawner
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, z2jh_folder
 
 HUB = load(VALUES / "jupyterhub.yaml")
@@ -68,6 +69,15 @@ def test_mounts_have_volumes_and_the_templates_are_where_the_hub_looks(names):
     mounts = {mount["name"]: mount["mountPath"] for mount in hub["extraVolumeMounts"]}
     assert mounts.keys() == {volume["name"] for volume in hub["extraVolumes"]}
     assert mounts["gpushare-templates"] == hub["extraEnv"]["GPUSHARE_TEMPLATES"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_settings_are_those_of_the_spawner(name):
+    for section, settings in load(VALUES / f"{name}.yaml").get("hub", {}).get("config", {}).items():
+        (owner,) = [owner for owner in GPUShareSpawner.mro() if owner.__name__ == section]
+        traits = owner.class_traits(config=True)
+        for setting, value in settings.items():
+            traits[setting].validate(None, value)
 
 
 def test_there_is_one_culler():
