@@ -1,0 +1,115 @@
+"""``gpushare service --namespace``, as a process: from the API server to the pod's annotations, and the board."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from tornado.testing import bind_unused_port
+
+from gpushare_spawner.model.tier import Tier
+from tests.kubernetes.service_room import NAMESPACE, Room, make_room
+from tests.service.conftest import hub_server  # noqa: F401
+from tests.service.fake_hub import TOKEN
+
+TEMPLATE = """
+name: quarter
+display_name: 0.25 GPU
+gpu: {fraction: 0.25}
+idle: {release_after: 4s, warn_before: 2s}
+"""
+
+
+@pytest.fixture
+async def room() -> AsyncIterator[Room]:
+    async with make_room(time.time) as made:
+        yield made
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
+    return {**inherited, "HOME": str(folder), "JUPYTERHUB_API_TOKEN": TOKEN, **more}
+
+
+async def start(*options: str, env: dict[str, str]) -> asyncio.subprocess.Process:
+    command = (sys.executable, "-m", "gpushare_spawner.cli", "service", "--cull-every=1s", *options)
+    return await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE)
+
+
+async def test_an_idle_session_is_told_and_released(room, hub_server, tmp_path):  # noqa: F811
+    (tmp_path / "quarter.yaml").write_text(TEMPLATE)
+    token = room.server.access.add_service_account_token(NAMESPACE, "hub")
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "test",
+                "clusters": [{"name": "test", "cluster": {"server": room.server.url}}],
+                "users": [{"name": "test", "user": {"token": token}}],
+                "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            }
+        )
+    )
+    socket, port = bind_unused_port()
+    socket.close()
+    env = environment(
+        tmp_path,
+        KUBECONFIG=str(kubeconfig),
+        # the address of a Service: nothing can listen on it
+        JUPYTERHUB_SERVICE_URL=f"http://192.0.2.1:{port}",
+        JUPYTERHUB_SERVICE_PREFIX="/services/gpushare/",
+    )
+    await room.open("ann")
+    await room.publish()
+    options = (f"--namespace={NAMESPACE}", "--ip=*", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
+    service = await start(*options, env=env)
+    try:
+        told, end = False, time.monotonic() + 40
+        while (said := await room.session("ann")).tier is Tier.ACTIVE:
+            told = told or said.announcement is not None
+            assert time.monotonic() < end, "it was not released"
+            assert service.returncode is None, (await service.stderr.read()).decode()
+            await asyncio.sleep(0.1)
+        assert told
+        assert (said.tier, said.effective_units, said.announcement) == (Tier.RELEASED, 0, None)
+        with pytest.raises(HTTPError) as refused:
+            await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/services/gpushare/api/report", None, 10)
+        assert refused.value.code == 403  # the board listens, and knows nobody without a login
+    finally:
+        if service.returncode is None:
+            service.terminate()
+        said_at_the_end = (await service.stderr.read()).decode()
+    assert await service.wait() == 0, said_at_the_end
+    assert f"agents of the namespace {NAMESPACE}" in said_at_the_end
+
+
+async def test_without_a_cluster_it_says_what_it_looked_for(hub_server, tmp_path):  # noqa: F811
+    env = environment(tmp_path, KUBECONFIG=str(tmp_path / "nothing"))
+    service = await start("--namespace=jhub", f"--url={hub_server.url}", env=env)
+    said = (await service.stderr.read()).decode()
+    assert await service.wait() == 1
+    assert "cannot start: --namespace: there is neither a service account of a pod" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "explained"),
+    [
+        (("--namespace=a", "--control-socket=b"), "not allowed with argument"),
+        (("--all-namespaces",), "--all-namespaces is for a cluster"),
+    ],
+)
+async def test_options_that_do_not_go_together(tmp_path, options, explained):
+    service = await start("--url=http://127.0.0.1:1/hub/api", *options, env=environment(tmp_path))
+    said = (await service.stderr.read()).decode()
+    assert await service.wait() == 2
+    assert explained in said
