@@ -1,0 +1,161 @@
+"""A real hub with GPUShareSpawner on a cluster of the tests, and nodes whose agents are the test itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kubernetes_asyncio.config.kube_config
+import pytest
+from kubespawner import KubeSpawner, clients
+
+from gpushare_spawner.model.kubernetes import (
+    PUBLISHED_AT,
+    REPORT_COMPONENT,
+    REPORT_COMPONENT_LABEL,
+    REPORT_KEY,
+    pod_session,
+    report_name,
+    resource_name,
+)
+from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.spawner.kube import GPUShareSpawner
+from gpushare_spawner.spawner.kube_manifest import holds_share
+from tests.spawner.running_hub import RunningHub
+
+from .standin.client import ApiStatus, path
+from .standin.cluster import HUB_RULES, Cluster
+from .standin.programs import Listeners
+
+SHARING_RULES = [
+    *HUB_RULES,
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]},
+]
+"""What z2jh's hub may do, and what the chart of this project adds for the spawner."""
+
+MODEL = "Simulated GPU 16 GiB"
+
+
+def gpu(node: str, index: int, model: str = MODEL, capacity: int = 100, healthy: bool = True) -> GpuReport:
+    """A GPU of a node, as its agent would report it."""
+    return GpuReport(
+        index=index,
+        uuid=f"GPU-{node}-{index}",
+        model=model,
+        memory_bytes=16 * 2**30,
+        capacity_units=capacity,
+        healthy=healthy,
+        simulated=True,
+    )
+
+
+@dataclass
+class GpuNodes:
+    """Nodes with GPUs whose units stand in the nodes' status, and the reports that their agents would publish."""
+
+    cluster: Cluster
+    names: list[str] = field(default_factory=list)
+
+    async def add(self, gpus: int = 2, capacity: int = 100, start_seconds: float = 0.0, **options: Any) -> str:
+        """A node with a fresh report; its name."""
+        units = {resource_name(index): capacity for index in range(gpus)}
+        programs = Listeners(start_seconds=start_seconds)
+        node = await self.cluster.make_node(programs=programs, static_resources=units, **options)
+        self.names.append(node.name)
+        await self.report(node.name, [gpu(node.name, index, capacity=capacity) for index in range(gpus)])
+        return str(node.name)
+
+    async def report(self, node: str, gpus: list[GpuReport], age: float = 0.0) -> None:
+        """Publish a report that is so many seconds old."""
+        report = Report(node=node, published_at=time.time() - age, gpus=tuple(gpus))
+        await self.write(node, report.model_dump_json(), report.published_at)
+
+    async def write(self, node: str, text: str, published_at: float = 0.0) -> None:
+        config_map = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": report_name(node),
+                "labels": {REPORT_COMPONENT_LABEL: REPORT_COMPONENT},
+                "annotations": {PUBLISHED_AT: f"{published_at:.3f}"},
+            },
+            "data": {REPORT_KEY: text},
+        }
+        namespace = self.cluster.namespace
+        try:
+            await self.cluster.admin.create(path("configmaps", namespace), config_map)
+        except ApiStatus as error:
+            if error.code != 409:
+                raise
+            await self.cluster.admin.delete(path("configmaps", namespace, report_name(node)))
+            await self.cluster.admin.create(path("configmaps", namespace), config_map)
+
+    async def held(self) -> dict[str, int]:
+        """Units that pods hold, by GPU, as their annotations say."""
+        units: dict[str, int] = {}
+        for pod in await self.cluster.pods():
+            if holds_share(pod):
+                session = pod_session(pod["metadata"]["annotations"])
+                for uuid in session.gpus:
+                    units[uuid] = units.get(uuid, 0) + session.share_units
+        return units
+
+
+@contextlib.asynccontextmanager
+async def kube_access(cluster: Cluster, rules: list[dict[str, Any]] | None = None) -> AsyncIterator[None]:
+    """KubeSpawner's clients in this process are a service account of the cluster; its reflectors end with the test."""
+    token = await cluster.service_account("hub", rules or SHARING_RULES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            kubernetes_asyncio.config.kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig(token))
+        )
+        clients.load_config.cache_clear()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):
+                await KubeSpawner._stop_all_reflectors()
+            KubeSpawner.reflectors.clear()
+            clients.load_config.cache_clear()
+            for key, client in list(clients._client_cache.items()):
+                if key[0] is asyncio.get_running_loop():
+                    del clients._client_cache[key]
+                    await client.api_client.close()
+
+
+class SharingHub(RunningHub):
+    """The hub of the one-machine tests, with pods instead of processes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        templates: Path,
+        cluster: Cluster,
+        configure: Callable[[Any], None] = lambda config: None,
+        spawner_class: type = GPUShareSpawner,
+    ) -> None:
+        def on_cluster(config: Any) -> None:
+            config.JupyterHub.spawner_class = spawner_class
+            config.JupyterHub.concurrent_spawn_limit = 0
+            config.GPUShareSpawner.templates_dir = str(templates)
+            config.GPUShareSpawner.reports_namespace = cluster.namespace
+            config.GPUShareSpawner.queue_poll_interval = 0.2
+            config.KubeSpawner.namespace = cluster.namespace
+            config.KubeSpawner.cmd = ["jupyterhub-singleuser"]
+            config.KubeSpawner.image = "standin/notebook:1"
+            config.KubeSpawner.environment = {}
+            config.KubeSpawner.delete_grace_period = 0
+            config.Spawner.start_timeout = 20
+            config.Spawner.http_timeout = 20
+            configure(config)
+
+        super().__init__(folder, templates, folder / "no-agent.sock", on_cluster)
+
+    async def __aexit__(self, *_: object) -> None:
+        # servers of pods are left to the cluster: that is quicker than to stop one by one
+        await self.end(cleanup_servers=False)

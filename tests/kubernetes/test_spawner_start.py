@@ -1,0 +1,162 @@
+"""A start with a share in a cluster, from the options to the pod and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, SESSION_LABEL, pod_session, resource_name
+from gpushare_spawner.model.tier import Tier
+from tests.spawner.conftest import TEMPLATES
+from tests.spawner.running_hub import until
+
+from .sharing_hub import GpuNodes, SharingHub, gpu, kube_access
+from .standin.client import path
+from .standin.cluster import Cluster
+from .standin.programs import Listeners
+
+
+@pytest.fixture
+def templates(tmp_path: Path) -> Path:
+    folder = tmp_path / "templates"
+    folder.mkdir()
+    for name, text in TEMPLATES.items():
+        (folder / f"{name}.yaml").write_text(f"name: {name}\n{text}")
+    return folder
+
+
+@pytest.fixture
+async def nodes(cluster: Cluster) -> GpuNodes:
+    return GpuNodes(cluster)
+
+
+@pytest.fixture
+async def make_hub(cluster: Cluster, templates: Path, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Starts hubs; a second call is a hub on the same database."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(kube_access(cluster))
+
+        async def make(configure: Callable[[Any], None] = lambda config: None) -> SharingHub:
+            return await stack.enter_async_context(SharingHub(tmp_path, templates, cluster, configure))
+
+        yield make
+
+
+async def test_a_pod_with_its_share(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
+    node = await nodes.add()
+    hub = await make_hub()
+    response = await hub.start_server("ada", {"profile": "quarter-gpu"})
+    assert response.code == 201, response.body
+    pod = await cluster.pod("jupyter-ada")
+    assert pod is not None
+    assert pod["metadata"]["labels"][SESSION_LABEL] == "true"
+    session = pod_session(pod["metadata"]["annotations"])
+    assert (session.session, session.template, session.share_units) == ("ada", "quarter-gpu", 25)
+    assert (session.gpus, session.gpu_indices, session.tier) == ((f"GPU-{node}-0",), (0,), Tier.ACTIVE)
+    assert pod["spec"]["nodeSelector"] == {HOSTNAME_LABEL: node}
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"] == {resource_name(0): "25"}
+    # what holds the share now is the pod, and nothing else
+    assert not hub.reservations.in_flight()
+    view = await hub.reservations.view()
+    assert [holding.gpus for holding in view.holdings] == [(f"GPU-{node}-0",)]
+    assert (await hub.stop_server("ada")).code == 204
+    await until(lambda: not hub.spawner("ada").active)
+    assert not await nodes.held()
+
+
+async def test_what_is_refused_and_with_which_words(make_hub: Callable[..., Any], nodes: GpuNodes) -> None:
+    await nodes.add()
+    hub = await make_hub()
+    for options, status, words in (
+        ({"profile": "nothing"}, 400, "There is no template 'nothing'"),
+        ({"profile": "half-gpu", "colour": "red"}, 400, "Unknown option 'colour'"),
+        ({"profile": "course"}, 403, "You may not use the template 'course'"),
+        ({"profile": "a100"}, 409, "a100 cannot be started on this cluster"),
+        ({"profile": "three-gpus"}, 409, "3 GPUs are more than any node has"),
+    ):
+        response = await hub.start_server("ada", options)
+        assert response.code == status, (options, response.body)
+        assert words in json.loads(response.body)["message"]
+    assert not hub.reservations.in_flight()
+    assert not len(hub.reservations.line)
+
+
+async def test_no_gpu_takes_nothing(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
+    await cluster.make_node(programs=Listeners())
+    hub = await make_hub()
+    assert (await hub.start_server("ada", {"profile": "cpu-only"})).code == 201
+    pod = await cluster.pod("jupyter-ada")
+    assert pod is not None
+    assert SESSION_LABEL not in pod["metadata"]["labels"]
+    environment = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+async def test_several_gpus(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
+    node = await nodes.add(gpus=4)
+    hub = await make_hub()
+    assert (await hub.start_server("ada", {"profile": "three-gpus"})).code == 201
+    pod = await cluster.pod("jupyter-ada")
+    assert pod is not None
+    uuids = [f"GPU-{node}-{index}" for index in range(3)]
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"] == {resource_name(index): "100" for index in range(3)}
+    environment = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert environment["CUDA_VISIBLE_DEVICES"] == environment["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
+
+
+async def test_waits_in_line_and_says_so(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
+    await nodes.add(gpus=1)
+    hub = await make_hub(lambda config: config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0.2))
+    assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code in (201, 202)
+    await hub.started("ada")
+    assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 202
+    told: list[str] = []
+
+    async def listen() -> None:
+        async for event in hub.spawner("bob").progress():
+            told.append(event["message"])
+
+    listener = asyncio.create_task(listen())
+    await until(lambda: any("Next in line, waiting for 0.50 GPU." in line for line in told))
+    assert (await hub.stop_server("ada")).code in (202, 204)
+    await hub.started("bob")
+    await until(lambda: any("Placed on GPU 0" in line and nodes.names[0] in line for line in told))
+    await asyncio.wait_for(listener, 5)
+    assert any("Started container" in line or "Started" in line for line in told), told
+
+
+async def test_a_pod_that_goes_counts_until_it_is_gone(
+    make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster
+) -> None:
+    await nodes.add(gpus=1)
+    hub = await make_hub()
+    assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
+    room, node = hub.reservations, cluster.nodes[nodes.names[0]]
+    await node.stop()
+    await cluster.admin.delete(path("pods", cluster.namespace, "jupyter-ada"), grace=30)
+    await until(lambda: any(pod["metadata"].get("deletionTimestamp") for pod in room.cluster.pods()))
+    assert (await room.outlook()).ledger.free_units(f"GPU-{node.name}-0") == 0
+    await node.start()
+    await until(lambda: not list(room.cluster.pods()))
+    assert (await room.outlook()).ledger.free_units(f"GPU-{node.name}-0") == 100
+
+
+async def test_reports_that_will_not_do(make_hub: Callable[..., Any], nodes: GpuNodes, capsys: pytest.CaptureFixture[str]) -> None:
+    node = await nodes.add(gpus=1)
+    hub = await make_hub(lambda config: config.GPUShareSpawner.__setattr__("view_patience", 0.5))
+    await nodes.report(node, [gpu(node, 0)], age=200)
+    await nodes.write("broken", "{}")
+    response = await hub.start_server("ada", {"profile": "half-gpu"})
+    assert response.code == 503
+    assert "What the cluster's GPUs hold is not known" in json.loads(response.body)["message"]
+    log = capsys.readouterr().err
+    assert "the last report is 3 min" in log
+    assert "is no report of an agent" in log
