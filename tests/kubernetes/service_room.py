@@ -1,4 +1,4 @@
-"""For the tests of the service on a cluster: a namespace on the stand-in API server, and the hub in it."""
+"""For the tests of the service on a cluster: its namespace, with agents, users and the hub in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from kubernetes_asyncio.client import ApiClient, Configuration
+import pytest
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
@@ -17,9 +17,10 @@ from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.service.cluster.cluster import Cluster
 from gpushare_spawner.service.cluster.node import NodeAgent
 from tests.kubernetes.standin.api_server import StandInApiServer
-from tests.kubernetes.standin.client import Credentials, KubeClient, path
+from tests.kubernetes.standin.client import KubeClient, path
+from tests.kubernetes.standin.cluster import RBAC
+from tests.kubernetes.standin.cluster import Cluster as TestCluster
 
-NAMESPACE = "jhub"
 HUB_RULES = [
     # zero-to-jupyterhub's Role gives the first; ours adds the others
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "watch", "list", "create", "delete"]},
@@ -31,17 +32,43 @@ HUB_RULES = [
 class Room:
     """A namespace with agents and users; what they do to the API server."""
 
-    def __init__(self, server: StandInApiServer, admin: KubeClient, now: Callable[[], float]) -> None:
-        self.server = server
-        self.admin = admin
+    def __init__(self, cluster: TestCluster, token: str, now: Callable[[], float]) -> None:
+        self.cluster = cluster
+        self.namespace = cluster.namespace
+        self.admin = cluster.admin
+        self.token = token
+        """Of the hub's service account."""
         self.now = now
         self.sessions: dict[str, dict[str, SessionReport]] = {}
 
+    @property
+    def standin(self) -> StandInApiServer:
+        """For what only the stand-in can be made to do; against a real API server the test is skipped."""
+        if self.cluster.server is None:
+            pytest.skip("a real API server cannot be made to do this")
+        return self.cluster.server
+
+    def at(self, plural: str, name: str = "", subresource: str = "") -> str:
+        """A path in the namespace."""
+        return path(plural, self.namespace, name, subresource)
+
     async def rights(self, rules: list[dict[str, Any]]) -> None:
+        """What the hub may do from now on."""
+        metadata = {"name": "hub", "namespace": self.namespace}
         await self.admin.update(
-            path("roles", NAMESPACE, "hub", group="rbac.authorization.k8s.io/v1"),
-            {"metadata": {"name": "hub", "namespace": NAMESPACE}, "rules": rules},
+            path("roles", self.namespace, "hub", group=RBAC), {"metadata": metadata, "rules": rules}
         )
+        # a real API server knows it a moment later
+        may_patch = any("pods" in rule["resources"] and "patch" in rule["verbs"] for rule in rules)
+        asked = {"namespace": self.namespace, "verb": "patch", "resource": "pods"}
+        where = path("selfsubjectaccessreviews", group="authorization.k8s.io/v1")
+        async with KubeClient(self.cluster.credentials(self.token)) as client:
+            for _ in range(100):
+                answer = await client.create(where, {"spec": {"resourceAttributes": asked}})
+                if answer["status"]["allowed"] == may_patch:
+                    return
+                await asyncio.sleep(0.05)
+        raise AssertionError("the role does not come into force")
 
     async def open(self, user: str, node: str = "node-a", phase: str = "Running", **changes: Any) -> SessionReport:
         """A pod with a quarter of the node's GPU; the agent has not reported it yet."""
@@ -53,9 +80,9 @@ class Room:
             "metadata": {"name": f"jupyter-{user}", "labels": kubernetes.labels(), "annotations": said.annotations()},
             "spec": {"nodeName": node, "containers": [{"name": "notebook", "image": "notebook"}]},
         }
-        await self.admin.create(path("pods", NAMESPACE), pod)
+        await self.admin.create(self.at("pods"), pod)
         status = {"status": {"phase": phase}}
-        await self.admin.patch(path("pods", NAMESPACE, f"jupyter-{user}", "status"), status)
+        await self.admin.patch(self.at("pods", f"jupyter-{user}", "status"), status)
         values = {
             "id": user, "user": user, "template": "quarter", "gpus": said.gpus, "share_units": 25,
             "tier_since": self.now(), "effective_units": 25, "guaranteed_units": 25, "opened_at": self.now(),
@@ -78,48 +105,37 @@ class Room:
         name = kubernetes.report_name(node)
         labels = {kubernetes.REPORT_COMPONENT_LABEL: kubernetes.REPORT_COMPONENT}
         item = {"metadata": {"name": name, "labels": labels}, "data": {kubernetes.REPORT_KEY: text}}
-        if name in [item["metadata"]["name"] for item in await self.admin.list(path("configmaps", NAMESPACE))]:
-            await self.admin.patch(path("configmaps", NAMESPACE, name), {"data": item["data"]})
+        if name in [item["metadata"]["name"] for item in await self.admin.list(self.at("configmaps"))]:
+            await self.admin.patch(self.at("configmaps", name), {"data": item["data"]})
         else:
-            await self.admin.create(path("configmaps", NAMESPACE), item)
+            await self.admin.create(self.at("configmaps"), item)
 
     async def annotate(self, user: str, annotations: dict[str, str | None]) -> None:
-        await self.admin.patch(path("pods", NAMESPACE, f"jupyter-{user}"), {"metadata": {"annotations": annotations}})
+        await self.admin.patch(self.at("pods", f"jupyter-{user}"), {"metadata": {"annotations": annotations}})
 
     async def session(self, user: str) -> PodSession:
         """As the pod's annotations have it."""
-        pod = await self.admin.get(path("pods", NAMESPACE, f"jupyter-{user}"))
+        pod = await self.admin.get(self.at("pods", f"jupyter-{user}"))
         return kubernetes.pod_session(pod["metadata"]["annotations"])
 
 
-@contextlib.asynccontextmanager
-async def make_room(now: Callable[[], float]) -> AsyncIterator[Room]:
-    """A namespace whose service account ``hub`` has the hub's rights."""
-    async with StandInApiServer() as server, KubeClient(Credentials(server.url, server.admin_token)) as admin:
-        await admin.create(path("namespaces"), {"metadata": {"name": NAMESPACE}})
-        await admin.create(path("serviceaccounts", NAMESPACE), {"metadata": {"name": "hub"}})
-        group = "rbac.authorization.k8s.io/v1"
-        await admin.create(path("roles", NAMESPACE, group=group), {"metadata": {"name": "hub"}, "rules": HUB_RULES})
-        binding = {
-            "metadata": {"name": "hub"},
-            "subjects": [{"kind": "ServiceAccount", "name": "hub", "namespace": NAMESPACE}],
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "hub"},
-        }
-        await admin.create(path("rolebindings", NAMESPACE, group=group), binding)
-        yield Room(server, admin, now)
+async def make_room(cluster: TestCluster, now: Callable[[], float]) -> Room:
+    """The test cluster's namespace, with a service account ``hub`` that has the hub's rights."""
+    return Room(cluster, await cluster.service_account("hub", HUB_RULES), now)
 
 
 @contextlib.asynccontextmanager
-async def as_the_hub(room: Room, patience: float = 5.0, all_namespaces: bool = False) -> AsyncIterator[Cluster]:
-    configuration = Configuration(host=room.server.url)
-    configuration.api_key["BearerToken"] = f"Bearer {room.server.access.add_service_account_token(NAMESPACE, 'hub')}"
-    async with ApiClient(configuration) as client:
-        cluster = Cluster(client, NAMESPACE, all_namespaces=all_namespaces, clock=room.now)
-        await cluster.start(patience)
+async def as_the_hub(
+    room: Room, patience: float = 5.0, all_namespaces: bool = False, token: str = ""
+) -> AsyncIterator[Cluster]:
+    """What the service sees."""
+    async with room.cluster.api_client(token or room.token) as client:
+        seen = Cluster(client, room.namespace, all_namespaces=all_namespaces, clock=room.now)
+        await seen.start(patience)
         try:
-            yield cluster
+            yield seen
         finally:
-            await cluster.close()
+            await seen.close()
 
 
 async def eventually(what: Callable[[], bool], seconds: float = 5.0) -> None:

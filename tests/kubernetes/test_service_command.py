@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -16,7 +14,7 @@ import pytest
 from tornado.testing import bind_unused_port
 
 from gpushare_spawner.model.tier import Tier
-from tests.kubernetes.service_room import NAMESPACE, Room, make_room
+from tests.kubernetes.service_room import Room, make_room
 from tests.service.conftest import hub_server  # noqa: F401
 from tests.service.fake_hub import TOKEN
 
@@ -29,9 +27,8 @@ idle: {release_after: 4s, warn_before: 2s}
 
 
 @pytest.fixture
-async def room() -> AsyncIterator[Room]:
-    async with make_room(time.time) as made:
-        yield made
+async def room(cluster) -> Room:
+    return await make_room(cluster, time.time)
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -46,32 +43,18 @@ async def start(*options: str, env: dict[str, str]) -> asyncio.subprocess.Proces
 
 async def test_an_idle_session_is_told_and_released(room, hub_server, tmp_path):  # noqa: F811
     (tmp_path / "quarter.yaml").write_text(TEMPLATE)
-    token = room.server.access.add_service_account_token(NAMESPACE, "hub")
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "test",
-                "clusters": [{"name": "test", "cluster": {"server": room.server.url}}],
-                "users": [{"name": "test", "user": {"token": token}}],
-                "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-            }
-        )
-    )
     socket, port = bind_unused_port()
     socket.close()
     env = environment(
         tmp_path,
-        KUBECONFIG=str(kubeconfig),
+        KUBECONFIG=str(room.cluster.kubeconfig(room.token)),
         # the address of a Service: nothing can listen on it
         JUPYTERHUB_SERVICE_URL=f"http://192.0.2.1:{port}",
         JUPYTERHUB_SERVICE_PREFIX="/services/gpushare/",
     )
     await room.open("ann")
     await room.publish()
-    options = (f"--namespace={NAMESPACE}", "--ip=*", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
+    options = (f"--namespace={room.namespace}", "--ip=*", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
     service = await start(*options, env=env)
     try:
         told, end = False, time.monotonic() + 40
@@ -90,7 +73,7 @@ async def test_an_idle_session_is_told_and_released(room, hub_server, tmp_path):
             service.terminate()
         said_at_the_end = (await service.stderr.read()).decode()
     assert await service.wait() == 0, said_at_the_end
-    assert f"agents of the namespace {NAMESPACE}" in said_at_the_end
+    assert f"agents of the namespace {room.namespace}" in said_at_the_end
 
 
 async def test_without_a_cluster_it_says_what_it_looked_for(hub_server, tmp_path):  # noqa: F811
