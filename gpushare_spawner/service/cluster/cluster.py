@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,8 @@ class Cluster:
         self._clock = clock
         self._on_change = on_change
         here = f"the namespace {namespace}"
-        pods, where = partial(self._api.list_namespaced_pod, namespace), here
+        pods: Callable[..., Awaitable[Any]] = partial(self._api.list_namespaced_pod, namespace)
+        where = here
         if all_namespaces:
             pods, where = self._api.list_pod_for_all_namespaces, "all namespaces"
         maps = partial(self._api.list_namespaced_config_map, namespace)
