@@ -145,7 +145,7 @@ class RunningHub:
         found: Reservations = self.spawner(next(user.name for user in self.app.users.values())).reservations
         return found
 
-    async def api(self, method: str, path: str, body: Any = None) -> HTTPResponse:
+    async def api(self, method: str, path: str, body: Any = None, timeout: float = 40) -> HTTPResponse:
         return await AsyncHTTPClient(force_instance=True).fetch(
             HTTPRequest(
                 f"{self.url}/api/{path}",
@@ -153,7 +153,7 @@ class RunningHub:
                 headers={"Authorization": f"token {TOKEN}"},
                 body=json.dumps(body) if body is not None else ("" if method == "POST" else None),
                 allow_nonstandard_methods=True,
-                request_timeout=40,
+                request_timeout=timeout,
             ),
             raise_error=False,
         )
