@@ -306,6 +306,23 @@ async def test_a_watch_that_is_too_old_reads_everything_anew(room, nodes):
     await seen(nodes, "node-a", both)
 
 
+async def test_what_happened_while_nobody_listened_is_as_old_as_that(room, nodes):
+    """A report that a new watch brings at once may have been published at any time since the last one broke."""
+    await room.open("ann")
+    await room.publish()
+    await seen(nodes, "node-a", has("ann", confirmed=True))
+    room.cluster.faults.fail_next("watch", "configmaps", "500", times=2)
+    room.standin.store.cut_watches()
+    await room.publish(ann={"kernels_busy": 1})
+    nodes._maps._heard -= 60  # as if it had been silent for a minute before
+    agent = await seen(nodes, "node-a", has("ann", kernels_busy=1))
+    assert agent.report_age() >= 60
+    await asyncio.sleep(watched._CATCHING_UP)
+    await room.publish(ann={"kernels_busy": 2})
+    agent = await seen(nodes, "node-a", has("ann", kernels_busy=2))
+    assert agent.report_age() < 5
+
+
 async def test_what_a_list_brings_has_no_known_age(room):
     """Nobody knows what happened between the report and the start of the service: no server is stopped on it."""
     await room.open("ann")

@@ -52,6 +52,7 @@ class Cluster:
         self._maps = Watched("reports", maps, here, kubernetes.REPORT_SELECTOR, self._changed)
         self._read: dict[str, tuple[str, Report | None]] = {}
         self._by_node: dict[str, dict[str, SessionPod]] | None = None
+        self._by_report: dict[str, tuple[str, Report | None]] | None = None
         self._said: dict[str, str] = {}
 
     async def start(self, patience: float) -> None:
@@ -95,7 +96,7 @@ class Cluster:
         return self._pods_by_node().get(node, {})
 
     def _changed(self) -> None:
-        self._by_node = None
+        self._by_node = self._by_report = None
         self._on_change()
 
     def _pods_by_node(self) -> dict[str, dict[str, SessionPod]]:
@@ -109,11 +110,14 @@ class Cluster:
 
     def _reports(self) -> dict[str, tuple[str, Report | None]]:
         """(name of the ConfigMap, report) by node; each is parsed once."""
+        if self._by_report is not None:
+            return self._by_report
         found: dict[str, tuple[str, Report | None]] = {}
         self._read = {name: self._parse(name, item) for name, item in self._maps.objects.items()}
         for name, (_, report) in self._read.items():
             node = report.node if report is not None else name.partition("/")[2].removeprefix(_PREFIX)
             found[node] = name, report
+        self._by_report = found
         return found
 
     def _parse(self, name: str, item: dict[str, Any]) -> tuple[str, Report | None]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -25,6 +26,8 @@ _SILENCE = 15.0
 _LONGEST_PAUSE = 20.0
 _AT_LEAST = 0.5
 """A watch that ends sooner (the API server is going down, or a proxy cuts it) is not begun again at once."""
+_CATCHING_UP = 2.0
+"""Seconds in which a new watch has brought what happened before it began."""
 LOST_AFTER = WATCH_SECONDS + _SILENCE + 2 * _LONGEST_PAUSE
 """Seconds without word from the API server after which what it said last no longer counts."""
 
@@ -54,8 +57,8 @@ class Watched:
         self.objects: dict[str, Object] = {}
         """By `key`."""
         self.arrived: dict[str, float] = {}
-        """When (`time.monotonic`) a watch brought the version that is in `objects`. Not there: it came with a list,
-        and nobody knows how old it was then."""
+        """The earliest time (`time.monotonic`) at which the version in `objects` can have been written: mostly when a
+        watch brought it. Not there: it came with a list, and nobody knows how old it was then."""
         self.problem = f"the {what} of {where} have not been read yet"
         """What is wrong now, for people; empty: nothing."""
         self._list_method = list_method
@@ -63,6 +66,8 @@ class Watched:
         self._selector = selector
         self._on_change = on_change
         self._heard: float | None = None
+        self._missed_since: float | None = None
+        self._caught_up = 0.0
         self._task: asyncio.Task[None] | None = None
         self._loaded = asyncio.Event()
 
@@ -92,27 +97,32 @@ class Watched:
 
     async def _run(self) -> None:
         version, pause = "", 0.0
+        # version 0: whatever the API server has in its cache, which costs it little; the watch brings the rest
+        least = "0"
         while True:
             try:
-                version = version or await self._list()
+                version = version or await self._list(least)
                 pause, began = 0.0, time.monotonic()
-                async for event in self._watch(version):
-                    version = self._take(event) or version
+                async with contextlib.aclosing(self._watch(version)) as events:
+                    async for event in events:
+                        version = self._take(event)
+                        least = "0"
                 if time.monotonic() - began < _AT_LEAST:
                     await asyncio.sleep(_AT_LEAST)
             except _Expired:
-                # what happened since is forgotten there: read everything again
-                version = ""
+                # what happened since is forgotten there: read everything again, and not from the cache that led here
+                version, least = "", ""
+                await asyncio.sleep(_AT_LEAST)
             except (ApiException, aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
                 version = "" if isinstance(error, (ApiException, ValueError, KeyError)) else version
                 self._fail(error)
                 pause = min(_LONGEST_PAUSE, 2 * pause or 0.25)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
 
-    async def _list(self) -> str:
-        """Everything anew. Returns the version that it is of."""
-        # version 0: whatever the API server has in its cache, which costs it nothing; the watch brings the rest
-        answer = await self._ask(resource_version="0", _request_timeout=30)
+    async def _list(self, least: str) -> str:
+        """Everything anew, of that version or later; empty: as it is now. Returns the version that it is of."""
+        at_least = {"resource_version": least} if least else {}
+        answer = await self._ask(**at_least, _request_timeout=30)
         found = json.loads(await answer.read())
         items: list[Object] = found["items"]
         self._heard, self.problem = time.monotonic(), ""
@@ -127,7 +137,7 @@ class Watched:
         version: str = found["metadata"]["resourceVersion"]
         return version
 
-    async def _watch(self, version: str) -> AsyncIterator[Mapping[str, Any]]:
+    async def _watch(self, version: str) -> AsyncGenerator[Mapping[str, Any], None]:
         answer = await self._ask(
             watch=True,
             resource_version=version,
@@ -136,6 +146,8 @@ class Watched:
             _request_timeout=(10, WATCH_SECONDS + _SILENCE),
         )
         try:
+            # what comes first may have happened while nobody listened
+            self._missed_since, self._caught_up = self._heard, time.monotonic() + _CATCHING_UP
             self._heard, self.problem = time.monotonic(), ""
             async for line in _lines(answer.content):
                 self._heard = time.monotonic()
@@ -172,7 +184,9 @@ class Watched:
                 self.arrived.pop(name, None)
             else:
                 self.objects[name] = item
-                self.arrived[name] = time.monotonic()
+                now = time.monotonic()
+                catching_up = self._missed_since is not None and now < self._caught_up
+                self.arrived[name] = min(now, self._missed_since or now) if catching_up else now
             self._on_change()
         return version
 
