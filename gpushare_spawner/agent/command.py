@@ -12,7 +12,9 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from gpushare_spawner import native
 from gpushare_spawner.agent import kubernetes_options
@@ -25,6 +27,7 @@ from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.session_folder import PathTooLong
 from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.model.control import Request
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)
@@ -135,7 +138,7 @@ async def _serve(options: argparse.Namespace) -> None:
             arbiter=ArbiterSettings(exclusive=options.exclusive),
         )
         node = Node(settings, gpus, nvml, folder, libraries)
-        answer = node.answer
+        answer: Callable[[Request], Awaitable[dict[str, Any]]] = node.answer
         await node.start()
         stack.push_async_callback(node.close)
         if cluster is not None:

@@ -30,6 +30,8 @@ class Grant:
     """Ids."""
     made_at: float
     """The event loop's time, seconds."""
+    asked_for: bool = True
+    """The kubelet asked for it; False: it was found in its list, and is none when it is no longer there."""
 
 
 class HeldDevices:
@@ -107,7 +109,9 @@ class HeldDevices:
         """The kubelet says that somebody holds these, and no session does: since when is not known."""
         grant = self.pending.get((gpu, devices))
         if grant is None:
-            grant = self.pending[gpu, devices] = Grant(gpu, devices, asyncio.get_running_loop().time())
+            grant = self.pending[gpu, devices] = Grant(
+                gpu, devices, asyncio.get_running_loop().time(), asked_for=False
+            )
         return grant
 
     def settled(self, gpu: str, devices: frozenset[str]) -> None:

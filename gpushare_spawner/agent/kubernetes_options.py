@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +104,7 @@ class ClusterOptions:
     @asynccontextmanager
     async def joined(
         self, node: Node, libraries: Libraries
-    ) -> AsyncIterator[Callable[[Request], Coroutine[Any, Any, dict[str, Any]]]]:
+    ) -> AsyncIterator[Callable[[Request], Awaitable[dict[str, Any]]]]:
         """While this is open the node is one of the cluster; gives what answers the control socket.
 
         Raises Unusable or OSError.

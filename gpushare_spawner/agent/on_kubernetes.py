@@ -82,13 +82,13 @@ class OnKubernetes:
         )
         where = "" if settings.all_namespaces else settings.namespace
         self.pods = Pods(api, where, node.settings.name, self._changed)
-        self.sessions = PodSessions(node, self.pods, api, self.held)
+        self._ask = asyncio.Event()
+        self.sessions = PodSessions(node, self.pods, api, self.held, self._ask.set)
         owner = None
         if settings.own_pod is not None and settings.own_pod_uid and settings.own_pod[0] == settings.namespace:
             owner = Owner(settings.own_pod[1], settings.own_pod_uid)
         self.published = PublishedReport(api, settings.namespace, node.report, settings.publish, owner)
         self._plugins = [self._plugin(gpu) for gpu in node.gpus.values()]
-        self._ask = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._look_due: asyncio.Handle | None = None
         self._kubelet_asked = False
@@ -136,7 +136,7 @@ class OnKubernetes:
             raise Refused(self._node.withheld.get(gpu.uuid, f"GPU {gpu.index} does not answer its driver"))
         self.held.check(gpu.uuid, devices)
         for session in self.held.holders(gpu.uuid, devices):
-            self._node.end_session(session.id, "the kubelet gave its devices to another pod")
+            self.sessions.end(session, "the kubelet gave its devices to another pod")
         grant = self.held.grant(gpu.uuid, devices)
         self._ask.set()
         return self._allocation.answer(gpu, self.held.folder_of(grant))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
@@ -37,8 +37,9 @@ STRANGER_AFTER = 5.0
 """Seconds after which a pod that holds devices, and that the API does not show, is taken for none of the hub's."""
 GONE_AFTER = 30.0
 """Seconds for which the kubelet must not have listed a pod that the API does not show, to be sure that it has ended."""
-TRUST_KUBELET_AFTER = 60.0
-"""Seconds from a start of the kubelet until a pod that it does not list is one that is not there."""
+TRUST_KUBELET_AFTER = 10.0
+"""Seconds from a start of the kubelet until a pod that it does not list is one that is not there: for about one second
+it lists none."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between tries of a patch."""
 MAX_SEEN = 16
@@ -47,13 +48,18 @@ MAX_SEEN = 16
 class PodSessions:
     """Keeps the node's sessions what its pods are."""
 
-    def __init__(self, node: Node, pods: Pods, api: ClusterApi, held: HeldDevices) -> None:
+    def __init__(
+        self, node: Node, pods: Pods, api: ClusterApi, held: HeldDevices, ask_kubelet: Callable[[], None]
+    ) -> None:
+        """`ask_kubelet` has `handed` called soon with the kubelet's newest word."""
         self._node = node
+        self._ask_kubelet = ask_kubelet
         self._pods = pods
         self._api = api
         self._held = held
         self._loop = asyncio.get_running_loop()
-        self._handed: Handed | None = None
+        self._listed: dict[PodKey, dict[str, frozenset[str]]] = {}
+        """The kubelet's last word: devices by pod and GPU, of pods that have not ended since."""
         self._absent: dict[PodKey, float] = {}
         self._patches: dict[str, asyncio.Task[None]] = {}
         self._said: set[str] = set()
@@ -72,8 +78,10 @@ class PodSessions:
 
     def handed(self, handed: Handed) -> None:
         """The kubelet's newest word."""
-        self._handed = handed
-        self._forget_what_never_came(handed)
+        self._listed = {
+            key: devices for key, resources in handed.by_pod.items() if (devices := self._by_gpu(resources))
+        }
+        self._forget_what_never_came()
         self.changed()
 
     async def close(self) -> None:
@@ -91,11 +99,8 @@ class PodSessions:
         self._scheduled = None
         try:
             self._end_what_is_gone()
-            if self._handed is not None:
-                for key, resources in self._handed.by_pod.items():
-                    devices = self._by_gpu(resources)
-                    if devices:
-                        self._bring_together(key, devices)
+            for key, devices in list(self._listed.items()):
+                self._bring_together(key, devices)
             for session in list(self._node.sessions.values()):
                 self._follow(session)
         except Exception:
@@ -109,9 +114,16 @@ class PodSessions:
             if hold.uid:
                 # while the pods have not been listed nobody is known to be gone
                 if self._pods.known and self._pods.get(hold.uid) is None:
-                    self._node.end_session(session.id, f"pod {hold.namespace}/{hold.name} is gone")
+                    self.end(session, f"pod {hold.namespace}/{hold.name} is gone")
             elif self._long_absent(hold.key):
-                self._node.end_session(session.id, f"the kubelet no longer lists pod {hold.namespace}/{hold.name}")
+                self.end(session, f"the kubelet no longer lists pod {hold.namespace}/{hold.name}")
+
+    def end(self, session: Session, reason: str) -> None:
+        """Its pod is gone. What the kubelet said before is no reason to take it up again."""
+        hold = session.record.pod
+        self._node.end_session(session.id, reason)
+        if hold is not None and self._listed.pop(hold.key, None) is not None:
+            self._ask_kubelet()
 
     def _bring_together(self, key: PodKey, devices: dict[str, frozenset[str]]) -> None:
         pod = self._pods.named(*key)
@@ -122,7 +134,8 @@ class PodSessions:
             if pod is None or hold.uid == pod.uid:
                 self._settle(session, hold, devices)
                 return
-            self._node.end_session(session.id, f"another pod has the name {key[0]}/{key[1]}")
+            self.end(session, f"another pod has the name {key[0]}/{key[1]}")
+            return
         # nothing is freed by these grants until they are a session's
         grants = [self._held.found(gpu, ids) for gpu, ids in devices.items()]
         age = self._loop.time() - max(grant.made_at for grant in grants)
@@ -223,20 +236,19 @@ class PodSessions:
 
     # -- what the kubelet no longer lists -----------------------------------------------------------------------------
 
-    def _forget_what_never_came(self, handed: Handed) -> None:
-        listed = {ids for resources in handed.by_pod.values() for ids in self._by_gpu(resources).values()}
+    def _forget_what_never_came(self) -> None:
+        listed = {ids for devices in self._listed.values() for ids in devices.values()}
         now = self._loop.time()
-        for key in [key for key in self._absent if key in handed.by_pod]:
-            del self._absent[key]
-        for session in self._node.sessions.values():
-            if session.record.pod is not None and session.record.pod.key not in handed.by_pod:
-                self._absent.setdefault(session.record.pod.key, now)
+        keys = {one.record.pod.key for one in self._node.sessions.values() if one.record.pod is not None}
+        self._absent = {key: self._absent.get(key, now) for key in keys if key not in self._listed}
+        if not self._kubelet_is_up():
+            return
         for grant in list(self._held.pending.values()):
-            if grant.devices not in listed and now - grant.made_at > GONE_AFTER and self._kubelet_is_up():
+            age = now - grant.made_at
+            if grant.devices not in listed and (age > GONE_AFTER or not grant.asked_for):
                 log.info("%d devices of GPU %s were given out and are held by no pod", len(grant.devices), grant.gpu)
                 self._held.forget(grant)
-        if self._kubelet_is_up():
-            self._held.remove_strangers(listed)
+        self._held.remove_strangers(listed)
 
     def _long_absent(self, key: PodKey) -> bool:
         since = self._absent.get(key)
@@ -317,9 +329,9 @@ class PodSessions:
                     # the uid: never into another pod of the same name
                     item = await self._api.patch(pod.path, {"metadata": {"uid": pod.uid, "annotations": patch}})
                 except ApiFailure as failure:
-                    if failure.status in (404, 409):
-                        return  # the pod is gone; the watch will say so
-                    log.warning("pod %s/%s cannot be patched for now: %s", pod.namespace, pod.name, failure)
+                    # 404 and 409: the pod is gone, or another has its name; the watch will say so
+                    if failure.status not in (404, 409):
+                        log.warning("pod %s/%s cannot be patched for now: %s", pod.namespace, pod.name, failure)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
                     continue
@@ -327,6 +339,10 @@ class PodSessions:
                 marks = _marks(item["metadata"].get("annotations") or {})
                 hold.seen = (*hold.seen, *(mark for mark in marks if mark not in hold.seen))[-MAX_SEEN:]
                 self._node.keep(session)
+                if self._wanted(session):
+                    # it moved on in the meantime; or somebody undoes what is written, whom this must not race
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
         finally:
             del self._patches[session.id]
             self.changed()

@@ -1,0 +1,180 @@
+"""An agent of a node, in this process: on GPUs that exist only as numbers, with a real kubelet's side of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpushare_spawner.agent.allocation import Allocation
+from gpushare_spawner.agent.cluster_api import ClusterApi
+from gpushare_spawner.agent.environment import Libraries
+from gpushare_spawner.agent.gpus import Gpu
+from gpushare_spawner.agent.library_on_host import HostLibraries
+from gpushare_spawner.agent.node import Node, NodeSettings
+from gpushare_spawner.agent.on_kubernetes import ClusterSettings, OnKubernetes
+from gpushare_spawner.agent.published_report import PublishSettings
+from gpushare_spawner.agent.rounds import RoundSettings
+from gpushare_spawner.agent.state_folder import StateFolder
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes import PodSession, resource_limits
+from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.tier import Tier
+from tests.agent.peers import FIRST, SECOND, GpusOnPaper, Peer
+
+from .standin.client import path
+from .standin.cluster import Cluster, a_pod
+from .standin.kubelet import StandInKubelet
+
+AGENT_RULES = [
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]},
+]
+"""All that the agent may do."""
+GPU_0, GPU_1 = kubernetes.resource_name(0), kubernetes.resource_name(1)
+LIBRARY = Path("/opt/gpushare/libgpushare.so")
+
+
+class NodeAgent:
+    """Can be stopped and started again on the same folder, as after an update."""
+
+    def __init__(self, cluster: Cluster, kubelet: StandInKubelet, token: str, folder: Path) -> None:
+        self.cluster, self.kubelet, self.folder = cluster, kubelet, folder
+        self.token = token
+        self.source = GpusOnPaper()
+        self.gpus: tuple[Gpu, ...] = (FIRST, SECOND)
+        self.settings = NodeSettings(name=kubelet.name, rounds=RoundSettings(look_every=0.1, poll_every=0.1))
+        self.cluster_settings = ClusterSettings(
+            namespace=cluster.namespace,
+            kubelet_dir=kubelet.folder,
+            publish=PublishSettings(at_most_every=0.5, settle=0.02, capacity_every=0.05, look_every=0.1),
+        )
+        self.cdi: dict[str, str] = {}
+        self.preload_file = False
+        self.node: Node
+        self.on_kubernetes: OnKubernetes
+        self._stack = contextlib.AsyncExitStack()
+        self.peers: list[Peer] = []
+
+    async def start(self) -> NodeAgent:
+        stack = self._stack = contextlib.AsyncExitStack()
+        state = StateFolder(self.folder)
+        stack.callback(state.close)
+        libraries = HostLibraries(LIBRARY, LIBRARY.parent / "ld.so.preload")
+        self.node = Node(self.settings, self.gpus, self.source, state, Libraries(preload=LIBRARY))
+        await self.node.start()
+        stack.push_async_callback(self.node.close)
+        api = ClusterApi(self.cluster.api_client(self.token))
+        stack.push_async_callback(api.close)
+        allocation = Allocation(libraries, self.cdi, self.preload_file)
+        self.on_kubernetes = OnKubernetes(self.node, api, allocation, self.cluster_settings)
+        await stack.enter_async_context(self.on_kubernetes.running())
+        return self
+
+    async def stop(self) -> None:
+        for peer in self.peers:
+            peer.close()
+        await self._stack.aclose()
+
+    def with_units_of(self, size: int) -> None:
+        self.cluster_settings = replace(self.cluster_settings, unit_size=size)
+
+    # what the cluster sees
+
+    async def offered(self, amount: int, resource: str = GPU_0) -> None:
+        """Wait until the node's status offers so many units."""
+        await self.cluster.wait_for_allocatable(self.kubelet.name, resource, amount)
+
+    async def ready(self) -> None:
+        for gpu in self.gpus:
+            await self.offered(100, kubernetes.resource_name(gpu.index))
+
+    async def report(self) -> Report | None:
+        """What is published."""
+        maps = await self.cluster.config_maps(kubernetes.REPORT_SELECTOR)
+        named = {one["metadata"]["name"]: one for one in maps}
+        found = named.get(kubernetes.report_name(self.kubelet.name))
+        return None if found is None else Report.model_validate_json(found["data"][kubernetes.REPORT_KEY])
+
+    async def annotations(self, pod: str) -> PodSession:
+        found = await self.cluster.pod(pod)
+        assert found is not None
+        return kubernetes.pod_session(found["metadata"]["annotations"])
+
+    async def annotate(self, pod: str, annotations: dict[str, str | None]) -> None:
+        where = path("pods", self.cluster.namespace, pod)
+        await self.cluster.admin.patch(where, {"metadata": {"annotations": annotations}})
+
+    # sessions
+
+    async def pod(self, name: str, said: PodSession | None = None, unit_size: int = 1, **changes: Any) -> None:
+        """Create the pod of a session, as the spawner does."""
+        said = said or session(name, **changes)
+        manifest = a_pod(
+            name,
+            limits=resource_limits(said.share_units, said.gpu_indices, unit_size),
+            annotations=said.annotations(),
+            labels=kubernetes.labels(),
+            nodeSelector={kubernetes.HOSTNAME_LABEL: self.kubelet.name},
+        )
+        await self.cluster.admin.create(path("pods", self.cluster.namespace), manifest)
+
+    async def running(self, name: str, **changes: Any) -> SessionReport:
+        """A pod that runs, and its session."""
+        await self.pod(name, **changes)
+        await self.cluster.wait_for_phase(name, "Running")
+        return await self.session(name)
+
+    async def session(self, name: str, timeout: float = 10.0) -> SessionReport:
+        """The session of that id, once it is there."""
+        return await self.until(lambda: self.node.report().session(name), timeout)
+
+    async def until(self, look: Callable[[], Any], timeout: float = 10.0) -> Any:
+        """What `look` gives, once it is something."""
+        end = asyncio.get_running_loop().time() + timeout
+        while not (found := look()):
+            assert asyncio.get_running_loop().time() < end, f"it did not come about within {timeout} s"
+            await asyncio.sleep(0.02)
+        return found
+
+    async def peer(self, name: str) -> Peer:
+        """A CUDA process of a session."""
+        socket = self.node.sessions[name].socket
+        assert socket is not None
+        peer = Peer(socket.path)
+        self.peers.append(peer)
+        await peer.connect()
+        return peer
+
+    def held(self, name: str) -> dict[str, tuple[str, ...]]:
+        """A session's devices, by GPU."""
+        pod = self.node.sessions[name].record.pod
+        assert pod is not None
+        return pod.devices
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What the device plugins gave to a pod's container."""
+        worker = self.kubelet.worker(self.cluster.namespace, name)
+        given = self.kubelet.plugins.given(worker.pod["metadata"]["uid"], "notebook")
+        return dict(given.envs)
+
+    async def delete(self, name: str) -> None:
+        await self.cluster.admin.delete(path("pods", self.cluster.namespace, name), grace=0)
+
+
+def session(name: str, gpus: tuple[Gpu, ...] = (FIRST,), share: int = 25, **changes: Any) -> PodSession:
+    """A quarter of the first GPU, unless told otherwise."""
+    values: dict[str, Any] = {
+        "session": name, "template": "quarter-gpu", "share_units": share, "effective_units": share,
+        "gpus": tuple(gpu.uuid for gpu in gpus), "gpu_indices": tuple(gpu.index for gpu in gpus),
+        "tier_since": 1_700_000_000.0, "tier": Tier.ACTIVE,
+    }  # fmt: skip
+    return PodSession(**values | changes)
+
+
+def inode(path: Path) -> int:
+    return os.stat(path).st_ino

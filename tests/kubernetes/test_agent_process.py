@@ -1,0 +1,195 @@
+"""`gpushare agent --kubernetes` as a process of its own, on simulated GPUs, with the faults of real life."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import ControlRefused
+from gpushare_spawner.model.frames import Kind, Role
+from gpushare_spawner.model.kubernetes import PodSession, tier_patch
+from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.tier import Tier
+from tests.agent.agent_process import AgentProcess
+from tests.agent.conftest import request_for, short_folder  # noqa: F401
+from tests.agent.peers import GIB, Peer
+
+from .node_agent import AGENT_RULES, GPU_0
+from .standin.client import path
+from .standin.cluster import Cluster, a_pod
+from .standin.kubelet import StandInKubelet
+
+
+class ClusterAgent(AgentProcess):
+    """Started with what a DaemonSet would give it."""
+
+    def __init__(self, folder: Path, cluster: Cluster, kubelet: StandInKubelet, token: str) -> None:
+        super().__init__(folder, gpus=1)
+        self.cluster, self.kubelet = cluster, kubelet
+        self.environment |= {
+            "KUBECONFIG": str(cluster.kubeconfig(token)), "NODE_NAME": kubelet.name, "POD_NAMESPACE": cluster.namespace,
+        }  # fmt: skip
+        for name in ("KUBERNETES_SERVICE_HOST", "POD_NAME", "POD_UID"):
+            self.environment.pop(name, None)
+        self.host_dir = folder / "state"
+
+    def command(self, *options: str) -> list[str]:
+        command = super().command(
+            "--kubernetes", "--kubelet-dir", str(self.kubelet.folder), "--host-dir", str(self.host_dir), *options
+        )
+        del command[command.index("--node") : command.index("--node") + 2]
+        return command
+
+    async def pod(self, name: str, share: int = 25) -> str:
+        """A running pod with a session; the path of its socket."""
+        gpu = (await self.client.report()).gpus[0]
+        said = PodSession(
+            session=name, template="quarter-gpu", share_units=share, gpus=(gpu.uuid,), gpu_indices=(0,),
+            tier_since=time.time(), effective_units=share,
+        )  # fmt: skip
+        manifest = a_pod(
+            name, limits={GPU_0: share}, annotations=said.annotations(), labels=kubernetes.labels(),
+            nodeSelector={kubernetes.HOSTNAME_LABEL: self.kubelet.name},
+        )  # fmt: skip
+        await self.cluster.admin.create(path("pods", self.cluster.namespace), manifest)
+        await self.cluster.wait_for_phase(name, "Running")
+        await self.session(name, lambda session: True)
+        worker = self.kubelet.worker(self.cluster.namespace, name)
+        return self.kubelet.plugins.given(worker.pod["metadata"]["uid"], "notebook").envs["GPUSHARE_SOCKET"]
+
+    async def session(self, name: str, holds: Callable[[SessionReport], bool]) -> SessionReport:
+        for _ in range(400):
+            found = (await self.client.report()).session(name)
+            if found is not None and holds(found):
+                return found
+            await asyncio.sleep(0.025)
+        raise AssertionError(f"session {name} is {found}\n{self.log.read_text()}")
+
+    async def published(self, holds: Callable[[Report], bool]) -> Report:
+        for _ in range(400):
+            for found in await self.cluster.config_maps(kubernetes.REPORT_SELECTOR):
+                report = Report.model_validate_json(found["data"][kubernetes.REPORT_KEY])
+                if holds(report):
+                    return report
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"nothing like that was published\n{self.log.read_text()}")
+
+
+@pytest.fixture
+async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[ClusterAgent]:  # noqa: F811
+    kubelet = await cluster.make_node()
+    agent = ClusterAgent(short_folder, cluster, kubelet, await cluster.service_account("agent", AGENT_RULES))
+    await agent.start()
+    await cluster.wait_for_allocatable(kubelet.name, GPU_0, 100)
+    yield agent
+    if agent.process is not None and agent.process.poll() is None:
+        agent.end(signal.SIGKILL)
+
+
+async def test_from_a_pod_to_a_lease_and_back(agent: ClusterAgent) -> None:
+    socket = await agent.pod("ada")
+    report = await agent.published(lambda report: report.session("ada") is not None)
+    assert report.node == agent.kubelet.name
+    assert report.gpus[0].simulated
+    peer = Peer(socket)
+    await peer.connect(Role.CUDA)
+    await agent.cluster.admin.patch(
+        path("pods", agent.cluster.namespace, "ada"),
+        {"metadata": {"annotations": tier_patch(Tier.RELEASED, time.time(), 0, time.time())}},
+    )
+    await peer.until(Kind.TIER, timeout=2.0)
+    await agent.cluster.wait_for_allocatable(agent.kubelet.name, GPU_0, 125)
+    peer.send(Kind.REQUEST, GIB, 0, gpu=report.gpus[0].uuid)
+    await peer.until(Kind.GRANT)
+    await agent.cluster.wait_for_pod("ada", lambda pod: pod["metadata"]["annotations"][kubernetes.TIER] == "active")
+    await agent.cluster.wait_for_allocatable(agent.kubelet.name, GPU_0, 100)
+    with pytest.raises(ControlRefused, match="come and go with pods"):
+        await agent.client.open(request_for("ben"))
+    peer.close()
+
+
+async def test_killed_and_started_again_it_keeps_sessions_and_ids(agent: ClusterAgent) -> None:
+    sockets = {name: await agent.pod(name) for name in ("ada", "ben")}
+    folders = {path: os.stat(path).st_ino for path in agent.host_dir.glob("pods/*")}
+    held = {uid: dict(held) for uid, held in agent.kubelet.devices.held.items()}
+    await agent.cluster.admin.patch(
+        path("pods", agent.cluster.namespace, "ada"),
+        {"metadata": {"annotations": tier_patch(Tier.DOWNGRADED, time.time(), 10, time.time())}},
+    )
+    await agent.session("ada", lambda session: session.tier is Tier.DOWNGRADED)
+    agent.end(signal.SIGKILL)
+    # while it is away one pod goes and another comes, which nobody can serve
+    await agent.cluster.admin.delete(path("pods", agent.cluster.namespace, "ben"), grace=0)
+    await agent.cluster.wait_until_gone("ben")
+    await agent.start()
+    await agent.cluster.wait_for_allocatable(agent.kubelet.name, GPU_0, 115)
+    sessions = {session.id: session for session in (await agent.client.report()).sessions}
+    assert set(sessions) == {"ada"}
+    assert (sessions["ada"].tier, sessions["ada"].effective_units) == (Tier.DOWNGRADED, 10)
+    now = {uid: dict(held) for uid, held in agent.kubelet.devices.held.items()}
+    assert all(held[uid] == of_pod for uid, of_pod in now.items())
+    peer = Peer(sockets["ada"])
+    assert (await peer.connect(Role.CUDA))[0].fields[:3] == (25, Tier.DOWNGRADED.depth, 10)
+    peer.close()
+    left = {path: os.stat(path).st_ino for path in agent.host_dir.glob("pods/*")}
+    assert left == {path: inode for path, inode in folders.items() if path in left}
+    assert len(left) == 1
+
+
+async def test_the_library_in_a_container_reaches_the_agent(agent: ClusterAgent) -> None:
+    """A CUDA program in a pod, with nothing but what the device plugin gave to it."""
+    gpu = (await agent.client.report()).gpus[0]
+    said = PodSession(
+        session="ada", template="quarter-gpu", share_units=25, gpus=(gpu.uuid,), gpu_indices=(0,),
+        tier_since=time.time(), effective_units=25,
+    )  # fmt: skip
+    manifest = a_pod(
+        "ada", command=["python", "-c", HOLDS_A_CONTEXT], limits={GPU_0: 25}, annotations=said.annotations(),
+        labels=kubernetes.labels(),
+    )  # fmt: skip
+    await agent.cluster.admin.create(path("pods", agent.cluster.namespace), manifest)
+    await agent.cluster.wait_for_phase("ada", "Running")
+    await agent.session("ada", lambda session: session.processes == 1)
+
+
+HOLDS_A_CONTEXT = """
+import ctypes, time
+cuda = ctypes.CDLL("libcuda.so.1")
+assert cuda.cuInit(0) == 0
+device, context = ctypes.c_int(), ctypes.c_void_p()
+assert cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+memory = ctypes.c_uint64()
+assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20)) == 0
+time.sleep(300)
+"""
+
+
+def test_what_it_cannot_start_with(short_folder: Path) -> None:  # noqa: F811
+    agent = AgentProcess(short_folder)
+    for name in ("KUBECONFIG", "POD_NAMESPACE", "KUBERNETES_SERVICE_HOST"):
+        agent.environment.pop(name, None)
+    agent.environment["HOME"] = str(short_folder)
+    host = ("--host-dir", str(short_folder / "host"))
+
+    def said(*options: str) -> str:
+        ended = subprocess.run(
+            agent.command("--kubernetes", *host, *options), env=agent.environment, capture_output=True, timeout=30
+        )
+        assert ended.returncode in (1, 2)
+        return ended.stderr.decode()
+
+    assert "--namespace has to say" in said()
+    assert "--unit-size 7 does not divide 100" in said("--namespace", "hub", "--unit-size", "7")
+    assert "neither $KUBECONFIG" in said("--namespace", "hub")
+    agent.environment["NVIDIA_VISIBLE_DEVICES"] = "GPU-of-another-machine"
+    assert "$NVIDIA_VISIBLE_DEVICES names GPU-of-another-machine" in said("--namespace", "hub")

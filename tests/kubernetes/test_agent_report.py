@@ -1,0 +1,149 @@
+"""The report's ConfigMap: written when something changed, but not often."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+
+from gpushare_spawner.agent.cluster_api import ClusterApi
+from gpushare_spawner.agent.published_report import Owner, PublishedReport, PublishSettings
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+
+from .node_agent import AGENT_RULES
+from .standin.client import path
+from .standin.cluster import Cluster
+
+SETTINGS = PublishSettings(at_most_every=0.8, refresh_every=60.0, settle=0.02, capacity_every=0.05, look_every=0.05)
+SESSION = SessionReport(
+    id="ada", user="ada", template="quarter-gpu", gpus=("GPU-1",), share_units=25, tier_since=1.0,
+    effective_units=25, guaranteed_units=25, opened_at=1.0,
+)  # fmt: skip
+
+
+class Publisher:
+    """A report that the test changes, published."""
+
+    def __init__(self, cluster: Cluster, api: ClusterApi) -> None:
+        self.cluster, self.api = cluster, api
+        gpu = GpuReport(index=0, uuid="GPU-1", model="A100", memory_bytes=1)
+        self.report = Report(node="a.node", published_at=0.0, gpus=(gpu,), sessions=(SESSION,))
+        self.published: PublishedReport | None = None
+
+    def start(self, settings: PublishSettings = SETTINGS, owner: Owner | None = None) -> None:
+        def now() -> Report:
+            return self.report.model_copy(update={"published_at": time.time()})
+
+        self.published = PublishedReport(self.api, self.cluster.namespace, now, settings, owner)
+        self.published.start()
+
+    def session(self, **changes: object) -> None:
+        """Something is another."""
+        self.report = self.report.model_copy(update={"sessions": (SESSION.model_copy(update=changes),)})
+        assert self.published is not None
+        self.published.changed()
+
+    @property
+    def writes(self) -> int:
+        assert self.cluster.server is not None
+        return sum(self.cluster.server.calls.get((verb, "configmaps"), 0) for verb in ("patch", "create"))
+
+    async def written(self, holds: Callable[[Report], bool], timeout: float = 10.0) -> Report:
+        end = time.monotonic() + timeout
+        while True:
+            maps = await self.cluster.config_maps(kubernetes.REPORT_SELECTOR)
+            reports = [Report.model_validate_json(one["data"][kubernetes.REPORT_KEY]) for one in maps]
+            if reports and holds(reports[0]):
+                return reports[0]
+            assert time.monotonic() < end, reports
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def publisher(cluster: Cluster) -> AsyncIterator[Publisher]:
+    if cluster.server is None:
+        pytest.skip("counts the stand-in's calls")
+    api = ClusterApi(cluster.api_client(await cluster.service_account("agent", AGENT_RULES)))
+    publisher = Publisher(cluster, api)
+    yield publisher
+    if publisher.published is not None:
+        await publisher.published.close()
+    await api.close()
+
+
+async def test_it_is_there_at_once_and_as_the_hub_looks_for_it(publisher: Publisher) -> None:
+    publisher.start()
+    await publisher.written(lambda report: True)
+    found = (await publisher.cluster.config_maps())[-1]["metadata"]
+    assert found["name"] == kubernetes.report_name("a.node") == "gpushare-report-a.node"
+    assert found["labels"] == {"app.kubernetes.io/component": "gpushare-report"}
+    assert abs(float(found["annotations"][kubernetes.PUBLISHED_AT]) - time.time()) < 10
+
+
+async def test_nothing_new_is_not_written(publisher: Publisher) -> None:
+    publisher.start()
+    await publisher.written(lambda report: True)
+    before = publisher.writes
+    for _ in range(10):
+        publisher.published.changed()  # type: ignore[union-attr]
+        await asyncio.sleep(0.1)
+    assert publisher.writes == before
+
+
+async def test_activity_is_written_no_more_than_so_often(publisher: Publisher) -> None:
+    publisher.start()
+    await publisher.written(lambda report: True)
+    before, began = publisher.writes, time.monotonic()
+    step = 0
+    while time.monotonic() - began < 2.0:
+        step += 1
+        publisher.session(gpu_seconds=float(step))
+        await asyncio.sleep(0.02)
+    elapsed = time.monotonic() - began
+    assert 1 <= publisher.writes - before <= elapsed / SETTINGS.at_most_every + 1
+    await publisher.written(lambda report: report.sessions[0].gpu_seconds == step)
+
+
+async def test_a_change_of_capacity_is_written_at_once(publisher: Publisher) -> None:
+    publisher.start(replace(SETTINGS, at_most_every=60.0))
+    await publisher.written(lambda report: True)
+    publisher.session(gpu_seconds=1.0)
+    publisher.session(effective_units=10)
+    await publisher.written(lambda report: report.sessions[0].effective_units == 10, timeout=5)
+    gpu = publisher.report.gpus[0].model_copy(update={"healthy": False})
+    publisher.report = publisher.report.model_copy(update={"gpus": (gpu,)})
+    await publisher.written(lambda report: not report.gpus[0].healthy, timeout=5)
+
+
+async def test_it_is_refreshed_even_if_nothing_changed(publisher: Publisher) -> None:
+    publisher.start(replace(SETTINGS, refresh_every=0.5))
+    first = await publisher.written(lambda report: True)
+    await publisher.written(lambda report: report.published_at > first.published_at)
+    assert PublishSettings().refresh_every < kubernetes.REPORT_REFRESH_SECONDS
+    assert PublishSettings().at_most_every == 15.0
+
+
+async def test_it_is_written_when_the_api_server_is_back(publisher: Publisher) -> None:
+    faults = publisher.cluster.faults
+    for fault in ("500", "429", "reset", "lost"):
+        faults.fail_next("patch", "configmaps", fault)
+    publisher.start()
+    await publisher.written(lambda report: True)
+    # a ConfigMap that somebody deleted comes again
+    name = kubernetes.report_name("a.node")
+    await publisher.cluster.admin.delete(path("configmaps", publisher.cluster.namespace, name))
+    publisher.session(effective_units=5)
+    await publisher.written(lambda report: report.sessions[0].effective_units == 5)
+
+
+async def test_it_goes_with_the_agents_pod(publisher: Publisher) -> None:
+    pod = await publisher.cluster.create_pod("agent")
+    publisher.start(owner=Owner("agent", pod["metadata"]["uid"]))
+    await publisher.written(lambda report: True)
+    (found,) = await publisher.cluster.config_maps(kubernetes.REPORT_SELECTOR)
+    (reference,) = found["metadata"]["ownerReferences"]
+    assert (reference["kind"], reference["name"]) == ("Pod", "agent")
