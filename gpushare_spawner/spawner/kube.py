@@ -542,7 +542,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):
         if self._templates() and (self.pending or self._placing is not None or self._start_future is not None):
             async for event in self._story.events():
                 yield event
-        events = super().progress()
+        events = super(GPUShareBase, self).progress()
         if self._profile is not None and self._profile.template is not None:
             events = interleaved(events, self._retries.events())
         async for event in events:

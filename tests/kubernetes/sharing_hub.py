@@ -128,6 +128,13 @@ async def kube_access(cluster: Cluster, rules: list[dict[str, Any]] | None = Non
                     await client.api_client.close()
 
 
+async def allow_everywhere(cluster: Cluster) -> None:
+    """The service account of `kube_access` may do everything in the whole cluster, as for user namespaces."""
+    account = {"kind": "ServiceAccount", "name": "hub", "namespace": cluster.namespace}
+    rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+    await cluster._bind("ClusterRole", {"name": f"{cluster.namespace}-all"}, rules, account, "")
+
+
 class SharingHub(RunningHub):
     """The hub of the one-machine tests, with pods instead of processes."""
 

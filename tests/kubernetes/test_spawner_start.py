@@ -149,7 +149,9 @@ async def test_a_pod_that_goes_counts_until_it_is_gone(
     assert (await room.outlook()).ledger.free_units(f"GPU-{node.name}-0") == 100
 
 
-async def test_reports_that_will_not_do(make_hub: Callable[..., Any], nodes: GpuNodes, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_reports_that_will_not_do(
+    make_hub: Callable[..., Any], nodes: GpuNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
     node = await nodes.add(gpus=1)
     hub = await make_hub(lambda config: config.GPUShareSpawner.__setattr__("view_patience", 0.5))
     await nodes.report(node, [gpu(node, 0)], age=200)
