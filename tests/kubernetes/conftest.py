@@ -10,7 +10,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from .sharing_hub import make_hub, nodes, templates
 from .standin.cluster import Cluster, standin_cluster
+
+__all__ = ["cluster", "make_hub", "nodes", "templates"]
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from gpushare_spawner.model.kubernetes import (
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.spawner.kube import GPUShareSpawner
 from gpushare_spawner.spawner.kube_manifest import holds_share
+from tests.spawner.conftest import TEMPLATES
 from tests.spawner.running_hub import RunningHub
 
 from .standin.client import ApiStatus, path
@@ -166,3 +167,29 @@ class SharingHub(RunningHub):
     async def __aexit__(self, *_: object) -> None:
         # servers of pods are left to the cluster: that is quicker than to stop one by one
         await self.end(cleanup_servers=False)
+
+
+@pytest.fixture
+def templates(tmp_path: Path) -> Path:
+    folder = tmp_path / "templates"
+    folder.mkdir()
+    for name, text in TEMPLATES.items():
+        (folder / f"{name}.yaml").write_text(f"name: {name}\n{text}")
+    return folder
+
+
+@pytest.fixture
+async def nodes(cluster: Cluster) -> GpuNodes:
+    return GpuNodes(cluster)
+
+
+@pytest.fixture
+async def make_hub(cluster: Cluster, templates: Path, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Starts hubs; a second call is a hub on the same database."""
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(kube_access(cluster))
+
+        async def make(configure: Callable[[Any], None] = lambda config: None) -> SharingHub:
+            return await stack.enter_async_context(SharingHub(tmp_path, templates, cluster, configure))
+
+        yield make

@@ -4,48 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, SESSION_LABEL, pod_session, resource_name
 from gpushare_spawner.model.tier import Tier
-from tests.spawner.conftest import TEMPLATES
 from tests.spawner.running_hub import until
 
-from .sharing_hub import GpuNodes, SharingHub, gpu, kube_access
+from .sharing_hub import GpuNodes, gpu
 from .standin.client import path
 from .standin.cluster import Cluster
 from .standin.programs import Listeners
-
-
-@pytest.fixture
-def templates(tmp_path: Path) -> Path:
-    folder = tmp_path / "templates"
-    folder.mkdir()
-    for name, text in TEMPLATES.items():
-        (folder / f"{name}.yaml").write_text(f"name: {name}\n{text}")
-    return folder
-
-
-@pytest.fixture
-async def nodes(cluster: Cluster) -> GpuNodes:
-    return GpuNodes(cluster)
-
-
-@pytest.fixture
-async def make_hub(cluster: Cluster, templates: Path, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
-    """Starts hubs; a second call is a hub on the same database."""
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(kube_access(cluster))
-
-        async def make(configure: Callable[[Any], None] = lambda config: None) -> SharingHub:
-            return await stack.enter_async_context(SharingHub(tmp_path, templates, cluster, configure))
-
-        yield make
 
 
 async def test_a_pod_with_its_share(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
