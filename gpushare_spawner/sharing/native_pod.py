@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, PodSession, labels, resource_limits
@@ -37,21 +36,27 @@ class NativePodLayer(SharingLayer[PodSpec]):
         GPU, for a GPU whose index is not known and for a pod without containers.
         """
         session = self.session(tenant, template, placement)
-        pod: PodSpec = copy.deepcopy(form)
-        metadata = pod.setdefault("metadata", {})
-        metadata["annotations"] = {**(metadata.get("annotations") or {}), **session.annotations()}
-        metadata["labels"] = {**(metadata.get("labels") or {}), **labels()}
-        spec = pod.setdefault("spec", {})
-        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), HOSTNAME_LABEL: placement.node}
-        container = notebook_container(spec)
-        resources = container["resources"] = dict(container.get("resources") or {})
+        metadata, spec = form.get("metadata") or {}, form.get("spec") or {}
+        notebook = notebook_container(spec)
+        resources = notebook.get("resources") or {}
         limits = resource_limits(session.share_units, session.gpu_indices, self._unit_size)
-        resources["limits"] = {**(resources.get("limits") or {}), **limits}
+        changed = {**notebook, "resources": {**resources, "limits": {**(resources.get("limits") or {}), **limits}}}
         if len(session.gpus) > 1:
             # each GPU is a resource of its own, and the kubelet keeps only the first plugin's answer for a variable
             uuids = ",".join(session.gpus)
-            _set(container, {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids})
-        return pod
+            variables = {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids}
+            changed["env"] = _with_variables(notebook.get("env") or [], variables)
+        containers = [changed if container is notebook else container for container in spec["containers"]]
+        node = {**(spec.get("nodeSelector") or {}), HOSTNAME_LABEL: placement.node}
+        return {
+            **form,
+            "metadata": {
+                **metadata,
+                "annotations": {**(metadata.get("annotations") or {}), **session.annotations()},
+                "labels": {**(metadata.get("labels") or {}), **labels()},
+            },
+            "spec": {**spec, "nodeSelector": node, "containers": containers},
+        }
 
     async def started(self, tenant: Tenant, pid: int | None) -> None:
         """Nothing to do: the node's agent watches its pods."""
@@ -89,7 +94,7 @@ def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:
     return next((container for container in containers if container.get("name") == NOTEBOOK), containers[0])
 
 
-def _set(container: dict[str, Any], variables: Mapping[str, str]) -> None:
-    """Set environment variables of a container, in place of those that are there."""
-    kept = [variable for variable in container.get("env") or [] if variable.get("name") not in variables]
-    container["env"] = [*kept, *({"name": name, "value": value} for name, value in variables.items())]
+def _with_variables(env: Sequence[Mapping[str, Any]], variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A container's environment with these variables, in place of those of the same names."""
+    kept = [dict(variable) for variable in env if variable.get("name") not in variables]
+    return [*kept, *({"name": name, "value": value} for name, value in variables.items())]

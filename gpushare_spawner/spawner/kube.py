@@ -44,6 +44,9 @@ from gpushare_spawner.spawner.validation import Choice
 _TEMPLATES = "/etc/gpushare/templates"
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
+_TEMPLATES_FOR = 0.5
+"""Seconds for which templates are not looked for again."""
+
 _WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not see those of its node because its image says "all". (NVIDIA Container
 Toolkit, environment variables: void is "as if there were no GPU".)"""
@@ -127,7 +130,13 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):
         if self.templates_dir == _TEMPLATES and not os.path.isdir(_TEMPLATES):
             # nobody asked for templates: nothing to complain about
             return []
-        return super()._templates()
+        # one start asks for them many times, and a folder may be on a slow disk
+        kept: dict[str, Any] = self._shared(("templates now", self.templates_dir), dict)
+        now = time.monotonic()
+        if now - kept.get("looked", -_TEMPLATES_FOR) >= _TEMPLATES_FOR:
+            kept.update(looked=now, templates=super()._templates())
+        found: list[Template] = kept["templates"]
+        return found
 
     async def offered(self) -> list[Profile]:
         """The templates' cards, then those of KubeSpawner's ``profile_list``."""
@@ -483,7 +492,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):
     def _let_arrive(self) -> None:
         if self._reservation is None:
             return
-        if self.reservations.arrived(self._reservation):
+        if self.reservations.arrived(self._reservation, self._pod()):
             self._reservation = None
         else:
             # it stays put aside until the server stops, so nothing is given away twice while this hub runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -92,15 +92,12 @@ class PodReservations(WaitingRoom[PodShare]):
             self._settle()
             self.look_soon()
 
-    def arrived(self, reservation: PodShare) -> bool:
-        """The pod runs: from now on its annotations say it. False where they do not; then it stays put aside."""
-        if not self._shown(reservation.token):
+    def arrived(self, reservation: PodShare, pod: Mapping[str, Any] | None) -> bool:
+        """Its pod runs: from now on the pod's annotations say it. False where they do not; then it stays put aside."""
+        if pod is None or not holds_share(pod) or annotation(pod, RESERVATION) != reservation.token:
             return False
         self._in_flight.pop(reservation.token, None)
         return True
-
-    def _shown(self, token: str) -> bool:
-        return any(annotation(pod, RESERVATION) == token for pod in self.cluster.pods() if holds_share(pod))
 
     def _settle(self) -> None:
         """Forget places that waited for a pod: it is there and counts by itself, or it does not come any more."""

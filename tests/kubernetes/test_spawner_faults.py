@@ -152,10 +152,8 @@ async def test_an_api_that_does_not_come_back(
     assert "Could not create pod" in await message_of(response)
     # a pod may yet appear: its place is kept for a while
     assert await units_in_flight(hub) == 100
-    monkeypatch.setattr(
-        "gpushare_spawner.spawner.kube_reservations.time",
-        type("Later", (), {"monotonic": lambda: time.monotonic() + 60}),
-    )
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60)
+    monkeypatch.setattr("gpushare_spawner.spawner.kube_reservations.time", later)
     assert await units_in_flight(hub) == 0
 
 

@@ -1,0 +1,256 @@
+"""What sharing costs a hub on Kubernetes: spawn time, the form, and memory, beside plain KubeSpawner.
+
+``python -m benchmarks.spawn [--json]``. Both spawners run on the same stand-in API server, scheduler and kubelets (those
+of the tests, all on this machine, every API call 5 ms late) in one run, taking turns. A spawn is what a hub does of it:
+pre-spawn hook, place, pod, until the pod runs. Both are given the same random numbers, since KubeSpawner waits in random
+steps. Memory is that of a process of its own with all pods in its view.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from jupyterhub.objects import Hub
+from kubespawner import KubeSpawner
+from traitlets.config import Config
+
+from gpushare_spawner.sharing.template_folder import SETTLING_SECONDS
+from gpushare_spawner.spawner.kube import GPUShareSpawner
+from tests.kubernetes.sharing_hub import GpuNodes, gpu, kube_access
+from tests.kubernetes.standin.client import path
+from tests.kubernetes.standin.cluster import Cluster, standin_cluster
+
+API_LATENCY = 0.005
+GPUS_PER_NODE = 8
+TEMPLATE = (
+    "name: {name}\ndisplay_name: {name}\ndescription: Room for a model of {units} %.\ngpu: {{fraction: {part}}}\n"
+)
+QUARTER = "quarter-gpu"
+
+
+def make(kind: type, cluster_namespace: str, user: str, templates: Path | None) -> Any:
+    """A spawner as the hub makes it."""
+    config = Config()
+    config.KubeSpawner.namespace = cluster_namespace
+    config.KubeSpawner.cmd = ["jupyterhub-singleuser"]
+    config.KubeSpawner.delete_grace_period = 0
+    config.KubeSpawner.start_timeout = 60
+    config.GPUShareSpawner.reports_namespace = cluster_namespace
+    if templates is not None:
+        config.GPUShareSpawner.templates_dir = str(templates)
+    # one store of what spawners share, as in a hub
+    person = SimpleNamespace(
+        name=user, id=1, url=f"/user/{user}", escaped_name=user, settings=_SETTINGS, groups=[], spawners={}
+    )
+    return kind(hub=Hub(), user=person, config=config, api_token="abc", oauth_client_id="x")
+
+
+_SETTINGS: dict[str, Any] = {}
+
+
+async def spawn(spawner: Any) -> None:
+    """Start it as `jupyterhub.user.User.spawn` does."""
+    spawner.user_options = {"profile": QUARTER} if isinstance(spawner, GPUShareSpawner) else {}
+    spawner.clear_state()
+    result = spawner.run_pre_spawn_hook()
+    if asyncio.iscoroutine(result):
+        await result
+    await spawner.start()
+
+
+async def spawn_seconds(kind: type, cluster: Cluster, templates: Path, count: int, seed: int) -> float:
+    """Seconds until ``count`` servers that start at once all run; they are stopped afterwards."""
+    spawners = [make(kind, cluster.namespace, f"u{number}", templates) for number in range(count)]
+    random.seed(seed)
+    gc.collect()
+    start = time.perf_counter()
+    await asyncio.gather(*(spawn(spawner) for spawner in spawners))
+    seconds = time.perf_counter() - start
+    await asyncio.gather(*(spawner.stop(now=True) for spawner in spawners))
+    for spawner in spawners:
+        spawner.clear_state()
+    return seconds
+
+
+async def compare(cluster: Cluster, templates: Path, count: int, rounds: int) -> tuple[float, float]:
+    """Median seconds of KubeSpawner and of GPUShareSpawner, which take turns."""
+    kinds = (KubeSpawner, GPUShareSpawner)
+    taken: dict[type, list[float]] = {kind: [] for kind in kinds}
+    for number in range(rounds + 1):
+        for kind in kinds if number % 2 else reversed(kinds):
+            seconds = await spawn_seconds(kind, cluster, templates, count, number)
+            if number:  # the first round starts reflectors and connections
+                taken[kind].append(seconds)
+    return statistics.median(taken[KubeSpawner]), statistics.median(taken[GPUShareSpawner])
+
+
+@contextlib.asynccontextmanager
+async def cluster_with_nodes(nodes: int, real: bool) -> AsyncIterator[tuple[Cluster, GpuNodes]]:
+    """A stand-in cluster; only ``real`` nodes run pods, the others have but a report."""
+    async with standin_cluster() as cluster, kube_access(cluster):
+        found = GpuNodes(cluster)
+        for number in range(nodes):
+            if real:
+                await found.add(gpus=GPUS_PER_NODE)
+            else:
+                name = f"node-{number:03}"
+                model = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4")[number % 4]
+                await found.report(name, [gpu(name, index, model) for index in range(GPUS_PER_NODE)])
+        yield cluster, found
+
+
+async def spawn_times(rounds: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        templates = Path(folder)
+        (templates / "quarter.yaml").write_text(TEMPLATE.format(name=QUARTER, units=25, part=0.25))
+        async with cluster_with_nodes(4, real=True) as (cluster, _):
+            cluster.faults.latency = API_LATENCY
+            # a file that was changed a moment ago is read again and again
+            await asyncio.sleep(SETTLING_SECONDS)
+            one = await compare(cluster, templates, 1, 8 * rounds)
+            many = await compare(cluster, templates, 64, rounds)
+    return {
+        "plain_1_s": one[0],
+        "share_1_s": one[1],
+        "ratio_1": one[1] / one[0],
+        "plain_64_s": many[0],
+        "share_64_s": many[1],
+        "ratio_64": many[1] / many[0],
+    }
+
+
+async def form_time(gpus: int, count: int) -> dict[str, float]:
+    """Median milliseconds to make the form, each time from what is known of pods and reports at that moment."""
+    with tempfile.TemporaryDirectory() as folder:
+        templates = Path(folder)
+        for number in range(count):
+            units = 1 + number % 100
+            name = f"template-{number}"
+            (templates / f"{name}.yaml").write_text(TEMPLATE.format(name=name, units=units, part=units / 100))
+        async with cluster_with_nodes(gpus // GPUS_PER_NODE, real=False) as (cluster, _):
+            spawner = make(GPUShareSpawner, cluster.namespace, "ada", templates)
+            await asyncio.sleep(SETTLING_SECONDS)
+            await spawner.get_options_form()
+            taken = []
+            for _ in range(15):
+                spawner.reservations.cluster._last = None
+                await asyncio.sleep(0.01)
+                start = time.perf_counter()
+                form = await spawner.get_options_form()
+                taken.append((time.perf_counter() - start) * 1000)
+            assert form.count("Starts now") == count
+    return {"form_ms": statistics.median(taken), "form_bytes": len(form)}
+
+
+async def memory(pods: int) -> dict[str, float]:
+    """MB (10^6 bytes) of a process with all pods in view, and what of it is due to the pods."""
+    with tempfile.TemporaryDirectory() as folder:
+        templates = Path(folder)
+        (templates / "quarter.yaml").write_text(TEMPLATE.format(name=QUARTER, units=25, part=0.25))
+        async with cluster_with_nodes(125, real=False) as (cluster, _):
+            spawner = make(GPUShareSpawner, cluster.namespace, "ada", templates)
+            await fill(cluster, spawner, pods)
+            kubeconfig = cluster.kubeconfig()
+            used = {}
+            for kind in ("plain", "share"):
+                command = [sys.executable, "-m", "benchmarks.spawn", "--in-view", kind, str(templates)]
+                environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": cluster.namespace}
+                process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=subprocess.PIPE)
+                answer, _ = await process.communicate()
+                seen, bytes_used = json.loads(answer)
+                assert seen == pods, f"{seen} pods in view, not {pods}"
+                used[kind] = bytes_used / 1e6
+    return {"memory_plain_mb": used["plain"], "memory_share_mb": used["share"], "pods_in_view": pods}
+
+
+async def fill(cluster: Cluster, spawner: Any, pods: int) -> None:
+    """Pods as the spawner makes them, each with a quarter of some GPU."""
+    spawner.user_options = {"profile": QUARTER}
+    spawner.clear_state()
+    await spawner.run_pre_spawn_hook()
+    manifest = spawner.api.api_client.sanitize_for_serialization(await spawner.get_pod_manifest())
+    manifest["spec"]["nodeName"] = "node-000"
+    text = json.dumps({"apiVersion": "v1", "kind": "Pod", **manifest})
+    where = path("pods", cluster.namespace)
+    for start in range(0, pods, 50):
+        await asyncio.gather(
+            *(
+                cluster.admin.create(where, json.loads(text.replace("jupyter-ada", f"jupyter-user-{number}")))
+                for number in range(start, min(start + 50, pods))
+            )
+        )
+
+
+async def in_view(kind: str, templates: Path) -> tuple[int, int]:
+    """Pods in this process's view, and its resident memory in bytes."""
+    namespace = os.environ["POD_NAMESPACE"]
+    spawner = make(KubeSpawner if kind == "plain" else GPUShareSpawner, namespace, "eve", templates)
+    await spawner._start_watching_pods()
+    if isinstance(spawner, GPUShareSpawner):
+        await spawner._watch()
+        await spawner.reservations.outlook()
+    await asyncio.sleep(1)
+    seen = len(spawner.pod_reflector.pods)
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    await KubeSpawner._stop_all_reflectors()
+    return seen, pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spawn", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="rounds of 64 spawns (default 7), eight times as many of one"
+    )
+    parser.add_argument("--pods", type=int, default=5000, help="pods in view (default 5000)")
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("--in-view", nargs=2, metavar=("KIND", "TEMPLATES"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    if options.in_view:
+        print(json.dumps(asyncio.run(in_view(options.in_view[0], Path(options.in_view[1])))))
+        return
+    found = asyncio.run(measure(options.rounds, options.pods))
+    if options.json:
+        print(json.dumps({"python": platform.python_version(), **found}))
+        return
+    print(f"Stand-in cluster, every API call {API_LATENCY * 1000:.0f} ms late; Python {platform.python_version()}")
+    for count in (1, 64):
+        plain, share, ratio = found[f"plain_{count}_s"], found[f"share_{count}_s"], found[f"ratio_{count}"]
+        print(f"{count:>3} at once: KubeSpawner {plain:.3f} s, GPUShareSpawner {share:.3f} s, ratio {ratio:.3f}")
+    print(f"form, 1,000 GPUs and 200 templates: {found['form_ms']:.0f} ms, {found['form_bytes'] / 1e3:.0f} kB")
+    print(
+        f"memory, {found['pods_in_view']} pods in view: KubeSpawner {found['memory_plain_mb']:.0f} MB, "
+        f"GPUShareSpawner {found['memory_share_mb']:.0f} MB"
+    )
+
+
+async def measure(rounds: int, pods: int) -> dict[str, float]:
+    """Everything, one after the other."""
+    found = await spawn_times(rounds)
+    _SETTINGS.clear()
+    found |= await form_time(1000, 200)
+    _SETTINGS.clear()
+    return found | await memory(pods)
+
+
+if __name__ == "__main__":
+    main()
