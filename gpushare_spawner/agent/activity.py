@@ -10,6 +10,10 @@ from gpushare_spawner.agent.sessions import Session
 from gpushare_spawner.arbiter import SessionView
 
 
+SAME_INSTANT = 0.05
+"""Seconds: two readings of one instant differ, as they are made with two clocks."""
+
+
 @dataclass(frozen=True)
 class Activity:
     """What a session does on its GPUs and has there, all of them together."""
@@ -33,10 +37,14 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], wall:
     ends = [wall - (shell.now() - view.last_activity) for shell, view in views if view.last_activity is not None]
     # a session that was opened again begins anew
     ends = [end for end in ends if end >= session.record.opened_at]
+    last = _latest([*ends, session.past.last])
+    if last is not None and session.last_end is not None and abs(last - session.last_end) < SAME_INSTANT:
+        last = session.last_end
+    session.last_end = last
     return Activity(
         busy=any(view.running or view.waiting for _, view in views),
         waiting=any(view.waiting for _, view in views),
-        last=_latest([*ends, session.past.last]),
+        last=last,
         gpu_seconds=max(0.0, session.past.gpu_seconds + sum(view.gpu_seconds for _, view in views)),
         memory_bytes=sum(view.memory_bytes for _, view in views),
         resident_bytes=sum(view.resident_bytes for _, view in views),

@@ -54,6 +54,7 @@ class Conversation:
             uuid = self._uuids.get(frame.gpu)
             if uuid is None:
                 raise Refused(NOT_ALLOWED, f"{frame.kind.name} for a GPU that is not this session's")
+            session.moved = True
             if frame.kind in (Kind.REQUEST, Kind.BUSY):
                 self._around.work_begins(session)
             self._around.arbitrations[uuid].receive(connection, frame)
@@ -74,6 +75,7 @@ class Conversation:
         """A process left or died: its leases go on to others."""
         session = self._session
         session.observers.discard(connection)
+        session.moved = True
         if connection in session.cuda:
             session.cuda.discard(connection)
             for gpu in session.gpus:

@@ -360,8 +360,12 @@ class Node:
         for name, session in list(self._sessions.items()):
             if self._rounds.overdue(session, now):
                 self.end_session(name, f"nobody confirmed it within {session.record.request.confirm_within:g} s")
-            elif self._rounds.worth_saving(session, self._activity(session), now):
-                self._save(session)
+            elif session.moved or session.record.gpu_busy:
+                doing = self._activity(session)
+                if self._rounds.worth_saving(session, doing, now):
+                    self._save(session)
+                # a burst goes on, or its end is to be written later
+                session.moved = doing.busy or doing.last != session.record.last_gpu_activity
         self._watch.look()
         self.store.retry()
 

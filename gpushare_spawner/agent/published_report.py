@@ -26,7 +26,8 @@ class PublishSettings:
     """A change of capacity is written after this long: several that come together are one."""
     capacity_every: float = 1.0
     """Between two writes at all."""
-    look_every: float = 1.0
+    look_every: float = 3.0
+    """Between two looks for no more than activity."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,12 @@ class PublishedReport:
 
     async def _news(self) -> None:
         """Wait until it is worth a look: at once where something was changed, else now and then."""
+        settings = self._settings
+        patience = max(settings.look_every, self._written_at + settings.at_most_every - _now())
         try:
-            async with asyncio.timeout(self._settings.look_every):
+            async with asyncio.timeout(patience):
                 await self._poke.wait()
-            await asyncio.sleep(self._settings.settle)
+            await asyncio.sleep(settings.settle)
         except TimeoutError:
             pass
         self._poke.clear()

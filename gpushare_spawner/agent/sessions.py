@@ -114,6 +114,10 @@ class Session:
     past: Past = Past()
     saved_at: float = 0.0
     """When its record was last handed to the store, seconds since the epoch."""
+    last_end: float | None = None
+    """When its last burst ended, as it was said before, seconds since the epoch."""
+    moved: bool = True
+    """A process has said something since activity and record were last compared; else neither can have changed."""
     conversation: Conversation | None = None
     socket: SessionSocket | PodSockets | None = None
     cuda: set[Connection] = field(default_factory=set)

@@ -371,3 +371,21 @@ async def test_bypassing_processes_are_reported_after_a_second_look(agent: Agent
 async def test_an_observer_is_no_cuda_process(agent: Agent) -> None:
     await agent.peer(agent.open(), Role.OBSERVER)
     assert session(agent).processes == 0
+
+
+async def test_an_idle_session_is_not_written_again_and_again(agent: Agent, eventually: Eventually) -> None:
+    """The end of its last burst is one instant, however often and with whatever clocks it is looked at."""
+    settings = RoundSettings(look_every=0.02, poll_every=0.05, save_every=0.05)
+    await agent.stop()
+    await agent.start(rounds=settings)
+    peer = await agent.peer(agent.open())
+    peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
+    grant = await peer.expect(Kind.GRANT)
+    peer.send(Kind.IDLE, grant.fields[0], 1_000_000, 1_000_000, gpu=FIRST.uuid)
+    session = agent.node.sessions["ada"]
+    await eventually(lambda: session.record.last_gpu_activity is not None and not session.record.gpu_busy)
+    await eventually(lambda: not session.moved)
+    saved, report = session.saved_at, agent.node.report()
+    await asyncio.sleep(0.4)
+    assert session.saved_at == saved
+    assert agent.node.report().sessions == report.sessions
