@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from .standin.client import path
-from .standin.cluster import Cluster, a_pod
+from .standin.cluster import Cluster, a_pod, restarts
 
 
 async def test_a_pod_runs_and_goes(cluster: Cluster) -> None:
@@ -48,9 +48,7 @@ async def test_exit_codes_and_restarts(cluster: Cluster) -> None:
     await cluster.wait_for_phase("good", "Succeeded")
     bad = await cluster.wait_for_phase("bad", "Failed")
     assert bad["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 1
-    await cluster.wait_for_pod(
-        "again", lambda pod: (pod["status"].get("containerStatuses") or [{}])[0].get("restartCount", 0) >= 2
-    )
+    await cluster.wait_for_pod("again", lambda pod: restarts(pod) >= 2)
 
 
 async def test_what_a_process_sees(cluster: Cluster) -> None:

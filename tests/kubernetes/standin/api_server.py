@@ -43,6 +43,7 @@ class StandInApiServer:
     def __init__(self, faults: Faults | None = None, port: int = 0, bookmark_interval: float = 60.0) -> None:
         self.faults = faults or Faults()
         self.store = Store()
+        self.faults.on_cut = self.store.cut_watches
         self.access = Access(self.store)
         self.admin_token = self.access.add_user("admin", MASTERS)
         self.calls: dict[tuple[str, str], int] = {}
@@ -71,6 +72,10 @@ class StandInApiServer:
         self.store.cut_watches()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    def set_bookmark_interval(self, seconds: float) -> None:
+        """For watches that begin from now on."""
+        self._watching.bookmark_interval = seconds
 
     def compact(self) -> None:
         """Forget the past: watches from an earlier version and unfinished lists get 410."""

@@ -20,6 +20,7 @@ from .faults import Faults
 from .kubelet import KubeletSettings, StandInKubelet
 from .loopback import PodAddresses
 from .programs import Programs
+from .quantities import quantity
 from .scheduler import Scheduler
 
 RBAC = "rbac.authorization.k8s.io/v1"
@@ -226,7 +227,7 @@ class Cluster:
         end = asyncio.get_running_loop().time() + timeout
         while True:
             status = (await self.node(node))["status"]
-            if int(status["allocatable"].get(resource, "0")) == amount:
+            if quantity(status["allocatable"].get(resource, 0)) == amount:
                 return
             if asyncio.get_running_loop().time() > end:
                 raise AssertionError(f"after {timeout} s {node} has {status['allocatable']} of {status['capacity']}")
@@ -264,6 +265,12 @@ def a_pod(
         "metadata": metadata,
         "spec": {"containers": [container], "restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 5, **spec},
     }
+
+
+def restarts(pod: dict[str, Any]) -> int:
+    """How often its first container was started again."""
+    statuses = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
+    return int(statuses[0]["restartCount"])
 
 
 @contextlib.asynccontextmanager

@@ -49,7 +49,7 @@ class Devices:
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Namespace and name by pod uid."""
     given: dict[str, bytes] = field(default_factory=dict)
-    """What plugins answered, by pod uid/container: one message, the answers for several resources merged."""
+    """What plugins answered, by pod uid/container/resource, serialised."""
 
     def load(self) -> None:
         """After a start: nobody offers anything, pods hold what they held."""
@@ -137,8 +137,7 @@ class Devices:
         metadata = pod["metadata"]
         containers = self.held.setdefault(metadata["uid"], {})
         containers.setdefault(container, {}).setdefault(resource, set()).update(ids)
-        key = f"{metadata['uid']}/{container}"
-        self.given[key] = self.given.get(key, b"") + answer  # protobuf: joined messages are merged
+        self.given[f"{metadata['uid']}/{container}/{resource}"] = answer
         self.names[metadata["uid"]] = metadata["namespace"], metadata["name"]
         self.save()
 

@@ -41,12 +41,17 @@ class Faults:
     seed: int = 1
     failed: int = 0
     """Calls that were made to fail so far."""
+    on_cut: Callable[[], object] = lambda: None
     _next: list[tuple[Callable[[Ask], bool], Fault]] = field(default_factory=list)
     _random: random.Random | None = None
 
     def fail_next(self, verb: str, resource: str, fault: Fault = "500", times: int = 1) -> None:
         """The next calls of this verb (as in a Role) for this resource fail, whatever the rate."""
         self._next += [(lambda ask: (ask.verb, ask.resource) == (verb, resource), fault)] * times
+
+    def cut_watches(self) -> None:
+        """End every watch that is open now, as when a load balancer closes its connections."""
+        self.on_cut()
 
     def clear(self) -> None:
         """Nothing goes wrong any more."""

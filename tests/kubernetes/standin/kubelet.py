@@ -293,8 +293,10 @@ class StandInKubelet:
     async def _publish(self) -> None:
         """Keep the node's status up to date."""
         while True:
+            # not wait_for: up to Python 3.11 it may swallow a cancellation
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _HEARTBEAT)
+                async with asyncio.timeout(_HEARTBEAT):
+                    await self._changed.wait()
             await asyncio.sleep(self.settings.status_interval)
             self._changed.clear()
             capacity, allocatable = self._resources()

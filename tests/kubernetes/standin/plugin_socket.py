@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from gpushare_spawner.agent.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubelet import deviceplugin_pb2_grpc as services
 
 from .devices import Devices, allocation_failed
+from .quantities import quantity
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ class PluginSocket(services.RegistrationServicer):
         for resource, amount in ((container.get("resources") or {}).get("limits") or {}).items():
             if resource not in self._devices.offers:
                 continue
-            missing = self._devices.missing(uid, name, resource, int(amount))
+            missing = self._devices.missing(uid, name, resource, int(quantity(amount)))
             if not missing:
                 continue
             plugin = self._plugins.get(resource)
@@ -126,8 +128,17 @@ class PluginSocket(services.RegistrationServicer):
         return self.given(uid, name)
 
     def given(self, uid: str, container: str) -> messages.ContainerAllocateResponse:
-        """What the plugins said when the container got its devices; a container that restarts gets the same."""
-        return messages.ContainerAllocateResponse.FromString(self._devices.given.get(f"{uid}/{container}", b""))
+        """What the plugins said when the container got its devices; a container that restarts gets the same.
+
+        Where the answers for several resources differ, one of them wins, and none knows which.
+        """
+        prefix = f"{uid}/{container}/"
+        answers = [answer for key, answer in self._devices.given.items() if key.startswith(prefix)]
+        random.shuffle(answers)
+        given = messages.ContainerAllocateResponse()
+        for answer in answers:
+            given.MergeFromString(answer)
+        return given
 
     async def _choose(self, plugin: Plugin, count: int) -> set[str]:
         async def prefer(free: list[str]) -> list[str]:

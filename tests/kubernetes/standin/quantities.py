@@ -23,6 +23,22 @@ def quantity(text: str | int | float) -> Decimal:
     return Decimal(found[1]) * _SUFFIXES[found[2] or ""]
 
 
+def canonical(text: str | int | float) -> str:
+    """As an API server writes it: no fraction, and the largest suffix of the given kind. 0.5 is 500m, 1000 is 1k.
+
+    Raises ValueError for what is no quantity.
+    """
+    number = quantity(text)
+    if not number:
+        return "0"
+    binary = str(text).endswith("i")
+    suffixes = [(name, factor) for name, factor in _SUFFIXES.items() if name.endswith("i") == binary or not name]
+    for name, factor in sorted(suffixes, key=lambda pair: -pair[1]):
+        if number == (number / factor).to_integral_value() * factor:
+            return f"{int(number / factor)}{name}"
+    return f"{int((number / _SUFFIXES['n']).to_integral_value())}n"
+
+
 def is_extended(resource: str) -> bool:
     """Whether a resource is one that a cluster adds: a name with a domain outside Kubernetes' own."""
     domain, _, name = resource.partition("/")

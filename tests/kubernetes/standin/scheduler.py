@@ -82,8 +82,10 @@ class Scheduler:
 
     async def _run(self) -> None:
         while True:
+            # not wait_for: up to Python 3.11 it may swallow a cancellation
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._retry_after if self._waiting() else None)
+                async with asyncio.timeout(self._retry_after if self._waiting() else None):
+                    await self._wake.wait()
             self._wake.clear()
             self._count_used()
             for pod in self._waiting():

@@ -7,7 +7,7 @@ from typing import Any
 
 from .errors import ApiError, invalid
 from .kinds import NODES, PODS, Kind
-from .quantities import is_extended, quantity
+from .quantities import canonical, is_extended, quantity
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -50,6 +50,10 @@ def fill_in(kind: Kind, item: dict[str, Any]) -> None:
         _fill_in_pod(item)
     elif kind is NODES:
         item.setdefault("spec", {})
+        for amounts in ("capacity", "allocatable"):
+            _canonical_amounts(item.get("status") or {}, amounts)
+    elif kind.plural == "persistentvolumeclaims":
+        _canonical_amounts((item.get("spec") or {}).get("resources") or {}, "requests")
 
 
 def check_pod_update(before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -163,11 +167,7 @@ def _check_resources(resources: dict[str, Any], where: str, causes: Causes) -> N
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for side, amounts in (("limits", limits), ("requests", requests)):
         for name, amount in amounts.items():
-            try:
-                number = quantity(amount)
-            except ValueError as error:
-                message = f"unable to decode: json: cannot unmarshal into {where}.{side}: {error}"
-                raise ApiError(400, "BadRequest", message) from None
+            number = quantity(amount)
             if number < 0:
                 causes.append((f"{where}.{side}[{name}]", "Invalid value: must be greater than or equal to 0"))
             if is_extended(name) and number != number.to_integral_value():
@@ -181,6 +181,15 @@ def _check_resources(resources: dict[str, Any], where: str, causes: Causes) -> N
             causes.append(
                 (f"{where}.requests", f"Invalid value: {amount!r}: must be less than or equal to {name} limit")
             )
+
+
+def _canonical_amounts(parent: dict[str, Any], side: str) -> None:
+    if not parent.get(side):
+        return
+    try:
+        parent[side] = {name: canonical(amount) for name, amount in parent[side].items()}
+    except ValueError as error:
+        raise ApiError(400, "BadRequest", f"unable to decode: json: cannot unmarshal into {side}: {error}") from None
 
 
 def _fill_in_pod(pod: dict[str, Any]) -> None:
@@ -203,6 +212,8 @@ def _fill_in_pod(pod: dict[str, Any]) -> None:
             tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
     for container in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
         resources = container.setdefault("resources", {})
+        _canonical_amounts(resources, "limits")
+        _canonical_amounts(resources, "requests")
         if resources.get("limits"):
             resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
         container.setdefault("terminationMessagePath", "/dev/termination-log")

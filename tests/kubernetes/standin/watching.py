@@ -22,7 +22,7 @@ class Watching:
 
     def __init__(self, store: Store, bookmark_interval: float) -> None:
         self._store = store
-        self._bookmark_interval = bookmark_interval
+        self.bookmark_interval = bookmark_interval
 
     async def answer(
         self,
@@ -96,16 +96,16 @@ class Watching:
         end: float,
         bookmarks: bool,
     ) -> None:
-        bookmark_at = time.monotonic() + self._bookmark_interval if bookmarks else float("inf")
+        bookmark_at = time.monotonic() + self.bookmark_interval if bookmarks else float("inf")
         while True:
             wait = min(end, bookmark_at) - time.monotonic()
-            try:
-                event = await asyncio.wait_for(queue.get(), wait) if wait > 0 else None
-            except TimeoutError:
-                event = None
-            else:
-                if wait > 0 and event is None:
-                    return  # cut
+            event = None
+            # not wait_for: up to Python 3.11 it may swallow a cancellation
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(wait, 0)):
+                    event = await queue.get()
+                    if event is None:
+                        return  # cut
             lines = []
             while event is not None:
                 if here(event.after) and (line := _said(event, matches)):
@@ -117,7 +117,7 @@ class Watching:
                     return
             if time.monotonic() >= bookmark_at:
                 lines.append(_bookmark(kind, self._store.version))
-                bookmark_at = time.monotonic() + self._bookmark_interval
+                bookmark_at = time.monotonic() + self.bookmark_interval
             if lines:
                 await response.write(b"".join(lines))
             if time.monotonic() >= end:
