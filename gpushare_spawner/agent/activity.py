@@ -9,7 +9,6 @@ from gpushare_spawner.agent.arbitration import GpuArbitration
 from gpushare_spawner.agent.sessions import Session
 from gpushare_spawner.arbiter import SessionView
 
-
 SAME_INSTANT = 0.05
 """Seconds: two readings of one instant differ, as they are made with two clocks."""
 

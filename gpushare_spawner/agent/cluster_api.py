@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 _ANSWER_WITHIN = 15.0
 """Seconds for a call that is no watch."""
-_WATCH_FOR = 240
+_WATCH_FOR = 60
 """Seconds that a watch lasts; then it is renewed, which also finds connections that died in silence."""
 _BROKEN = (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError)
 
@@ -80,7 +80,7 @@ class ClusterApi:
             "timeoutSeconds": str(_WATCH_FOR),
         }  # fmt: skip
         response = await self._request("GET", path, query, timeout=aiohttp.ClientTimeout(
-            sock_connect=_ANSWER_WITHIN, sock_read=_WATCH_FOR + 30
+            sock_connect=_ANSWER_WITHIN, sock_read=_WATCH_FOR + 15
         ))  # fmt: skip
         try:
             if response.status >= 400:

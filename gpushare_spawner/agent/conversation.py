@@ -36,6 +36,9 @@ class Surroundings(Protocol):
     def wall_clock(self) -> float:
         """Seconds since the epoch."""
 
+    def news(self) -> None:
+        """A session does something else than before, of which its record says nothing."""
+
 
 class Conversation:
     """The listener of one session's socket."""
@@ -61,9 +64,12 @@ class Conversation:
         elif connection in session.observers and frame.kind in _FROM_OBSERVERS:
             if frame.kind is Kind.KERNELS:
                 busy, alive, instant = frame.fields[:3]
+                worked = session.kernels is not None and session.kernels.busy > 0
                 session.kernels = Kernels(
                     alive=min(alive, 100_000), busy=min(busy, alive, 100_000), last_activity=self._past(instant)
                 )
+                if worked != (session.kernels.busy > 0):
+                    self._around.news()
             else:
                 self._status(connection)
         elif connection in session.connections:

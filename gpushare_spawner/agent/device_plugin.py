@@ -43,15 +43,16 @@ class DevicePlugin(services.DevicePluginServicer):
         self._said: tuple[list[str], bool] = ([], True)
         self.look()
 
-    def look(self) -> None:
-        """See whether something else is to be offered, and tell the kubelet then."""
+    def look(self) -> bool:
+        """See whether something else is to be offered, and tell the kubelet then; whether it is."""
         now = (self._offered(), self._healthy())
         if now == self._said:
-            return
+            return False
         log.debug("%s: %d devices, %s", self.resource, len(now[0]), HEALTHY if now[1] else UNHEALTHY)
         self._said = now
         for listener in self._listeners:
             listener.set()
+        return True
 
     async def GetDevicePluginOptions(
         self, request: messages.Empty, context: grpc.aio.ServicerContext

@@ -109,9 +109,7 @@ class HeldDevices:
         """The kubelet says that somebody holds these, and no session does: since when is not known."""
         grant = self.pending.get((gpu, devices))
         if grant is None:
-            grant = self.pending[gpu, devices] = Grant(
-                gpu, devices, asyncio.get_running_loop().time(), asked_for=False
-            )
+            grant = self.pending[gpu, devices] = Grant(gpu, devices, asyncio.get_running_loop().time(), asked_for=False)
         return grant
 
     def settled(self, gpu: str, devices: frozenset[str]) -> None:

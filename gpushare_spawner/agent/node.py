@@ -266,6 +266,10 @@ class Node:
         """Seconds since the epoch."""
         return time.time()
 
+    def news(self) -> None:
+        """A session does something else than before, of which its record says nothing."""
+        self.changed()
+
     # -- sessions come and go -----------------------------------------------------------------------------------------
 
     def end_session(self, name: str, reason: str) -> None:

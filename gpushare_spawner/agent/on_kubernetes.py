@@ -154,8 +154,9 @@ class OnKubernetes:
 
     def _look(self) -> None:
         self._look_due = None
-        for plugin in self._plugins:
-            plugin.look()
+        news = [plugin.look() for plugin in self._plugins]
+        if any(news):
+            self.published.changed()
 
     async def _keep_looking(self) -> None:
         while True:

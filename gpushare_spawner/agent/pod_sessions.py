@@ -28,6 +28,7 @@ from gpushare_spawner.agent.sessions import PodHold, Session, SessionRecord
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AnnounceRequest
 from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
+from gpushare_spawner.model.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ class PodSessions:
             for key, devices in list(self._listed.items()):
                 self._bring_together(key, devices)
             for session in list(self._node.sessions.values()):
+                if session.record.pod is not None and session.socket is None:
+                    self._node.listen_again(session)  # the disk may have been full
                 self._follow(session)
         except Exception:
             log.exception("pods and sessions could not be brought together")
@@ -312,6 +315,9 @@ class PodSessions:
         if (said.tier, said.effective_units) != (record.tier, record.effective_units):
             patch |= kubernetes.tier_patch(record.tier, record.tier_since, record.effective_units)
         if said.announcement != record.announcement:
+            if record.announcement is None and record.tier is Tier.ACTIVE:
+                # work began, and the hub hears of it before the report says so: idleness counts from now on
+                patch |= kubernetes.tier_patch(Tier.ACTIVE, self._node.wall_clock(), record.effective_units)
             patch |= kubernetes.announcement_patch(record.announcement)
         if said.borrowed_units != record.borrowed_units:
             patch |= kubernetes.borrowed_patch(record.borrowed_units)

@@ -106,6 +106,7 @@ class Pods:
                     self._heard(event["type"], event["object"])
                     pause = FIRST_PAUSE
                 self._complain("")
+                pause = FIRST_PAUSE
                 # a server that ends watches at once must not be asked without end
                 await asyncio.sleep(0.05)
             except ApiFailure as failure:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -140,13 +141,19 @@ class PublishedReport:
 
 
 def _capacity(report: Report) -> object:
-    """What placement depends on."""
+    """What placement, and the service's next step, depend on."""
     gpus = [(gpu.uuid, gpu.healthy, gpu.capacity_units) for gpu in report.gpus]
     sessions = [
-        (one.id, one.gpus, one.share_units, one.borrowed_units, one.effective_units, one.tier)
+        (one.id, one.gpus, one.share_units, one.borrowed_units, one.effective_units, one.tier, one.announcement)
         for one in report.sessions
     ]
-    return gpus, sessions
+    # before a server is stopped the service must know that it works
+    about_to_stop = [
+        (one.id, one.gpu_busy, bool(one.kernels_busy))
+        for one in report.sessions
+        if one.announcement is not None and one.announcement.tier is Tier.STOPPED
+    ]
+    return gpus, sessions, about_to_stop
 
 
 def _content(report: Report) -> Report:

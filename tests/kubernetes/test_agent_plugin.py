@@ -230,6 +230,13 @@ async def test_a_sick_gpu_is_unhealthy_and_its_sessions_stay(agent: NodeAgent) -
     await agent.running("ada")
     agent.source.states[FIRST.uuid] = GpuState(healthy=False)
     await agent.offered(0)
+    for _ in range(100):
+        report = await agent.report()
+        if report is not None and not report.gpus[0].healthy:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        raise AssertionError("the hub was not told")
     await agent.offered(100, GPU_1)
     assert "ada" in agent.node.sessions
     del agent.source.states[FIRST.uuid]

@@ -12,7 +12,8 @@ import pytest
 from gpushare_spawner.agent.cluster_api import ClusterApi
 from gpushare_spawner.agent.published_report import Owner, PublishedReport, PublishSettings
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import Announcement, GpuReport, Report, SessionReport
+from gpushare_spawner.model.tier import Tier
 
 from .node_agent import AGENT_RULES
 from .standin.client import path
@@ -116,7 +117,18 @@ async def test_a_change_of_capacity_is_written_at_once(publisher: Publisher) -> 
     await publisher.written(lambda report: report.sessions[0].effective_units == 10, timeout=5)
     gpu = publisher.report.gpus[0].model_copy(update={"healthy": False})
     publisher.report = publisher.report.model_copy(update={"gpus": (gpu,)})
+    publisher.published.changed()  # type: ignore[union-attr]
     await publisher.written(lambda report: not report.gpus[0].healthy, timeout=5)
+
+
+async def test_a_server_about_to_be_stopped_that_works_is_told_of_at_once(publisher: Publisher) -> None:
+    publisher.start(replace(SETTINGS, at_most_every=60.0))
+    await publisher.written(lambda report: True)
+    coming = Announcement(tier=Tier.STOPPED, at=time.time() + 60, reason="idle")
+    publisher.session(announcement=coming)
+    await publisher.written(lambda report: report.sessions[0].announcement is not None, timeout=5)
+    publisher.session(announcement=coming, kernels=1, kernels_busy=1)
+    await publisher.written(lambda report: report.sessions[0].kernels_busy == 1, timeout=5)
 
 
 async def test_it_is_refreshed_even_if_nothing_changed(publisher: Publisher) -> None:

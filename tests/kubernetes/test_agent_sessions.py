@@ -158,6 +158,7 @@ async def test_announcements_come_and_are_taken_back(agent: NodeAgent) -> None:
     peer = await agent.peer("ada")
     observer = Peer(agent.node.sessions["ada"].socket.path)  # type: ignore[union-attr]
     await observer.connect(Role.OBSERVER)
+    before = (await agent.annotations("ada")).tier_since
     step = Announcement(tier=Tier.DOWNGRADED, at=time.time() + 300, reason="idle", effective_units=10)
     await agent.annotate("ada", announcement_patch(step))
     told = await observer.until(Kind.ANNOUNCE)
@@ -171,6 +172,8 @@ async def test_announcements_come_and_are_taken_back(agent: NodeAgent) -> None:
         await asyncio.sleep(0.02)
     else:
         raise AssertionError("the announcement is still on the pod")
+    # from now on idleness counts anew, before the report says so
+    assert (await agent.annotations("ada")).tier_since > before
     observer.close()
 
 
