@@ -4,8 +4,9 @@ After I. Stoica and H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First: A
 Proportional Share Resource Allocation", Old Dominion University TR-95-22, 1995.
 
 Each session has a virtual time: the service it was charged, divided by its weight. The common virtual time V is the
-weighted average over those that compete, so the lags (what somebody is owed, in seconds) always add up to nothing. Eligible is
-who is owed something (its virtual time is not past V); among the eligible the one whose request is due first comes first.
+weighted average over those that compete, so the lags (what somebody is owed, in seconds) always add up to nothing.
+Eligible is who is owed something (its virtual time is not past V); among the eligible the one whose request is due
+first comes first.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class FairOrder:
         return self._last_virtual
 
     def lag(self, session: str) -> float:
-        """Seconds of service that a competing session is owed; negative: it had too much. 0 for one that does not compete."""
+        """Seconds of service that a competing session is owed; negative: it had too much. 0 for one that does not
+        compete."""
         entry = self._entries[session]
         return (self.virtual_time - entry.virtual) * entry.weight if entry.competing else 0.0
 

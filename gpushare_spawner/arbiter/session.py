@@ -107,5 +107,5 @@ class SessionView:
     gpu_seconds: float
     """With a burst on the GPU, as far as reported, and the burst in progress up to the arbiter's last news."""
     last_activity: float | None
-    """End of the last burst, on the clock that the arbiter is driven with; the last news while one is in progress; None: no
-    burst yet."""
+    """End of the last burst, on the clock that the arbiter is driven with; the last news while one is in progress;
+    None: no burst yet."""

@@ -28,9 +28,9 @@ class TypicalSpan:
 def patience(typical_gap: float | None, hand_off_seconds: float) -> float:
     """Seconds of quiet for which a holder keeps the GPU although somebody waits.
 
-    0 when its gaps are unknown or longer than the hand-off costs. Otherwise as long as the hand-off costs: whatever the gap
-    turns out to be, at most twice the time is lost that knowing it beforehand would have lost (the ski-rental argument; disk
-    schedulers idle for the same reason: BFQ, Valente & Checconi 2010).
+    0 when its gaps are unknown or longer than the hand-off costs. Otherwise as long as the hand-off costs: whatever
+    the gap turns out to be, at most twice the time is lost that knowing it beforehand would have lost (the ski-rental
+    argument; disk schedulers idle for the same reason: BFQ, Valente & Checconi 2010).
     """
     if typical_gap is None or typical_gap >= hand_off_seconds:
         return 0.0
