@@ -38,10 +38,15 @@ static void leave(struct stream *stream) {
     free(capture);
 }
 
+/* A list of nothing may be NULL, which memcpy must not be given even for 0 bytes. */
+static void copy_nodes(struct node **to, struct node *const *from, size_t count) {
+    if (count) memcpy(to, from, count * sizeof *to);
+}
+
 static CUresult set_last(struct capture *capture, struct node *const *nodes, size_t count) {
     struct node **copy = malloc((count ? count : 1) * sizeof *copy);
     REQUIRE(copy, CUDA_ERROR_OUT_OF_MEMORY);
-    memcpy(copy, nodes, count * sizeof *copy);
+    copy_nodes(copy, nodes, count);
     free(capture->last);
     capture->last = copy;
     capture->count = count;
@@ -98,7 +103,7 @@ CUresult capture_record(struct stream *stream, struct event *event) {
     REQUIRE(!capture->run->broken, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     struct node **nodes = malloc((capture->count ? capture->count : 1) * sizeof *nodes);
     REQUIRE(nodes, CUDA_ERROR_OUT_OF_MEMORY);
-    memcpy(nodes, capture->last, capture->count * sizeof *nodes);
+    copy_nodes(nodes, capture->last, capture->count);
     capture_forget(event);
     event->nodes = nodes;
     event->node_count = capture->count;
@@ -127,7 +132,7 @@ CUresult capture_join(struct stream *stream, struct event *event) {
     struct node **all = malloc((capture->count + event->node_count + 1) * sizeof *all);
     REQUIRE(all, CUDA_ERROR_OUT_OF_MEMORY);
     size_t count = capture->count;
-    memcpy(all, capture->last, count * sizeof *all);
+    copy_nodes(all, capture->last, count);
     for (size_t i = 0; i < event->node_count; i++) {
         size_t known = 0;
         while (known < count && all[known] != event->nodes[i]) known++;
@@ -308,8 +313,8 @@ static CUresult update_dependencies(CUgraphNode *nodes, size_t count, unsigned f
     size_t kept = flags == 1 ? 0 : capture->count;
     struct node **all = malloc((kept + count + 1) * sizeof *all);
     REQUIRE(all, CUDA_ERROR_OUT_OF_MEMORY);
-    memcpy(all, capture->last, kept * sizeof *all);
-    if (count) memcpy(all + kept, nodes, count * sizeof *all);
+    copy_nodes(all, capture->last, kept);
+    copy_nodes(all + kept, nodes, count);
     error = set_last(capture, all, kept + count);
     free(all);
     return error;
