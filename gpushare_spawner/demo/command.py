@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpushare_spawner.demo.folder import DemoFolder
 from gpushare_spawner.demo.gpus import own_gpus, simulated_state
-from gpushare_spawner.demo.ports import free_ports, why_not
+from gpushare_spawner.demo.ports import free_ports, is_loopback, why_not
 from gpushare_spawner.demo.processes import Processes
 from gpushare_spawner.demo.short_idle_times import write_demo_templates
 from gpushare_spawner.demo.stack import Stack
@@ -69,6 +69,8 @@ def demo(options: argparse.Namespace) -> int:
 
     models = [] if options.simulate else own_gpus()
     say(shared_gpus(models, options.simulate))
+    if not is_loopback(options.ip):
+        say(f"listening on {options.ip}: whoever reaches this address can run programs here as you, without a password")
     hub_port, proxy_port, service_port = free_ports(3)
     stack = Stack(
         folder=folder,
