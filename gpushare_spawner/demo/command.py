@@ -63,9 +63,9 @@ def demo(options: argparse.Namespace) -> int:
         who = f" (process {running['pid']})" if "pid" in running else ""
         raise Trouble(f"a demo is already running{where}{who}. Stop it with Ctrl-C in its terminal, or use its address")
     if reason := why_not(options.ip, options.port):
-        raise Trouble(
-            f"{reason}. Choose another one: make demo PORT={options.port + 1 if options.port < 65535 else 8000}"
-        )
+        other = options.port + 1 if 1 <= options.port < 65535 else 8000
+        advice = f" Choose another one: make demo PORT={other}" if "port" in reason else ""
+        raise Trouble(f"{reason}.{advice}")
 
     models = [] if options.simulate else own_gpus()
     say(shared_gpus(models, options.simulate))
