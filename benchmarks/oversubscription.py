@@ -2,17 +2,18 @@
 
     .venv/bin/python -m benchmarks.oversubscription [--json]
 
-First: can the simulated GPU be trusted here? The jobs and the GPU of nvshare's evaluation (G. Alexopoulos, "nvshare: Practical GPU
-Sharing Without Memory Size Constraints", thesis, table 12.2: Tesla P100 16 GB, PCIe gen3; two instances of a job at once; working sets of
-7.2 and 15.3 GB; half or nine tenths of the time on the GPU) are modelled with a few parameters, see MODEL below, and run on the
-simulated driver: one job alone, both with no scheduler at all, both under a first-come scheduler with nvshare's quantum of 30 s. The
-makespans are held against the table's.
+First: can the simulated GPU be trusted here? The jobs and the GPU of nvshare's evaluation (G. Alexopoulos, "nvshare:
+Practical GPU Sharing Without Memory Size Constraints", thesis, table 12.2: Tesla P100 16 GB, PCIe gen3; two instances
+of a job at once; working sets of 7.2 and 15.3 GB; half or nine tenths of the time on the GPU) are modelled with a few
+parameters, see MODEL below, and run on the simulated driver: one job alone, both with no scheduler at all, both under
+a first-come scheduler with nvshare's quantum of 30 s. The makespans are held against the table's.
 
-Then the same jobs run with libgpushare.so under a real agent, and are held against one after the other, and against no scheduler.
+Then the same jobs run with libgpushare.so under a real agent, and are held against one after the other, and against
+no scheduler.
 
-Everything is a real process using NVIDIA's Python bindings on the simulated driver. Time and memory are both scaled by SCALE,
-so bandwidths are what they are. The agent's settings that are times are scaled too; its latencies cannot be, so they weigh SCALE times as
-much as they would.
+Everything is a real process using NVIDIA's Python bindings on the simulated driver. Time and memory are both scaled
+by SCALE, so bandwidths are what they are. The agent's settings that are times are scaled too; its latencies cannot
+be, so they weigh SCALE times as much as they would.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import dataclasses
 import json
 import math
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -45,7 +47,7 @@ from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
 from gpushare_spawner.sharing.control_client import AgentClient
 from gpushare_spawner.sharing.native import merged
 
-SCALE = 50.0
+SCALE = 25.0
 
 TABLE = {
     # thesis, table 12.2; makespans in seconds
@@ -60,40 +62,50 @@ COLUMNS = tuple(TABLE["solo"])
 GPU_BYTES = 16e9
 WORKING_SET = {"small": 7.2e9, "big": 15.3e9}
 BANDWIDTH = 12.3e9
-"""Bytes per second each way, by faults as by prefetch: a swap of 30.6 GB costs 2.49 s, which is what the dependence of big_90 on the
-quantum says (makespan = W*Q/(Q - s))."""
+"""Bytes per second each way, by faults as by prefetch: a swap of 30.6 GB costs 2.49 s, which is what the dependence
+of big_90 on the quantum says (makespan = W*Q/(Q - s))."""
 STARTUP = 58.0
 """Seconds on the CPU before the first GPU work."""
-PHASE = 14.0
-"""Seconds of GPU phases and of CPU phases in the jobs of 50 %; those of 90 % have one GPU phase. Much less than 30 s: small_50 does not
-depend on the quantum."""
-KERNEL = 0.25
-"""Seconds of a kernel, which touches the whole working set."""
+PHASE = (10.0, 20.0)
+"""Shortest and longest GPU phase and CPU phase of the jobs of 50 %, in seconds, evenly spread; those of 90 % have one
+GPU phase. Much less than 30 s: small_50 does not depend on the quantum."""
+KERNEL = {"50": 0.13, "90": 0.25}
+"""Seconds of a kernel, which touches the whole working set: where two thrash, each kernel faults it in."""
 DUTY = 0.73
-"""Part of a GPU phase in which kernels run; the rest is host time between them."""
+"""Part of a GPU phase in which kernels run; the rest is host time between them, spread evenly from half to one and a
+half of its mean."""
+THRASHING_PART = 0.25
+"""Thrashing is steady, and takes hours: a part of the work is enough to know its pace."""
 QUANTUM = 30.0
 NOTICE = 6.25
-"""Seconds without GPU work until the first-come scheduler's client gives way: it looks every 5 s and wants 5 s of quiet; in
-the mean between 5 and 7.5."""
+"""Seconds without GPU work until the first-come scheduler's client gives way: it looks every 5 s and wants 5 s of
+quiet; in the mean between 5 and 7.5."""
 
 
-def shape(column: str, overhead: float) -> Shape:
-    """The job of a column, scaled. `overhead`: what `host_overhead` found; the host time between kernels is so much shorter."""
-    size, part = column.split("_")
-    step = KERNEL / DUTY
-    work = TABLE["solo"][column] - STARTUP
-    cpu = PHASE if part == "50" else 0.0
-    cycles = max(1, round(work / (2 * PHASE))) if cpu else 1
-    steps = round((work / cycles - cpu) / step)
-    return Shape(
-        working_set=round(WORKING_SET[size] / SCALE),
-        startup=STARTUP / SCALE,
-        cycles=cycles,
-        cpu=cpu / SCALE,
-        steps=steps,
-        kernel=KERNEL / SCALE,
-        gap=max(0.0, (step - KERNEL) / SCALE - overhead),
-    )
+def shapes(column: str, part: float = 1.0) -> list[Shape]:
+    """The two jobs of a column, scaled: alike, but not in step. `part`: only so much of the work."""
+    return [shape(column, part, random.Random(f"{column} {number}")) for number in (1, 2)]
+
+
+def shape(column: str, part: float, chance: random.Random) -> Shape:
+    """One job."""
+    size, share = column.split("_")
+    kernel = KERNEL[share]
+    gap = kernel / DUTY - kernel
+    work = (TABLE["solo"][column] - STARTUP) * part
+    phases = []
+    while work > 0:
+        cpu = chance.uniform(*PHASE) if share == "50" else 0.0
+        gpu = min(chance.uniform(*PHASE), max(kernel, work - cpu)) if cpu else work
+        cpu = min(cpu, max(0.0, work - gpu))
+        gaps = [gap * chance.uniform(0.5, 1.5) for _ in range(max(1, round(gpu / (kernel + gap))))]
+        # Exactly the phase's length, whatever chance said.
+        surplus = (sum(gaps) + len(gaps) * kernel - gpu) / len(gaps)
+        gaps = [max(0.0, length - surplus) for length in gaps]
+        gaps[-1] += cpu
+        phases.append([length / SCALE for length in gaps])
+        work -= gpu + cpu
+    return Shape(round(WORKING_SET[size] / SCALE), kernel / SCALE, STARTUP / SCALE, phases)
 
 
 class Machine:
@@ -120,20 +132,28 @@ class Machine:
 
 
 def run_jobs(
-    shapes: list[Shape], environments: list[dict[str, str]], managed: bool, scheduler: FirstCome | None
+    jobs_shapes: list[Shape],
+    environments: list[dict[str, str]],
+    managed: bool,
+    scheduler: FirstCome | None,
+    folder: Path,
 ) -> float:
     """Start the jobs together; the time until the last one is done, in seconds of the table."""
-    ends = [scheduler.connect() if scheduler else None for _ in shapes]
+    files = []
+    for number, job_shape in enumerate(jobs_shapes):
+        files.append(folder / f"job{number}.json")
+        files[-1].write_text(json.dumps(dataclasses.asdict(job_shape)))
+    ends = [scheduler.connect() if scheduler else None for _ in files]
     jobs = [
         subprocess.Popen(
             [
-                sys.executable, "-m", "benchmarks.oversubscription_job", json.dumps(dataclasses.asdict(shape)),
+                sys.executable, "-m", "benchmarks.oversubscription_job", str(file),
                 "managed" if managed else "plain", str(end.fileno() if end else -1), str(NOTICE / SCALE),
             ],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             pass_fds=[end.fileno()] if end else [],
         )
-        for shape, environment, end in zip(shapes, environments, ends, strict=True)
+        for file, environment, end in zip(files, environments, ends, strict=True)
     ]  # fmt: skip
     try:
         if scheduler:
@@ -168,57 +188,47 @@ def run_jobs(
                 end.close()
 
 
-def host_overhead() -> float:
-    """Seconds, not scaled, by which a kernel and a pause take longer on this machine than they should: sleeping, waking, Python."""
-    machine = Machine()
-    steps, kernel, gap = 200, KERNEL / SCALE, (KERNEL / DUTY - KERNEL) / SCALE
-    probe = Shape(1 << 18, startup=0.0, cycles=1, cpu=0.0, steps=steps, kernel=kernel, gap=gap)
-    try:
-        took = run_jobs([probe], [machine.environment], True, None) / SCALE
-    finally:
-        machine.close()
-    return max(0.0, took / steps - kernel - gap)
-
-
-def alone(column: str, overhead: float) -> float:
+def alone(column: str) -> float:
     """One job on an idle GPU."""
     machine = Machine()
     try:
-        return run_jobs([shape(column, overhead)], [machine.environment], True, None)
+        return run_jobs(shapes(column)[:1], [machine.environment], True, None, machine.folder)
     finally:
         machine.close()
 
 
-def unscheduled(column: str, overhead: float) -> float:
-    """Two jobs, and nobody to decide."""
+def unscheduled(column: str) -> float:
+    """Two jobs, and nobody to decide. Where they thrash only a part of the work is done, and the rest is inferred."""
     machine = Machine()
     try:
-        return run_jobs([shape(column, overhead)] * 2, [machine.environment] * 2, True, None)
+        part = THRASHING_PART if column.startswith("big") else 1.0
+        seconds = run_jobs(shapes(column, part), [machine.environment] * 2, True, None, machine.folder)
+        return STARTUP + (seconds - STARTUP) / part
     finally:
         machine.close()
 
 
-def first_come(column: str, overhead: float) -> float:
+def first_come(column: str) -> float:
     """Two jobs under the first-come scheduler."""
     machine = Machine()
     scheduler = FirstCome(QUANTUM / SCALE)
     try:
-        return run_jobs([shape(column, overhead)] * 2, [machine.environment] * 2, True, scheduler)
+        return run_jobs(shapes(column), [machine.environment] * 2, True, scheduler, machine.folder)
     finally:
         scheduler.close()
         machine.close()
 
 
-def arbitrated(column: str, overhead: float) -> float:
+def arbitrated(column: str) -> float:
     """Two jobs with libgpushare.so under the agent."""
     machine = Machine()
     try:
-        return asyncio.run(_arbitrated(machine, shape(column, overhead)))
+        return asyncio.run(_arbitrated(machine, shapes(column)))
     finally:
         machine.close()
 
 
-async def _arbitrated(machine: Machine, job: Shape) -> float:
+async def _arbitrated(machine: Machine, jobs: list[Shape]) -> float:
     agent = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.oversubscription", "--agent", str(machine.folder)], env=machine.environment
     )
@@ -235,14 +245,15 @@ async def _arbitrated(machine: Machine, job: Shape) -> float:
         for name in ("first", "second"):
             request = OpenRequest(id=name, user=name, uid=os.getuid(), template="half", gpus=(gpu,), share_units=50)
             environments.append(merged(machine.environment, (await client.open(request)).environment))
-        return await asyncio.to_thread(run_jobs, [job] * 2, environments, False, None)
+        return await asyncio.to_thread(run_jobs, jobs, environments, False, None, machine.folder)
     finally:
         agent.send_signal(signal.SIGTERM)
         agent.wait()
 
 
 def scaled_settings() -> ArbiterSettings:
-    """The arbiter's defaults, in the benchmark's time and memory. What a hand-off costs beside the paging is not scaled."""
+    """The arbiter's defaults, in the benchmark's time and memory. What a hand-off costs beside the paging is not
+    scaled."""
     standard = ArbiterSettings()
     return dataclasses.replace(
         standard,
@@ -281,9 +292,8 @@ def measure(parallel: int) -> dict[str, dict[str, float]]:
     # the longest first
     order = [("unscheduled", "big_50"), ("unscheduled", "big_90")]
     order += [(kind, column) for kind in kinds for column in COLUMNS if (kind, column) not in order]
-    overhead = host_overhead()
     with ThreadPoolExecutor(parallel) as pool:
-        futures = {pair: pool.submit(kinds[pair[0]], pair[1], overhead) for pair in order}
+        futures = {pair: pool.submit(kinds[pair[0]], pair[1]) for pair in order}
         rows = {kind: {column: futures[kind, column].result() for column in COLUMNS} for kind in kinds}
     rows["serial"] = {column: 2 * seconds for column, seconds in rows["solo"].items()}
     return rows
@@ -303,9 +313,8 @@ def main() -> int:
     if options.only:
         row, column = options.only.split(":")
         kinds = {"solo": alone, "unscheduled": unscheduled, "first_come": first_come, "arbiter": arbitrated}
-        print(
-            f"{row} {column}: {kinds[row](column, host_overhead()):.0f} s (simulated), table: {TABLE.get(row, {}).get(column, math.nan):.0f} s"
-        )
+        seconds, known = kinds[row](column), TABLE.get(row, {}).get(column, math.nan)
+        print(f"{row} {column}: {seconds:.0f} s (simulated), table: {known:.0f} s")
         return 0
     rows = measure(options.parallel)
     errors = {(row, column): rows[row][column] / TABLE[row][column] - 1 for row in TABLE for column in COLUMNS}

@@ -1,7 +1,7 @@
 """One job of the oversubscription benchmark: CPU and GPU phases in turn on one working set, like a training job's.
 
-Started by benchmarks.oversubscription with its shape as JSON. It says "ready", waits for a line, works, and says how long
-it took. Where a first-come scheduler is in force it asks that before it launches.
+Started by benchmarks.oversubscription with its shape in a JSON file. It says "ready", waits for a line, works, and
+says how long it took. Where a first-come scheduler is in force it asks that before it launches.
 """
 
 from __future__ import annotations
@@ -28,26 +28,50 @@ class Shape:
     """A job, in seconds and bytes as they are on the scaled-down simulated GPU."""
 
     working_set: int
-    startup: float
-    """CPU time before the first GPU work."""
-    cycles: int
-    cpu: float
-    """CPU phase after each GPU phase; 0: one GPU phase after the other."""
-    steps: int
-    """Kernels in a GPU phase."""
     kernel: float
     """Seconds that one kernel keeps the device busy when its pages are there; it touches the whole working set."""
-    gap: float
-    """Host time between two kernels of a phase."""
+    startup: float
+    """CPU time before the first GPU work."""
+    phases: list[list[float]]
+    """For each GPU phase the host time after each of its kernels; the last one is the CPU phase that follows."""
 
     @property
     def alone(self) -> float:
         """Seconds that it takes on an idle GPU."""
-        return self.startup + self.cycles * (self.steps * (self.kernel + self.gap) + self.cpu)
+        return self.startup + sum(len(gaps) * self.kernel + sum(gaps) for gaps in self.phases)
+
+
+class Pacer:
+    """Keeps the job's own pace: what this machine adds to kernels and sleeps is taken off the next host time.
+
+    That are some tenths of a millisecond each, for sleeping, waking and Python; scaled up they would be minutes.
+    """
+
+    def __init__(self, kernel: float) -> None:
+        self._kernel = kernel
+        self._latency = float("inf")
+        """The least that a launch and its synchronisation ever took beside the kernel."""
+        self._late = 0.0
+
+    def launched(self, took: float) -> None:
+        """A kernel was launched and waited for."""
+        self._latency = min(self._latency, max(0.0, took - self._kernel))
+        self._late += self._latency
+
+    def until(self, seconds: float) -> float:
+        """When a pause of so long should end, on the monotonic clock."""
+        taken = min(self._late, seconds)
+        self._late -= taken
+        return time.monotonic() + seconds - taken
+
+    def woke(self, planned: float) -> None:
+        """A pause that should have ended then is over."""
+        self._late += max(0.0, time.monotonic() - planned)
 
 
 class Token:
-    """The first-come scheduler as one of its clients sees it; without a socket there is none, and all calls do nothing."""
+    """The first-come scheduler as one of its clients sees it; without a socket there is none, and all calls do
+    nothing."""
 
     def __init__(self, connection: socket.socket | None, notice: float) -> None:
         self._connection = connection
@@ -95,7 +119,7 @@ def main() -> None:
 
     Before it ends it says how long it took, in seconds.
     """
-    shape = Shape(**json.loads(sys.argv[1]))
+    shape = Shape(**json.loads(Path(sys.argv[1]).read_text()))
     managed, descriptor, notice = sys.argv[2] == "managed", int(sys.argv[3]), float(sys.argv[4])
     connection = socket.socket(fileno=descriptor) if descriptor >= 0 else None
     token = Token(connection, notice)
@@ -124,14 +148,17 @@ def main() -> None:
     sys.stdin.readline()
     began = time.monotonic()
     token.sleep(began + shape.startup)
-    for _ in range(shape.cycles):
-        for step in range(shape.steps):
+    pacer = Pacer(shape.kernel)
+    for gaps in shape.phases:
+        for gap in gaps:
             token.take()
+            launched = time.monotonic()
             checked(cuda.cuLaunchKernel(touch, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
             checked(cuda.cuCtxSynchronize())
-            if step + 1 < shape.steps:
-                token.sleep(time.monotonic() + shape.gap)
-        token.sleep(time.monotonic() + shape.gap + shape.cpu)
+            pacer.launched(time.monotonic() - launched)
+            until = pacer.until(gap)
+            token.sleep(until)
+            pacer.woke(until)
     token.done()
     print(time.monotonic() - began, flush=True)
     with contextlib.suppress(OSError):

@@ -75,17 +75,9 @@ class Charging:
 
     def _in_the_way(self) -> list[Session]:
         """Sessions without whose leases one of those who wait could run, now or beside those that remain."""
-        waiting, holding = self._roster.waiting, self._roster.holding
-        room = self._roster.room()
+        holding, room = self._roster.holding, self._roster.room()
         present = [client for client in holding if not client.overdue]
         found: dict[Session, None] = {client.session: None for client in holding if client.overdue}
-        for waiter in waiting:
-            if room.fits([waiter, *present]):
-                continue
-            blocking = [
-                client
-                for client in present
-                if not room.fits([client, waiter]) or room.fits([waiter, *(c for c in present if c is not client)])
-            ]
-            found.update((client.session, None) for client in blocking or present)
+        for waiter in self._roster.waiting:
+            found.update((client.session, None) for client in room.blockers(waiter, present))
         return list(found)

@@ -25,6 +25,8 @@ class Roster:
         self.holder_grew = False
         """A holder has allocated more since the last decision."""
         self._requests = count(1)
+        self._room: Room | None = None
+        """Until somebody comes, goes or allocates."""
 
     # -- who is there ------------------------------------------------------------------------------------------------
 
@@ -57,6 +59,7 @@ class Roster:
         connected = Client(client, known)
         self._clients[client] = known.clients[client] = connected
         self.residency.add(connected)
+        self._room = None
 
     def forget(self, client: Client) -> None:
         """The client is gone, with its lease and its memory."""
@@ -64,11 +67,14 @@ class Roster:
         client.waiting = False
         del self._clients[client.id], client.session.clients[client.id]
         self.residency.remove(client)
+        self._room = None
 
     def room(self) -> Room:
         """The GPU's memory, less what cannot leave it."""
-        always = sum(client.plain for client in self.clients) + len(self._clients) * self._settings.context_bytes
-        return Room(self._vram, always, self._settings.exclusive)
+        if self._room is None:
+            always = sum(client.plain for client in self.clients) + len(self._clients) * self._settings.context_bytes
+            self._room = Room(self._vram, always, self._settings.exclusive)
+        return self._room
 
     def excess(self) -> int:
         """Bytes by which all who work exceed the memory together: no more than this has to move for anybody."""
@@ -81,6 +87,7 @@ class Roster:
             raise ValueError(f"amounts of memory are at least 0, not {managed} and {plain}")
         grown = max(0, managed - client.managed) if client.held else 0
         client.managed, client.plain = managed, plain
+        self._room = None
         self.residency.resized(client, self.room().for_managed, grown)
         self.holder_grew = self.holder_grew or grown > 0
 

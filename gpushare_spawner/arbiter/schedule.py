@@ -49,6 +49,9 @@ class Schedule:
         self.credit = HandOffCredit(settings)
         self.turns = Turns(0.0, {})
         self.turn: Turn | None = None
+        self._excess = 0
+        self._in_order: list[Client] = []
+        """Those who wait, by their right to a turn, as of the last choice."""
 
     # -- before each decision ----------------------------------------------------------------------------------------
 
@@ -58,7 +61,7 @@ class Schedule:
             session: [client for client in session.clients.values() if client.waiting or client.lease]
             for session in self._roster.sessions.values()
         }
-        excess = self._roster.excess()
+        self._excess = excess = self._roster.excess()
         weights = {session.id: session.weight for session, clients in wanting.items() if clients}
         costs = {
             session.id: sum(self.hand_off_seconds(client, excess) for client in clients)
@@ -103,16 +106,17 @@ class Schedule:
         yielding.sort(key=lambda client: -(client.quiet_since or 0.0))
         firm = sorted((client for client in self._roster.staying if client not in yielding), key=by_right)
         waiting = sorted(self._roster.waiting, key=by_right)
+        self._in_order = sorted(waiting, key=by_turn)
 
         reason = RevokeReason.QUANTUM
         group = room.fill(waiting, room.fill(firm))
         blocked = [client for client in waiting if client not in group]
         if blocked and firm and self.turn is not None and self.turn.start is not None:
-            newcomer = min(sorted(blocked, key=by_turn), key=lambda client: self._early_at(client, firm))
+            newcomer = self._newcomer([client for client in self._in_order if client not in group], firm)
             if self._turn_over_at() <= now + INSTANT:
                 group = room.fill(sorted([*firm, *waiting], key=by_turn))
                 self.turn = Turn(group[0].session, now if group[0].held else None)
-            elif self._early_at(newcomer, firm) <= now + INSTANT:
+            elif newcomer is not None and self._early_at(newcomer, firm) <= now + INSTANT:
                 reason = RevokeReason.GUARANTEE
                 group = room.fill([newcomer, *firm, *waiting])
                 self.turn = Turn(newcomer.session, None)
@@ -131,7 +135,9 @@ class Schedule:
         firm = self._roster.staying
         if self._blocked(self._roster.room()) and firm and self.turn is not None and self.turn.start is not None:
             instants.append(self._turn_over_at())
-            instants += [self._early_at(client, firm) for client in self._roster.waiting]
+            newcomer = self._newcomer([client for client in self._in_order if client.waiting], firm)
+            if newcomer is not None:
+                instants.append(self._early_at(newcomer, firm))
             instants += [self._gives_way_at(client) for client in firm if client.quiet_since is not None]
         return min((at for at in instants if self._roster.now + INSTANT < at < NEVER), default=None)
 
@@ -152,7 +158,7 @@ class Schedule:
         """When this holder's quiet no longer protects it from those who wait; never while it works."""
         if client.quiet_since is None:
             return NEVER
-        cost = self.hand_off_seconds(client, self._roster.excess())
+        cost = self.hand_off_seconds(client, self._excess)
         return client.quiet_since + patience(client.gaps.seconds, cost)
 
     def _turn_over_at(self) -> float:
@@ -172,27 +178,33 @@ class Schedule:
             over = max(over, min(self._roster.now + self.credit.wait_for(0.0), latest))
         return over
 
-    def _early_at(self, client: Client, firm: list[Client]) -> float:
-        """When a newcomer may take the GPU before the turn is over."""
-        session, turn, settings = client.session, self.turn, self._settings
-        typical = session.bursts.seconds
-        if (
-            turn is None
-            or turn.start is None
-            or not session.paused
-            or (typical is not None and typical > settings.short_burst)
-            or not self._fair.eligible(session.id)
-            or any(holder.session is session for holder in firm)
-        ):
+    def _newcomer(self, blocked: list[Client], firm: list[Client]) -> Client | None:
+        """The first of those who wait that may take the GPU before the turn is over: after a pause, for a short
+        burst."""
+        holders = {client.session for client in firm}
+        return next(
+            (
+                client
+                for client in blocked
+                if client.session.paused
+                and (client.session.bursts.seconds or 0.0) <= self._settings.short_burst
+                and client.session not in holders
+                and self._fair.eligible(client.session.id)
+            ),
+            None,
+        )
+
+    def _early_at(self, newcomer: Client, firm: list[Client]) -> float:
+        """When it may do so: the holders have had some time, and the credit is there for the way and the way back."""
+        turn, settings = self.turn, self._settings
+        if turn is None or turn.start is None:
             return NEVER
-        excess = max(0, sum(c.managed for c in [client, *firm]) - self._roster.room().for_managed)
-        costs = [self.hand_off_seconds(holder, excess) for holder in firm]
-        both_ways = self.hand_off_seconds(client, excess) + max(costs, default=0.0)
+        excess = max(0, sum(c.managed for c in [newcomer, *firm]) - self._roster.room().for_managed)
+        return_cost = max((self.hand_off_seconds(holder, excess) for holder in firm), default=0.0)
         # A holder that may itself be about to finish a short burst is not made to give way to another such.
-        lasting = [holder.session.bursts.seconds or 0.0 for holder in firm]
-        alike = any(seconds <= settings.short_burst for seconds in lasting)
-        undisturbed = settings.short_burst if alike else settings.min_quantum
-        settled = turn.start + max(costs, default=0.0) + undisturbed
+        alike = any((holder.session.bursts.seconds or 0.0) <= settings.short_burst for holder in firm)
+        settled = turn.start + return_cost + (settings.short_burst if alike else settings.min_quantum)
+        both_ways = self.hand_off_seconds(newcomer, excess) + return_cost
         return max(settled, self._roster.now + self.credit.wait_for(both_ways))
 
     def _kept_waiting(self, client: Client) -> float:
