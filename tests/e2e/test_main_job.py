@@ -167,6 +167,11 @@ async def test_the_demo_notebook_runs_from_top_to_bottom(stack: RunningStack) ->
         cells = [cell.replace(before, after) for cell in cells]
     kernel = await stack.hub.kernel("dave")
     said = [await kernel.run(cell) for cell in cells]
+    # JupyterLab's terminals are login shells
+    shell = "import subprocess; print(subprocess.check_output(['bash', '-lc', 'gpushare status'], text=True))"
+    terminal = await kernel.run(shell)
+    assert "share           0.50 GPU" in terminal
+    assert "tier            active" in terminal
     kernel.close()
     assert "share           0.50 GPU" in said[0]
     assert "Simulated GPU 96 MiB" in said[1]
