@@ -69,43 +69,42 @@ STARTUP = 58.0
 PHASE = (10.0, 20.0)
 """Shortest and longest GPU phase and CPU phase of the jobs of 50 %, in seconds, evenly spread; those of 90 % have one
 GPU phase. Much less than 30 s: small_50 does not depend on the quantum."""
-KERNEL = {"50": 0.13, "90": 0.25}
+KERNEL = 0.25
 """Seconds of a kernel, which touches the whole working set: where two thrash, each kernel faults it in."""
-DUTY = 0.73
-"""Part of a GPU phase in which kernels run; the rest is host time between them, spread evenly from half to one and a
-half of its mean."""
+DUTY = 0.82
+"""Part of a GPU phase in which kernels run; the rest is host time between them, spread evenly from half to one and a half
+of its mean."""
 THRASHING_PART = 0.25
 """Thrashing is steady, and takes hours: a part of the work is enough to know its pace."""
 QUANTUM = 30.0
-NOTICE = 6.25
-"""Seconds without GPU work until the first-come scheduler's client gives way: it looks every 5 s and wants 5 s of
-quiet; in the mean between 5 and 7.5."""
+NOTICE = 6.75
+"""Seconds without GPU work until the first-come scheduler's client gives way: it looks every 5 s and wants 5 s of quiet;
+that is in the mean between 5 and 7.5."""
 
 
 def shapes(column: str, part: float = 1.0) -> list[Shape]:
-    """The two jobs of a column, scaled: alike, but not in step. `part`: only so much of the work."""
-    return [shape(column, part, random.Random(f"{column} {number}")) for number in (1, 2)]
+    """The two jobs of a column, scaled: the same phases, as two instances of one program have. `part`: of the work."""
+    return [shape(column, part, number) for number in (1, 2)]
 
 
-def shape(column: str, part: float, chance: random.Random) -> Shape:
-    """One job."""
+def shape(column: str, part: float, number: int) -> Shape:
+    """One job. Chance is the same in every run; only the host time between kernels differs from job to job."""
     size, share = column.split("_")
-    kernel = KERNEL[share]
-    gap = kernel / DUTY - kernel
+    lengths, between = random.Random(share), random.Random(f"{share} {number}")
+    gap = KERNEL / DUTY - KERNEL
     work = (TABLE["solo"][column] - STARTUP) * part
     phases = []
-    while work > 0:
-        cpu = chance.uniform(*PHASE) if share == "50" else 0.0
-        gpu = min(chance.uniform(*PHASE), max(kernel, work - cpu)) if cpu else work
-        cpu = min(cpu, max(0.0, work - gpu))
-        gaps = [gap * chance.uniform(0.5, 1.5) for _ in range(max(1, round(gpu / (kernel + gap))))]
+    while work > KERNEL:
+        gpu = min(lengths.uniform(*PHASE), work) if share == "50" else work
+        cpu = min(lengths.uniform(*PHASE), work - gpu) if share == "50" else 0.0
+        gaps = [gap * between.uniform(0.5, 1.5) for _ in range(max(1, round(gpu / (KERNEL + gap))))]
         # Exactly the phase's length, whatever chance said.
-        surplus = (sum(gaps) + len(gaps) * kernel - gpu) / len(gaps)
+        surplus = (sum(gaps) + len(gaps) * KERNEL - gpu) / len(gaps)
         gaps = [max(0.0, length - surplus) for length in gaps]
         gaps[-1] += cpu
         phases.append([length / SCALE for length in gaps])
         work -= gpu + cpu
-    return Shape(round(WORKING_SET[size] / SCALE), kernel / SCALE, STARTUP / SCALE, phases)
+    return Shape(round(WORKING_SET[size] / SCALE), KERNEL / SCALE, STARTUP / SCALE, phases)
 
 
 class Machine:
