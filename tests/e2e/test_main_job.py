@@ -187,9 +187,8 @@ async def test_stopping_frees_everything(stack: RunningStack) -> None:
         assert time.monotonic() < deadline, report.sessions
         await asyncio.sleep(0.2)
     assert used_units(report) == 0
-    left = [
-        words
-        for words in stack.processes().values()
-        if "ipykernel_launcher" in words or "jupyterhub.singleuser" in words
-    ]
-    assert left == []
+    # a kernel whose server is gone ends by itself, a moment later
+    servers = {"ipykernel_launcher", "jupyterhub.singleuser"}
+    while left := [words for words in stack.processes().values() if servers & {*words}]:
+        assert time.monotonic() < deadline + 15, left
+        await asyncio.sleep(0.2)
