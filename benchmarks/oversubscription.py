@@ -35,7 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.first_come import FirstCome
-from benchmarks.oversubscription_job import Shape
+from benchmarks.oversubscription_job import Phase, Shape
 from gpushare_spawner import native
 from gpushare_spawner.agent.control_socket import ControlSocket
 from gpushare_spawner.agent.environment import Libraries
@@ -69,42 +69,44 @@ STARTUP = 58.0
 PHASE = (10.0, 20.0)
 """Shortest and longest GPU phase and CPU phase of the jobs of 50 %, in seconds, evenly spread; those of 90 % have one
 GPU phase. Much less than 30 s: small_50 does not depend on the quantum."""
-KERNEL = 0.25
+KERNEL = {"50": 0.155, "90": 0.25}
 """Seconds of a kernel, which touches the whole working set: where two thrash, each kernel faults it in."""
 DUTY = 0.82
-"""Part of a GPU phase in which kernels run; the rest is host time between them, spread evenly from half to one and a half
-of its mean."""
+"""Part of a GPU phase in which kernels run; the rest is host time between them, spread evenly from half to one and a
+half of its mean."""
+CPU_CONTENTION = 0.6
+"""By how much longer CPU phases take while both jobs are in one: they share the machine's cores."""
 THRASHING_PART = 0.25
 """Thrashing is steady, and takes hours: a part of the work is enough to know its pace."""
 QUANTUM = 30.0
 NOTICE = 6.75
-"""Seconds without GPU work until the first-come scheduler's client gives way: it looks every 5 s and wants 5 s of quiet;
-that is in the mean between 5 and 7.5."""
+"""Seconds without GPU work until the first-come scheduler's client gives way: it looks every 5 s and wants 5 s of
+quiet; that is in the mean between 5 and 7.5."""
 
 
 def shapes(column: str, part: float = 1.0) -> list[Shape]:
-    """The two jobs of a column, scaled: the same phases, as two instances of one program have. `part`: of the work."""
+    """The two jobs of a column, scaled. `part`: only so much of the work."""
     return [shape(column, part, number) for number in (1, 2)]
 
 
 def shape(column: str, part: float, number: int) -> Shape:
-    """One job. Chance is the same in every run; only the host time between kernels differs from job to job."""
+    """One job. Chance is the same in every run and every row."""
     size, share = column.split("_")
-    lengths, between = random.Random(share), random.Random(f"{share} {number}")
-    gap = KERNEL / DUTY - KERNEL
+    chance = random.Random(f"{share} {number}")
+    kernel = KERNEL[share]
+    gap = kernel / DUTY - kernel
     work = (TABLE["solo"][column] - STARTUP) * part
     phases = []
-    while work > KERNEL:
-        gpu = min(lengths.uniform(*PHASE), work) if share == "50" else work
-        cpu = min(lengths.uniform(*PHASE), work - gpu) if share == "50" else 0.0
-        gaps = [gap * between.uniform(0.5, 1.5) for _ in range(max(1, round(gpu / (KERNEL + gap))))]
+    while work > kernel:
+        gpu = min(chance.uniform(*PHASE), work) if share == "50" else work
+        cpu = min(chance.uniform(*PHASE), work - gpu) if share == "50" else 0.0
+        gaps = [gap * chance.uniform(0.5, 1.5) for _ in range(max(1, round(gpu / (kernel + gap))))]
         # Exactly the phase's length, whatever chance said.
-        surplus = (sum(gaps) + len(gaps) * KERNEL - gpu) / len(gaps)
+        surplus = (sum(gaps) + len(gaps) * kernel - gpu) / len(gaps)
         gaps = [max(0.0, length - surplus) for length in gaps]
-        gaps[-1] += cpu
-        phases.append([length / SCALE for length in gaps])
+        phases.append(Phase([length / SCALE for length in gaps], cpu / SCALE))
         work -= gpu + cpu
-    return Shape(round(WORKING_SET[size] / SCALE), KERNEL / SCALE, STARTUP / SCALE, phases)
+    return Shape(round(WORKING_SET[size] / SCALE), kernel / SCALE, STARTUP / SCALE, CPU_CONTENTION, phases)
 
 
 class Machine:
@@ -142,17 +144,20 @@ def run_jobs(
     for number, job_shape in enumerate(jobs_shapes):
         files.append(folder / f"job{number}.json")
         files[-1].write_text(json.dumps(dataclasses.asdict(job_shape)))
+    cores = folder / "cores"
+    cores.write_bytes(bytes(len(files)))
     ends = [scheduler.connect() if scheduler else None for _ in files]
     jobs = [
         subprocess.Popen(
             [
                 sys.executable, "-m", "benchmarks.oversubscription_job", str(file),
                 "managed" if managed else "plain", str(end.fileno() if end else -1), str(NOTICE / SCALE),
+                str(cores), str(number),
             ],
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             pass_fds=[end.fileno()] if end else [],
         )
-        for file, environment, end in zip(files, environments, ends, strict=True)
+        for number, (file, environment, end) in enumerate(zip(files, environments, ends, strict=True))
     ]  # fmt: skip
     try:
         if scheduler:
@@ -285,15 +290,24 @@ async def serve(folder: Path) -> None:
     nvml.close()
 
 
+KINDS = {"unscheduled": unscheduled, "solo": alone, "first_come": first_come, "arbiter": arbitrated}
+
+
 def measure(parallel: int) -> dict[str, dict[str, float]]:
-    """All rows and columns, several at a time: each has a machine of its own, and its processes mostly sleep."""
-    kinds = {"unscheduled": unscheduled, "solo": alone, "first_come": first_come, "arbiter": arbitrated}
-    # the longest first
-    order = [("unscheduled", "big_50"), ("unscheduled", "big_90")]
-    order += [(kind, column) for kind in kinds for column in COLUMNS if (kind, column) not in order]
-    with ThreadPoolExecutor(parallel) as pool:
-        futures = {pair: pool.submit(kinds[pair[0]], pair[1]) for pair in order}
-        rows = {kind: {column: futures[kind, column].result() for column in COLUMNS} for kind in kinds}
+    """All rows and columns, several at a time: each has a machine of its own, and its processes mostly sleep.
+
+    What is held against each other within 2 % runs last, half as many at a time.
+    """
+    first = [("unscheduled", "big_50"), ("unscheduled", "big_90")]  # the longest ones
+    first += [(kind, column) for kind in ("first_come", "solo") for column in COLUMNS]
+    last = [("arbiter", column) for column in reversed(COLUMNS)]
+    last += [("unscheduled", "small_50"), ("unscheduled", "small_90")]
+    makespans = {}
+    for pairs, at_once in ((first, parallel), (last, max(1, parallel // 2))):
+        with ThreadPoolExecutor(at_once) as pool:
+            done = pool.map(lambda pair: KINDS[pair[0]](pair[1]), pairs)
+            makespans |= dict(zip(pairs, done, strict=True))
+    rows = {kind: {column: makespans[kind, column] for column in COLUMNS} for kind in KINDS}
     rows["serial"] = {column: 2 * seconds for column, seconds in rows["solo"].items()}
     return rows
 
@@ -302,7 +316,7 @@ def main() -> int:
     """Print the tables; 0 when all bars are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    parser.add_argument("--parallel", type=int, default=4, metavar="N", help="runs at a time; default: %(default)s")
+    parser.add_argument("--parallel", type=int, default=5, metavar="N", help="runs at a time; default: %(default)s")
     parser.add_argument("--only", metavar="ROW:COLUMN", help="one run, for a closer look")
     parser.add_argument("--agent", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -311,8 +325,7 @@ def main() -> int:
         return 0
     if options.only:
         row, column = options.only.split(":")
-        kinds = {"solo": alone, "unscheduled": unscheduled, "first_come": first_come, "arbiter": arbitrated}
-        seconds, known = kinds[row](column), TABLE.get(row, {}).get(column, math.nan)
+        seconds, known = KINDS[row](column), TABLE.get(row, {}).get(column, math.nan)
         print(f"{row} {column}: {seconds:.0f} s (simulated), table: {known:.0f} s")
         return 0
     rows = measure(options.parallel)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import select
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,15 @@ from gpushare_spawner import native
 
 WANT, RELEASED, GO, GIVE_WAY = b"w", b"r", b"g", b"t"
 PR_SET_TIMERSLACK = 29
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A GPU phase and the CPU phase after it."""
+
+    gaps: list[float]
+    """Host time after each kernel."""
+    cpu: float
 
 
 @dataclass(frozen=True)
@@ -32,13 +43,9 @@ class Shape:
     """Seconds that one kernel keeps the device busy when its pages are there; it touches the whole working set."""
     startup: float
     """CPU time before the first GPU work."""
-    phases: list[list[float]]
-    """For each GPU phase the host time after each of its kernels; the last one is the CPU phase that follows."""
-
-    @property
-    def alone(self) -> float:
-        """Seconds that it takes on an idle GPU."""
-        return self.startup + sum(len(gaps) * self.kernel + sum(gaps) for gaps in self.phases)
+    contention: float
+    """By how much longer CPU phases take while the other job is in one too."""
+    phases: list[Phase]
 
 
 class Pacer:
@@ -69,6 +76,33 @@ class Pacer:
         self._late += max(0.0, time.monotonic() - planned)
 
 
+class Cores:
+    """The machine's CPU cores, which all jobs share in their CPU phases: one byte for each job, 1 while it is in
+    one."""
+
+    STEP = 0.004
+    """Seconds between two looks at what the others do."""
+
+    def __init__(self, path: Path, number: int, contention: float) -> None:
+        with path.open("r+b") as file:
+            self._busy = mmap.mmap(file.fileno(), 0)
+        self._number = number
+        self._contention = contention
+
+    def work(self, seconds: float, sleep: Callable[[float], None]) -> None:
+        """A CPU phase that takes so long alone. `sleep` waits until an instant of the monotonic clock."""
+        self._busy[self._number] = 1
+        now = time.monotonic()
+        while seconds > 0:
+            others = sum(self._busy[:]) - 1
+            slower = 1 + self._contention * others
+            until = now + min(self.STEP, seconds * slower)
+            sleep(until)
+            before, now = now, time.monotonic()
+            seconds -= (now - before) / slower
+        self._busy[self._number] = 0
+
+
 class Token:
     """The first-come scheduler as one of its clients sees it; without a socket there is none, and all calls do
     nothing."""
@@ -78,11 +112,13 @@ class Token:
         self._notice = notice
         """Seconds without GPU work after which the token is given back."""
         self._held = False
+        self._unused_since = float("inf")
 
     def take(self) -> None:
         """Before a launch: have the token, or wait for it."""
         if self._connection is None:
             return
+        self._unused_since = float("inf")
         if self._held and self._told_within(0):
             self._release()
         if not self._held:
@@ -91,11 +127,15 @@ class Token:
                 pass
             self._held = True
 
+    def unused(self) -> None:
+        """A GPU phase is over: from now on the token is not used."""
+        self._unused_since = time.monotonic()
+
     def sleep(self, until: float) -> None:
         """A pause on the CPU: the token is given back when it was seen to be unused, or when its time is over."""
-        if self._connection is not None and self._held:
-            left = until - time.monotonic()
-            if self._told_within(min(self._notice, left)) or left > self._notice:
+        while self._connection is not None and self._held and time.monotonic() < until:
+            noticed = self._unused_since + self._notice
+            if self._told_within(min(noticed, until) - time.monotonic()) or time.monotonic() >= noticed:
                 self._release()
         time.sleep(max(0.0, until - time.monotonic()))
 
@@ -119,10 +159,12 @@ def main() -> None:
 
     Before it ends it says how long it took, in seconds.
     """
-    shape = Shape(**json.loads(Path(sys.argv[1]).read_text()))
+    described = json.loads(Path(sys.argv[1]).read_text())
+    shape = Shape(**described | {"phases": [Phase(**phase) for phase in described["phases"]]})
     managed, descriptor, notice = sys.argv[2] == "managed", int(sys.argv[3]), float(sys.argv[4])
     connection = socket.socket(fileno=descriptor) if descriptor >= 0 else None
     token = Token(connection, notice)
+    cores = Cores(Path(sys.argv[5]), int(sys.argv[6]), shape.contention)
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
     from cuda.bindings import driver as cuda
@@ -149,8 +191,8 @@ def main() -> None:
     began = time.monotonic()
     token.sleep(began + shape.startup)
     pacer = Pacer(shape.kernel)
-    for gaps in shape.phases:
-        for gap in gaps:
+    for phase in shape.phases:
+        for gap in phase.gaps:
             token.take()
             launched = time.monotonic()
             checked(cuda.cuLaunchKernel(touch, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
@@ -159,6 +201,8 @@ def main() -> None:
             until = pacer.until(gap)
             token.sleep(until)
             pacer.woke(until)
+        token.unused()
+        cores.work(phase.cpu, token.sleep)
     token.done()
     print(time.monotonic() - began, flush=True)
     with contextlib.suppress(OSError):

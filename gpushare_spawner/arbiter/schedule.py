@@ -11,7 +11,6 @@ from gpushare_spawner.arbiter.quantum import HandOffCost, HandOffCredit, Turns
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import Client, Session
 from gpushare_spawner.arbiter.settings import ArbiterSettings
-from gpushare_spawner.arbiter.think_time import patience
 
 INSTANT = 1e-6
 """Seconds; what is due within a microsecond is due now."""
@@ -159,7 +158,7 @@ class Schedule:
         if client.quiet_since is None:
             return NEVER
         cost = self.hand_off_seconds(client, self._excess)
-        return client.quiet_since + patience(client.gaps.seconds, cost)
+        return client.quiet_since + client.gaps.patience(cost)
 
     def _turn_over_at(self) -> float:
         """When those who wait may take their turn from the holders."""
@@ -187,7 +186,7 @@ class Schedule:
                 client
                 for client in blocked
                 if client.session.paused
-                and (client.session.bursts.seconds or 0.0) <= self._settings.short_burst
+                and (client.session.bursts.typical or 0.0) <= self._settings.short_burst
                 and client.session not in holders
                 and self._fair.eligible(client.session.id)
             ),
@@ -202,7 +201,7 @@ class Schedule:
         excess = max(0, sum(c.managed for c in [newcomer, *firm]) - self._roster.room().for_managed)
         return_cost = max((self.hand_off_seconds(holder, excess) for holder in firm), default=0.0)
         # A holder that may itself be about to finish a short burst is not made to give way to another such.
-        alike = any((holder.session.bursts.seconds or 0.0) <= settings.short_burst for holder in firm)
+        alike = any((holder.session.bursts.typical or 0.0) <= settings.short_burst for holder in firm)
         settled = turn.start + return_cost + (settings.short_burst if alike else settings.min_quantum)
         both_ways = self.hand_off_seconds(newcomer, excess) + return_cost
         return max(settled, self._roster.now + self.credit.wait_for(both_ways))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpushare_spawner.arbiter.decisions import ClientId, RevokeReason
-from gpushare_spawner.arbiter.think_time import TypicalSpan
+from gpushare_spawner.arbiter.think_time import RecentSpans
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class Client:
     forced_in: bool = False
     """Somebody was made to give way for it."""
 
-    gaps: TypicalSpan = field(default_factory=TypicalSpan)
+    gaps: RecentSpans = field(default_factory=RecentSpans)
 
     @property
     def held(self) -> bool:
@@ -82,7 +82,7 @@ class Session:
     """End of its last burst while none of its clients works; None while one does, or if there was none yet."""
     paused: bool = True
     """Its present request came after a pause."""
-    bursts: TypicalSpan = field(default_factory=TypicalSpan)
+    bursts: RecentSpans = field(default_factory=RecentSpans)
 
     @property
     def weight(self) -> int:
