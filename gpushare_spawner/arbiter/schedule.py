@@ -130,6 +130,7 @@ class Schedule:
 
     def due(self) -> float | None:
         """The next instant at which time alone changes the choice."""
+        self._begin_without_head()
         instants = [c.revoke_deadline for c in self._roster.holding if c.revoked is not None and not c.overdue]
         firm = self._roster.staying
         if self._blocked(self._roster.room()) and firm and self.turn is not None and self.turn.start is not None:
@@ -139,6 +140,14 @@ class Schedule:
                 instants.append(self._early_at(newcomer, firm))
             instants += [self._gives_way_at(client) for client in firm if client.quiet_since is not None]
         return min((at for at in instants if self._roster.now + INSTANT < at < NEVER), default=None)
+
+    def _begin_without_head(self) -> None:
+        """Where nobody gives way any more and the head still does not fit, those who are there have the turn: it will
+        end."""
+        staying = self._roster.staying
+        leaving = any(client.revoked is not None and not client.overdue for client in self._roster.holding)
+        if self.turn is not None and self.turn.start is None and staying and not leaving:
+            self.turn = Turn(staying[0].session, self._roster.now)
 
     # -- when what is due --------------------------------------------------------------------------------------------
 

@@ -43,8 +43,6 @@ class Client:
     busy_reported: float = 0.0
     """GPU-busy seconds reported in this lease so far."""
     busy_before_burst: float = 0.0
-    charged: float = 0.0
-    """Seconds charged in this lease since the last report."""
     displaced: bool = False
     """It was made to give way; what its return costs counts as overhead."""
     forced_in: bool = False
