@@ -69,7 +69,7 @@ STARTUP = 58.0
 PHASE = (10.0, 20.0)
 """Shortest and longest GPU phase and CPU phase of the jobs of 50 %, in seconds, evenly spread; those of 90 % have one
 GPU phase. Much less than 30 s: small_50 does not depend on the quantum."""
-KERNEL = {"50": 0.155, "90": 0.25}
+KERNEL = {"50": 0.16, "90": 0.25}
 """Seconds of a kernel, which touches the whole working set: where two thrash, each kernel faults it in."""
 DUTY = 0.82
 """Part of a GPU phase in which kernels run; the rest is host time between them, spread evenly from half to one and a
@@ -92,7 +92,7 @@ def shapes(column: str, part: float = 1.0) -> list[Shape]:
 def shape(column: str, part: float, number: int) -> Shape:
     """One job. Chance is the same in every run and every row."""
     size, share = column.split("_")
-    chance = random.Random(f"{share} {number}")
+    chance, between = random.Random(f"{share} {number}"), random.Random(number)
     kernel = KERNEL[share]
     gap = kernel / DUTY - kernel
     work = (TABLE["solo"][column] - STARTUP) * part
@@ -100,7 +100,7 @@ def shape(column: str, part: float, number: int) -> Shape:
     while work > kernel:
         gpu = min(chance.uniform(*PHASE), work) if share == "50" else work
         cpu = min(chance.uniform(*PHASE), work - gpu) if share == "50" else 0.0
-        gaps = [gap * chance.uniform(0.5, 1.5) for _ in range(max(1, round(gpu / (kernel + gap))))]
+        gaps = [gap * between.uniform(0.5, 1.5) for _ in range(max(1, round(gpu / (kernel + gap))))]
         # Exactly the phase's length, whatever chance said.
         surplus = (sum(gaps) + len(gaps) * kernel - gpu) / len(gaps)
         gaps = [max(0.0, length - surplus) for length in gaps]
