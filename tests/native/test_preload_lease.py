@@ -338,9 +338,11 @@ def test_no_agent_at_all(start: Start) -> None:
 def test_an_agent_that_comes_later_is_found(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
     client = start("""
         d = Driver()
-        for turn in (1, 2):
-            d.spin(0.001)
-            d.synchronize()
+        # work may go on ungated for a moment after the greeting, until the library has read its answer
+        for turn, launches in ((1, 1), (2, 500)):
+            for _ in range(launches):
+                d.spin(0.001)
+                d.synchronize()
             say(turn)
             hear()
     """)
