@@ -5,6 +5,7 @@ PORT ?= 8000
 IP ?= 127.0.0.1
 # What to test: make test TESTS=tests/arbiter
 TESTS ?=
+# Most tests wait for processes, so two run at a time; those of one file share what they have started.
 
 .PHONY: demo test check format venv clean
 .NOTPARALLEL:
@@ -15,7 +16,7 @@ demo: ## a hub with shared GPUs on this machine, until Ctrl-C
 
 test: ## everything
 	@$(PYTHON) .ci/make_venv.py dev
-	@exec .venv/bin/python -m pytest $(TESTS)
+	@exec .venv/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 check: ## linters, types, the architecture, the C code's format
 	@$(PYTHON) .ci/make_venv.py dev

@@ -82,7 +82,6 @@ def make(extra: str) -> None:
     if not (fits("packages-dev", packages) or fits(f"packages-{extra}", packages)):
         install_packages(extra)
         done(f"packages-{extra}", packages)
-        # pip has just run the build too, but without a word about what is wrong; compile() is asked first and says it
         done("native", native_digest())
     elif not fits("native", native_digest()) or not libraries_exist():
         say("the C sources have changed: compiling")

@@ -1,7 +1,7 @@
 """A first-come-first-served scheduler with a time quantum, as nvshare's: the policy that the thesis measured.
 
-The token goes to who asked first; when its quantum is over the holder is told to give way at its next kernel's end, and queues up again
-behind the others. No weights, no prefetch: the pages come by faults.
+The token goes to who asked first; when its quantum is over the holder is told to give way at its next kernel's end,
+and queues up again behind the others. No weights, no prefetch: the pages come by faults.
 """
 
 from __future__ import annotations

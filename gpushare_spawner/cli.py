@@ -6,6 +6,7 @@ Each part's module offers ``configure(parser)`` and ``run(options) -> int``.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -67,7 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module.configure(part)
             part.set_defaults(run=module.run)
     options = parser.parse_args(arguments)
-    result: int = options.run(options)
+    try:
+        result: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read what we print (head, less) has seen enough; nothing more may be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return result
 
 

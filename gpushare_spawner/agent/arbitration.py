@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from gpushare_spawner.agent.gpus import Gpu
@@ -44,7 +45,8 @@ class GpuArbitration:
     ) -> None:
         loop = asyncio.get_running_loop() if clock is None or call_at is None else None
         self.gpu = gpu
-        self._arbiter = GpuArbiter(gpu.memory_bytes, settings)
+        # the simulator's contexts take no device memory
+        self._arbiter = GpuArbiter(gpu.memory_bytes, replace(settings, context_bytes=0) if gpu.simulated else settings)
         self._raw = gpu_bytes(gpu.uuid)
         self._clock = clock or loop.time  # type: ignore[union-attr]
         self._call_at = call_at or loop.call_at  # type: ignore[union-attr]

@@ -28,9 +28,14 @@ from gpushare_spawner.agent.session_folder import PathTooLong
 from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.control import Request
+from gpushare_spawner.model.quantity import parse_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT_MEMORY = 512 * 2**20
+"""Bytes; contexts of CUDA 12 take some 250 to 600 MiB, by GPU and by what the program loads. Too much wastes little,
+too little makes neighbours fault."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +66,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         metavar="FACTOR",
         help="guarantee up to FACTOR times of each GPU, 1 to 10 (default: 1.0, no more than there is)",
+    )
+    parser.add_argument(
+        "--context-memory",
+        type=_bytes,
+        default=DEFAULT_CONTEXT_MEMORY,
+        metavar="SIZE",
+        help="GPU memory that each CUDA process takes beside its allocations, to be reckoned with when processes run "
+        "side by side; simulated GPUs have none (default: 512Mi)",
     )
     parser.add_argument(
         "--exclusive",
@@ -135,7 +148,7 @@ async def _serve(options: argparse.Namespace) -> None:
         settings = NodeSettings(
             name=options.node,
             capacity_units=round(options.overcommit * UNITS_PER_GPU),
-            arbiter=ArbiterSettings(exclusive=options.exclusive),
+            arbiter=ArbiterSettings(exclusive=options.exclusive, context_bytes=options.context_memory),
         )
         node = Node(settings, gpus, nvml, folder, libraries)
         answer: Callable[[Request], Awaitable[dict[str, Any]]] = node.answer
@@ -190,6 +203,13 @@ def _overcommit(text: str) -> float:
     if not 1 <= value <= 10:
         raise argparse.ArgumentTypeError(f"{text!r} is not a factor from 1 to 10, like 1.5")
     return value
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _port(text: str) -> int:

@@ -1,4 +1,5 @@
-"""Who may run on a GPU now. A pure state machine: time comes in as an argument, decisions go out. docs/arbiter.md explains it."""
+"""Who may run on a GPU now. A pure state machine: time comes in as an argument, decisions go out. docs/arbiter.md
+explains it."""
 
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, PageOut, Revoke, RevokeReason
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter

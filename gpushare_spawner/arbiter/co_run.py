@@ -28,8 +28,33 @@ class Room:
 
     def fill(self, order: Iterable[Client], group: Iterable[Client] = ()) -> list[Client]:
         """The group, and in this order whoever still fits beside it."""
-        chosen = list(group)
+        chosen = dict.fromkeys(group)
+        taken = sum(client.managed for client in chosen)
+        session = next((client.session for client in chosen), None)
         for client in order:
-            if client not in chosen and self.fits([*chosen, client]):
-                chosen.append(client)
-        return chosen
+            if client in chosen:
+                continue
+            alone = not chosen
+            stranger = self._exclusive and client.session is not session
+            if alone or not (self._overfull or stranger or taken + client.managed > self.for_managed):
+                chosen[client] = None
+                taken += client.managed
+                session = session or client.session
+        return list(chosen)
+
+    def blockers(self, waiter: Client, group: list[Client]) -> list[Client]:
+        """Those of the group that keep the waiter out: it would fit without that one, or never beside it.
+
+        All of them where no single one does. None where it fits.
+        """
+        if self._exclusive:
+            strangers = [client for client in group if client.session is not waiter.session]
+            if strangers:
+                return strangers
+        if self._overfull:
+            return list(group)
+        excess = sum(client.managed for client in group) + waiter.managed - self.for_managed
+        if excess <= 0 or not group:
+            return []
+        alone = self.for_managed - waiter.managed
+        return [client for client in group if client.managed >= excess or client.managed > alone] or list(group)

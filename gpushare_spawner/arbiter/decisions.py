@@ -32,7 +32,8 @@ class Grant:
     lease: int
     """Never 0, never used twice by one arbiter."""
     quantum: float
-    """Seconds that the turn is planned to last, for the log; 0: until revoked. The arbiter ends the turn by `Revoke`."""
+    """Seconds that the turn is planned to last, for the log; 0: until revoked. The arbiter ends the turn by
+    `Revoke`."""
     prefetch: int
     """Bytes to page in before the first launch; 0: none."""
 

@@ -4,8 +4,9 @@ After I. Stoica and H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First: A
 Proportional Share Resource Allocation", Old Dominion University TR-95-22, 1995.
 
 Each session has a virtual time: the service it was charged, divided by its weight. The common virtual time V is the
-weighted average over those that compete, so the lags (what somebody is owed, in seconds) always add up to nothing. Eligible is
-who is owed something (its virtual time is not past V); among the eligible the one whose request is due first comes first.
+weighted average over those that compete, so the lags (what somebody is owed, in seconds) always add up to nothing.
+Eligible is who is owed something (its virtual time is not past V); among the eligible the one whose request is due
+first comes first.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class FairOrder:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._last_virtual = 0.0
+        self._sums: tuple[int, float] | None = None
+        """Total weight and V, until something changes."""
 
     def add(self, session: str, weight: int) -> None:
         """A new session; it does not compete yet. `weight` is at least 1."""
@@ -46,18 +49,25 @@ class FairOrder:
     @property
     def total_weight(self) -> int:
         """Sum of the weights of those that compete."""
-        return sum(entry.weight for entry in self._entries.values() if entry.competing)
+        return self._summed()[0]
 
     @property
     def virtual_time(self) -> float:
         """V; where nobody competes, what it was last."""
-        total = self.total_weight
-        if total:
-            self._last_virtual = sum(e.weight * e.virtual for e in self._entries.values() if e.competing) / total
-        return self._last_virtual
+        return self._summed()[1]
+
+    def _summed(self) -> tuple[int, float]:
+        if self._sums is None:
+            competing = [entry for entry in self._entries.values() if entry.competing]
+            total = sum(entry.weight for entry in competing)
+            if total:
+                self._last_virtual = sum(entry.weight * entry.virtual for entry in competing) / total
+            self._sums = total, self._last_virtual
+        return self._sums
 
     def lag(self, session: str) -> float:
-        """Seconds of service that a competing session is owed; negative: it had too much. 0 for one that does not compete."""
+        """Seconds of service that a competing session is owed; negative: it had too much. 0 for one that does not
+        compete."""
         entry = self._entries[session]
         return (self.virtual_time - entry.virtual) * entry.weight if entry.competing else 0.0
 
@@ -73,6 +83,7 @@ class FairOrder:
         others = self.total_weight - entry.weight
         if not entry.competing or not others:
             entry.weight = weight
+            self._sums = None
             return
         lag = self.lag(session)
         self._take_out(entry)
@@ -91,6 +102,7 @@ class FairOrder:
             # Back where it was, unless the others have come further meanwhile: then its debt is paid off.
             entry.virtual = max(virtual, entry.virtual) if self.total_weight else virtual
             entry.competing = True
+            self._sums = None
         entry.owed = 0.0
         entry.deadline = entry.virtual + request / entry.weight
 
@@ -106,11 +118,13 @@ class FairOrder:
         """It had the GPU for so long; negative: a refund."""
         entry = self._entries[session]
         entry.virtual += seconds / entry.weight
+        self._sums = None
 
     def forgive(self, session: str, seconds: float) -> None:
         """Let nobody owe more than `seconds` of service."""
         entry = self._entries[session]
         entry.virtual = min(entry.virtual, self.virtual_time + seconds / entry.weight)
+        self._sums = None
 
     def forget(self, session: str, seconds: float) -> None:
         """Let a session that was not kept waiting be owed no more than `seconds` of service.
@@ -122,6 +136,7 @@ class FairOrder:
         if entry.competing and others:
             theirs = (self.virtual_time * self.total_weight - entry.virtual * entry.weight) / others
             entry.virtual = max(entry.virtual, theirs - seconds / entry.weight)
+            self._sums = None
 
     def order(self, sessions: Iterable[str], requests: Mapping[str, float]) -> list[str]:
         """The sessions, next one first: the eligible by deadline, then the others by deadline. Ties stay as they came.
@@ -138,6 +153,7 @@ class FairOrder:
     def _take_out(self, entry: _Entry) -> None:
         self._last_virtual = self.virtual_time
         entry.competing = False
+        self._sums = None
 
     def _put_in(self, entry: _Entry, lag: float) -> None:
         """So that the lag is `lag` after V has moved because of the newcomer."""
@@ -148,3 +164,4 @@ class FairOrder:
             lag = 0.0
         entry.virtual = virtual - lag / entry.weight
         entry.competing = True
+        self._sums = None

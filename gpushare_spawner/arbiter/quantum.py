@@ -55,8 +55,8 @@ class HandOffCost:
 class Turns:
     """Lengths of turns in a weighted round.
 
-    A round in which everybody is handed in once has to last T = (sum of the hand-off costs) / e for its overhead to be at most e; each
-    session's turn is its part of it by weight, so nobody waits longer than T for its turn.
+    A round in which everybody is handed in once has to last T = (sum of the hand-off costs) / e for its overhead to
+    be at most e; each session's turn is its part of it by weight, so nobody waits longer than T for its turn.
     """
 
     round_seconds: float
@@ -76,7 +76,8 @@ class Turns:
 
 
 class HandOffCredit:
-    """A token bucket of hand-off seconds, refilled at the rate of the overhead bound. May go below 0: what was spent was spent."""
+    """A token bucket of hand-off seconds, refilled at the rate of the overhead bound. May go below 0: what was spent
+    was spent."""
 
     def __init__(self, settings: ArbiterSettings) -> None:
         self._rate = settings.overhead_bound

@@ -1,7 +1,7 @@
 """A model of whose pages are on the GPU: what an incomer lacks, and who must make room for it.
 
-It is a model: the driver does not tell. A client that got a lease is taken to have its working set on the GPU, as far as it
-fits; orders to page out are taken to be obeyed, and corrected by what the clients report.
+It is a model: the driver does not tell. A client that got a lease is taken to have its working set on the GPU, as far
+as it fits; orders to page out are taken to be obeyed, and corrected by what the clients report.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Residency:
         return room - sum(pages.resident for pages in self._pages.values())
 
     def resized(self, client: Client, room: int, used_now: int) -> None:
-        """The client's allocations changed. `used_now`: new bytes of a holder, which is about to use them on the GPU."""
+        """The client's allocations changed. `used_now`: new bytes of a holder, which is about to use them on the
+        GPU."""
         pages = self._pages[client]
         pages.resident = min(client.managed, room, pages.resident + used_now)
 
@@ -73,7 +74,8 @@ class Residency:
         pages.resident = max(0, min(client.managed, pages.resident + ordered - amount))
 
     def make_room(self, need: int, room: int, candidates: Iterable[Client]) -> list[tuple[Client, int]]:
-        """Who pages out how much, in this order, so that `need` bytes of `room` are free. The orders are taken as given."""
+        """Who pages out how much, in this order, so that `need` bytes of `room` are free. The orders are taken as
+        given."""
         orders = []
         lacking = need - self.free(room)
         for client in candidates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpushare_spawner.arbiter.decisions import ClientId, RevokeReason
-from gpushare_spawner.arbiter.think_time import TypicalSpan
+from gpushare_spawner.arbiter.think_time import RecentSpans
 
 
 @dataclass(eq=False)
@@ -43,14 +43,12 @@ class Client:
     busy_reported: float = 0.0
     """GPU-busy seconds reported in this lease so far."""
     busy_before_burst: float = 0.0
-    charged: float = 0.0
-    """Seconds charged in this lease since the last report."""
     displaced: bool = False
     """It was made to give way; what its return costs counts as overhead."""
     forced_in: bool = False
     """Somebody was made to give way for it."""
 
-    gaps: TypicalSpan = field(default_factory=TypicalSpan)
+    gaps: RecentSpans = field(default_factory=RecentSpans)
 
     @property
     def held(self) -> bool:
@@ -82,7 +80,7 @@ class Session:
     """End of its last burst while none of its clients works; None while one does, or if there was none yet."""
     paused: bool = True
     """Its present request came after a pause."""
-    bursts: TypicalSpan = field(default_factory=TypicalSpan)
+    bursts: RecentSpans = field(default_factory=RecentSpans)
 
     @property
     def weight(self) -> int:
@@ -107,5 +105,5 @@ class SessionView:
     gpu_seconds: float
     """With a burst on the GPU, as far as reported, and the burst in progress up to the arbiter's last news."""
     last_activity: float | None
-    """End of the last burst, on the clock that the arbiter is driven with; the last news while one is in progress; None: no
-    burst yet."""
+    """End of the last burst, on the clock that the arbiter is driven with; the last news while one is in progress;
+    None: no burst yet."""

@@ -16,8 +16,8 @@ class ArbiterSettings:
     """Seconds that an incomer may use the GPU, after its pages are in, before its turn can be over. Ending a turn costs
     about a millisecond even where nothing is paged; a hundred times that keeps the cost at 1 %."""
     bandwidth_guess: float = 8e9
-    """Bytes per second of bulk paging, each way, until the first measurements are in. Below PCIe gen3 x16's 12e9: too low
-    a guess makes the first turns long, too high a guess makes them wasteful."""
+    """Bytes per second of bulk paging, each way, until the first measurements are in. Below PCIe gen3 x16's 12e9: too
+    low a guess makes the first turns long, too high a guess makes them wasteful."""
     bandwidth_memory: float = 0.7
     """How much of the old estimate stays when a measurement comes in (exponentially weighted moving average)."""
     measured_from: int = 16 * 2**20
@@ -25,15 +25,15 @@ class ArbiterSettings:
     switch_seconds: float = 0.001
     """Cost of a hand-off beside the paging: shut one gate, drain the device, open the other."""
     hand_off_credit: float = 10.0
-    """Seconds of hand-offs that may be saved up in quiet times, for those who come back after a pause with a short burst.
-    The credit refills at the rate `overhead_bound`, so the long-run bound holds with it."""
+    """Seconds of hand-offs that may be saved up in quiet times, for those who come back after a pause with a short
+    burst. The credit refills at the rate `overhead_bound`, so the long-run bound holds with it."""
     pause: float = 1.0
     """Seconds without GPU work after which a session's next burst may spend credit."""
     short_burst: float = 5.0
     """Seconds; who typically runs longer bursts than this waits for the end of the turn like everybody else."""
     max_debt: float = 60.0
-    """Seconds (with everybody working) within which a session is served again, however far it overran its turn: a kernel
-    cannot be interrupted, and a hung holder must not be punished for ever."""
+    """Seconds (with everybody working) within which a session is served again, however far it overran its turn: a
+    kernel cannot be interrupted, and a hung holder must not be punished for ever."""
     revoke_timeout: float = 10.0
     """Seconds after which those who wait are granted although a revoked client has not answered (its kernel still runs,
     or it hangs). Results stay right: the pages then compete."""
@@ -46,7 +46,8 @@ class ArbiterSettings:
     """Device memory that each connected process takes beside its allocations (its CUDA context: some hundred MiB on a
     real GPU, nothing on a simulated one)."""
     exclusive: bool = False
-    """One session at a time, even where all fit: for benchmarks, and for GPUs whose tenants must not run side by side."""
+    """One session at a time, even where all fit: for benchmarks, and for GPUs whose tenants must not run side by
+    side."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

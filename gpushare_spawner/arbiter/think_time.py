@@ -6,11 +6,15 @@ from collections import deque
 from statistics import median
 
 WINDOW = 7
-"""Gaps remembered. Odd, so that the median is one of them; few, so that a new phase of a program is soon learned."""
+"""Spans remembered. Odd, so that the median is one of them; few, so that a new phase of a program is soon learned."""
+
+CLEARLY_LONGER = 4
+"""A pause that is so many times as long as the typical short one is of another kind: the phase, or the cell, is
+over."""
 
 
-class TypicalSpan:
-    """The median of the last few spans: a minute between cells does not spoil the milliseconds within one."""
+class RecentSpans:
+    """The last few spans of a kind, in seconds."""
 
     def __init__(self) -> None:
         self._spans: deque[float] = deque(maxlen=WINDOW)
@@ -20,18 +24,23 @@ class TypicalSpan:
         self._spans.append(max(0.0, seconds))
 
     @property
-    def seconds(self) -> float | None:
-        """The typical span; None: nothing learned yet."""
+    def typical(self) -> float | None:
+        """Their median: one minute among milliseconds does not spoil it. None: nothing learned yet."""
         return median(self._spans) if self._spans else None
 
+    def patience(self, hand_off_seconds: float) -> float:
+        """If these are a holder's pauses: seconds of quiet for which it keeps the GPU although somebody waits.
 
-def patience(typical_gap: float | None, hand_off_seconds: float) -> float:
-    """Seconds of quiet for which a holder keeps the GPU although somebody waits.
-
-    0 when its gaps are unknown or longer than the hand-off costs. Otherwise as long as the hand-off costs: whatever the gap
-    turns out to be, at most twice the time is lost that knowing it beforehand would have lost (the ski-rental argument; disk
-    schedulers idle for the same reason: BFQ, Valente & Checconi 2010).
-    """
-    if typical_gap is None or typical_gap >= hand_off_seconds:
-        return 0.0
-    return hand_off_seconds
+        Pauses are of two kinds, those between a program's kernels and those between its phases, or its user's cells; it
+        is the short ones, shorter than a hand-off, that are worth waiting for. So: until this pause is clearly none of
+        them, if the hand-offs that are saved by it make up for the waiting, by the part of the pauses that were short.
+        0 where there were none, or none is known. Never longer than the hand-off costs, so at most two hand-offs'
+        worth is lost, whatever the pause turns out to be. (The ski-rental argument, sharpened by what is known of the
+        pauses; disk schedulers idle for the same reason: BFQ, Valente & Checconi 2010.)
+        """
+        short = [span for span in self._spans if span < hand_off_seconds]
+        if not short:
+            return 0.0
+        waited = min(hand_off_seconds, CLEARLY_LONGER * median(short))
+        saved = hand_off_seconds * len(short) / len(self._spans)
+        return waited if waited <= saved else 0.0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpushare_spawner.demo.folder import DemoFolder
 from gpushare_spawner.demo.gpus import own_gpus, simulated_state
-from gpushare_spawner.demo.ports import free_ports, why_not
+from gpushare_spawner.demo.ports import free_ports, is_loopback, why_not
 from gpushare_spawner.demo.processes import Processes
 from gpushare_spawner.demo.short_idle_times import write_demo_templates
 from gpushare_spawner.demo.stack import Stack
@@ -63,12 +63,14 @@ def demo(options: argparse.Namespace) -> int:
         who = f" (process {running['pid']})" if "pid" in running else ""
         raise Trouble(f"a demo is already running{where}{who}. Stop it with Ctrl-C in its terminal, or use its address")
     if reason := why_not(options.ip, options.port):
-        raise Trouble(
-            f"{reason}. Choose another one: make demo PORT={options.port + 1 if options.port < 65535 else 8000}"
-        )
+        other = options.port + 1 if 1 <= options.port < 65535 else 8000
+        advice = f" Choose another one: make demo PORT={other}" if "port" in reason else ""
+        raise Trouble(f"{reason}.{advice}")
 
     models = [] if options.simulate else own_gpus()
     say(shared_gpus(models, options.simulate))
+    if not is_loopback(options.ip):
+        say(f"listening on {options.ip}: whoever reaches this address can run programs here as you, without a password")
     hub_port, proxy_port, service_port = free_ports(3)
     stack = Stack(
         folder=folder,

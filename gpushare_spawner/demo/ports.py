@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 
@@ -10,6 +11,10 @@ def why_not(ip: str, port: int) -> str | None:
     """Why nothing can listen there, in a sentence; None if something can."""
     if not 1 <= port <= 65535:
         return f"{port} is not a port: ports are 1 to 65535"
+    try:
+        ipaddress.ip_address(ip)
+    except ValueError:
+        return f"{ip!r} is not an IP address; write one like 127.0.0.1, or 0.0.0.0 for all of this machine"
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -24,6 +29,11 @@ def why_not(ip: str, port: int) -> str | None:
                 return f"{ip} is not an address of this machine"
             return f"port {port} of {ip} cannot be used: {error.strerror}"
     return None
+
+
+def is_loopback(ip: str) -> bool:
+    """Whether only this machine can reach the address."""
+    return ipaddress.ip_address(ip).is_loopback
 
 
 def free_ports(count: int) -> list[int]:

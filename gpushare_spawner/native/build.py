@@ -74,7 +74,7 @@ def build(into: Path, machine: str | None = None) -> list[Path]:
         target = into / name
         target.parent.mkdir(parents=True, exist_ok=True)
         # under another name first: a process may have the old library mapped
-        fresh = target.with_name(f".{target.name}.new")
+        fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
         command = [
             *compiler(),
             "-target",

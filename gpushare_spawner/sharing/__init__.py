@@ -1,1 +1,4 @@
-"""What lies between a template and a running session: sharing layers, the folder of templates, the agent's control socket."""
+"""What lies between a template and a running session.
+
+Sharing layers, the folder of templates, the agent's control socket.
+"""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpushare_spawner.agent.arbitration import GpuArbitration
+from gpushare_spawner.agent.gpus import Gpu
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 from tests.agent.peers import FIRST, GIB
@@ -156,3 +158,23 @@ def test_memory_beyond_all_reason_is_cut() -> None:
     _world, shell, holder, _ = two_sessions()
     shell.receive(holder, frame(Kind.MEMORY, 2**64 - 1, 2**64 - 1))
     assert shell.view("ada").memory_bytes <= 128 * FIRST.memory_bytes
+
+
+def run_side_by_side(gpu: Gpu, context_bytes: int) -> bool:
+    """Whether two processes of 7.9 GiB each get leases at the same time on 16 GiB."""
+    world = World()
+    settings = ArbiterSettings(context_bytes=context_bytes)
+    shell = GpuArbitration(gpu, settings, lambda: world.now, world.call_at)
+    clients = Recorder(1, world), Recorder(2, world)
+    for client, session in zip(clients, ("ada", "bob"), strict=True):
+        shell.add_session(session, 25)
+        shell.join(client, session)
+        shell.receive(client, frame(Kind.REQUEST, GIB * 79 // 10))
+    return all(Kind.GRANT in client.kinds() for client in clients)
+
+
+def test_contexts_take_memory_of_a_real_gpu_and_none_of_a_simulated_one() -> None:
+    real = replace(FIRST, simulated=False)
+    assert run_side_by_side(real, context_bytes=0)
+    assert not run_side_by_side(real, context_bytes=GIB // 2)
+    assert run_side_by_side(FIRST, context_bytes=GIB // 2)

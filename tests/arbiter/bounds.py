@@ -8,7 +8,8 @@ from gpushare_spawner.arbiter import ArbiterSettings
 
 
 def longest_request(weights: Mapping[str, int], hand_off: Mapping[str, float], settings: ArbiterSettings) -> float:
-    """R: the time in which everybody's request is served once, in seconds. `hand_off`: seconds in and out again, by session."""
+    """R: the time in which everybody's request is served once, in seconds. `hand_off`: seconds in and out again, by
+    session."""
     round_seconds = sum(hand_off.values()) / settings.overhead_bound
     total = sum(weights.values())
     return max(
@@ -18,7 +19,8 @@ def longest_request(weights: Mapping[str, int], hand_off: Mapping[str, float], s
 
 
 def longest_wait(weights: Mapping[str, int], hand_off: Mapping[str, float], settings: ArbiterSettings) -> float:
-    """Seconds within which everybody who asks has a lease: twice its request's time, a turn of everybody, and slow answers.
+    """Seconds within which everybody who asks has a lease: twice its request's time, a turn of everybody, and slow
+    answers.
 
     For sessions of one process each; k processes of a session take turns within it, and wait up to k times as long.
     """

@@ -1,4 +1,5 @@
-"""Any order of joins, leaves, crashes, weight changes and stale messages: the invariants hold, and everybody is served at last."""
+"""Any order of joins, leaves, crashes, weight changes and stale messages: the invariants hold, and everybody is
+served at last."""
 
 from __future__ import annotations
 
@@ -173,7 +174,7 @@ class AnyOrder(RuleBasedStateMachine):
             peer.waiting = False
 
     def waiting_clients(self) -> set[str]:
-        return {str(c.id) for c in self.arbiter._clients.values() if c.waiting}
+        return {str(c.id) for c in self.arbiter._roster.clients if c.waiting}
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data(), amount=SIZES, seconds=SECONDS, inwards=st.booleans())
@@ -273,7 +274,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert wakeup is not None, "somebody waits, and nothing will ever end it"
         if wakeup is not None:
             assert math.isfinite(wakeup)
-            assert wakeup > self.arbiter._now
+            assert wakeup > self.arbiter._roster.now
 
     @invariant()
     def views_agree(self) -> None:
@@ -293,12 +294,13 @@ class AnyOrder(RuleBasedStateMachine):
     def lags_add_up_and_are_bounded(self) -> None:
         if not hasattr(self, "arbiter"):
             return
-        fair, competing = self.arbiter._fair, self.arbiter._turns.requests
+        fair, competing = self.arbiter._charging.fair, self.arbiter._schedule.turns.requests
         lags = {session: fair.lag(session) for session in competing}
         assert abs(sum(lags.values())) < 1e-6 * (1 + sum(abs(lag) for lag in lags.values()))
 
     def teardown(self) -> None:
-        """From here on everybody works without end and obeys within a millisecond: all are served within the stated bound."""
+        """From here on everybody works without end and obeys within a millisecond: all are served within the stated
+        bound."""
         if not hasattr(self, "arbiter"):
             return
         for name, peer in self.peers.items():

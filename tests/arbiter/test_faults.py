@@ -179,3 +179,23 @@ def test_a_client_that_reports_no_busy_time_does_not_get_more_than_its_share() -
     device.watchers.append(lambda seen: setattr(liar, "busy", 0.0))
     device.run(20000.0)
     assert honest.gpu_seconds == pytest.approx(liar.gpu_seconds, rel=0.04)
+
+
+def test_a_neighbour_that_grows_while_room_is_made_does_not_stop_the_clock() -> None:
+    arbiter = GpuArbiter(16 * GIB, ArbiterSettings(hand_off_credit=0.0))
+    leases = {}
+    for name, gib in (("a", 6), ("r", 4), ("w", 12)):
+        arbiter.add_session(name, 50, 0.0)
+        arbiter.connect(name, name, 0.0)
+        for grant in arbiter.request(name, gib * GIB, 0, 0.0):
+            assert isinstance(grant, Grant)
+            leases[name] = grant.lease
+    (revoke,) = arbiter.tick(5000.0)
+    assert revoke.client == "a"
+    arbiter.memory("r", 8 * GIB, 0, 5000.001)
+    arbiter.release("a", leases["a"], 1.0, 5000.002)
+    assert arbiter.waiting() == ("w",)
+    wakeup = arbiter.next_wakeup()
+    assert wakeup is not None
+    (revoke,) = arbiter.tick(wakeup)
+    assert revoke.client == "r"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke, RevokeReason
-from gpushare_spawner.arbiter.think_time import TypicalSpan, patience
+from gpushare_spawner.arbiter.think_time import RecentSpans
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 
@@ -69,17 +69,27 @@ def learn_gaps(arbiter: GpuArbiter, lease: int, gap: float, times: int = 7) -> f
     return now
 
 
-def test_a_short_thinker_is_waited_for_as_long_as_its_hand_off_costs() -> None:
+def test_a_short_thinker_is_waited_for_until_this_pause_is_clearly_longer() -> None:
     arbiter, lease = two_big_ones(bandwidth_guess=8 * GIB)
     now = learn_gaps(arbiter, lease, 0.05)
+    arbiter.request("b", 12 * GIB, 0, now)
+    assert arbiter.idle("a", lease, now, 0.0, now) == []
+    assert arbiter.next_wakeup() == pytest.approx(now + 0.2)
+    assert arbiter.tick(now + 0.19) == []
+    (revoke,) = arbiter.tick(now + 0.201)
+    assert (revoke.client, revoke.reason) == ("a", RevokeReason.IDLE)  # type: ignore[union-attr]
+
+
+def test_nobody_is_waited_for_longer_than_the_hand_off_costs() -> None:
+    arbiter, lease = two_big_ones(bandwidth_guess=8 * GIB)
+    now = learn_gaps(arbiter, lease, 1.0)
     arbiter.request("b", 12 * GIB, 0, now)
     # 8 GiB have to leave and to come back at 8 GiB/s: 2 s.
     hand_off = 2.001
     assert arbiter.idle("a", lease, now, 0.0, now) == []
     assert arbiter.next_wakeup() == pytest.approx(now + hand_off)
     assert arbiter.tick(now + 1.9) == []
-    (revoke,) = arbiter.tick(now + hand_off)
-    assert (revoke.client, revoke.reason) == ("a", RevokeReason.IDLE)  # type: ignore[union-attr]
+    assert len(arbiter.tick(now + hand_off)) == 1
 
 
 def test_a_short_thinker_that_comes_back_goes_on() -> None:
@@ -145,23 +155,39 @@ def test_from_the_last_kernel_to_the_next_takes_milliseconds() -> None:
     assert max(waits) < 0.05 + 0.01
 
 
-def test_typical_span_is_a_median() -> None:
-    span = TypicalSpan()
-    assert span.seconds is None
-    for seconds in (0.01, 300.0, 0.02, 0.03, -1.0):
-        span.learn(seconds)
-    assert span.seconds == 0.02
+def spans(*seconds: float) -> RecentSpans:
+    recent = RecentSpans()
+    for span in seconds:
+        recent.learn(span)
+    return recent
 
 
-def test_patience_is_two_competitive() -> None:
-    """Whatever the gap, the time lost is at most twice what the better of staying and leaving would have lost."""
+def test_typical_is_the_median_of_the_last_seven() -> None:
+    assert spans().typical is None
+    assert spans(0.01, 300.0, 0.02, 0.03, -1.0).typical == 0.02
+    assert spans(*[9.0] * 10, *[1.0] * 4).typical == 1.0
+
+
+@pytest.mark.parametrize("typical", [0.01, 0.3, 1.0, 1.9])
+def test_patience_loses_little_whatever_comes(typical: float) -> None:
     hand_off = 2.0
-    for gap in (0.0, 0.5, 1.99, 2.0, 2.01, 100.0):
-        waited = patience(1.0, hand_off)
+    waited = spans(typical).patience(hand_off)
+    for gap in (0.0, typical, 2 * typical, 0.5, 1.99, 2.0, 2.01, 100.0):
         lost = gap if gap <= waited else waited + hand_off
-        assert lost <= 2 * min(gap, hand_off)
-    assert patience(None, hand_off) == 0.0
-    assert patience(3.0, hand_off) == 0.0
+        assert lost <= 2 * hand_off
+        if gap <= 4 * typical or gap >= hand_off:
+            # like its gaps so far, or really over: at most twice what the better of staying and leaving would have lost
+            assert lost <= 2 * min(gap, hand_off)
+
+
+def test_patience_is_for_short_pauses_only() -> None:
+    assert spans().patience(2.0) == 0.0
+    assert spans(3.0, 4.0).patience(2.0) == 0.0
+    assert spans(0.05, 0.05, 0.05).patience(2.0) == pytest.approx(0.2)
+    # pauses between cells among those within them
+    assert spans(300.0, 0.05, 300.0, 0.05, 300.0).patience(2.0) == pytest.approx(0.2)
+    # the short ones are too rare, or too long, to be waited for
+    assert spans(300.0, 300.0, 300.0, 300.0, 0.4).patience(2.0) == 0.0
 
 
 def test_a_job_with_long_cpu_phases_leaves_the_gpu_to_the_other() -> None:

@@ -22,7 +22,9 @@ def device_of(*jobs: tuple[str, float], bandwidth: float = 12e9, **settings: obj
 @pytest.mark.parametrize("bandwidth", [3e9, 12e9])
 @pytest.mark.parametrize("gib", [(15, 15), (9, 9), (14, 14, 14), (8, 8, 8), (12, 12, 2)])
 def test_hand_offs_cost_no_more_than_the_bound(gib: tuple[float, ...], bandwidth: float, bound: float) -> None:
-    device = device_of(*((str(index), size) for index, size in enumerate(gib)), bandwidth=bandwidth, overhead_bound=bound)
+    device = device_of(
+        *((str(index), size) for index, size in enumerate(gib)), bandwidth=bandwidth, overhead_bound=bound
+    )
     horizon = 4000.0
     device.run(horizon)
     credit = ArbiterSettings().hand_off_credit
@@ -193,3 +195,25 @@ def test_credit_refills_at_the_rate_of_the_bound() -> None:
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ArbiterSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weights", [(50, 50), (30, 70), (10, 20, 70), (5, 15, 30, 50)])
+def test_lag_is_bounded_by_the_longest_request(weights: tuple[int, ...]) -> None:
+    device = VirtualGpu(GpuArbiter(16 * GIB))
+    for index, weight in enumerate(weights):
+        device.session(str(index), weight)
+        device.start(Job(str(index), str(index), 12 * GIB, forever()))
+    device.run(2000.0)  # past the first turns, whose hand-offs were guessed
+    beyond = []
+
+    def watch(seen: VirtualGpu) -> None:
+        longest = max(seen.arbiter._schedule.turns.requests.values())
+        beyond.extend(
+            session
+            for session in seen.arbiter._schedule.turns.requests
+            if abs(seen.arbiter._charging.fair.lag(session)) > 1.05 * longest
+        )
+
+    device.watchers.append(watch)
+    device.run(10000.0)
+    assert not beyond

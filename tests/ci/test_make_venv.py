@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pip
 import pytest
 
 from tests.ci.conftest import SCRIPTS, Index
@@ -61,9 +62,14 @@ def test_no_network_and_no_ensurepip(checkout: Path, tmp_path: Path) -> None:
     assert "127.0.0.1:1" in said
 
 
-def test_no_compiler_for_this_machine(checkout: Path, index: Index) -> None:
+def test_no_compiler_for_this_machine(checkout: Path, index: Index, tmp_path: Path) -> None:
+    # ensurepip as others than Debian have it: it installs the pip that runs here
+    (tmp_path / "ensurepip.py").write_text(
+        "import shutil, sysconfig\n"
+        f"shutil.copytree({pip.__path__[0]!r}, sysconfig.get_path('purelib') + '/pip', dirs_exist_ok=True)\n"
+    )
     # an index that has never heard of ziglang
-    said = one_sentence(make_venv(checkout, PIP_INDEX_URL=index.url))
+    said = one_sentence(make_venv(checkout, PIP_INDEX_URL=index.url, PYTHONPATH=str(tmp_path)))
     assert "there is no C compiler for this machine" in said
     assert "ziglang" in said
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gpushare_spawner.demo.ports import free_ports, why_not
+from gpushare_spawner.demo.ports import free_ports, is_loopback, why_not
 
 
 def test_a_free_port_is_fine() -> None:
@@ -16,6 +16,13 @@ def test_a_free_port_is_fine() -> None:
 
 def test_free_ports_are_different() -> None:
     assert len(set(free_ports(20))) == 20
+
+
+def test_only_this_machine_reaches_loopback() -> None:
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("192.0.2.1")
 
 
 def test_a_taken_port_is_named() -> None:
@@ -30,6 +37,11 @@ def test_a_taken_port_is_named() -> None:
     ("ip", "port", "said"),
     [
         ("192.0.2.1", 8000, "192.0.2.1 is not an address of this machine"),
+        (
+            "localhorst",
+            8000,
+            "'localhorst' is not an IP address; write one like 127.0.0.1, or 0.0.0.0 for all of this machine",
+        ),
         ("127.0.0.1", 70000, "70000 is not a port: ports are 1 to 65535"),
         ("127.0.0.1", -1, "-1 is not a port: ports are 1 to 65535"),
         ("127.0.0.1", 0, "0 is not a port: ports are 1 to 65535"),

@@ -16,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+from gpushare_spawner.demo.gpus import simulated_state
 from gpushare_spawner.demo.ports import free_ports
 
 
@@ -99,6 +100,7 @@ class RunningDemo:
                 os.kill(pid, signal.SIGKILL)
         if self._listener.is_alive():
             self.close_terminal()
+        simulated_state(self.folder).unlink(missing_ok=True)
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _listen(self) -> None:

@@ -16,9 +16,11 @@ from selenium.webdriver.common.by import By
 
 from tests.e2e.browser import click, log_in, open_browser, until
 from tests.e2e.running_demo import RunningDemo
+from tests.e2e.visitor import Visitor
 
 IMAGES = Path(__file__).resolve().parent.parent.parent / "docs" / "images"
 BOTTOM = "#jp-bottom-panel"
+WINDOW = (860, 720)
 
 
 def start(browser: Chrome, profile: str) -> None:
@@ -29,6 +31,8 @@ def start(browser: Chrome, profile: str) -> None:
     until(browser, "return document.querySelector('.jp-NotebookPanel .jp-Cell')", 90)
     until(browser, f"return /GPU ·/.test(document.querySelector('{BOTTOM}')?.innerText)")
     time.sleep(3)
+    # the file browser takes the place of the notebook in so small a window
+    browser.find_element(By.TAG_NAME, "body").send_keys(Keys.CONTROL, "b")
 
 
 def run_cells(browser: Chrome, count: int) -> None:
@@ -43,11 +47,11 @@ def shoot(browser: Chrome, path: Path, width: int, height: int | None, dark: boo
     """One picture of what the browser shows; without a height, of the whole page."""
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-    metrics = {"width": width, "height": height or 900, "deviceScaleFactor": scale, "mobile": width < 600}
+    metrics = {"width": width, "height": height or 400, "deviceScaleFactor": scale, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     time.sleep(1)
     if height is None:
-        metrics["height"] = browser.execute_script("return document.documentElement.scrollHeight")
+        metrics["height"] = browser.execute_script("return document.body.scrollHeight")
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         time.sleep(0.5)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,44 +75,39 @@ def side_by_side(browser: Chrome, left: Path, right: Path, into: Path) -> None:
     page = into.with_suffix(".html")
     page.write_text(f"<style>{style}</style><img src='{left.as_uri()}'><img src='{right.as_uri()}'>")
     browser.get(page.as_uri())
-    shoot(browser, into, 1448, 520, dark=False)
+    shoot(browser, into, 2 * WINDOW[0] + 8, WINDOW[1], dark=False)
     page.unlink()
 
 
 def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
-    """All pictures, in the order of the story."""
-    ada = open_browser(scratch / "ada", 1280, 900)
-    bob = open_browser(scratch / "bob", 1280, 900)
+    """All pictures, in the order of the story: bob pauses and is released, ada works, others come, one on his units."""
+    ada, bob, admin = (open_browser(scratch / name, *WINDOW) for name in ("ada", "bob", "admin"))
     try:
         log_in(bob, demo.url, "bob")
         start(bob, "quarter-gpu")
+        run_cells(bob, 9)  # a minute's work, and then coffee
         log_in(ada, demo.url, "ada")
         every_look(ada, folder, "form")
         shoot(ada, IMAGES / "form.png", 1000, 800, dark=False)
         start(ada, "quarter-gpu")
-        for browser in (ada, bob):
-            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-                "width": 1200, "height": 860, "deviceScaleFactor": 1, "mobile": False,
-            })  # fmt: skip
-            run_cells(browser, 7)
-        time.sleep(15)
+        until(bob, f"return /shrunk/.test(document.querySelector('{BOTTOM}').innerText)", 180)
+        until(bob, f"return /released/.test(document.querySelector('{BOTTOM}').innerText)", 120)
+        run_cells(ada, 7)
+        for name, profile in (("carol", "half-gpu"), ("eve", "whole-gpu"), ("dave", "quarter-gpu")):
+            other = Visitor(demo.url, name)
+            other.log_in()
+            other.start_server(profile)
+        log_in(admin, demo.url, "admin")
+        admin.get(f"{demo.url}/services/gpushare/")
+        until(admin, "return /dave/.test(document.body.innerText)")
+        shoot(admin, IMAGES / "board.png", 1000, None, dark=False)
         for name, browser in (("ada", ada), ("bob", bob)):
-            shoot(browser, scratch / f"{name}.png", 1200, 860, dark=False)
-        board = open_browser(scratch / "admin", 1280, 900)
-        try:
-            log_in(board, demo.url, "admin")
-            board.get(f"{demo.url}/services/gpushare/")
-            time.sleep(3)
-            shoot(board, IMAGES / "board.png", 1000, None, dark=False)
-            every_look(board, folder, "board")
-            side_by_side(board, scratch / "ada.png", scratch / "bob.png", IMAGES / "shared-gpu.png")
-        finally:
-            board.quit()
-        if folder is not None:
-            shoot(ada, folder / "lab-ada.png", 1200, 860, dark=False)
+            shoot(browser, scratch / f"{name}.png", *WINDOW, dark=False)
+        every_look(admin, folder, "board")
+        side_by_side(admin, scratch / "ada.png", scratch / "bob.png", IMAGES / "shared-gpu.png")
     finally:
-        ada.quit()
-        bob.quit()
+        for browser in (ada, bob, admin):
+            browser.quit()
 
 
 def main() -> int:

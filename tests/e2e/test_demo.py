@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -82,7 +83,7 @@ def test_a_demo_that_is_killed_leaves_nothing_behind(demo: RunningDemo) -> None:
     demo.start()
     start_server(demo, "joan")
     (pid,) = (pid for pid, line in demo.processes().items() if "cli demo" in line and not line.startswith("setsid"))
-    subprocess.run(["kill", "-9", str(pid)], check=True)
+    os.kill(pid, signal.SIGKILL)
     assert gone(demo, within=40) == {}
     # and the next one starts as if nothing had happened
     lock = demo.folder / "lock"

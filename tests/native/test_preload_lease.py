@@ -338,9 +338,11 @@ def test_no_agent_at_all(start: Start) -> None:
 def test_an_agent_that_comes_later_is_found(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
     client = start("""
         d = Driver()
-        for turn in (1, 2):
-            d.spin(0.001)
-            d.synchronize()
+        # work may go on ungated for a moment after the greeting, until the library has read its answer
+        for turn, launches in ((1, 1), (2, 500)):
+            for _ in range(launches):
+                d.spin(0.001)
+                d.synchronize()
             say(turn)
             hear()
     """)
@@ -447,3 +449,24 @@ def test_a_holder_killed_leaves_nothing_connected(start: Start, agent: ScriptedA
     client.process.kill()
     assert peer.closed(2)
     os.kill(child, 9)
+
+
+def test_a_page_out_asked_for_during_another_has_an_answer_of_its_own(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    client = start(FILL)
+    peer = agent.peer()
+    client.hear()
+    client.say()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 6)
+    client.hear()
+    peer.revoke(gpus[0], 6, page_out=16 * MIB)
+    peer.send(Kind.PAGE_OUT, 16 * MIB, gpu=gpus[0])
+    peer.send(Kind.PAGE_OUT, 8 * MIB, gpu=gpus[0])
+    peer.expect(Kind.RELEASE, skip=(Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_OUT))
+    answers = [peer.expect(Kind.PAGED_OUT).fields[2]]
+    while 6 not in answers:
+        answers.append(peer.expect(Kind.PAGED_OUT).fields[2])
+    client.say()
+    client.end()

@@ -127,10 +127,13 @@ def test_statistics_are_in_both_libraries(said) -> None:
         machine.synchronize()
         nvml, found = ctypes.CDLL("libnvidia-ml.so.1"), Stats()
         result = nvml.simgpu_stats(0, ctypes.byref(found), ctypes.sizeof(found))
+        machine.plain(6 << 20)
+        nvml.simgpu_resident.restype = ctypes.c_int64
+        held = [nvml.simgpu_resident(0, os.getpid()), nvml.simgpu_resident(0, 1), nvml.simgpu_resident(9, 1)]
         short = Stats()
         nvml.simgpu_stats(0, ctypes.byref(short), 8)
         say([result, found.kernels, found.busy_ns >= 1_000_000, short.kernels, short.busy_ns,
-             nvml.simgpu_stats(7, ctypes.byref(found), 8)])
+             nvml.simgpu_stats(7, ctypes.byref(found), 8), held])
         """
     )
-    assert heard == [0, 1, True, 1, 0, -1]
+    assert heard == [0, 1, True, 1, 0, -1, [6 * MIB, 0, -1]]

@@ -98,13 +98,21 @@ def running(folder: Path, module: str = "jupyter_server", **environment: str):
                 process.wait()
 
 
+def _answers(url: str) -> bool:
+    try:
+        return _send(urllib.request.Request(url + "api"))[0] == 200
+    except urllib.error.URLError:
+        return False
+
+
 def _address(process: subprocess.Popen, runtime: Path, log: Path) -> str:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, f"the server ended:\n{log.read_text()}"
         for file in runtime.glob("jpserver-*.json"):
             text = file.read_text()
-            if text.endswith("}"):
-                return json.loads(text)["url"]
+            # the file may be there a moment before the port answers
+            if text.endswith("}") and _answers(url := str(json.loads(text)["url"])):
+                return url
         time.sleep(0.1)
     raise AssertionError(f"the server did not start:\n{log.read_text()}")

@@ -166,16 +166,6 @@ void allocations_restore(const struct allocation *copy) {
     pthread_mutex_unlock(&lock);
 }
 
-void allocations_touch(CUdeviceptr at) {
-    pthread_mutex_lock(&lock);
-    struct allocation *node = containing(at);
-    if (node && node->kind != ALLOCATION_PLAIN && by_use[node->gpu->index].newest != node) {
-        unlink_by_use(node);
-        link_newest(node);
-    }
-    pthread_mutex_unlock(&lock);
-}
-
 static struct allocation *any_of(struct allocation *node, CUcontext context) {
     if (!node || node->context == context) return node;
     struct allocation *found = any_of(node->left, context);

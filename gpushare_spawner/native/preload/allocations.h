@@ -39,9 +39,6 @@ bool allocations_remove(CUdeviceptr at, struct allocation *copy);
 /* Put one back that could not be freed after all. */
 void allocations_restore(const struct allocation *copy);
 
-/* It is about to be used: the pager takes it in first and out last. */
-void allocations_touch(CUdeviceptr at);
-
 void allocations_of_context_gone(CUcontext context);
 void allocations_forget(void); /* in a forked child */
 

@@ -40,7 +40,7 @@ void burst_lease_begins(struct gpu *gpu) {
 
 static enum burst_change began(struct burst *burst, uint64_t now, uint64_t launches) {
     bool news = burst->told;
-    if (burst->phase == QUIET) burst->work_since = news ? now : burst->work_since;
+    if (news) burst->work_since = now;
     burst->phase = LAUNCHING;
     burst->phase_since = now;
     burst->launches = launches;

@@ -11,14 +11,14 @@ pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 struct context *contexts;
 
 static struct lane *free_lanes;
-static _Atomic int contexts_seen; /* while it is one, a thread with a context has that one */
+static _Atomic int contexts_known; /* while it is one, a thread with a context has that one */
 
 static bool is_default(CUstream stream) {
     return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
 }
 
 bool lane_is_certain(CUstream stream) {
-    return !is_default(stream) || atomic_load(&contexts_seen) <= 1;
+    return !is_default(stream) || atomic_load(&contexts_known) <= 1;
 }
 
 bool lane_is_active(const struct lane *lane) {
@@ -44,7 +44,7 @@ struct context *context_entry(CUcontext handle) {
     context->gpu = gpu;
     context->next = contexts;
     contexts = context;
-    atomic_fetch_add(&contexts_seen, 1);
+    atomic_fetch_add(&contexts_known, 1);
     atomic_fetch_add(&lanes_epoch, 1); /* default streams are no longer certain */
     return context;
 }
@@ -81,7 +81,7 @@ struct lane *lane_of(struct passage *passage, CUstream stream) {
     CUcontext context = NULL; /* of a default stream; another one's handle is enough */
     if (is_default(stream)) {
         if (stream == CU_STREAM_LEGACY) stream = NULL;
-        if (!passage->context || atomic_load(&contexts_seen) > 1)
+        if (!passage->context || atomic_load(&contexts_known) > 1)
             if (real.cuCtxGetCurrent(&passage->context) != CUDA_SUCCESS) passage->context = NULL;
         if (!(context = passage->context)) return NULL;
     }
@@ -156,6 +156,7 @@ static void context_forget(CUcontext handle) {
         }
         *link = context->next;
         free(context);
+        atomic_fetch_sub(&contexts_known, 1);
         break;
     }
     allocations_of_context_gone(handle);
@@ -166,7 +167,7 @@ void contexts_forget(void) {
     /* the driver's objects are the parent's; the few records are left behind */
     contexts = NULL;
     free_lanes = NULL;
-    atomic_store(&contexts_seen, 0);
+    atomic_store(&contexts_known, 0);
     atomic_fetch_add(&lanes_epoch, 1);
     pthread_mutex_init(&contexts_lock, NULL);
 }

@@ -10,6 +10,7 @@
 #include "lease.h"
 #include "pager.h"
 #include "plain_memory.h"
+#include "resolve.h"
 #include "stream_ordered.h"
 #include "worker.h"
 
@@ -28,6 +29,7 @@ static void in_child(void) {
     bursts_forget();
     pager_forget();
     session_forget();
+    driver_forget();
 }
 
 void fork_watch(void) {

@@ -36,6 +36,8 @@ enum frame_type {
     FRAME_REVOKE = 67,
     FRAME_PAGE_OUT = 68,
     FRAME_TIER = 69,
+    FRAME_ANNOUNCE = 70,
+    FRAME_STATUS = 71,
     FRAME_ERROR = 127,
 };
 

@@ -40,6 +40,7 @@ static struct lease {
     bool marked; /* the marks are recorded that SHUTTING waits for */
     bool paging_out;
     uint64_t paging_out_for; /* the lease id to name in PAGED_OUT */
+    uint64_t page_out_next;  /* asked for while another page-out is in progress */
 } leases[MAX_GPUS];
 
 static struct lease *lease_of(const struct gpu *gpu) {
@@ -78,6 +79,10 @@ static void ask(struct gpu *gpu) {
 
 static void begin_page_out(struct gpu *gpu, uint64_t bytes, uint64_t for_lease) {
     struct lease *lease = lease_of(gpu);
+    if (lease->paging_out) { /* each request has an answer of its own */
+        if (bytes > lease->page_out_next) lease->page_out_next = bytes;
+        return;
+    }
     lease->paging_out = true;
     lease->paging_out_for = for_lease;
     pager_start(gpu, false, bytes);
@@ -91,7 +96,15 @@ static bool page_out_done(struct gpu *gpu) {
     if (!pager_step(gpu, &moved)) return false;
     lease->paging_out = false;
     tell(gpu, FRAME_PAGED_OUT, moved.bytes, moved.nanoseconds, lease->paging_out_for);
-    return true;
+    if (!lease->page_out_next) return true;
+    uint64_t bytes = lease->page_out_next;
+    lease->page_out_next = 0;
+    if (lease->state != NONE && lease->state != ASKED) { /* it holds a lease by now */
+        tell(gpu, FRAME_PAGED_OUT, 0, 0, 0);
+        return true;
+    }
+    begin_page_out(gpu, bytes, 0);
+    return false;
 }
 
 static void hold(struct gpu *gpu) {
@@ -121,8 +134,7 @@ void lease_granted(struct gpu *gpu, const struct frame *frame) {
     lease->page_in = frame->f[2];
     if (lease->page_in) {
         lease->state = PAGING_IN;
-        pager_cut(gpu); /* a page-out in progress ends first */
-        if (!lease->paging_out) pager_start(gpu, true, lease->page_in);
+        pager_cut(gpu); /* a page-out in progress ends first; then lease_step begins */
     } else {
         if (lease->paging_out) pager_cut(gpu);
         hold(gpu);
@@ -248,7 +260,7 @@ uint64_t lease_step(struct gpu *gpu) {
     case PAGING_IN:
         if (moving) break;
         next = now + STEP;
-        if (lease->page_in) { /* not begun while a page-out was in progress */
+        if (lease->page_in) { /* not begun yet */
             uint64_t bytes = lease->page_in;
             lease->page_in = 0;
             pager_start(gpu, true, bytes);

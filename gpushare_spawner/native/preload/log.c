@@ -28,7 +28,7 @@ static enum log_level chosen_level(void) {
 }
 
 void log_line(enum log_level level, const char *format, ...) {
-    static int chosen = -1;
+    static _Atomic int chosen = -1;
     if (chosen < 0) chosen = (int)chosen_level();
     if ((int)level > chosen) return;
 

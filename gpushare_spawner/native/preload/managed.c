@@ -19,8 +19,12 @@ void managed_set(bool wanted) {
 }
 
 static bool switched_off(void) {
-    const char *setting = getenv("GPUSHARE_MANAGED");
-    return setting && strcmp(setting, "0") == 0;
+    static _Atomic int answer; /* 0: not asked yet */
+    if (!atomic_load(&answer)) {
+        const char *setting = getenv("GPUSHARE_MANAGED");
+        atomic_store(&answer, setting && strcmp(setting, "0") == 0 ? 1 : 2);
+    }
+    return atomic_load(&answer) == 1;
 }
 
 bool managed_wanted(const struct gpu *gpu) {

@@ -32,6 +32,8 @@ bool sharing_wanted(void);
 /* Fill `real` from the libcuda.so.1 that the program has loaded. False while there is none. */
 bool driver_load(void);
 
+void driver_forget(void); /* in a forked child: the functions stay, the lock is let go */
+
 /* The wrapper for a pointer of the real driver, or the pointer itself. */
 void *wrapper_of(void *pointer);
 

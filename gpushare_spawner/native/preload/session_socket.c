@@ -17,7 +17,14 @@ int socket_file(void) {
 bool socket_connect(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(path);
-    if (length >= sizeof address.sun_path) return false;
+    if (length >= sizeof address.sun_path) {
+        static bool said;
+        if (!said)
+            log_line(LOG_ERROR, "GPUSHARE_SOCKET is too long for a socket's path: at most %d bytes, not %d",
+                     (int)sizeof address.sun_path - 1, (int)length);
+        said = true;
+        return false;
+    }
     memcpy(address.sun_path, path, length + 1);
     int opened = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (opened < 0) return false;

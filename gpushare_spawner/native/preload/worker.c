@@ -34,7 +34,7 @@ static struct {
     bool greeted;
     int devices_to_come;
     uint64_t retry_at, backoff;
-    uint64_t greeting_until;
+    uint64_t greeting_until, greeted_at;
 } session;
 
 static struct {
@@ -67,6 +67,8 @@ static void first_try_over(void) {
 static void connection_lost(const char *why) {
     if (session.greeted) log_line(LOG_INFO, "no agent (%s): work goes on without it", why);
     socket_close();
+    /* one that greets and leaves again and again is tried less and less often, too */
+    if (session.greeted && now_ns() - session.greeted_at > LAST_BACKOFF) session.backoff = FIRST_BACKOFF;
     session.greeted = false;
     session.retry_at = now_ns() + session.backoff;
     session.backoff = session.backoff * 2 > LAST_BACKOFF ? LAST_BACKOFF : session.backoff * 2;
@@ -100,7 +102,7 @@ static void tell_memory(struct gpu *gpu, uint64_t now) {
 
 static void greeting_complete(void) {
     session.greeted = true;
-    session.backoff = FIRST_BACKOFF;
+    session.greeted_at = now_ns();
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
         accounts[i].managed = accounts[i].plain = 0; /* an agent that was not told of anything */
@@ -116,11 +118,11 @@ static void greeting_complete(void) {
 /* False: this is no frame that belongs here. */
 static bool take(const struct frame *frame) {
     struct gpu *gpu = gpu_of_uuid(frame->gpu);
+    if (frame->type == FRAME_ERROR) {
+        log_line(LOG_ERROR, "the agent refuses this process (code %llu)", (unsigned long long)frame->f[0]);
+        return false;
+    }
     if (session.devices_to_come < 0) {
-        if (frame->type == FRAME_ERROR) {
-            log_line(LOG_ERROR, "the agent refuses this process (code %llu)", (unsigned long long)frame->f[0]);
-            return false;
-        }
         if (frame->type != FRAME_WELCOME || frame->f[5] > MAX_GPUS) return false;
         managed_set(frame->f[4] & WELCOME_OVERSUBSCRIBED);
         for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].shared, false);
@@ -150,7 +152,9 @@ static bool take(const struct frame *frame) {
     case FRAME_PAGE_OUT:
         if (gpu) lease_page_out(gpu, frame);
         return gpu != NULL;
-    case FRAME_TIER: return true; /* what follows from it comes as GRANT, REVOKE and PAGE_OUT */
+    case FRAME_TIER: /* what follows from it comes as GRANT, REVOKE and PAGE_OUT */
+    case FRAME_ANNOUNCE:
+    case FRAME_STATUS: return true; /* for observers */
     default: return false;
     }
 }

@@ -1,5 +1,5 @@
-/* The engines of a GPU plan by instants: each knows when it is done with what it has taken on. Who waits for an engine sleeps
- * until the end of its own stretch, so that late wake-ups do not add up. All with the GPU's lock held. */
+/* The engines of a GPU plan by instants: each knows when it is done with what it has taken on. Who waits for an engine
+ * sleeps until the end of its own stretch, so that late wake-ups do not add up. All with the GPU's lock held. */
 #ifndef SIMGPU_ENGINES_H
 #define SIMGPU_ENGINES_H
 

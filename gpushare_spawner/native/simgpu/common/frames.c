@@ -3,8 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void append(struct frame *frames, struct frame_list *list, uint32_t number)
-{
+static void append(struct frame *frames, struct frame_list *list, uint32_t number) {
     frames[number].before = list->last;
     frames[number].after = NO_FRAME;
     if (list->last == NO_FRAME)
@@ -15,8 +14,7 @@ static void append(struct frame *frames, struct frame_list *list, uint32_t numbe
     list->count++;
 }
 
-static void detach(struct frame *frames, struct frame_list *list, uint32_t number)
-{
+static void detach(struct frame *frames, struct frame_list *list, uint32_t number) {
     uint32_t before = frames[number].before, after = frames[number].after;
     if (before == NO_FRAME)
         list->first = after;
@@ -29,16 +27,15 @@ static void detach(struct frame *frames, struct frame_list *list, uint32_t numbe
     list->count--;
 }
 
-enum claim frames_claim(struct state *state, int number_of_gpu, uint32_t slot, uint64_t page, enum frame_kind kind, uint32_t *number)
-{
+enum claim frames_claim(struct state *state, int number_of_gpu, uint32_t slot, uint64_t page, enum frame_kind kind,
+                        uint32_t *number) {
     struct gpu *gpu = &state->gpus[number_of_gpu];
     struct frame *frames = gpu_frames(state, number_of_gpu);
     enum claim claim = CLAIM_FREE;
     uint32_t taken = gpu->free.first;
     if (taken == NO_FRAME) {
         taken = gpu->managed.first;
-        if (taken == NO_FRAME)
-            return CLAIM_NONE;
+        if (taken == NO_FRAME) return CLAIM_NONE;
         frames_release(state, number_of_gpu, taken);
         claim = CLAIM_EVICTED;
         taken = gpu->free.first;
@@ -50,64 +47,52 @@ enum claim frames_claim(struct state *state, int number_of_gpu, uint32_t slot, u
     frame->owner = slot + 1;
     frame->kind = kind;
     gpu->held[slot]++;
-    if (kind == FRAME_MANAGED)
-        append(frames, &gpu->managed, taken);
+    if (kind == FRAME_MANAGED) append(frames, &gpu->managed, taken);
     *number = taken;
     return claim;
 }
 
-int frames_holds(struct state *state, int gpu, uint32_t number, uint32_t slot, uint64_t page)
-{
-    if (number >= state->frames)
-        return 0;
+int frames_holds(struct state *state, int gpu, uint32_t number, uint32_t slot, uint64_t page) {
+    if (number >= state->frames) return 0;
     struct frame *frame = &gpu_frames(state, gpu)[number];
     return frame->owner == slot + 1 && frame->page == page && frame->kind != FRAME_FREE;
 }
 
-void frames_use(struct state *state, int number_of_gpu, uint32_t number)
-{
+void frames_use(struct state *state, int number_of_gpu, uint32_t number) {
     struct gpu *gpu = &state->gpus[number_of_gpu];
     struct frame *frames = gpu_frames(state, number_of_gpu);
     frames[number].stamp = ++gpu->stamp;
-    if (frames[number].kind != FRAME_MANAGED || gpu->managed.last == number)
-        return;
+    if (frames[number].kind != FRAME_MANAGED || gpu->managed.last == number) return;
     detach(frames, &gpu->managed, number);
     append(frames, &gpu->managed, number);
 }
 
-void frames_release(struct state *state, int number_of_gpu, uint32_t number)
-{
+void frames_release(struct state *state, int number_of_gpu, uint32_t number) {
     struct gpu *gpu = &state->gpus[number_of_gpu];
     struct frame *frames = gpu_frames(state, number_of_gpu);
     struct frame *frame = &frames[number];
-    if (frame->kind == FRAME_FREE)
-        return;
-    if (frame->kind == FRAME_MANAGED)
-        detach(frames, &gpu->managed, number);
+    if (frame->kind == FRAME_FREE) return;
+    if (frame->kind == FRAME_MANAGED) detach(frames, &gpu->managed, number);
     gpu->held[frame->owner - 1]--;
     frame->kind = FRAME_FREE;
     frame->owner = 0;
     append(frames, &gpu->free, number);
 }
 
-void frames_release_all(struct state *state, int gpu, uint32_t slot)
-{
+void frames_release_all(struct state *state, int gpu, uint32_t slot) {
     struct frame *frames = gpu_frames(state, gpu);
     for (uint32_t i = 0; i < state->frames && state->gpus[gpu].held[slot] > 0; i++)
-        if (frames[i].owner == slot + 1)
-            frames_release(state, gpu, i);
+        if (frames[i].owner == slot + 1) frames_release(state, gpu, i);
 }
 
 static struct frame *ordering;
 
-static int by_stamp(const void *left, const void *right)
-{
+static int by_stamp(const void *left, const void *right) {
     uint64_t a = ordering[*(const uint32_t *)left].stamp, b = ordering[*(const uint32_t *)right].stamp;
     return (a > b) - (a < b);
 }
 
-void frames_rebuild(struct state *state, int number_of_gpu)
-{
+void frames_rebuild(struct state *state, int number_of_gpu) {
     static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* for `ordering` */
     struct gpu *gpu = &state->gpus[number_of_gpu];
     struct frame *frames = gpu_frames(state, number_of_gpu);
@@ -130,10 +115,8 @@ void frames_rebuild(struct state *state, int number_of_gpu)
     }
     pthread_mutex_lock(&one_at_a_time);
     ordering = frames;
-    if (count)
-        qsort(managed, count, sizeof *managed, by_stamp);
+    if (count) qsort(managed, count, sizeof *managed, by_stamp);
     pthread_mutex_unlock(&one_at_a_time);
-    for (uint32_t i = 0; i < count; i++)
-        append(frames, &gpu->managed, managed[i]);
+    for (uint32_t i = 0; i < count; i++) append(frames, &gpu->managed, managed[i]);
     free(managed);
 }

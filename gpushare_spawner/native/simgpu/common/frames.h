@@ -1,4 +1,5 @@
-/* The frames of a GPU: which page of whom lies in each, and which managed page leaves first. All with the GPU's lock held. */
+/* The frames of a GPU: which page of whom lies in each, and which managed page leaves first. All with the GPU's lock
+ * held. */
 #ifndef SIMGPU_FRAMES_H
 #define SIMGPU_FRAMES_H
 
@@ -6,9 +7,10 @@
 
 enum claim { CLAIM_NONE, CLAIM_FREE, CLAIM_EVICTED };
 
-/* Takes a frame for a page: a free one, else that of the managed page of anybody that has been there longest. CLAIM_NONE when all of
- * VRAM is plain memory. */
-enum claim frames_claim(struct state *state, int gpu, uint32_t slot, uint64_t page, enum frame_kind kind, uint32_t *number);
+/* Takes a frame for a page: a free one, else that of the managed page of anybody that has been there longest.
+ * CLAIM_NONE when all of VRAM is plain memory. */
+enum claim frames_claim(struct state *state, int gpu, uint32_t slot, uint64_t page, enum frame_kind kind,
+                        uint32_t *number);
 
 /* True when the page is still in that frame. */
 int frames_holds(struct state *state, int gpu, uint32_t number, uint32_t slot, uint64_t page);

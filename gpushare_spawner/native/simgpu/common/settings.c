@@ -9,51 +9,57 @@ static const struct {
     const char *name;
     double factor;
 } UNITS[] = {
-    {"", 1},       {"B", 1},      {"k", 1e3},    {"kB", 1e3},        {"M", 1e6},          {"MB", 1e6},
-    {"G", 1e9},    {"GB", 1e9},   {"T", 1e12},   {"TB", 1e12},       {"KiB", 1024},       {"MiB", 1024 * 1024.0},
-    {"GiB", 1024 * 1024 * 1024.0}, {"TiB", 1024 * 1024 * 1024 * 1024.0},
+    {"", 1},
+    {"B", 1},
+    {"k", 1e3},
+    {"kB", 1e3},
+    {"M", 1e6},
+    {"MB", 1e6},
+    {"G", 1e9},
+    {"GB", 1e9},
+    {"T", 1e12},
+    {"TB", 1e12},
+    {"KiB", 1024},
+    {"MiB", 1024 * 1024.0},
+    {"GiB", 1024 * 1024 * 1024.0},
+    {"TiB", 1024 * 1024 * 1024 * 1024.0},
 };
 
 /* A number with an optional unit; -1 when it is neither. */
-static double parse(const char *text)
-{
+static double parse(const char *text) {
     char *end;
     double value = strtod(text, &end);
-    if (end == text || !isfinite(value))
-        return -1;
-    while (*end == ' ')
-        end++;
+    if (end == text || !isfinite(value)) return -1;
+    while (*end == ' ') end++;
     for (size_t i = 0; i < sizeof UNITS / sizeof *UNITS; i++)
-        if (strcmp(end, UNITS[i].name) == 0)
-            return value * UNITS[i].factor;
+        if (strcmp(end, UNITS[i].name) == 0) return value * UNITS[i].factor;
     return -1;
 }
 
-static int number(const char *name, uint64_t *out, double standard, double least, double most)
-{
+static int number(const char *name, uint64_t *out, double standard, double least, double most) {
     const char *text = getenv(name);
     double value = text && *text ? parse(text) : standard;
     if (!(value >= least && value <= most)) {
-        fprintf(stderr, "simgpu: %s=%s is not a number from %.0f to %.0f (units such as GiB or MB are allowed)\n", name, text,
-                least, most);
+        fprintf(stderr, "simgpu: %s=%s is not a number from %.0f to %.0f (units such as GiB or MB are allowed)\n", name,
+                text, least, most);
         return -1;
     }
     *out = (uint64_t)value;
     return 0;
 }
 
-int settings_read(struct settings *s)
-{
+int settings_read(struct settings *s) {
     const double gib = 1024.0 * 1024 * 1024, slowest = 1e5, fastest = 1e14;
     uint64_t slice_us;
     memset(s, 0, sizeof *s);
     if (number("SIMGPU_DEVICES", &s->devices, 1, 1, MAX_GPUS) || number("SIMGPU_PAGE", &s->page, 2 << 20, 65536, gib) ||
         number("SIMGPU_MEMORY", &s->memory, 16 * gib, 1 << 20, 1024 * gib) ||
-        number("SIMGPU_H2D", &s->h2d, 12e9, slowest, fastest) || number("SIMGPU_D2H", &s->d2h, 12e9, slowest, fastest) ||
+        number("SIMGPU_H2D", &s->h2d, 12e9, slowest, fastest) ||
+        number("SIMGPU_D2H", &s->d2h, 12e9, slowest, fastest) ||
         number("SIMGPU_FAULT", &s->fault, 3e9, slowest, fastest) ||
         number("SIMGPU_FAULT_EVICT", &s->fault_evict, (double)s->fault, slowest, fastest) ||
-        number("SIMGPU_HBM", &s->hbm, 700e9, slowest, fastest) || number("SIMGPU_LAUNCH_NS", &s->launch_ns, 2000, 0, 1e9) ||
-        number("SIMGPU_SLICE_US", &slice_us, 2000, 50, 1e7))
+        number("SIMGPU_HBM", &s->hbm, 700e9, slowest, fastest) ||
+        number("SIMGPU_LAUNCH_NS", &s->launch_ns, 2000, 0, 1e9) || number("SIMGPU_SLICE_US", &slice_us, 2000, 50, 1e7))
         return -1;
     s->slice_ns = slice_us * 1000;
     if (s->page & (s->page - 1)) {
@@ -61,7 +67,8 @@ int settings_read(struct settings *s)
         return -1;
     }
     if (s->memory < 4 * s->page) {
-        fprintf(stderr, "simgpu: SIMGPU_MEMORY must hold at least four pages of %llu bytes\n", (unsigned long long)s->page);
+        fprintf(stderr, "simgpu: SIMGPU_MEMORY must hold at least four pages of %llu bytes\n",
+                (unsigned long long)s->page);
         return -1;
     }
     s->memory -= s->memory % s->page;

@@ -1,11 +1,11 @@
-/* What the simulated GPUs are like. Read from the environment by whoever creates the state file, and stored in it, so that
- * all its processes see the same machine. */
+/* What the simulated GPUs are like. Read from the environment by whoever creates the state file, and stored in it, so
+ * that all its processes see the same machine. */
 #ifndef SIMGPU_SETTINGS_H
 #define SIMGPU_SETTINGS_H
 
 #include <stdint.h>
 
-#define MAX_GPUS 16
+#define MAX_GPUS     16
 #define MODEL_LENGTH 96
 
 struct settings {

@@ -20,8 +20,7 @@
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static struct state *opened;
 
-static void state_path(char *path, size_t size)
-{
+static void state_path(char *path, size_t size) {
     const char *given = getenv("SIMGPU_STATE");
     if (given && *given)
         snprintf(path, size, "%s", given);
@@ -29,8 +28,7 @@ static void state_path(char *path, size_t size)
         snprintf(path, size, "/dev/shm/simgpu-%u", (unsigned)getuid());
 }
 
-static void shared_mutex(pthread_mutex_t *mutex)
-{
+static void shared_mutex(pthread_mutex_t *mutex) {
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
@@ -40,16 +38,13 @@ static void shared_mutex(pthread_mutex_t *mutex)
 }
 
 /* UUIDs that a restart with the same path finds again: FNV-1a of path and number, in the form of a version 5 UUID. */
-static void make_uuid(uint8_t uuid[16], const char *path, int gpu)
-{
+static void make_uuid(uint8_t uuid[16], const char *path, int gpu) {
     char real[4096], text[4200];
-    if (!realpath(path, real))
-        snprintf(real, sizeof real, "%s", path);
+    if (!realpath(path, real)) snprintf(real, sizeof real, "%s", path);
     for (int half = 0; half < 2; half++) {
         uint64_t hash = 14695981039346656037ull;
         snprintf(text, sizeof text, "%d/%d/%s", half, gpu, real);
-        for (const char *c = text; *c; c++)
-            hash = (hash ^ (uint8_t)*c) * 1099511628211ull;
+        for (const char *c = text; *c; c++) hash = (hash ^ (uint8_t)*c) * 1099511628211ull;
         hash ^= hash >> 32;
         memcpy(uuid + 8 * half, &hash, 8);
     }
@@ -57,13 +52,11 @@ static void make_uuid(uint8_t uuid[16], const char *path, int gpu)
     uuid[8] = (uint8_t)((uuid[8] & 0x3f) | 0x80);
 }
 
-static uint64_t file_size(const struct settings *settings)
-{
+static uint64_t file_size(const struct settings *settings) {
     return sizeof(struct state) + settings->devices * (settings->memory / settings->page) * sizeof(struct frame);
 }
 
-static void make_state(struct state *state, const struct settings *settings, const char *path)
-{
+static void make_state(struct state *state, const struct settings *settings, const char *path) {
     state->size = file_size(settings);
     state->settings = *settings;
     state->frames = settings->memory / settings->page;
@@ -77,26 +70,22 @@ static void make_state(struct state *state, const struct settings *settings, con
     state->magic = MAGIC;
 }
 
-static struct state *map(int file, uint64_t size)
-{
+static struct state *map(int file, uint64_t size) {
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
 /* Makes a complete file under another name and links it to its place, so that nobody ever sees half of one. */
-static int create(const char *path)
-{
+static int create(const char *path) {
     struct settings settings;
     char fresh[4200];
-    if (settings_read(&settings))
-        return -1;
+    if (settings_read(&settings)) return -1;
     snprintf(fresh, sizeof fresh, "%s.new.%d", path, (int)getpid());
     unlink(fresh);
     int file = open(fresh, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file < 0 || ftruncate(file, (off_t)file_size(&settings))) {
         fprintf(stderr, "simgpu: cannot make %s: %s\n", fresh, strerror(errno));
-        if (file >= 0)
-            close(file);
+        if (file >= 0) close(file);
         return -1;
     }
     struct state *state = map(file, file_size(&settings));
@@ -106,55 +95,47 @@ static int create(const char *path)
         munmap(state, file_size(&settings));
         failed = link(fresh, path) && errno != EEXIST;
     }
-    if (failed)
-        fprintf(stderr, "simgpu: cannot make %s: %s\n", path, strerror(errno));
+    if (failed) fprintf(stderr, "simgpu: cannot make %s: %s\n", path, strerror(errno));
     unlink(fresh);
     close(file);
     return failed ? -1 : 0;
 }
 
-static struct state *attach(void)
-{
+static struct state *attach(void) {
     char path[4096];
     struct stat status;
     state_path(path, sizeof path);
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0 && errno == ENOENT) {
-        if (create(path))
-            return NULL;
+        if (create(path)) return NULL;
         file = open(path, O_RDWR | O_CLOEXEC);
     }
     if (file < 0 || fstat(file, &status)) {
         fprintf(stderr, "simgpu: cannot open %s: %s\n", path, strerror(errno));
-        if (file >= 0)
-            close(file);
+        if (file >= 0) close(file);
         return NULL;
     }
     struct state *state = NULL;
-    if ((uint64_t)status.st_size >= sizeof(struct state))
-        state = map(file, (uint64_t)status.st_size);
+    if ((uint64_t)status.st_size >= sizeof(struct state)) state = map(file, (uint64_t)status.st_size);
     close(file);
     if (!state || state->magic != MAGIC || state->size != (uint64_t)status.st_size) {
-        fprintf(stderr, "simgpu: %s is not a state file of this version: remove it, and end the programs that use it\n", path);
-        if (state)
-            munmap(state, (size_t)status.st_size);
+        fprintf(stderr, "simgpu: %s is not a state file of this version: remove it, and end the programs that use it\n",
+                path);
+        if (state) munmap(state, (size_t)status.st_size);
         return NULL;
     }
     return state;
 }
 
-struct state *state_open(void)
-{
+struct state *state_open(void) {
     pthread_mutex_lock(&opening);
-    if (!opened)
-        opened = attach();
+    if (!opened) opened = attach();
     struct state *state = opened;
     pthread_mutex_unlock(&opening);
     return state;
 }
 
-void gpu_lock(struct state *state, int gpu)
-{
+void gpu_lock(struct state *state, int gpu) {
     if (pthread_mutex_lock(&state->gpus[gpu].lock) == EOWNERDEAD) {
         /* somebody died while changing the lists: the frames are whole, each for itself */
         frames_rebuild(state, gpu);
@@ -163,7 +144,6 @@ void gpu_lock(struct state *state, int gpu)
     }
 }
 
-void gpu_unlock(struct state *state, int gpu)
-{
+void gpu_unlock(struct state *state, int gpu) {
     pthread_mutex_unlock(&state->gpus[gpu].lock);
 }

@@ -1,8 +1,8 @@
-/* The state that all processes share: one memory-mapped file (SIMGPU_STATE) with the settings, the process slots and, for each
- * GPU, its frames, engines and counters.
+/* The state that all processes share: one memory-mapped file (SIMGPU_STATE) with the settings, the process slots and,
+ * for each GPU, its frames, engines and counters.
  *
- * Any process may be killed at any instant. So locks are robust mutexes, whatever links frames together can be rebuilt from
- * the frames themselves, and what a dead process held is found by its slot. */
+ * Any process may be killed at any instant. So locks are robust mutexes, whatever links frames together can be rebuilt
+ * from the frames themselves, and what a dead process held is found by its slot. */
 #ifndef SIMGPU_STATE_H
 #define SIMGPU_STATE_H
 
@@ -12,15 +12,15 @@
 #include "settings.h"
 #include "stats.h"
 
-#define MAX_PROCESSES 256
-#define NO_FRAME UINT32_MAX
-#define BUSY_BUCKETS 32
+#define MAX_PROCESSES  256
+#define NO_FRAME       UINT32_MAX
+#define BUSY_BUCKETS   32
 #define BUSY_BUCKET_NS (50 * 1000000ull)
 
 enum frame_kind { FRAME_FREE, FRAME_PLAIN, FRAME_MANAGED };
 
-/* One page of VRAM. A process finds a page of its own by a frame number it remembers, and knows that the page is still there
- * by owner and page: evicting another's page needs no word to its owner. */
+/* One page of VRAM. A process finds a page of its own by a frame number it remembers, and knows that the page is still
+ * there by owner and page: evicting another's page needs no word to its owner. */
 struct frame {
     uint64_t page;  /* which page of its owner: region id and index in the region */
     uint64_t stamp; /* when it came: the order from which the list is rebuilt */
@@ -39,7 +39,7 @@ struct engine {
 
 /* The compute engine is owned by one process at a time; the others wait in the order in which they came. */
 struct turns {
-    uint32_t owner; /* process slot + 1; 0 nobody */
+    uint32_t owner;   /* process slot + 1; 0 nobody */
     uint32_t changed; /* futex word: changes with the owner */
     uint64_t turn_began;
     uint64_t next_ticket;
@@ -66,7 +66,7 @@ struct gpu {
 };
 
 struct process {
-    int32_t pid; /* 0: the slot is free */
+    int32_t pid;    /* 0: the slot is free */
     uint64_t start; /* start time in clock ticks: tells a reused pid */
 };
 
@@ -74,7 +74,7 @@ struct state {
     uint64_t magic;
     uint64_t size; /* of the file */
     struct settings settings;
-    uint64_t frames; /* per GPU */
+    uint64_t frames;      /* per GPU */
     pthread_mutex_t lock; /* the process slots; taken before any GPU's lock */
     uint64_t next_serial;
     uint64_t reaped_at;
@@ -86,8 +86,7 @@ struct state {
 /* Opens the state, making it if it is not there. NULL after saying why on stderr. The same pointer on every call. */
 struct state *state_open(void);
 
-static inline struct frame *gpu_frames(struct state *state, int gpu)
-{
+static inline struct frame *gpu_frames(struct state *state, int gpu) {
     return state->all_frames + (uint64_t)gpu * state->frames;
 }
 

@@ -7,11 +7,9 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-EXPORT int simgpu_stats(int gpu, struct simgpu_stats *out, size_t size)
-{
+EXPORT int simgpu_stats(int gpu, struct simgpu_stats *out, size_t size) {
     struct state *state = state_open();
-    if (!state || gpu < 0 || gpu >= (int)state->settings.devices || !out)
-        return -1;
+    if (!state || gpu < 0 || gpu >= (int)state->settings.devices || !out) return -1;
     processes_reap(state, 1);
     gpu_lock(state, gpu);
     struct simgpu_stats stats = state->gpus[gpu].stats;
@@ -23,17 +21,14 @@ EXPORT int simgpu_stats(int gpu, struct simgpu_stats *out, size_t size)
     return 0;
 }
 
-EXPORT int64_t simgpu_resident(int gpu, int32_t pid)
-{
+EXPORT int64_t simgpu_resident(int gpu, int32_t pid) {
     struct state *state = state_open();
-    if (!state || gpu < 0 || gpu >= (int)state->settings.devices)
-        return -1;
+    if (!state || gpu < 0 || gpu >= (int)state->settings.devices) return -1;
     processes_reap(state, 1);
     gpu_lock(state, gpu);
     int64_t bytes = 0;
     for (int slot = 0; slot < MAX_PROCESSES; slot++)
-        if (state->processes[slot].pid == pid)
-            bytes += (int64_t)(state->gpus[gpu].held[slot] * state->settings.page);
+        if (state->processes[slot].pid == pid) bytes += (int64_t)(state->gpus[gpu].held[slot] * state->settings.page);
     gpu_unlock(state, gpu);
     return bytes;
 }

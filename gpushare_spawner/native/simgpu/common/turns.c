@@ -7,8 +7,7 @@
 /* How soon a waiting process notices that the owner was killed. */
 #define LOOK_AGAIN (25 * NS_PER_MS)
 
-static void give(struct gpu *gpu, uint32_t slot)
-{
+static void give(struct gpu *gpu, uint32_t slot) {
     struct turns *turns = &gpu->turns;
     if (turns->ticket[slot]) {
         turns->ticket[slot] = 0;
@@ -18,13 +17,11 @@ static void give(struct gpu *gpu, uint32_t slot)
     turns->owner = slot + 1;
 }
 
-void turns_wait(struct state *state, int number, uint32_t slot)
-{
+void turns_wait(struct state *state, int number, uint32_t slot) {
     struct gpu *gpu = &state->gpus[number];
     struct turns *turns = &gpu->turns;
     gpu_lock(state, number);
-    if (turns->owner == 0)
-        give(gpu, slot);
+    if (turns->owner == 0) give(gpu, slot);
     while (turns->owner != slot + 1) {
         if (!turns->ticket[slot]) {
             turns->ticket[slot] = ++turns->next_ticket;
@@ -35,17 +32,14 @@ void turns_wait(struct state *state, int number, uint32_t slot)
         futex_wait(&turns->changed, seen, LOOK_AGAIN, 1);
         processes_reap(state, 0);
         gpu_lock(state, number);
-        if (turns->owner == 0)
-            give(gpu, slot);
+        if (turns->owner == 0) give(gpu, slot);
     }
     uint64_t now = clock_now();
-    if (turns->turn_began + 5 * NS_PER_MS < now)
-        turns->turn_began = now;
+    if (turns->turn_began + 5 * NS_PER_MS < now) turns->turn_began = now;
     gpu_unlock(state, number);
 }
 
-void turns_pass_on(struct state *state, int number)
-{
+void turns_pass_on(struct state *state, int number) {
     struct gpu *gpu = &state->gpus[number];
     struct turns *turns = &gpu->turns;
     uint32_t next = MAX_PROCESSES;
@@ -63,28 +57,22 @@ void turns_pass_on(struct state *state, int number)
     futex_wake_all(&turns->changed, 1);
 }
 
-int turns_over(struct state *state, int number, uint64_t now)
-{
+int turns_over(struct state *state, int number, uint64_t now) {
     struct turns *turns = &state->gpus[number].turns;
     return turns->waiting && now >= turns->turn_began + state->settings.slice_ns;
 }
 
-void turns_forget(struct state *state, int number, uint32_t slot)
-{
+void turns_forget(struct state *state, int number, uint32_t slot) {
     struct turns *turns = &state->gpus[number].turns;
     if (turns->ticket[slot]) {
         turns->ticket[slot] = 0;
-        if (turns->waiting)
-            turns->waiting--;
+        if (turns->waiting) turns->waiting--;
     }
-    if (turns->owner == slot + 1)
-        turns_pass_on(state, number);
+    if (turns->owner == slot + 1) turns_pass_on(state, number);
 }
 
-void turns_rebuild(struct state *state, int number)
-{
+void turns_rebuild(struct state *state, int number) {
     struct turns *turns = &state->gpus[number].turns;
     turns->waiting = 0;
-    for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++)
-        turns->waiting += turns->ticket[slot] != 0;
+    for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++) turns->waiting += turns->ticket[slot] != 0;
 }

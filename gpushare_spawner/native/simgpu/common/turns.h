@@ -1,5 +1,5 @@
-/* Who owns the compute engine. Processes take turns in the order in which they ask; a turn ends when its process has nothing
- * to run, or when a time slice is over and another waits. */
+/* Who owns the compute engine. Processes take turns in the order in which they ask; a turn ends when its process has
+ * nothing to run, or when a time slice is over and another waits. */
 #ifndef SIMGPU_TURNS_H
 #define SIMGPU_TURNS_H
 

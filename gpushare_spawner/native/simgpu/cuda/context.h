@@ -10,20 +10,20 @@
 
 struct context {
     uint32_t magic;
-    int device;           /* ordinal in this process */
-    int gpu;              /* number on the machine */
+    int device; /* ordinal in this process */
+    int gpu;    /* number on the machine */
     int primary;
     unsigned flags;
-    unsigned retained;    /* primary: how often */
+    unsigned retained; /* primary: how often */
     uint64_t id;
     CUresult error;       /* sticky: an illegal address ends the context's usefulness */
     pthread_mutex_t lock; /* the list of streams, and which is legacy */
     struct stream *streams;
     struct stream *legacy;
-    unsigned blocking;    /* streams that synchronise with the legacy one */
-    unsigned capturing;   /* captures in progress that forbid unsafe calls of any thread */
-    uint64_t generation;  /* a reset primary context is a new one: per-thread streams of the old are gone */
-    uint32_t peers;       /* devices whose memory was opened to this context */
+    unsigned blocking;   /* streams that synchronise with the legacy one */
+    unsigned capturing;  /* captures in progress that forbid unsafe calls of any thread */
+    uint64_t generation; /* a reset primary context is a new one: per-thread streams of the old are gone */
+    uint32_t peers;      /* devices whose memory was opened to this context */
 };
 
 /* The calling thread's current context; NULL if none. */

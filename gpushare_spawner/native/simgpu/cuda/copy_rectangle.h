@@ -3,7 +3,8 @@
 
 #include "operation.h"
 
-/* The operation of a copy between pitched boxes. CUDA_ERROR_NOT_SUPPORTED for arrays, which the simulator does not have. */
+/* The operation of a copy between pitched boxes. CUDA_ERROR_NOT_SUPPORTED for arrays, which the simulator does not
+ * have. */
 CUresult copy_rectangle(const CUDA_MEMCPY3D *copy, struct operation *operation);
 
 #endif

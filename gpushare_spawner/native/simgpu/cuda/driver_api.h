@@ -1,5 +1,5 @@
-/* The part of the CUDA driver API's binary interface that the simulator speaks: types, constants and layouts, written down
- * from the published API reference. No CUDA header is wanted. */
+/* The part of the CUDA driver API's binary interface that the simulator speaks: types, constants and layouts, written
+ * down from the published API reference. No CUDA header is wanted. */
 #ifndef SIMGPU_DRIVER_API_H
 #define SIMGPU_DRIVER_API_H
 
@@ -58,8 +58,8 @@ typedef struct stream *CUstream;
 typedef struct event *CUevent;
 typedef struct module *CUmodule;
 typedef struct function *CUfunction;
-typedef struct module *CUlibrary;   /* a library is a module that needs no context */
-typedef struct function *CUkernel;  /* and so its kernels are functions */
+typedef struct module *CUlibrary;  /* a library is a module that needs no context */
+typedef struct function *CUkernel; /* and so its kernels are functions */
 typedef struct pool *CUmemoryPool;
 typedef struct graph *CUgraph;
 typedef struct node *CUgraphNode;
@@ -71,20 +71,20 @@ typedef struct {
     char bytes[16];
 } CUuuid;
 
-#define CU_STREAM_LEGACY ((CUstream)0x1)
-#define CU_STREAM_PER_THREAD ((CUstream)0x2)
-#define CU_STREAM_NON_BLOCKING 1u
-#define CU_EVENT_DISABLE_TIMING 2u
-#define CU_EVENT_EXTERNAL 1u /* record and wait flag: a node of its own in a graph */
+#define CU_STREAM_LEGACY                              ((CUstream)0x1)
+#define CU_STREAM_PER_THREAD                          ((CUstream)0x2)
+#define CU_STREAM_NON_BLOCKING                        1u
+#define CU_EVENT_DISABLE_TIMING                       2u
+#define CU_EVENT_EXTERNAL                             1u /* record and wait flag: a node of its own in a graph */
 #define CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM 2u
-#define CU_MEM_ATTACH_GLOBAL 1u
-#define CU_MEM_ATTACH_HOST 2u
-#define CU_MEM_ATTACH_SINGLE 4u
-#define CU_DEVICE_CPU (-1)
-#define CU_DEVICE_INVALID (-2)
-#define CU_LAUNCH_PARAM_END ((void *)0)
-#define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
-#define CU_LAUNCH_PARAM_BUFFER_SIZE ((void *)2)
+#define CU_MEM_ATTACH_GLOBAL                          1u
+#define CU_MEM_ATTACH_HOST                            2u
+#define CU_MEM_ATTACH_SINGLE                          4u
+#define CU_DEVICE_CPU                                 (-1)
+#define CU_DEVICE_INVALID                             (-2)
+#define CU_LAUNCH_PARAM_END                           ((void *)0)
+#define CU_LAUNCH_PARAM_BUFFER_POINTER                ((void *)1)
+#define CU_LAUNCH_PARAM_BUFFER_SIZE                   ((void *)2)
 
 typedef enum { PROC_FOUND = 0, PROC_NOT_FOUND = 1, PROC_VERSION_NOT_SUFFICIENT = 2 } CUdriverProcAddressQueryResult;
 typedef enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1, CAPTURE_INVALIDATED = 2 } CUstreamCaptureStatus;
@@ -267,8 +267,8 @@ typedef struct {
 } CUgraphEdgeData;
 
 typedef struct {
-    int max_threads_per_block, max_threads_dim[3], max_grid[3], shared_per_block, constant_memory, warp, mem_pitch, registers,
-        clock_khz, texture_align;
+    int max_threads_per_block, max_threads_dim[3], max_grid[3], shared_per_block, constant_memory, warp, mem_pitch,
+        registers, clock_khz, texture_align;
 } CUdevprop;
 
 typedef struct {

@@ -18,14 +18,15 @@ static const struct {
      "peer access is not supported between these two devices"},
     {CUDA_ERROR_INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
     {CUDA_ERROR_FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
-    {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
+    {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM",
+     "OS call failed or operation not supported on this OS"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
-    {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE",
-     "the operation cannot be performed in the present state"},
+    {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
-    {CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"},
+    {CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED",
+     "peer access is already enabled"},
     {CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access has not been enabled"},
     {CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE",
      "cannot set while device is active in this process"},
@@ -45,8 +46,7 @@ static const struct {
      "operation would result in a merge of separate capture sequences"},
     {CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
      "capture was not ended in the same stream as it began"},
-    {CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
-     "capturing stream has unjoined work"},
+    {CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work"},
     {CUDA_ERROR_STREAM_CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
      "dependency created on uncaptured work in another stream"},
     {CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
@@ -56,28 +56,23 @@ static const struct {
     {CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
      "attempt to terminate a thread-local capture sequence from another thread"},
     {CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE",
-     "the graph update was not performed because it included changes which violated constraints specific to instantiated graph update"},
+     "the graph update was not performed because it included changes which violated constraints specific to "
+     "instantiated graph update"},
     {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
-EXPORT CUresult cuGetErrorName(CUresult error, const char **name)
-{
-    if (!name)
-        return CUDA_ERROR_INVALID_VALUE;
+EXPORT CUresult cuGetErrorName(CUresult error, const char **name) {
+    if (!name) return CUDA_ERROR_INVALID_VALUE;
     *name = NULL;
     for (size_t i = 0; i < sizeof ERRORS / sizeof *ERRORS; i++)
-        if (ERRORS[i].code == error)
-            *name = ERRORS[i].name;
+        if (ERRORS[i].code == error) *name = ERRORS[i].name;
     return *name ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
-{
-    if (!text)
-        return CUDA_ERROR_INVALID_VALUE;
+EXPORT CUresult cuGetErrorString(CUresult error, const char **text) {
+    if (!text) return CUDA_ERROR_INVALID_VALUE;
     *text = NULL;
     for (size_t i = 0; i < sizeof ERRORS / sizeof *ERRORS; i++)
-        if (ERRORS[i].code == error)
-            *text = ERRORS[i].text;
+        if (ERRORS[i].code == error) *text = ERRORS[i].text;
     return *text ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

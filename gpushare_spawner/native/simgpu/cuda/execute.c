@@ -11,9 +11,7 @@
 #include "memory.h"
 #include "pool.h"
 
-
-static void set_memory(const void *argument)
-{
+static void set_memory(const void *argument) {
     const struct operation *operation = argument;
     for (uint64_t row = 0; row < operation->set.height; row++) {
         char *at = (char *)(uintptr_t)(operation->set.dst + row * operation->set.pitch);
@@ -21,24 +19,21 @@ static void set_memory(const void *argument)
         if (operation->set.element == 1) {
             memset(at, (int)operation->set.value, width);
         } else if (operation->set.element == 2) {
-            for (uint64_t i = 0; i < width; i++)
-                ((uint16_t *)(void *)at)[i] = (uint16_t)operation->set.value;
+            for (uint64_t i = 0; i < width; i++) ((uint16_t *)(void *)at)[i] = (uint16_t)operation->set.value;
         } else {
-            for (uint64_t i = 0; i < width; i++)
-                ((uint32_t *)(void *)at)[i] = operation->set.value;
+            for (uint64_t i = 0; i < width; i++) ((uint32_t *)(void *)at)[i] = operation->set.value;
         }
     }
 }
 
-static uint64_t set(struct stream *stream, const struct operation *operation, uint64_t ready)
-{
+static uint64_t set(struct stream *stream, const struct operation *operation, uint64_t ready) {
     uint64_t row = operation->set.width * operation->set.element;
-    if (row == 0 || operation->set.height == 0)
-        return ready;
+    if (row == 0 || operation->set.height == 0) return ready;
     struct work work = {
         .ranges = {{operation->set.dst, (operation->set.height - 1) * operation->set.pitch + row, 1}},
         .range_count = 1,
-        .device_ns = driver.state->settings.launch_ns + clock_transfer_ns(row * operation->set.height, driver.state->settings.hbm),
+        .device_ns = driver.state->settings.launch_ns +
+                     clock_transfer_ns(row * operation->set.height, driver.state->settings.hbm),
         .compute = set_memory,
         .argument = operation,
     };
@@ -46,63 +41,51 @@ static uint64_t set(struct stream *stream, const struct operation *operation, ui
 }
 
 /* Waiting for something that another stream or the host does. Time passes. */
-static uint64_t later(uint64_t ready, uint64_t began)
-{
+static uint64_t later(uint64_t ready, uint64_t began) {
     uint64_t now = clock_now();
     /* it was there already: no time passed but that of looking */
     return now - began < 100000 ? ready : now;
 }
 
-static int value_is_there(const struct operation *operation)
-{
+static int value_is_there(const struct operation *operation) {
     uint64_t now, want = operation->value.value;
     if (operation->value.wide)
         now = __atomic_load_n((uint64_t *)(uintptr_t)operation->value.address, __ATOMIC_ACQUIRE);
     else
         now = __atomic_load_n((uint32_t *)(uintptr_t)operation->value.address, __ATOMIC_ACQUIRE);
     switch (operation->value.flags & 3) {
-    case 0:
-        return operation->value.wide ? (int64_t)(now - want) >= 0 : (int32_t)(uint32_t)(now - want) >= 0;
-    case 1:
-        return now == want;
-    case 2:
-        return (now & want) != 0;
-    default:
-        return (operation->value.wide ? ~(now | want) : (uint64_t)(uint32_t) ~(now | want)) != 0;
+    case 0: return operation->value.wide ? (int64_t)(now - want) >= 0 : (int32_t)(uint32_t)(now - want) >= 0;
+    case 1: return now == want;
+    case 2: return (now & want) != 0;
+    default: return (operation->value.wide ? ~(now | want) : (uint64_t)(uint32_t)~(now | want)) != 0;
     }
 }
 
-static void write_value(const struct operation *operation)
-{
+static void write_value(const struct operation *operation) {
     if (operation->value.wide)
         __atomic_store_n((uint64_t *)(uintptr_t)operation->value.address, operation->value.value, __ATOMIC_RELEASE);
     else
-        __atomic_store_n((uint32_t *)(uintptr_t)operation->value.address, (uint32_t)operation->value.value, __ATOMIC_RELEASE);
+        __atomic_store_n((uint32_t *)(uintptr_t)operation->value.address, (uint32_t)operation->value.value,
+                         __ATOMIC_RELEASE);
 }
 
 /* After an illegal address the context's kernels, copies and calls do nothing; what frees and tells still happens. */
-static int dead(struct stream *stream)
-{
+static int dead(struct stream *stream) {
     return __atomic_load_n(&stream->context->error, __ATOMIC_ACQUIRE) != CUDA_SUCCESS;
 }
 
-uint64_t execute(struct stream *stream, const struct operation *operation, uint64_t ready)
-{
+uint64_t execute(struct stream *stream, const struct operation *operation, uint64_t ready) {
     uint64_t began = clock_now();
     switch (operation->kind) {
     case OPERATION_NOTHING:
-    case OPERATION_QUIT:
-        return ready;
-    case OPERATION_KERNEL:
-        return dead(stream) ? ready : kernel_run(stream, &operation->kernel, ready);
-    case OPERATION_COPY:
-        return dead(stream) ? ready : execute_copy(stream, &operation->copy, ready);
-    case OPERATION_SET:
-        return dead(stream) ? ready : set(stream, operation, ready);
+    case OPERATION_QUIT: return ready;
+    case OPERATION_KERNEL: return dead(stream) ? ready : kernel_run(stream, &operation->kernel, ready);
+    case OPERATION_COPY: return dead(stream) ? ready : execute_copy(stream, &operation->copy, ready);
+    case OPERATION_SET: return dead(stream) ? ready : set(stream, operation, ready);
     case OPERATION_PREFETCH:
-        if (dead(stream))
-            return ready;
-        return execute_prefetch(stream, operation->prefetch.address, operation->prefetch.size, operation->prefetch.device, ready);
+        if (dead(stream)) return ready;
+        return execute_prefetch(stream, operation->prefetch.address, operation->prefetch.size,
+                                operation->prefetch.device, ready);
     case OPERATION_RECORD:
         event_reach(operation->event.event, operation->event.number, ready);
         event_release(operation->event.event);
@@ -115,24 +98,16 @@ uint64_t execute(struct stream *stream, const struct operation *operation, uint6
         stream_wait(operation->stream.stream, operation->stream.position);
         stream_release(operation->stream.stream);
         return later(ready, began);
-    case OPERATION_HOST:
-        operation->host.fn(operation->host.data);
-        return clock_now();
+    case OPERATION_HOST: operation->host.fn(operation->host.data); return clock_now();
     case OPERATION_CALLBACK:
         operation->callback.fn(operation->callback.stream, stream->context->error, operation->callback.data);
         return clock_now();
-    case OPERATION_FREE:
-        pool_free(operation->free.address);
-        return ready;
-    case OPERATION_GRAPH:
-        return graph_run(stream, operation->graph.exec, ready);
-    case OPERATION_WRITE_VALUE:
-        write_value(operation);
-        return ready;
+    case OPERATION_FREE: pool_free(operation->free.address); return ready;
+    case OPERATION_GRAPH: return graph_run(stream, operation->graph.exec, ready);
+    case OPERATION_WRITE_VALUE: write_value(operation); return ready;
     case OPERATION_WAIT_VALUE:
         /* a GPU polls too; nobody says when the value is there */
-        while (!value_is_there(operation) && !dead(stream))
-            clock_sleep_until(clock_now() + 200000);
+        while (!value_is_there(operation) && !dead(stream)) clock_sleep_until(clock_now() + 200000);
         return later(ready, began);
     }
     return ready;

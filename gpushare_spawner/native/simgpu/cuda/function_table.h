@@ -1,5 +1,6 @@
-/* Name, CUDA version, function, and its form for per-thread default streams where it has one. Sorted by name. Read several times
- * over with other meanings of ONE and TWO, so without a guard. */
+/* Name, CUDA version, function, and its form for per-thread default streams where it has one. Sorted by name. Read
+ * several times over with other meanings of ONE and TWO, so without a guard. */
+// clang-format off: a table
 ONE("cuCtxCreate", 3020, cuCtxCreate_v2)
 ONE("cuCtxCreate", 11040, cuCtxCreate_v3)
 ONE("cuCtxCreate", 12050, cuCtxCreate_v4)

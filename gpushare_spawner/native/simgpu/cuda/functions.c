@@ -3,15 +3,15 @@
 
 /* The functions take what they take; here only their addresses matter. */
 #define ONE(name, version, function) extern void function(void);
-#define TWO(name, version, function, per_thread)                                                                               \
-    extern void function(void);                                                                                                \
+#define TWO(name, version, function, per_thread)                                                                       \
+    extern void function(void);                                                                                        \
     extern void per_thread(void);
 #include "function_table.h"
 #undef ONE
 #undef TWO
 
 const struct named_function FUNCTIONS[] = {
-#define ONE(name, version, function) {name, version, function, NULL},
+#define ONE(name, version, function)             {name, version, function, NULL},
 #define TWO(name, version, function, per_thread) {name, version, function, per_thread},
 #include "function_table.h"
 };

@@ -1,3 +1,4 @@
+/* Graphs as programs put them together: nodes and what they depend on. */
 #include "graph.h"
 
 #include <stdlib.h>
@@ -5,63 +6,45 @@
 
 #include "copy_rectangle.h"
 #include "event.h"
-#include "execute.h"
 #include "launch.h"
-#include "ptsz.h"
 
-struct graph *graph_make(void)
-{
+struct graph *graph_make(void) {
     struct graph *graph = calloc(1, sizeof *graph);
-    if (graph)
-        graph->magic = GRAPH_MAGIC;
+    if (graph) graph->magic = GRAPH_MAGIC;
     return graph;
 }
 
-static void drop_node(struct node *node)
-{
+static void drop_node(struct node *node) {
     if (node->operation.kind == OPERATION_RECORD || node->operation.kind == OPERATION_WAIT_EVENT)
         event_release(node->operation.event.event);
-    if (node->child)
-        graph_drop(node->child);
+    if (node->child) graph_drop(node->child);
     node->magic = 0;
     free(node->before);
     free(node);
 }
 
-void graph_drop(struct graph *graph)
-{
-    for (size_t i = 0; i < graph->count; i++)
-        drop_node(graph->nodes[i]);
+void graph_drop(struct graph *graph) {
+    for (size_t i = 0; i < graph->count; i++) drop_node(graph->nodes[i]);
     graph->magic = 0;
     free(graph->nodes);
     free(graph);
 }
 
-static int type_of(const struct operation *operation)
-{
+static int type_of(const struct operation *operation) {
     switch (operation->kind) {
-    case OPERATION_KERNEL:
-        return NODE_KERNEL;
-    case OPERATION_COPY:
-        return NODE_MEMCPY;
-    case OPERATION_SET:
-        return NODE_MEMSET;
-    case OPERATION_HOST:
-        return NODE_HOST;
-    case OPERATION_RECORD:
-        return NODE_RECORD;
-    case OPERATION_WAIT_EVENT:
-        return NODE_WAIT;
-    case OPERATION_NOTHING:
-        return NODE_EMPTY;
-    default:
-        return -1;
+    case OPERATION_KERNEL: return NODE_KERNEL;
+    case OPERATION_COPY: return NODE_MEMCPY;
+    case OPERATION_SET: return NODE_MEMSET;
+    case OPERATION_HOST: return NODE_HOST;
+    case OPERATION_RECORD: return NODE_RECORD;
+    case OPERATION_WAIT_EVENT: return NODE_WAIT;
+    case OPERATION_NOTHING: return NODE_EMPTY;
+    default: return -1;
     }
 }
 
 CUresult graph_add(struct graph *graph, const struct operation *operation, struct node *const *before, size_t count,
-                   struct node **out)
-{
+                   struct node **out) {
     int type = type_of(operation);
     REQUIRE(type >= 0, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (graph->count == graph->room) {
@@ -85,433 +68,192 @@ CUresult graph_add(struct graph *graph, const struct operation *operation, struc
     return CUDA_SUCCESS;
 }
 
-static size_t count_operations(const struct graph *graph)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < graph->count; i++)
-        count += graph->nodes[i]->child ? count_operations(graph->nodes[i]->child) : 1;
-    return count;
-}
-
-static void flatten(const struct graph *graph, struct graph_exec *exec)
-{
-    for (size_t i = 0; i < graph->count; i++) {
-        struct node *node = graph->nodes[i];
-        if (node->child) {
-            flatten(node->child, exec);
-            continue;
-        }
-        if (node->operation.kind == OPERATION_RECORD || node->operation.kind == OPERATION_WAIT_EVENT)
-            event_retain(node->operation.event.event);
-        exec->origins[exec->count] = node;
-        exec->operations[exec->count++] = node->operation;
-    }
-}
-
-static void exec_release(struct graph_exec *exec)
-{
-    if (__atomic_sub_fetch(&exec->references, 1, __ATOMIC_ACQ_REL))
-        return;
-    for (size_t i = 0; i < exec->count; i++)
-        if (exec->operations[i].kind == OPERATION_RECORD || exec->operations[i].kind == OPERATION_WAIT_EVENT)
-            event_release(exec->operations[i].event.event);
-    free(exec->operations);
-    free(exec->origins);
-    free(exec);
-}
-
-uint64_t graph_run(struct stream *stream, struct graph_exec *exec, uint64_t ready)
-{
-    for (size_t i = 0; i < exec->count; i++) {
-        struct operation operation = exec->operations[i];
-        if (operation.kind == OPERATION_RECORD) {
-            event_retain(operation.event.event);
-            operation.event.number = __atomic_add_fetch(&operation.event.event->recorded, 1, __ATOMIC_ACQ_REL);
-        } else if (operation.kind == OPERATION_WAIT_EVENT) {
-            event_retain(operation.event.event);
-            operation.event.number = __atomic_load_n(&operation.event.event->recorded, __ATOMIC_ACQUIRE);
-        }
-        ready = execute(stream, &operation, ready);
-    }
-    exec_release(exec);
-    return ready;
-}
-
-static CUresult check(CUgraph graph)
-{
+CUresult graph_check(CUgraph graph) {
     REQUIRE_INIT();
     REQUIRE(graph && graph->magic == GRAPH_MAGIC, CUDA_ERROR_INVALID_VALUE);
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
-{
+EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags) {
     REQUIRE_INIT();
     REQUIRE(graph && flags == 0, CUDA_ERROR_INVALID_VALUE);
     *graph = graph_make();
     return *graph ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-EXPORT CUresult cuGraphDestroy(CUgraph graph)
-{
-    CUresult error = check(graph);
-    if (!error)
-        graph_drop(graph);
+EXPORT CUresult cuGraphDestroy(CUgraph graph) {
+    CUresult error = graph_check(graph);
+    if (!error) graph_drop(graph);
     return error;
 }
 
-EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
-{
-    CUresult error = check(graph);
-    if (error)
-        return error;
+EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
+    CUresult error = graph_check(graph);
+    if (error) return error;
     REQUIRE(count, CUDA_ERROR_INVALID_VALUE);
     if (nodes) {
         size_t room = *count;
-        for (size_t i = 0; i < room; i++)
-            nodes[i] = i < graph->count ? graph->nodes[i] : NULL;
-        if (room > graph->count)
-            *count = graph->count;
+        for (size_t i = 0; i < room; i++) nodes[i] = i < graph->count ? graph->nodes[i] : NULL;
+        if (room > graph->count) *count = graph->count;
     } else {
         *count = graph->count;
     }
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
-{
-    CUresult error = check(graph);
-    if (error)
-        return error;
+EXPORT CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
+    CUresult error = graph_check(graph);
+    if (error) return error;
     REQUIRE(count, CUDA_ERROR_INVALID_VALUE);
     size_t found = 0, room = nodes ? *count : 0;
     for (size_t i = 0; i < graph->count; i++) {
-        if (graph->nodes[i]->before_count)
-            continue;
-        if (found < room)
-            nodes[found] = graph->nodes[i];
+        if (graph->nodes[i]->before_count) continue;
+        if (found < room) nodes[found] = graph->nodes[i];
         found++;
     }
     *count = nodes && found > room ? room : found;
     return CUDA_SUCCESS;
 }
 
-static CUresult edges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count)
-{
-    CUresult error = check(graph);
-    if (error)
-        return error;
+static CUresult edges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count) {
+    CUresult error = graph_check(graph);
+    if (error) return error;
     REQUIRE(count && !from == !to, CUDA_ERROR_INVALID_VALUE);
     size_t found = 0, room = from ? *count : 0;
     for (size_t i = 0; i < graph->count; i++) {
         for (size_t b = 0; b < graph->nodes[i]->before_count; b++, found++) {
-            if (found >= room)
-                continue;
+            if (found >= room) continue;
             from[found] = graph->nodes[i]->before[b];
             to[found] = graph->nodes[i];
-            if (data)
-                memset(&data[found], 0, sizeof *data);
+            if (data) memset(&data[found], 0, sizeof *data);
         }
     }
     *count = from && found > room ? room : found;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count)
-{
+EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count) {
     return edges(graph, from, to, NULL, count);
 }
 
-EXPORT CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count)
-{
+EXPORT CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data,
+                                   size_t *count) {
     return edges(graph, from, to, data, count);
 }
 
-EXPORT CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
-{
+EXPORT CUresult cuGraphNodeGetType(CUgraphNode node, int *type) {
     REQUIRE_INIT();
     REQUIRE(node && node->magic == NODE_MAGIC && type, CUDA_ERROR_INVALID_VALUE);
     *type = node->type;
     return CUDA_SUCCESS;
 }
 
-static CUresult add(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, const struct operation *operation)
-{
-    CUresult error = check(graph);
-    if (error)
-        return error;
+static CUresult add(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                    const struct operation *operation) {
+    CUresult error = graph_check(graph);
+    if (error) return error;
     REQUIRE(out && (before || count == 0), CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; i < count; i++)
         REQUIRE(before[i] && before[i]->magic == NODE_MAGIC && before[i]->graph == graph, CUDA_ERROR_INVALID_VALUE);
     return graph_add(graph, operation, before, count, out);
 }
 
-static CUresult kernel_operation(const CUDA_KERNEL_NODE_PARAMS *p, int second, struct operation *operation)
-{
+CUresult graph_kernel(const CUDA_KERNEL_NODE_PARAMS *p, int second, struct operation *operation) {
     REQUIRE(p, CUDA_ERROR_INVALID_VALUE);
     memset(operation, 0, sizeof *operation);
     operation->kind = OPERATION_KERNEL;
     return launch_prepare(&operation->kernel, p->func || !second ? p->func : p->kernel,
-                          (const unsigned[]){p->grid_x, p->grid_y, p->grid_z}, (const unsigned[]){p->block_x, p->block_y, p->block_z},
-                          p->shared_bytes, p->params, p->extra);
+                          (const unsigned[]){p->grid_x, p->grid_y, p->grid_z},
+                          (const unsigned[]){p->block_x, p->block_y, p->block_z}, p->shared_bytes, p->params, p->extra);
 }
 
 EXPORT CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                     const CUDA_KERNEL_NODE_PARAMS *params)
-{
+                                     const CUDA_KERNEL_NODE_PARAMS *params) {
     struct operation operation;
-    CUresult error = kernel_operation(params, 0, &operation);
+    CUresult error = graph_kernel(params, 0, &operation);
     return error ? error : add(out, graph, before, count, &operation);
 }
 
 EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                        const CUDA_KERNEL_NODE_PARAMS *params)
-{
+                                        const CUDA_KERNEL_NODE_PARAMS *params) {
     struct operation operation;
-    CUresult error = kernel_operation(params, 1, &operation);
+    CUresult error = graph_kernel(params, 1, &operation);
     return error ? error : add(out, graph, before, count, &operation);
 }
 
 EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                     const CUDA_MEMSET_NODE_PARAMS *p, CUcontext context)
-{
+                                     const CUDA_MEMSET_NODE_PARAMS *p, CUcontext context) {
     REQUIRE(p && (p->element == 1 || p->element == 2 || p->element == 4), CUDA_ERROR_INVALID_VALUE);
-    struct operation operation = {.kind = OPERATION_SET, .set = {p->dst, p->pitch, p->width, p->height, p->value, p->element}};
+    struct operation operation = {.kind = OPERATION_SET,
+                                  .set = {p->dst, p->pitch, p->width, p->height, p->value, p->element}};
     return add(out, graph, before, count, &operation);
 }
 
 EXPORT CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                   const CUDA_HOST_NODE_PARAMS *params)
-{
+                                   const CUDA_HOST_NODE_PARAMS *params) {
     REQUIRE(params && params->fn, CUDA_ERROR_INVALID_VALUE);
     struct operation operation = {.kind = OPERATION_HOST, .host = {params->fn, params->data}};
     return add(out, graph, before, count, &operation);
 }
 
-EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count)
-{
+EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count) {
     struct operation operation = {.kind = OPERATION_NOTHING};
     return add(out, graph, before, count, &operation);
 }
 
-EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params)
-{
+EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {
     struct operation operation;
     REQUIRE_INIT();
     REQUIRE(node && node->magic == NODE_MAGIC && node->type == NODE_KERNEL, CUDA_ERROR_INVALID_VALUE);
-    CUresult error = kernel_operation(params, 1, &operation);
-    if (!error)
-        node->operation = operation;
+    CUresult error = graph_kernel(params, 1, &operation);
+    if (!error) node->operation = operation;
     return error;
 }
 
-EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUevent event)
-{
+EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                                          CUevent event) {
     REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_VALUE);
     struct operation operation = {.kind = OPERATION_RECORD, .event = {event, 0}};
     event_retain(event);
     CUresult error = add(out, graph, before, count, &operation);
-    if (error)
-        event_release(event);
+    if (error) event_release(event);
     return error;
 }
 
-EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUevent event)
-{
+EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                                        CUevent event) {
     REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_VALUE);
     struct operation operation = {.kind = OPERATION_WAIT_EVENT, .event = {event, 0}};
     event_retain(event);
     CUresult error = add(out, graph, before, count, &operation);
-    if (error)
-        event_release(event);
+    if (error) event_release(event);
     return error;
 }
 
 EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                     const CUDA_MEMCPY3D *copy, CUcontext context)
-{
+                                     const CUDA_MEMCPY3D *copy, CUcontext context) {
     struct operation operation;
     CUresult error = copy_rectangle(copy, &operation);
     return error ? error : add(out, graph, before, count, &operation);
 }
 
-static CUresult neighbours(CUgraphNode *nodes, size_t *count, struct node *const *found, size_t found_count)
-{
+static CUresult neighbours(CUgraphNode *nodes, size_t *count, struct node *const *found, size_t found_count) {
     REQUIRE(count, CUDA_ERROR_INVALID_VALUE);
     size_t room = nodes ? *count : 0;
-    for (size_t i = 0; i < room; i++)
-        nodes[i] = i < found_count ? found[i] : NULL;
+    for (size_t i = 0; i < room; i++) nodes[i] = i < found_count ? found[i] : NULL;
     *count = nodes && room < found_count ? room : found_count;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count)
-{
+EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count) {
     REQUIRE_INIT();
     REQUIRE(node && node->magic == NODE_MAGIC, CUDA_ERROR_INVALID_VALUE);
     return neighbours(nodes, count, node->before, node->before_count);
 }
 
-EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges, size_t *count)
-{
+EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges,
+                                              size_t *count) {
     CUresult error = cuGraphNodeGetDependencies(node, nodes, count);
-    if (!error && edges && nodes)
-        memset(edges, 0, *count * sizeof *edges);
+    if (!error && edges && nodes) memset(edges, 0, *count * sizeof *edges);
     return error;
 }
-
-static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
-{
-    CUresult error = check(graph);
-    if (error)
-        return error;
-    REQUIRE(out, CUDA_ERROR_INVALID_VALUE);
-    struct graph_exec *exec = calloc(1, sizeof *exec);
-    REQUIRE(exec, CUDA_ERROR_OUT_OF_MEMORY);
-    size_t count = count_operations(graph);
-    exec->magic = EXEC_MAGIC;
-    exec->references = 1;
-    exec->flags = flags;
-    exec->operations = calloc(count ? count : 1, sizeof *exec->operations);
-    exec->origins = calloc(count ? count : 1, sizeof *exec->origins);
-    if (!exec->operations || !exec->origins) {
-        exec_release(exec);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    flatten(graph, exec);
-    *out = exec;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
-{
-    return instantiate(exec, graph, flags);
-}
-
-EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)
-{
-    return instantiate(exec, graph, 0);
-}
-
-EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
-{
-    REQUIRE(params, CUDA_ERROR_INVALID_VALUE);
-    CUresult error = instantiate(exec, graph, params->flags);
-    params->error_node = NULL;
-    params->result = error ? 1 : 0;
-    return error;
-}
-
-EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
-{
-    return cuGraphInstantiateWithParams(exec, graph, params);
-}
-
-EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
-{
-    REQUIRE_INIT();
-    REQUIRE(exec && exec->magic == EXEC_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    exec->magic = 0; /* launches in flight keep it */
-    exec_release(exec);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuGraphExecGetFlags(CUgraphExec exec, uint64_t *flags)
-{
-    REQUIRE_INIT();
-    REQUIRE(exec && exec->magic == EXEC_MAGIC && flags, CUDA_ERROR_INVALID_VALUE);
-    *flags = exec->flags;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params)
-{
-    struct operation operation;
-    REQUIRE_INIT();
-    REQUIRE(exec && exec->magic == EXEC_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    CUresult error = kernel_operation(params, 1, &operation);
-    if (error)
-        return error;
-    for (size_t i = 0; i < exec->count; i++) {
-        if (exec->origins[i] == node && exec->operations[i].kind == OPERATION_KERNEL) {
-            exec->operations[i] = operation;
-            return CUDA_SUCCESS;
-        }
-    }
-    return CUDA_ERROR_INVALID_VALUE;
-}
-
-/* An update takes the operations of a graph of the same shape: as many nodes of the same kinds in the same order. */
-static CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
-{
-    enum { UPDATE_DONE = 0, UPDATE_TOPOLOGY_CHANGED = 2, UPDATE_TYPE_CHANGED = 3 };
-    struct graph_exec *fresh;
-    REQUIRE_INIT();
-    REQUIRE(exec && exec->magic == EXEC_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    CUresult error = instantiate(&fresh, graph, exec->flags);
-    if (error)
-        return error;
-    *info = (CUgraphExecUpdateResultInfo){UPDATE_DONE, NULL, NULL};
-    if (fresh->count != exec->count)
-        info->result = UPDATE_TOPOLOGY_CHANGED;
-    for (size_t i = 0; i < fresh->count && !info->result; i++) {
-        if (fresh->operations[i].kind != exec->operations[i].kind) {
-            info->result = UPDATE_TYPE_CHANGED;
-            info->error_node = fresh->origins[i];
-        }
-    }
-    if (!info->result) {
-        struct operation *operations = exec->operations;
-        struct node **origins = exec->origins;
-        exec->operations = fresh->operations;
-        exec->origins = fresh->origins;
-        fresh->operations = operations;
-        fresh->origins = origins;
-    }
-    exec_release(fresh);
-    return info->result ? CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE : CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
-{
-    REQUIRE(info, CUDA_ERROR_INVALID_VALUE);
-    /* the operations are exchanged under launches otherwise */
-    synchronize_everything();
-    return update(exec, graph, info);
-}
-
-static CUresult launch(CUgraphExec exec, CUstream handle)
-{
-    struct stream *stream;
-    CUresult error = stream_resolve(handle, &stream);
-    if (error)
-        return error;
-    REQUIRE(exec && exec->magic == EXEC_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    if (stream->capture) {
-        /* the captured graph takes the nodes over */
-        for (size_t i = 0; i < exec->count && !error; i++) {
-            if (exec->operations[i].kind == OPERATION_RECORD || exec->operations[i].kind == OPERATION_WAIT_EVENT)
-                event_retain(exec->operations[i].event.event);
-            error = stream_put(stream, &exec->operations[i], NULL);
-        }
-        return error;
-    }
-    __atomic_add_fetch(&exec->references, 1, __ATOMIC_RELAXED);
-    error = stream_put(stream, &(struct operation){.kind = OPERATION_GRAPH, .graph = {exec}}, NULL);
-    if (error)
-        exec_release(exec);
-    return error;
-}
-
-static CUresult upload(CUgraphExec exec, CUstream handle)
-{
-    struct stream *stream;
-    CUresult error = stream_resolve(handle, &stream);
-    if (error)
-        return error;
-    REQUIRE(exec && exec->magic == EXEC_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    return CUDA_SUCCESS;
-}
-
-LAST_IS_STREAM(cuGraphLaunch, launch, (CUgraphExec exec, CUstream stream), exec)
-LAST_IS_STREAM(cuGraphUpload, upload, (CUgraphExec exec, CUstream stream), exec)

@@ -4,16 +4,14 @@
 #include "memory.h"
 #include "ptsz.h"
 
-#define HOST_ALLOC_FLAGS 7u
+#define HOST_ALLOC_FLAGS    7u
 #define HOST_REGISTER_FLAGS 15u
-#define DEVICE_MAP 2u
+#define DEVICE_MAP          2u
 
-static CUresult allocate(void **out, size_t size, unsigned flags)
-{
+static CUresult allocate(void **out, size_t size, unsigned flags) {
     struct context *context;
     CUresult error = context_require(&context);
-    if (error)
-        return error;
+    if (error) return error;
     REQUIRE(out && size && !(flags & ~HOST_ALLOC_FLAGS), CUDA_ERROR_INVALID_VALUE);
     void *memory = space_reserve(size, 1);
     REQUIRE(memory, CUDA_ERROR_OUT_OF_MEMORY);
@@ -32,18 +30,15 @@ static CUresult allocate(void **out, size_t size, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemHostAlloc(void **out, size_t size, unsigned flags)
-{
+EXPORT CUresult cuMemHostAlloc(void **out, size_t size, unsigned flags) {
     return allocate(out, size, flags);
 }
 
-EXPORT CUresult cuMemAllocHost_v2(void **out, size_t size)
-{
+EXPORT CUresult cuMemAllocHost_v2(void **out, size_t size) {
     return allocate(out, size, 0);
 }
 
-EXPORT CUresult cuMemFreeHost(void *memory)
-{
+EXPORT CUresult cuMemFreeHost(void *memory) {
     REQUIRE_INIT();
     REQUIRE(memory, CUDA_ERROR_INVALID_VALUE);
     synchronize_everything(); /* copies may still use it */
@@ -59,12 +54,10 @@ EXPORT CUresult cuMemFreeHost(void *memory)
     return error;
 }
 
-EXPORT CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned flags)
-{
+EXPORT CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
     struct context *context;
     CUresult error = context_require(&context);
-    if (error)
-        return error;
+    if (error) return error;
     REQUIRE(memory && size && !(flags & ~HOST_REGISTER_FLAGS), CUDA_ERROR_INVALID_VALUE);
     uint64_t base = (uint64_t)(uintptr_t)memory;
     pthread_mutex_lock(&memory_lock);
@@ -81,8 +74,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned flags)
     return error;
 }
 
-EXPORT CUresult cuMemHostUnregister(void *memory)
-{
+EXPORT CUresult cuMemHostUnregister(void *memory) {
     REQUIRE_INIT();
     REQUIRE(memory, CUDA_ERROR_INVALID_VALUE);
     synchronize_everything();
@@ -97,27 +89,23 @@ EXPORT CUresult cuMemHostUnregister(void *memory)
     return error;
 }
 
-static int is_pinned(const void *memory, unsigned *flags)
-{
+static int is_pinned(const void *memory, unsigned *flags) {
     pthread_mutex_lock(&memory_lock);
     struct allocation *allocation = allocation_find((uint64_t)(uintptr_t)memory);
     int pinned = allocation && (allocation->kind == KIND_HOST || allocation->kind == KIND_REGISTERED);
-    if (pinned && flags)
-        *flags = allocation->flags;
+    if (pinned && flags) *flags = allocation->flags;
     pthread_mutex_unlock(&memory_lock);
     return pinned;
 }
 
-EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *memory, unsigned flags)
-{
+EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *memory, unsigned flags) {
     REQUIRE_INIT();
     REQUIRE(address && flags == 0 && is_pinned(memory, NULL), CUDA_ERROR_INVALID_VALUE);
     *address = (uint64_t)(uintptr_t)memory;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemHostGetFlags(unsigned *flags, void *memory)
-{
+EXPORT CUresult cuMemHostGetFlags(unsigned *flags, void *memory) {
     REQUIRE_INIT();
     REQUIRE(flags && is_pinned(memory, flags), CUDA_ERROR_INVALID_VALUE);
     return CUDA_SUCCESS;

@@ -30,25 +30,20 @@ struct touch {
     uint64_t bytes, ns;
 };
 
-static uint64_t passing(uint64_t bytes)
-{
+static uint64_t passing(uint64_t bytes) {
     return driver.state->settings.launch_ns + clock_transfer_ns(bytes, driver.state->settings.hbm);
 }
 
-static struct range over(const void *p, uint64_t bytes, int written)
-{
+static struct range over(const void *p, uint64_t bytes, int written) {
     return (struct range){(uint64_t)(uintptr_t)p, bytes, written};
 }
 
-static void fill(const void *argument)
-{
+static void fill(const void *argument) {
     const struct over_u32 *a = argument;
-    for (uint64_t i = 0; i < a->n; i++)
-        a->p[i] = a->value;
+    for (uint64_t i = 0; i < a->n; i++) a->p[i] = a->value;
 }
 
-static void plan_fill(const unsigned char *arguments, struct work *work)
-{
+static void plan_fill(const unsigned char *arguments, struct work *work) {
     const struct over_u32 *a = (const void *)arguments;
     work->ranges[0] = over(a->p, a->n * 4, 1);
     work->range_count = 1;
@@ -56,15 +51,12 @@ static void plan_fill(const unsigned char *arguments, struct work *work)
     work->compute = fill;
 }
 
-static void add(const void *argument)
-{
+static void add(const void *argument) {
     const struct over_u32 *a = argument;
-    for (uint64_t i = 0; i < a->n; i++)
-        a->p[i] += a->value;
+    for (uint64_t i = 0; i < a->n; i++) a->p[i] += a->value;
 }
 
-static void plan_add(const unsigned char *arguments, struct work *work)
-{
+static void plan_add(const unsigned char *arguments, struct work *work) {
     const struct over_u32 *a = (const void *)arguments;
     work->ranges[0] = over(a->p, a->n * 4, 1);
     work->range_count = 1;
@@ -72,17 +64,14 @@ static void plan_add(const unsigned char *arguments, struct work *work)
     work->compute = add;
 }
 
-static void saxpy(const void *argument)
-{
+static void saxpy(const void *argument) {
     /* kernels.ptx multiplies and adds with two roundings */
 #pragma STDC FP_CONTRACT OFF
     const struct saxpy *a = argument;
-    for (uint64_t i = 0; i < a->n; i++)
-        a->y[i] = a->a * a->x[i] + a->y[i];
+    for (uint64_t i = 0; i < a->n; i++) a->y[i] = a->a * a->x[i] + a->y[i];
 }
 
-static void plan_saxpy(const unsigned char *arguments, struct work *work)
-{
+static void plan_saxpy(const unsigned char *arguments, struct work *work) {
     const struct saxpy *a = (const void *)arguments;
     work->ranges[0] = over(a->x, a->n * 4, 0);
     work->ranges[1] = over(a->y, a->n * 4, 1);
@@ -91,17 +80,14 @@ static void plan_saxpy(const unsigned char *arguments, struct work *work)
     work->compute = saxpy;
 }
 
-static void checksum(const void *argument)
-{
+static void checksum(const void *argument) {
     const struct checksum *a = argument;
     uint64_t sum = 0;
-    for (uint64_t i = 0; i < a->n; i++)
-        sum += (uint64_t)a->p[i] * (2 * i + 1);
+    for (uint64_t i = 0; i < a->n; i++) sum += (uint64_t)a->p[i] * (2 * i + 1);
     *a->out += sum;
 }
 
-static void plan_checksum(const unsigned char *arguments, struct work *work)
-{
+static void plan_checksum(const unsigned char *arguments, struct work *work) {
     const struct checksum *a = (const void *)arguments;
     work->ranges[0] = over(a->p, a->n * 4, 0);
     work->ranges[1] = over(a->out, 8, 1);
@@ -110,15 +96,13 @@ static void plan_checksum(const unsigned char *arguments, struct work *work)
     work->compute = checksum;
 }
 
-static void plan_spin(const unsigned char *arguments, struct work *work)
-{
+static void plan_spin(const unsigned char *arguments, struct work *work) {
     uint64_t ns;
     memcpy(&ns, arguments, sizeof ns);
     work->device_ns = passing(0) + ns;
 }
 
-static void plan_touch(const unsigned char *arguments, struct work *work)
-{
+static void plan_touch(const unsigned char *arguments, struct work *work) {
     const struct touch *a = (const void *)arguments;
     work->ranges[0] = over(a->p, a->bytes, 1);
     work->range_count = 1;
@@ -135,16 +119,13 @@ static const struct kernel KERNELS[] = {
     {"touch", 3, {{0, 8}, {8, 8}, {16, 8}}, plan_touch},
 };
 
-const struct kernel *kernel_find(const char *name)
-{
+const struct kernel *kernel_find(const char *name) {
     for (size_t i = 0; i < sizeof KERNELS / sizeof *KERNELS; i++)
-        if (strcmp(KERNELS[i].name, name) == 0)
-            return &KERNELS[i];
+        if (strcmp(KERNELS[i].name, name) == 0) return &KERNELS[i];
     return NULL;
 }
 
-uint64_t kernel_run(struct stream *stream, const struct kernel_launch *launch, uint64_t ready)
-{
+uint64_t kernel_run(struct stream *stream, const struct kernel_launch *launch, uint64_t ready) {
     /* the arguments as the structs above want them aligned */
     unsigned char arguments[KERNEL_ARGUMENTS] __attribute__((aligned(16)));
     memcpy(arguments, launch->arguments, sizeof arguments);

@@ -4,7 +4,7 @@
 #include "operation.h"
 
 /* Checks a launch as the driver would, and copies its arguments. */
-CUresult launch_prepare(struct kernel_launch *launch, CUfunction function, const unsigned grid[3], const unsigned block[3],
-                        unsigned shared, void **params, void **extra);
+CUresult launch_prepare(struct kernel_launch *launch, CUfunction function, const unsigned grid[3],
+                        const unsigned block[3], unsigned shared, void **params, void **extra);
 
 #endif

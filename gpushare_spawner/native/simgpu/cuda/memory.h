@@ -1,8 +1,8 @@
 /* Memory of this process: allocations (what programs hold) in regions (what has pages).
  *
- * All memory is host memory, mapped and committed lazily, at the same address on "device" and host. What is simulated is where
- * its pages are: plain device memory holds frames of VRAM from allocation to free; a managed page holds one while it is
- * resident. */
+ * All memory is host memory, mapped and committed lazily, at the same address on "device" and host. What is simulated
+ * is where its pages are: plain device memory holds frames of VRAM from allocation to free; a managed page holds one
+ * while it is resident. */
 #ifndef SIMGPU_MEMORY_H
 #define SIMGPU_MEMORY_H
 
@@ -14,11 +14,11 @@ enum memory_kind { KIND_PLAIN, KIND_MANAGED, KIND_HOST, KIND_REGISTERED, KIND_MA
 
 struct page {
     uint32_t frame;
-    int8_t gpu;          /* where it was put last; -1 nowhere. frames_holds() tells whether it is still there */
-    uint8_t populated;   /* it has content: a move costs a transfer */
+    int8_t gpu;        /* where it was put last; -1 nowhere. frames_holds() tells whether it is still there */
+    uint8_t populated; /* it has content: a move costs a transfer */
     uint8_t read_mostly;
-    int8_t preferred;    /* advice: a device, CU_DEVICE_CPU or CU_DEVICE_INVALID */
-    int8_t prefetched;   /* last prefetch: likewise */
+    int8_t preferred;     /* advice: a device, CU_DEVICE_CPU or CU_DEVICE_INVALID */
+    int8_t prefetched;    /* last prefetch: likewise */
     uint32_t accessed_by; /* advice: bit 31 the host, bit n device n */
 };
 

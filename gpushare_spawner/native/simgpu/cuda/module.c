@@ -19,19 +19,15 @@ struct log {
     size_t size;
 };
 
-static void complain(struct log log, const char *format, const char *name)
-{
-    if (log.text && log.size)
-        snprintf(log.text, log.size, format, name);
+static void complain(struct log log, const char *format, const char *name) {
+    if (log.text && log.size) snprintf(log.text, log.size, format, name);
 }
 
 /* The text without comments, so that an .entry in one does not count. */
-static char *without_comments(const char *text)
-{
+static char *without_comments(const char *text) {
     size_t length = strlen(text);
     char *plain = malloc(length + 1), *out = plain;
-    if (!plain)
-        return NULL;
+    if (!plain) return NULL;
     while (*text) {
         if (text[0] == '/' && text[1] == '/') {
             text += strcspn(text, "\n");
@@ -47,35 +43,28 @@ static char *without_comments(const char *text)
     return plain;
 }
 
-static int in_name(char c)
-{
+static int in_name(char c) {
     return isalnum((unsigned char)c) || c == '_' || c == '$' || c == '%';
 }
 
 /* Finds the next .entry; its name, and the text behind it. NULL when there is none. */
-static const char *next_entry(const char *text, char name[NAME_LENGTH])
-{
+static const char *next_entry(const char *text, char name[NAME_LENGTH]) {
     while ((text = strstr(text, ".entry"))) {
         text += strlen(".entry");
-        if (!isspace((unsigned char)*text))
-            continue;
-        while (isspace((unsigned char)*text))
-            text++;
+        if (!isspace((unsigned char)*text)) continue;
+        while (isspace((unsigned char)*text)) text++;
         size_t length = 0;
         while (in_name(*text)) {
-            if (length < NAME_LENGTH - 1)
-                name[length++] = *text;
+            if (length < NAME_LENGTH - 1) name[length++] = *text;
             text++;
         }
         name[length] = 0;
-        if (length)
-            return text;
+        if (length) return text;
     }
     return NULL;
 }
 
-static CUresult read_ptx(const char *text, struct context *context, struct log log, struct module **out)
-{
+static CUresult read_ptx(const char *text, struct context *context, struct log log, struct module **out) {
     char name[NAME_LENGTH];
     const struct kernel *kernels[MAX_ENTRIES];
     unsigned count = 0;
@@ -96,14 +85,12 @@ static CUresult read_ptx(const char *text, struct context *context, struct log l
     module->magic = MODULE_MAGIC;
     module->context = context;
     module->count = count;
-    for (unsigned i = 0; i < count; i++)
-        module->functions[i] = (struct function){FUNCTION_MAGIC, kernels[i], module};
+    for (unsigned i = 0; i < count; i++) module->functions[i] = (struct function){FUNCTION_MAGIC, kernels[i], module};
     *out = module;
     return CUDA_SUCCESS;
 }
 
-static CUresult load(const void *image, struct context *context, struct log log, struct module **out)
-{
+static CUresult load(const void *image, struct context *context, struct log log, struct module **out) {
     REQUIRE(image && out, CUDA_ERROR_INVALID_VALUE);
     if (memcmp(image, "\177ELF", 4) == 0 || memcmp(image, "\x50\xed\x55\xba", 4) == 0) {
         complain(log, "%sthe simulated GPU runs no machine code: give it PTX", "");
@@ -116,8 +103,7 @@ static CUresult load(const void *image, struct context *context, struct log log,
     return error;
 }
 
-static CUresult load_file(const char *path, struct context *context, struct module **out)
-{
+static CUresult load_file(const char *path, struct context *context, struct module **out) {
     REQUIRE(path && out, CUDA_ERROR_INVALID_VALUE);
     FILE *file = fopen(path, "rbe");
     REQUIRE(file, CUDA_ERROR_FILE_NOT_FOUND);
@@ -133,20 +119,16 @@ static CUresult load_file(const char *path, struct context *context, struct modu
     return error;
 }
 
-static struct log log_of(unsigned count, const int *options, void *const *values)
-{
+static struct log log_of(unsigned count, const int *options, void *const *values) {
     struct log log = {0};
     for (unsigned i = 0; i < count && options && values; i++) {
-        if (options[i] == JIT_ERROR_LOG)
-            log.text = values[i];
-        if (options[i] == JIT_ERROR_LOG_SIZE)
-            log.size = (size_t)(uintptr_t)values[i];
+        if (options[i] == JIT_ERROR_LOG) log.text = values[i];
+        if (options[i] == JIT_ERROR_LOG_SIZE) log.size = (size_t)(uintptr_t)values[i];
     }
     return log;
 }
 
-static CUresult find(struct module *module, const char *name, struct function **out)
-{
+static CUresult find(struct module *module, const char *name, struct function **out) {
     REQUIRE(module && module->magic == MODULE_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(out && name, CUDA_ERROR_INVALID_VALUE);
     for (unsigned i = 0; i < module->count; i++) {
@@ -158,56 +140,47 @@ static CUresult find(struct module *module, const char *name, struct function **
     return CUDA_ERROR_NOT_FOUND;
 }
 
-static CUresult unload(struct module *module)
-{
+static CUresult unload(struct module *module) {
     REQUIRE_INIT();
     REQUIRE(module && module->magic == MODULE_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     /* launches in flight still name its functions */
     synchronize_everything();
-    for (unsigned i = 0; i < module->count; i++)
-        module->functions[i].magic = 0;
+    for (unsigned i = 0; i < module->count; i++) module->functions[i].magic = 0;
     module->magic = 0;
     free(module);
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values)
-{
+EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values) {
     struct context *context;
     CUresult error = context_require(&context);
     return error ? error : load(image, context, log_of(count, options, values), module);
 }
 
-EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
+EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     return cuModuleLoadDataEx(module, image, 0, NULL, NULL);
 }
 
-EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
-{
+EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) {
     return cuModuleLoadDataEx(module, image, 0, NULL, NULL);
 }
 
-EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
-{
+EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path) {
     struct context *context;
     CUresult error = context_require(&context);
     return error ? error : load_file(path, context, module);
 }
 
-EXPORT CUresult cuModuleUnload(CUmodule module)
-{
+EXPORT CUresult cuModuleUnload(CUmodule module) {
     return unload(module);
 }
 
-EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
+EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
     REQUIRE_INIT();
     return find(module, name, function);
 }
 
-EXPORT CUresult cuModuleGetFunctionCount(unsigned *count, CUmodule module)
-{
+EXPORT CUresult cuModuleGetFunctionCount(unsigned *count, CUmodule module) {
     REQUIRE_INIT();
     REQUIRE(module && module->magic == MODULE_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(count, CUDA_ERROR_INVALID_VALUE);
@@ -215,103 +188,86 @@ EXPORT CUresult cuModuleGetFunctionCount(unsigned *count, CUmodule module)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned count, CUmodule module)
-{
+EXPORT CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned count, CUmodule module) {
     REQUIRE_INIT();
     REQUIRE(module && module->magic == MODULE_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(functions, CUDA_ERROR_INVALID_VALUE);
-    for (unsigned i = 0; i < count && i < module->count; i++)
-        functions[i] = &module->functions[i];
+    for (unsigned i = 0; i < count && i < module->count; i++) functions[i] = &module->functions[i];
     return CUDA_SUCCESS;
 }
 
 /* The built-in kernels have no global variables. */
-EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name)
-{
+EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name) {
     REQUIRE_INIT();
     REQUIRE(module && module->magic == MODULE_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     return CUDA_ERROR_NOT_FOUND;
 }
 
-EXPORT CUresult cuModuleGetLoadingMode(int *mode)
-{
+EXPORT CUresult cuModuleGetLoadingMode(int *mode) {
     REQUIRE_INIT();
     REQUIRE(mode, CUDA_ERROR_INVALID_VALUE);
     *mode = 1; /* eager */
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values, unsigned jit_count,
-                                  int *options, void **values, unsigned count)
-{
+EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values,
+                                  unsigned jit_count, int *options, void **values, unsigned count) {
     REQUIRE_INIT();
     return load(code, NULL, log_of(jit_count, jit_options, jit_values), library);
 }
 
 EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *jit_options, void **jit_values,
-                                      unsigned jit_count, int *options, void **values, unsigned count)
-{
+                                      unsigned jit_count, int *options, void **values, unsigned count) {
     REQUIRE_INIT();
     return load_file(path, NULL, library);
 }
 
-EXPORT CUresult cuLibraryUnload(CUlibrary library)
-{
+EXPORT CUresult cuLibraryUnload(CUlibrary library) {
     return unload(library);
 }
 
-EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
-{
+EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
     REQUIRE_INIT();
     return find(library, name, kernel);
 }
 
-EXPORT CUresult cuLibraryGetKernelCount(unsigned *count, CUlibrary library)
-{
+EXPORT CUresult cuLibraryGetKernelCount(unsigned *count, CUlibrary library) {
     return cuModuleGetFunctionCount(count, library);
 }
 
-EXPORT CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned count, CUlibrary library)
-{
+EXPORT CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned count, CUlibrary library) {
     return cuModuleEnumerateFunctions(kernels, count, library);
 }
 
-EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
-{
+EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library) {
     struct context *context;
     CUresult error = context_require(&context);
-    if (error)
-        return error;
+    if (error) return error;
     REQUIRE(library && library->magic == MODULE_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(module, CUDA_ERROR_INVALID_VALUE);
     *module = library;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary library, const char *name)
-{
+EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *bytes, CUlibrary library, const char *name) {
     return cuModuleGetGlobal_v2(address, bytes, library, name);
 }
 
-EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *bytes, CUlibrary library, const char *name)
-{
+EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *bytes, CUlibrary library, const char *name) {
     return cuModuleGetGlobal_v2(address, bytes, library, name);
 }
 
-EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
-{
+EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
     struct context *context;
     CUresult error = context_require(&context);
-    if (error)
-        return error;
+    if (error) return error;
     REQUIRE(kernel && kernel->magic == FUNCTION_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(function, CUDA_ERROR_INVALID_VALUE);
     *function = kernel;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel kernel)
-{
+EXPORT CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel kernel) {
     REQUIRE_INIT();
     REQUIRE(kernel && kernel->magic == FUNCTION_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(library, CUDA_ERROR_INVALID_VALUE);

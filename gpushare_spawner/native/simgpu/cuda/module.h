@@ -5,7 +5,7 @@
 #include "driver.h"
 
 #define FUNCTION_MAGIC 0x46554e43u
-#define MODULE_MAGIC 0x4d4f4455u
+#define MODULE_MAGIC   0x4d4f4455u
 
 struct function {
     uint32_t magic;

@@ -12,7 +12,7 @@ enum operation_kind {
     OPERATION_COPY,
     OPERATION_SET,
     OPERATION_PREFETCH,
-    OPERATION_RECORD,       /* an event */
+    OPERATION_RECORD, /* an event */
     OPERATION_WAIT_EVENT,
     OPERATION_WAIT_STREAM,
     OPERATION_HOST,

@@ -1,5 +1,5 @@
-/* Bulk migration: cuMemPrefetchAsync. Pages go in chunks, and the eviction that makes room for one chunk runs while the chunk
- * before it comes in, so that both directions of the bus are used. */
+/* Bulk migration: cuMemPrefetchAsync. Pages go in chunks, and the eviction that makes room for one chunk runs while the
+ * chunk before it comes in, so that both directions of the bus are used. */
 #include "../common/clock.h"
 #include "../common/engines.h"
 #include "../common/frames.h"
@@ -10,14 +10,12 @@
 /* About this long a chunk takes: short enough that others get between, long enough that a sleep is exact. */
 #define CHUNK_NS (2 * NS_PER_MS)
 
-static uint64_t chunk_pages(uint64_t bandwidth)
-{
+static uint64_t chunk_pages(uint64_t bandwidth) {
     uint64_t pages = (uint64_t)((double)bandwidth * CHUNK_NS / NS_PER_SECOND / (double)driver.state->settings.page);
     return pages ? pages : 1;
 }
 
-static uint64_t to_device(uint64_t address, uint64_t size, int number, int device, uint64_t ready)
-{
+static uint64_t to_device(uint64_t address, uint64_t size, int number, int device, uint64_t ready) {
     struct state *state = driver.state;
     struct gpu *gpu = &state->gpus[number];
     uint64_t page = state->settings.page, at = address / page * page, end = address + size;
@@ -53,8 +51,7 @@ static uint64_t to_device(uint64_t address, uint64_t size, int number, int devic
     return ready;
 }
 
-static uint64_t to_host(uint64_t address, uint64_t size, uint64_t ready)
-{
+static uint64_t to_host(uint64_t address, uint64_t size, uint64_t ready) {
     struct state *state = driver.state;
     uint64_t page = state->settings.page, at = address / page * page, end = address + size;
     uint64_t chunk = chunk_pages(state->settings.d2h) * page;
@@ -67,8 +64,7 @@ static uint64_t to_host(uint64_t address, uint64_t size, uint64_t ready)
             if (region && region->kind == KIND_MANAGED) {
                 uint32_t index = (uint32_t)((at - region->span.base) / page);
                 int gpu = region->pages[index].gpu;
-                if (from >= 0 && gpu >= 0 && gpu != from)
-                    break; /* the rest comes from another GPU's engine */
+                if (from >= 0 && gpu >= 0 && gpu != from) break; /* the rest comes from another GPU's engine */
                 if (residency_send_home(region, index)) {
                     from = gpu;
                     moved += page;
@@ -78,8 +74,7 @@ static uint64_t to_host(uint64_t address, uint64_t size, uint64_t ready)
             at += page;
         }
         pthread_mutex_unlock(&memory_lock);
-        if (!moved)
-            continue;
+        if (!moved) continue;
         gpu_lock(state, from);
         ready = engine_take(&state->gpus[from].d2h, ready, clock_transfer_ns(moved, state->settings.d2h));
         state->gpus[from].stats.prefetched_out += moved;
@@ -89,9 +84,7 @@ static uint64_t to_host(uint64_t address, uint64_t size, uint64_t ready)
     return ready;
 }
 
-uint64_t execute_prefetch(struct stream *stream, uint64_t address, uint64_t size, int device, uint64_t ready)
-{
-    if (device == CU_DEVICE_CPU)
-        return to_host(address, size, ready);
+uint64_t execute_prefetch(struct stream *stream, uint64_t address, uint64_t size, int device, uint64_t ready) {
+    if (device == CU_DEVICE_CPU) return to_host(address, size, ready);
     return to_device(address, size, driver.gpu[device], device, ready);
 }

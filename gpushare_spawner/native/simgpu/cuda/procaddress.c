@@ -5,8 +5,8 @@
 #include "functions.h"
 
 /* Each name's newest function that is not newer than the version asked for. */
-static CUresult look_up(const char *name, void **out, int version, uint64_t flags, CUdriverProcAddressQueryResult *status)
-{
+static CUresult look_up(const char *name, void **out, int version, uint64_t flags,
+                        CUdriverProcAddressQueryResult *status) {
     int best = -1, named = 0;
     CUdriverProcAddressQueryResult ignored;
     status = status ? status : &ignored;
@@ -15,8 +15,7 @@ static CUresult look_up(const char *name, void **out, int version, uint64_t flag
     *out = NULL;
     REQUIRE(version <= DRIVER_VERSION, CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; i < FUNCTION_COUNT; i++) {
-        if (strcmp(FUNCTIONS[i].name, name) != 0)
-            continue;
+        if (strcmp(FUNCTIONS[i].name, name) != 0) continue;
         named = 1;
         if (FUNCTIONS[i].version <= version && (best < 0 || FUNCTIONS[i].version > FUNCTIONS[best].version))
             best = (int)i;
@@ -32,15 +31,13 @@ static CUresult look_up(const char *name, void **out, int version, uint64_t flag
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags)
-{
+EXPORT CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags) {
     REQUIRE(flags <= 2, CUDA_ERROR_INVALID_VALUE);
     return look_up(name, out, version, flags, NULL);
 }
 
 EXPORT CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags,
-                                    CUdriverProcAddressQueryResult *status)
-{
+                                    CUdriverProcAddressQueryResult *status) {
     REQUIRE(flags <= 2, CUDA_ERROR_INVALID_VALUE);
     return look_up(name, out, version, flags, status);
 }

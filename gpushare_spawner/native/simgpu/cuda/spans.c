@@ -4,8 +4,7 @@
 #include <string.h>
 
 /* The number of items that begin at or before the address. */
-static size_t before(const struct spans *spans, uint64_t address)
-{
+static size_t before(const struct spans *spans, uint64_t address) {
     size_t low = 0, high = spans->count;
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -17,21 +16,17 @@ static size_t before(const struct spans *spans, uint64_t address)
     return low;
 }
 
-struct span *spans_find(const struct spans *spans, uint64_t address)
-{
+struct span *spans_find(const struct spans *spans, uint64_t address) {
     size_t n = before(spans, address);
-    if (n == 0 || address - spans->items[n - 1]->base >= spans->items[n - 1]->size)
-        return NULL;
+    if (n == 0 || address - spans->items[n - 1]->base >= spans->items[n - 1]->size) return NULL;
     return spans->items[n - 1];
 }
 
-int spans_insert(struct spans *spans, struct span *span)
-{
+int spans_insert(struct spans *spans, struct span *span) {
     if (spans->count == spans->room) {
         size_t room = spans->room ? 2 * spans->room : 64;
         struct span **items = realloc(spans->items, room * sizeof *items);
-        if (!items)
-            return -1;
+        if (!items) return -1;
         spans->items = items;
         spans->room = room;
     }
@@ -42,11 +37,9 @@ int spans_insert(struct spans *spans, struct span *span)
     return 0;
 }
 
-void spans_remove(struct spans *spans, struct span *span)
-{
+void spans_remove(struct spans *spans, struct span *span) {
     size_t n = before(spans, span->base);
-    if (n == 0 || spans->items[n - 1] != span)
-        return;
+    if (n == 0 || spans->items[n - 1] != span) return;
     memmove(spans->items + n - 1, spans->items + n, (spans->count - n) * sizeof *spans->items);
     spans->count--;
 }

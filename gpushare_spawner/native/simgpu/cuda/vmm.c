@@ -1,4 +1,5 @@
-/* Virtual memory management: address space, physical memory and the mapping of one into the other are separate things. */
+/* Virtual memory management: address space, physical memory and the mapping of one into the other are separate things.
+ */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -18,17 +19,14 @@ struct physical {
     CUmemAllocationProp properties;
 };
 
-static struct physical *physical_of(CUmemGenericAllocationHandle handle)
-{
+static struct physical *physical_of(CUmemGenericAllocationHandle handle) {
     struct physical *physical = (struct physical *)(uintptr_t)handle;
     return physical && physical->magic == PHYSICAL_MAGIC ? physical : NULL;
 }
 
 /* With memory_lock held. */
-static void release(struct physical *physical)
-{
-    if (--physical->references)
-        return;
+static void release(struct physical *physical) {
+    if (--physical->references) return;
     struct span span = physical->frames->span;
     region_drop(physical->frames);
     space_release(span.base, span.size);
@@ -37,8 +35,8 @@ static void release(struct physical *physical)
     free(physical);
 }
 
-EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties, unsigned option)
-{
+EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties,
+                                              unsigned option) {
     REQUIRE_INIT();
     REQUIRE(granularity && properties && option <= 1, CUDA_ERROR_INVALID_VALUE);
     *granularity = driver.state->settings.page;
@@ -46,8 +44,7 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAl
 }
 
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
-                            unsigned long long flags)
-{
+                            unsigned long long flags) {
     REQUIRE_INIT();
     REQUIRE(handle && properties && size && flags == 0 && properties->type == 1, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(size % driver.state->settings.page == 0, CUDA_ERROR_INVALID_VALUE);
@@ -62,15 +59,13 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     void *memory = NULL;
     pthread_mutex_lock(&memory_lock);
     if (physical->file >= 0 && ftruncate(physical->file, (off_t)size) == 0 && (memory = space_reserve(size, 0)))
-        physical->frames = region_add((uint64_t)(uintptr_t)memory, size, KIND_PLAIN, driver.gpu[properties->location.id]);
-    if (physical->frames && (error = region_commit(physical->frames)) != CUDA_SUCCESS)
-        region_drop(physical->frames);
+        physical->frames =
+            region_add((uint64_t)(uintptr_t)memory, size, KIND_PLAIN, driver.gpu[properties->location.id]);
+    if (physical->frames && (error = region_commit(physical->frames)) != CUDA_SUCCESS) region_drop(physical->frames);
     pthread_mutex_unlock(&memory_lock);
     if (error) {
-        if (memory)
-            space_release((uint64_t)(uintptr_t)memory, size);
-        if (physical->file >= 0)
-            close(physical->file);
+        if (memory) space_release((uint64_t)(uintptr_t)memory, size);
+        if (physical->file >= 0) close(physical->file);
         free(physical);
         return error;
     }
@@ -78,8 +73,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
-{
+EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     REQUIRE_INIT();
     struct physical *physical = physical_of(handle);
     REQUIRE(physical, CUDA_ERROR_INVALID_VALUE);
@@ -89,8 +83,8 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle)
-{
+EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
+                                                       CUmemGenericAllocationHandle handle) {
     REQUIRE_INIT();
     struct physical *physical = physical_of(handle);
     REQUIRE(physical && properties, CUDA_ERROR_INVALID_VALUE);
@@ -98,8 +92,7 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
-{
+EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
     REQUIRE_INIT();
     REQUIRE(handle, CUDA_ERROR_INVALID_VALUE);
     CUresult error = CUDA_ERROR_INVALID_VALUE;
@@ -114,8 +107,8 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     return error;
 }
 
-EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish, unsigned long long flags)
-{
+EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish,
+                                    unsigned long long flags) {
     REQUIRE_INIT();
     uint64_t page = driver.state->settings.page;
     REQUIRE(address && size && size % page == 0 && flags == 0, CUDA_ERROR_INVALID_VALUE);
@@ -127,8 +120,7 @@ EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t al
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
-{
+EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
     REQUIRE_INIT();
     REQUIRE(address && size, CUDA_ERROR_INVALID_VALUE);
     pthread_mutex_lock(&memory_lock);
@@ -140,8 +132,7 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 }
 
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-                         unsigned long long flags)
-{
+                         unsigned long long flags) {
     REQUIRE_INIT();
     struct physical *physical = physical_of(handle);
     REQUIRE(physical && address && size && offset == 0 && flags == 0, CUDA_ERROR_INVALID_VALUE);
@@ -152,8 +143,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemG
         struct allocation *allocation = NULL;
         /* no access until it is granted */
         void *mapped = mmap((void *)(uintptr_t)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file, 0);
-        if (mapped != MAP_FAILED)
-            allocation = allocation_add(address, size, KIND_MAPPED, NULL);
+        if (mapped != MAP_FAILED) allocation = allocation_add(address, size, KIND_MAPPED, NULL);
         error = allocation ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
         if (allocation) {
             allocation->device = physical->properties.location.id;
@@ -165,8 +155,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemG
     return error;
 }
 
-EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
-{
+EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     REQUIRE_INIT();
     REQUIRE(address && size, CUDA_ERROR_INVALID_VALUE);
     synchronize_everything();
@@ -175,10 +164,12 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
     uint64_t end = address + size;
     for (struct allocation *allocation; address < end; address += size) {
         allocation = allocation_find(address);
-        if (!allocation || allocation->kind != KIND_MAPPED || allocation->span.base != address || allocation->span.size > end - address)
+        if (!allocation || allocation->kind != KIND_MAPPED || allocation->span.base != address ||
+            allocation->span.size > end - address)
             break;
         size = allocation->span.size;
-        mmap((void *)(uintptr_t)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        mmap((void *)(uintptr_t)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0);
         release(allocation->physical);
         allocation_drop(allocation);
         error = CUDA_SUCCESS;
@@ -187,8 +178,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
     return error;
 }
 
-EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count)
-{
+EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count) {
     REQUIRE_INIT();
     REQUIRE(address && size && access && count, CUDA_ERROR_INVALID_VALUE);
     int granted = 0;
@@ -202,13 +192,13 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAcce
     uint64_t end = address + size;
     for (uint64_t at = address; at < end && !error;) {
         struct allocation *allocation = allocation_find(at);
-        if (!allocation || allocation->kind != KIND_MAPPED || allocation->span.base != at || allocation->span.size > end - at) {
+        if (!allocation || allocation->kind != KIND_MAPPED || allocation->span.base != at ||
+            allocation->span.size > end - at) {
             error = CUDA_ERROR_INVALID_VALUE;
             break;
         }
         int protection = (granted & 1 ? PROT_READ : 0) | (granted & 2 ? PROT_WRITE : 0);
-        if (mprotect((void *)(uintptr_t)at, allocation->span.size, protection))
-            error = CUDA_ERROR_OPERATING_SYSTEM;
+        if (mprotect((void *)(uintptr_t)at, allocation->span.size, protection)) error = CUDA_ERROR_OPERATING_SYSTEM;
         allocation->access = granted;
         at += allocation->span.size;
     }
@@ -216,8 +206,7 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAcce
     return error;
 }
 
-EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
-{
+EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address) {
     REQUIRE_INIT();
     REQUIRE(flags && location, CUDA_ERROR_INVALID_VALUE);
     CUresult error = CUDA_ERROR_INVALID_VALUE;
@@ -232,14 +221,13 @@ EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *l
 }
 
 /* Handles of one process mean nothing to another here. */
-EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, unsigned type, unsigned long long flags)
-{
+EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, unsigned type,
+                                             unsigned long long flags) {
     REQUIRE_INIT();
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from, unsigned type)
-{
+EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from, unsigned type) {
     REQUIRE_INIT();
     return CUDA_ERROR_NOT_SUPPORTED;
 }

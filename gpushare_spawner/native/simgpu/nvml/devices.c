@@ -6,47 +6,40 @@
 #include "../common/uuid.h"
 #include "library.h"
 
-static nvmlReturn_t tell(char *out, unsigned length, const char *text)
-{
+static nvmlReturn_t tell(char *out, unsigned length, const char *text) {
     REQUIRE(length > strlen(text), NVML_ERROR_INSUFFICIENT_SIZE);
     snprintf(out, length, "%s", text);
     return NVML_SUCCESS;
 }
 
-static void serial_text(int gpu, char text[24])
-{
+static void serial_text(int gpu, char text[24]) {
     const uint8_t *u = nvml_state()->gpus[gpu].uuid;
     snprintf(text, 24, "1%010u", (unsigned)(u[12] << 24 | u[13] << 16 | u[14] << 8 | u[15]));
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
     REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);
     REQUIRE(count, NVML_ERROR_INVALID_ARGUMENT);
     *count = (unsigned)nvml_state()->settings.devices;
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetCount(unsigned *count)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetCount(unsigned *count) {
     return nvmlDeviceGetCount_v2(count);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device) {
     REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);
     REQUIRE(device && index < nvml_state()->settings.devices, NVML_ERROR_INVALID_ARGUMENT);
     *device = nvml_handle((int)index);
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *device)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *device) {
     return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
     REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);
     REQUIRE(device && uuid, NVML_ERROR_INVALID_ARGUMENT);
     for (int gpu = 0; gpu < (int)nvml_state()->settings.devices; gpu++) {
@@ -60,8 +53,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *de
     return NVML_ERROR_NOT_FOUND;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device) {
     REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);
     REQUIRE(device && serial, NVML_ERROR_INVALID_ARGUMENT);
     for (int gpu = 0; gpu < (int)nvml_state()->settings.devices; gpu++) {
@@ -75,53 +67,47 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t
     return NVML_ERROR_NOT_FOUND;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *device)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice_t *device) {
     unsigned domain, bus, slot, function = 0;
     REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);
     REQUIRE(device && text, NVML_ERROR_INVALID_ARGUMENT);
     REQUIRE(sscanf(text, "%x:%x:%x.%x", &domain, &bus, &slot, &function) >= 3, NVML_ERROR_INVALID_ARGUMENT);
-    REQUIRE(domain == 0 && slot == 0 && function == 0 && bus >= 1 && bus <= nvml_state()->settings.devices, NVML_ERROR_NOT_FOUND);
+    REQUIRE(domain == 0 && slot == 0 && function == 0 && bus >= 1 && bus <= nvml_state()->settings.devices,
+            NVML_ERROR_NOT_FOUND);
     *device = nvml_handle((int)bus - 1);
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index) {
     REQUIRE_DEVICE(device, index);
     *index = (unsigned)nvml_gpu(device);
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *minor)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *minor) {
     return nvmlDeviceGetIndex(device, minor);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned length) {
     REQUIRE_DEVICE(device, name);
     return tell(name, length, nvml_state()->settings.model);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned length) {
     char text[UUID_TEXT];
     REQUIRE_DEVICE(device, uuid);
     uuid_text(nvml_state()->gpus[nvml_gpu(device)].uuid, text);
     return tell(uuid, length, text);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned length)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned length) {
     char text[24];
     REQUIRE_DEVICE(device, serial);
     serial_text(nvml_gpu(device), text);
     return tell(serial, length, text);
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci) {
     REQUIRE_DEVICE(device, pci);
     unsigned bus = (unsigned)nvml_gpu(device) + 1;
     *pci = (nvmlPciInfo_t){.bus = bus, .pci_device_id = 0x1db110de, .pci_subsystem_id = 0x121210de};
@@ -130,15 +116,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetBoardId(nvmlDevice_t device, unsigned *board)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetBoardId(nvmlDevice_t device, unsigned *board) {
     REQUIRE_DEVICE(device, board);
     *board = ((unsigned)nvml_gpu(device) + 1) << 8;
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t first, nvmlDevice_t second, int *same)
-{
+EXPORT nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t first, nvmlDevice_t second, int *same) {
     REQUIRE_DEVICE(first, same);
     REQUIRE(nvml_gpu(second) >= 0, NVML_ERROR_INVALID_ARGUMENT);
     *same = first == second;
@@ -146,21 +130,18 @@ EXPORT nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t first, nvmlDevice_t secon
 }
 
 /* A whole GPU: there is no MIG to be switched on. */
-EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending) {
     REQUIRE_DEVICE(device, current);
     return NVML_ERROR_NOT_SUPPORTED;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *is_mig)
-{
+EXPORT nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *is_mig) {
     REQUIRE_DEVICE(device, is_mig);
     *is_mig = 0;
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
-{
+EXPORT nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count) {
     REQUIRE_DEVICE(device, count);
     *count = 0;
     return NVML_SUCCESS;

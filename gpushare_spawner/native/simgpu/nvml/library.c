@@ -12,29 +12,24 @@ static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 static struct state *state;
 static unsigned users;
 
-struct state *nvml_state(void)
-{
+struct state *nvml_state(void) {
     return __atomic_load_n(&state, __ATOMIC_ACQUIRE);
 }
 
 /* Handles are the addresses of these; nothing is in them. */
 static char handles[MAX_GPUS];
 
-int nvml_gpu(nvmlDevice_t device)
-{
+int nvml_gpu(nvmlDevice_t device) {
     for (int gpu = 0; gpu < (int)nvml_state()->settings.devices; gpu++)
-        if ((void *)device == (void *)&handles[gpu])
-            return gpu;
+        if ((void *)device == (void *)&handles[gpu]) return gpu;
     return -1;
 }
 
-nvmlDevice_t nvml_handle(int gpu)
-{
+nvmlDevice_t nvml_handle(int gpu) {
     return (nvmlDevice_t)(void *)&handles[gpu];
 }
 
-unsigned nvml_busy_percent(int gpu)
-{
+unsigned nvml_busy_percent(int gpu) {
     gpu_lock(state, gpu);
     uint64_t busy = engine_recent_busy(&state->gpus[gpu], clock_now());
     gpu_unlock(state, gpu);
@@ -42,8 +37,7 @@ unsigned nvml_busy_percent(int gpu)
     return percent > 100 ? 100 : (unsigned)percent;
 }
 
-EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
-{
+EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
     pthread_mutex_lock(&starting);
     struct state *found = state ? state : state_open();
     if (found) {
@@ -54,57 +48,40 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
     return found ? NVML_SUCCESS : NVML_ERROR_DRIVER_NOT_LOADED;
 }
 
-EXPORT nvmlReturn_t nvmlInit_v2(void)
-{
+EXPORT nvmlReturn_t nvmlInit_v2(void) {
     return nvmlInitWithFlags(0);
 }
 
-EXPORT nvmlReturn_t nvmlInit(void)
-{
+EXPORT nvmlReturn_t nvmlInit(void) {
     return nvmlInitWithFlags(0);
 }
 
-EXPORT nvmlReturn_t nvmlShutdown(void)
-{
+EXPORT nvmlReturn_t nvmlShutdown(void) {
     pthread_mutex_lock(&starting);
     nvmlReturn_t result = users ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
-    if (users && --users == 0)
-        __atomic_store_n(&state, NULL, __ATOMIC_RELEASE);
+    if (users && --users == 0) __atomic_store_n(&state, NULL, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&starting);
     return result;
 }
 
-EXPORT const char *nvmlErrorString(nvmlReturn_t error)
-{
+EXPORT const char *nvmlErrorString(nvmlReturn_t error) {
     switch (error) {
-    case NVML_SUCCESS:
-        return "Success";
-    case NVML_ERROR_UNINITIALIZED:
-        return "Uninitialized";
-    case NVML_ERROR_INVALID_ARGUMENT:
-        return "Invalid Argument";
-    case NVML_ERROR_NOT_SUPPORTED:
-        return "Not Supported";
-    case NVML_ERROR_NO_PERMISSION:
-        return "Insufficient Permissions";
-    case NVML_ERROR_NOT_FOUND:
-        return "Not Found";
-    case NVML_ERROR_INSUFFICIENT_SIZE:
-        return "Insufficient Size";
-    case NVML_ERROR_DRIVER_NOT_LOADED:
-        return "Driver Not Loaded";
-    case NVML_ERROR_FUNCTION_NOT_FOUND:
-        return "Function Not Found";
-    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
-        return "Argument version mismatch";
-    case NVML_ERROR_UNKNOWN:
-        break;
+    case NVML_SUCCESS: return "Success";
+    case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
+    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+    case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
+    case NVML_ERROR_NO_PERMISSION: return "Insufficient Permissions";
+    case NVML_ERROR_NOT_FOUND: return "Not Found";
+    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+    case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case NVML_ERROR_FUNCTION_NOT_FOUND: return "Function Not Found";
+    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
+    case NVML_ERROR_UNKNOWN: break;
     }
     return "Unknown Error";
 }
 
-static nvmlReturn_t answer(char *out, unsigned length, const char *text)
-{
+static nvmlReturn_t answer(char *out, unsigned length, const char *text) {
     REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);
     REQUIRE(out, NVML_ERROR_INVALID_ARGUMENT);
     REQUIRE(length > strlen(text), NVML_ERROR_INSUFFICIENT_SIZE);
@@ -112,31 +89,26 @@ static nvmlReturn_t answer(char *out, unsigned length, const char *text)
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length)
-{
+EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length) {
     return answer(version, length, DRIVER_TEXT);
 }
 
-EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
-{
+EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length) {
     return answer(version, length, "13." DRIVER_TEXT);
 }
 
-EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
-{
+EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
     REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);
     REQUIRE(version, NVML_ERROR_INVALID_ARGUMENT);
     *version = CUDA_VERSION;
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
-{
+EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
     return nvmlSystemGetCudaDriverVersion_v2(version);
 }
 
-EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
-{
+EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length) {
     char path[64], line[4096];
     REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);
     REQUIRE(name && length, NVML_ERROR_INVALID_ARGUMENT);

@@ -6,7 +6,7 @@
 #include "nvml_api.h"
 
 #define CUDA_VERSION 13000
-#define DRIVER_TEXT "580.65.06"
+#define DRIVER_TEXT  "580.65.06"
 
 /* NULL before nvmlInit. */
 struct state *nvml_state(void);
@@ -18,17 +18,16 @@ nvmlDevice_t nvml_handle(int gpu);
 /* Share of the last second for which the GPU computed, in percent. */
 unsigned nvml_busy_percent(int gpu);
 
-#define REQUIRE(condition, error)                                                                                              \
-    do {                                                                                                                       \
-        if (!(condition))                                                                                                      \
-            return error;                                                                                                      \
+#define REQUIRE(condition, error)                                                                                      \
+    do {                                                                                                               \
+        if (!(condition)) return error;                                                                                \
     } while (0)
 
 /* At the head of every call about a device: initialised, a real handle, somewhere to put the answer. */
-#define REQUIRE_DEVICE(device, out)                                                                                            \
-    do {                                                                                                                       \
-        REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);                                                                       \
-        REQUIRE(nvml_gpu(device) >= 0 && (out), NVML_ERROR_INVALID_ARGUMENT);                                                  \
+#define REQUIRE_DEVICE(device, out)                                                                                    \
+    do {                                                                                                               \
+        REQUIRE(nvml_state(), NVML_ERROR_UNINITIALIZED);                                                               \
+        REQUIRE(nvml_gpu(device) >= 0 && (out), NVML_ERROR_INVALID_ARGUMENT);                                          \
     } while (0)
 
 #endif

@@ -1,0 +1,182 @@
+"""The sessions and clients of one GPU: their bursts and pauses, their memory, and how others may see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from gpushare_spawner.arbiter.co_run import Room
+from gpushare_spawner.arbiter.decisions import ClientId
+from gpushare_spawner.arbiter.residency import Residency
+from gpushare_spawner.arbiter.session import Client, Session, SessionView
+from gpushare_spawner.arbiter.settings import ArbiterSettings
+
+
+class Roster:
+    """Who is there. `now` is the last instant that the arbiter was told; unknown names raise KeyError."""
+
+    def __init__(self, vram_bytes: int, settings: ArbiterSettings) -> None:
+        self._vram = vram_bytes
+        self._settings = settings
+        self.sessions: dict[str, Session] = {}
+        self._clients: dict[ClientId, Client] = {}
+        self.residency = Residency()
+        self.now = float("-inf")
+        self.holder_grew = False
+        """A holder has allocated more since the last decision."""
+        self._requests = count(1)
+        self._room: Room | None = None
+        """Until somebody comes, goes or allocates."""
+
+    # -- who is there ------------------------------------------------------------------------------------------------
+
+    def client(self, client: ClientId) -> Client:
+        return self._clients[client]
+
+    @property
+    def clients(self) -> Iterable[Client]:
+        """In the order in which they connected."""
+        return self._clients.values()
+
+    @property
+    def waiting(self) -> list[Client]:
+        return [client for client in self._clients.values() if client.waiting]
+
+    @property
+    def staying(self) -> list[Client]:
+        """Those with a lease that was not revoked."""
+        return [client for client in self._clients.values() if client.held]
+
+    @property
+    def holding(self) -> list[Client]:
+        """Those with a lease, revoked or not."""
+        return [client for client in self._clients.values() if client.lease]
+
+    def connect(self, client: ClientId, session: str) -> None:
+        if client in self._clients:
+            raise ValueError(f"client {client!r} is connected already")
+        known = self.sessions[session]
+        connected = Client(client, known)
+        self._clients[client] = known.clients[client] = connected
+        self.residency.add(connected)
+        self._room = None
+
+    def forget(self, client: Client) -> None:
+        """The client is gone, with its lease and its memory."""
+        self.end_of_lease(client)
+        client.waiting = False
+        del self._clients[client.id], client.session.clients[client.id]
+        self.residency.remove(client)
+        self._room = None
+
+    def room(self) -> Room:
+        """The GPU's memory, less what cannot leave it."""
+        if self._room is None:
+            always = sum(client.plain for client in self.clients) + len(self._clients) * self._settings.context_bytes
+            self._room = Room(self._vram, always, self._settings.exclusive)
+        return self._room
+
+    def excess(self) -> int:
+        """Bytes by which all who work exceed the memory together: no more than this has to move for anybody."""
+        return max(0, sum(c.managed for c in self.clients if c.waiting or c.lease) - self.room().for_managed)
+
+    # -- what happens to a client ------------------------------------------------------------------------------------
+
+    def set_memory(self, client: Client, managed: int, plain: int) -> None:
+        if managed < 0 or plain < 0:
+            raise ValueError(f"amounts of memory are at least 0, not {managed} and {plain}")
+        grown = max(0, managed - client.managed) if client.held else 0
+        client.managed, client.plain = managed, plain
+        self._room = None
+        self.residency.resized(client, self.room().for_managed, grown)
+        self.holder_grew = self.holder_grew or grown > 0
+
+    def wait(self, client: Client) -> None:
+        """It wants a lease from now on."""
+        client.waiting = True
+        client.waiting_since = self.now
+        client.order = next(self._requests)
+
+    def work_again(self, client: Client) -> None:
+        """A burst begins, or is asked for: learn how long the pause was."""
+        if client.last_quiet is not None:
+            client.gaps.learn(self.now - client.last_quiet)
+        client.last_quiet = client.quiet_since = None
+        client.burst_since = self.now
+        client.busy_before_burst = client.busy_reported
+        session = client.session
+        if not any(c is not client and (c.waiting or c.bursting) for c in session.clients.values()):
+            since = session.quiet_from
+            session.paused = since is None or self.now - since >= self._settings.pause
+        session.quiet_from = None
+
+    def quiet(self, client: Client, since: float) -> None:
+        """Its burst ended at that instant; it keeps its lease."""
+        client.session.bursts.learn(client.busy_reported - client.busy_before_burst)
+        client.quiet_since = client.last_quiet = since
+        self._no_longer_active(client.session, since)
+
+    def report_busy(self, client: Client, busy_seconds: float) -> None:
+        """It was busy for so long in this lease; no longer than the lease has lasted."""
+        busy = max(client.busy_reported, min(busy_seconds, self.now - client.granted_at))
+        client.session.gpu_seconds += busy - client.busy_reported
+        client.busy_reported = busy
+
+    def released(self, client: Client) -> None:
+        """It gave its lease back."""
+        if client.quiet_since is None:
+            burst = client.busy_reported - client.busy_before_burst
+            if client.revoked is None:
+                self.quiet(client, self.now)
+            elif burst > self._settings.short_burst:
+                # A burst that was cut short tells only that it is long, if it is.
+                client.session.bursts.learn(burst)
+        self.end_of_lease(client)
+
+    def end_of_lease(self, client: Client) -> None:
+        if not client.lease:
+            return
+        was_bursting = client.bursting
+        client.lease = 0
+        client.quiet_since = client.revoked = None
+        client.overdue = client.again = False
+        client.busy_reported = client.busy_before_burst = 0.0
+        if was_bursting:
+            self._no_longer_active(client.session, self.now)
+
+    def granted(self, client: Client, lease: int) -> None:
+        """It has a lease, and its working set comes in."""
+        self.residency.granted(client, self.room().for_managed)
+        client.lease, client.waiting = lease, False
+        client.granted_at = client.burst_since = client.last_granted = self.now
+        client.busy_reported = client.busy_before_burst = 0.0
+        client.quiet_since = None
+        client.forced_in = client.displaced = False
+
+    def _no_longer_active(self, session: Session, since: float) -> None:
+        session.last_activity = max(since, session.last_activity or since)
+        if not any(client.waiting or client.bursting for client in session.clients.values()):
+            session.quiet_from = since
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    def waiting_sessions(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(c.session.id for c in sorted(self.waiting, key=lambda c: c.order)))
+
+    def holding_sessions(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(c.session.id for c in sorted(self.holding, key=lambda c: c.lease)))
+
+    def view(self, session: str) -> SessionView:
+        known = self.sessions[session]
+        clients = known.clients.values()
+        running = [client for client in clients if client.bursting]
+        unreported = max((self.now - client.burst_since for client in running), default=0.0)
+        return SessionView(
+            waiting=any(client.waiting for client in clients),
+            running=bool(running),
+            held=any(client.lease for client in clients),
+            memory_bytes=sum(client.managed + client.plain for client in clients),
+            resident_bytes=sum(self.residency.of(client) + client.plain for client in clients),
+            gpu_seconds=known.gpu_seconds + unreported,
+            last_activity=self.now if running else known.last_activity,
+        )

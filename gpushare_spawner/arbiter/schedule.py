@@ -1,0 +1,230 @@
+"""Turns: whose it is, when it ends, and who runs beside its head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpushare_spawner.arbiter.co_run import Room
+from gpushare_spawner.arbiter.decisions import RevokeReason
+from gpushare_spawner.arbiter.fairness import FairOrder
+from gpushare_spawner.arbiter.quantum import HandOffCost, HandOffCredit, Turns
+from gpushare_spawner.arbiter.roster import Roster
+from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.settings import ArbiterSettings
+
+INSTANT = 1e-6
+"""Seconds; what is due within a microsecond is due now."""
+NEVER = float("inf")
+
+
+@dataclass
+class Turn:
+    """The time for which the present holders are left alone. Whoever joins them meanwhile does not make it longer."""
+
+    head: Session
+    """Whose turn it is; the others run beside it."""
+    start: float | None
+    """None: the head still waits for others to give way."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who should be on the GPU now."""
+
+    group: list[Client]
+    """Those that stay and those that are to come; all other holders are to give way."""
+    reason: RevokeReason
+    """Why those that work have to give way."""
+
+
+class Schedule:
+    """Chooses who is on the GPU. Changes nothing but the turn."""
+
+    def __init__(self, roster: Roster, fair: FairOrder, cost: HandOffCost, settings: ArbiterSettings) -> None:
+        self._roster = roster
+        self._fair = fair
+        self._cost = cost
+        self._settings = settings
+        self.credit = HandOffCredit(settings)
+        self.turns = Turns(0.0, {})
+        self.turn: Turn | None = None
+        self._excess = 0
+        self._in_order: list[Client] = []
+        """Those who wait, by their right to a turn, as of the last choice."""
+
+    # -- before each decision ----------------------------------------------------------------------------------------
+
+    def plan(self) -> None:
+        """Who competes, and how long everybody's turn would be. Whoever has no work any more leaves the competition."""
+        wanting = {
+            session: [client for client in session.clients.values() if client.waiting or client.lease]
+            for session in self._roster.sessions.values()
+        }
+        self._excess = excess = self._roster.excess()
+        weights = {session.id: session.weight for session, clients in wanting.items() if clients}
+        costs = {
+            session.id: sum(self.hand_off_seconds(client, excess) for client in clients)
+            for session, clients in wanting.items()
+            if clients
+        }
+        self.turns = Turns.plan(weights, costs, self._settings)
+        for session in self._roster.sessions:
+            if session not in weights:
+                self._fair.leave(session)
+        for session in weights:
+            self._fair.join(session, self.turns.requests[session])
+
+    def settle_turn(self) -> None:
+        """A turn whose head is gone passes to one of those who are there, and does not get longer."""
+        staying, turn = self._roster.staying, self.turn
+        if turn is not None and turn.start is None and any(c.waiting for c in turn.head.clients.values()):
+            return
+        if not staying:
+            self.turn = None
+        elif turn is None or turn.start is None:
+            self.turn = Turn(staying[0].session, self._roster.now)
+        elif not any(client.session is turn.head for client in staying):
+            turn.head = max((c.session for c in staying), key=lambda session: self.turns.requests[session.id])
+
+    # -- the decision ------------------------------------------------------------------------------------------------
+
+    def choose(self) -> Choice:
+        """Who should be on the GPU now. Begins a new turn where the old one is over."""
+        room, now = self._roster.room(), self._roster.now
+        order = self._fair.order(self.turns.requests, self.turns.requests)
+        rank = {session: place for place, session in enumerate(order)}
+        head = self.turn.head if self.turn is not None else None
+
+        def by_turn(client: Client) -> tuple[float, int, bool, float, int]:
+            return self._kept_waiting(client), rank[client.session.id], client.held, client.last_granted, client.order
+
+        def by_right(client: Client) -> tuple[bool, tuple[float, int, bool, float, int]]:
+            return client.session is not head, by_turn(client)
+
+        yielding = [client for client in self._roster.staying if self._gives_way_at(client) <= now + INSTANT]
+        yielding.sort(key=lambda client: -(client.quiet_since or 0.0))
+        firm = sorted((client for client in self._roster.staying if client not in yielding), key=by_right)
+        waiting = sorted(self._roster.waiting, key=by_right)
+        self._in_order = sorted(waiting, key=by_turn)
+
+        reason = RevokeReason.QUANTUM
+        group = room.fill(waiting, room.fill(firm))
+        blocked = [client for client in waiting if client not in group]
+        if blocked and firm and self.turn is not None and self.turn.start is not None:
+            newcomer = self._newcomer([client for client in self._in_order if client not in group], firm)
+            if self._turn_over_at() <= now + INSTANT:
+                group = room.fill(sorted([*firm, *waiting], key=by_turn))
+                self.turn = Turn(group[0].session, now if group[0].held else None)
+            elif newcomer is not None and self._early_at(newcomer, firm) <= now + INSTANT:
+                reason = RevokeReason.GUARANTEE
+                group = room.fill([newcomer, *firm, *waiting])
+                self.turn = Turn(newcomer.session, None)
+        # Who is quiet stays where nobody needs the room.
+        return Choice(room.fill(yielding, group), reason)
+
+    def granted(self, client: Client, beside_others: bool) -> None:
+        """The client has got a lease; its turn begins, unless it joins another's."""
+        turn = self.turn
+        if turn is None or (turn.start is None and (turn.head is client.session or not beside_others)):
+            self.turn = Turn(client.session, self._roster.now)
+
+    def due(self) -> float | None:
+        """The next instant at which time alone changes the choice."""
+        self._begin_without_head()
+        instants = [c.revoke_deadline for c in self._roster.holding if c.revoked is not None and not c.overdue]
+        firm = self._roster.staying
+        if self._blocked(self._roster.room()) and firm and self.turn is not None and self.turn.start is not None:
+            instants.append(self._turn_over_at())
+            newcomer = self._newcomer([client for client in self._in_order if client.waiting], firm)
+            if newcomer is not None:
+                instants.append(self._early_at(newcomer, firm))
+            instants += [self._gives_way_at(client) for client in firm if client.quiet_since is not None]
+        return min((at for at in instants if self._roster.now + INSTANT < at < NEVER), default=None)
+
+    def _begin_without_head(self) -> None:
+        """Where nobody gives way any more and the head still does not fit, those who are there have the turn: it will
+        end."""
+        staying = self._roster.staying
+        leaving = any(client.revoked is not None and not client.overdue for client in self._roster.holding)
+        if self.turn is not None and self.turn.start is None and staying and not leaving:
+            self.turn = Turn(staying[0].session, self._roster.now)
+
+    # -- when what is due --------------------------------------------------------------------------------------------
+
+    def hand_off_seconds(self, client: Client, excess: int) -> float:
+        """What it costs to hand the GPU to the client and, later, to another, where no more than `excess` bytes must
+        move."""
+        return self._cost.one_after_the_other(min(client.managed, excess))
+
+    def _blocked(self, room: Room) -> bool:
+        """Whether somebody waits who does not fit beside those that stay, and not only until those that leave have
+        left."""
+        chosen = room.fill(self._roster.waiting, self._roster.staying)
+        return any(client not in chosen for client in self._roster.waiting)
+
+    def _gives_way_at(self, client: Client) -> float:
+        """When this holder's quiet no longer protects it from those who wait; never while it works."""
+        if client.quiet_since is None:
+            return NEVER
+        cost = self.hand_off_seconds(client, self._excess)
+        return client.quiet_since + client.gaps.patience(cost)
+
+    def _turn_over_at(self) -> float:
+        """When those who wait may take their turn from the holders."""
+        turn = self.turn
+        if turn is None or turn.start is None:
+            return NEVER
+        clients = turn.head.clients.values()
+        running = sum(client.held for client in clients)
+        asking = sum(client.waiting for client in clients)
+        # Clients of one session that cannot run together take turns within the session's turn.
+        length = self.turns.requests[turn.head.id] * running / max(1, running + asking)
+        over = turn.start + max(length, self._settings.min_quantum)
+        if self.credit.seconds < 0:
+            # More was spent on hand-offs than the bound allows: make this turn longer, but never longer than a round.
+            latest = turn.start + max(length, self.turns.round_seconds)
+            over = max(over, min(self._roster.now + self.credit.wait_for(0.0), latest))
+        return over
+
+    def _newcomer(self, blocked: list[Client], firm: list[Client]) -> Client | None:
+        """The first of those who wait that may take the GPU before the turn is over: after a pause, for a short
+        burst."""
+        holders = {client.session for client in firm}
+        return next(
+            (
+                client
+                for client in blocked
+                if client.session.paused
+                and (client.session.bursts.typical or 0.0) <= self._settings.short_burst
+                and client.session not in holders
+                and self._fair.eligible(client.session.id)
+            ),
+            None,
+        )
+
+    def _early_at(self, newcomer: Client, firm: list[Client]) -> float:
+        """When it may do so: the holders have had some time, and the credit is there for the way and the way back."""
+        turn, settings = self.turn, self._settings
+        if turn is None or turn.start is None:
+            return NEVER
+        excess = max(0, sum(c.managed for c in [newcomer, *firm]) - self._roster.room().for_managed)
+        return_cost = max((self.hand_off_seconds(holder, excess) for holder in firm), default=0.0)
+        # A holder that may itself be about to finish a short burst is not made to give way to another such.
+        alike = any((holder.session.bursts.typical or 0.0) <= settings.short_burst for holder in firm)
+        settled = turn.start + return_cost + (settings.short_burst if alike else settings.min_quantum)
+        both_ways = self.hand_off_seconds(newcomer, excess) + return_cost
+        return max(settled, self._roster.now + self.credit.wait_for(both_ways))
+
+    def _kept_waiting(self, client: Client) -> float:
+        """Since when a client has waited, if that is longer than it was promised; infinite for all others.
+
+        By rights everybody is served within its request's time, two at most where turns overlap. But a session's
+        virtual time tells nothing of one client that waits while another runs beside the neighbours; so the promise
+        is kept for each client.
+        """
+        if not client.waiting:
+            return NEVER
+        session = client.session
+        asking = sum(c.waiting or c.lease != 0 for c in session.clients.values())
+        promised = 2 * asking * self.turns.requests[session.id] * self._fair.total_weight / session.weight
+        return client.waiting_since if self._roster.now - client.waiting_since > promised else NEVER
