@@ -1,23 +1,54 @@
 """A cluster for every test that asks for one.
 
-By default the stand-ins; with KUBEBUILDER_ASSETS a real API server with the stand-in scheduler and kubelets; with
-KUBECONFIG a whole cluster's control plane with stand-in kubelets as its nodes.
+By default the stand-ins. With KUBEBUILDER_ASSETS (a folder with etcd and kube-apiserver) a real API server with the
+stand-in scheduler and kubelets. With KUBECONFIG a whole cluster's control plane; its nodes in the tests are stand-in
+kubelets too, which register themselves and leave again, so that it needs no GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from .sharing_hub import make_hub, nodes, templates
-from .standin.cluster import Cluster, standin_cluster
+from .standin.client import Credentials
+from .standin.cluster import Cluster, real_cluster, standin_cluster
+from .standin.control_plane import api_server, cluster_of
 
-__all__ = ["cluster", "make_hub", "nodes", "templates"]
+# read before any test points a client elsewhere
+_KUBECONFIG = os.environ.get("KUBECONFIG")
+_ASSETS = os.environ.get("KUBEBUILDER_ASSETS")
+
+
+@dataclass
+class ControlPlane:
+    """A real one; `whole` has controllers and a scheduler of its own."""
+
+    credentials: Credentials
+    whole: bool
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane | None]:
+    """None: the stand-in is used."""
+    if _KUBECONFIG:
+        yield ControlPlane(cluster_of(_KUBECONFIG), whole=True)
+    elif _ASSETS:
+        with api_server(Path(_ASSETS), tmp_path_factory.mktemp("control-plane")) as credentials:
+            yield ControlPlane(credentials, whole=False)
+    else:
+        yield None
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster(control_plane: ControlPlane | None) -> AsyncIterator[Cluster]:
     """Without nodes; see `Cluster.make_node`."""
-    async with standin_cluster() as cluster:
-        yield cluster
+    if control_plane is None:
+        async with standin_cluster() as cluster:
+            yield cluster
+    else:
+        async with real_cluster(control_plane.credentials, control_plane.whole) as cluster:
+            yield cluster

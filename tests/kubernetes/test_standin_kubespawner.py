@@ -39,7 +39,7 @@ async def test_a_real_notebook_server(make_hub: Callable[..., Any], cluster: Clu
         config.KubeSpawner.cpu_guarantee = 0.5
         config.KubeSpawner.storage_pvc_ensure = True
         config.KubeSpawner.storage_capacity = "1Gi"
-        config.KubeSpawner.volumes = [{"name": "home", "persistentVolumeClaim": {"claimName": "{pvc_name}"}}]
+        config.KubeSpawner.volumes = [{"name": "home", "emptyDir": {}}]
         config.KubeSpawner.volume_mounts = [{"name": "home", "mountPath": "/home/jovyan"}]
         config.KubeSpawner.working_dir = "/home/jovyan"
         config.KubeSpawner.notebook_dir = "/home/jovyan"
@@ -58,7 +58,8 @@ async def test_a_real_notebook_server(make_hub: Callable[..., Any], cluster: Clu
     answer = await AsyncHTTPClient(force_instance=True).fetch(f"{spawner.server.url}api", raise_error=False)
     assert answer.code == 200
     assert b"version" in answer.body
-    assert (node.claims_folder / cluster.namespace / "claim-ada").is_dir()
+    claims = await cluster.admin.list(path("persistentvolumeclaims", cluster.namespace))
+    assert [claim["metadata"]["name"] for claim in claims] == ["claim-ada"]
     assert [event["message"] for event in spawner.events if event["reason"] == "Started"]
     assert (await hub.stop_server("ada")).code in (202, 204)
     await cluster.wait_until_gone("jupyter-ada")

@@ -6,7 +6,6 @@ import contextlib
 import json
 import secrets
 import uuid
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,27 +13,18 @@ from aiohttp import web
 
 from . import deletion, patches, validation
 from .access import MASTERS, Access, Ask, User
+from .answers import fail, json_answer, raw_answer
 from .deletion import timestamp
 from .errors import ApiError, already_exists, bad_request, conflict, forbidden, invalid, modified, not_found
-from .faults import Fault, Faults
-from .kinds import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Kind, find_kind
-from .selectors import selected_name, selector
+from .faults import Faults
+from .kinds import CONFIG_MAPS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Kind
+from .selectors import selector
 from .store import Store, Stored
+from .targets import Target, ask_of, target_of
 from .watching import Watching
 
 VERSION = {"major": "1", "minor": "34", "gitVersion": "v1.34.0+standin", "platform": "linux/amd64"}
-_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 _SERVER_FIELDS = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a path stands for."""
-
-    kind: Kind
-    namespace: str
-    name: str
-    subresource: str
 
 
 class StandInApiServer:
@@ -87,29 +77,29 @@ class StandInApiServer:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
             user = self.access.user(request.headers.get("Authorization"))
-            target = _target(request.path)
-            ask = replace(_ask(request, target), user=user.name)
+            target = target_of(request.path)
+            ask = ask_of(request, target, user=user.name)
             self.calls[ask.verb, ask.resource] = self.calls.get((ask.verb, ask.resource), 0) + 1
             await self.faults.delay()
             fault = self.faults.draw(ask)
             if fault not in (None, "lost"):
-                return _fail(request, fault)
+                return fail(request, fault)
             self.access.check(user, ask)
             if target is None:
                 return _other_path(request.path)
             if ask.verb == "watch":
                 matches = selector(target.kind, *_selectors(request))
                 if fault == "lost":
-                    return _fail(request, "reset")
+                    return fail(request, "reset")
                 return await self._watching.answer(request, target.kind, target.namespace, matches, self._stale_version)
             answer = await self._answer(request, target, user)
-            return _fail(request, "reset") if fault == "lost" else answer
+            return fail(request, "reset") if fault == "lost" else answer
         except ApiError as error:
-            return _json(error.status(), error.code)
+            return json_answer(error.status(), error.code)
 
     async def _answer(self, request: web.Request, target: Target, user: User) -> web.Response:
         if request.method == "GET":
-            return self._list(request, target) if not target.name else _raw(self._found(target).raw)
+            return self._list(request, target) if not target.name else raw_answer(self._found(target).raw)
         body = await _body(request)
         if request.method == "DELETE":
             return self._delete(request, target, body)
@@ -123,10 +113,10 @@ class StandInApiServer:
                     405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
                 )
             if target.kind.plural == "selfsubjectaccessreviews":
-                return _json(self._review(user, body), 201)
-            return _raw(self._create(target, body, request.query).raw, 201)
+                return json_answer(self._review(user, body), 201)
+            return raw_answer(self._create(target, body, request.query).raw, 201)
         if request.method in ("PUT", "PATCH"):
-            return _raw(self._update(request, target, body).raw)
+            return raw_answer(self._update(request, target, body).raw)
         raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
     def _found(self, target: Target) -> Stored:
@@ -162,7 +152,7 @@ class StandInApiServer:
             chosen = chosen[:limit]
         head = {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata}
         items = b",".join(stored.raw for stored in chosen)
-        return _raw(json.dumps(head).encode()[:-1] + b',"items":[' + items + b"]}")
+        return raw_answer(json.dumps(head).encode()[:-1] + b',"items":[' + items + b"]}")
 
     def _list_version(self, kind: Kind, asked: str, match: str) -> int:
         if match and not asked:
@@ -222,9 +212,14 @@ class StandInApiServer:
             return Stored(item)
         stored = self.store.put(kind, item)
         if kind is NAMESPACES:
-            account = {"metadata": {"name": "default", "namespace": metadata["name"]}}
-            self._create(Target(SERVICE_ACCOUNTS, metadata["name"], "", ""), account, {})
+            self._furnish_namespace(metadata["name"])
         return stored
+
+    def _furnish_namespace(self, namespace: str) -> None:
+        """What a cluster's controllers put into every new namespace."""
+        self._create(Target(SERVICE_ACCOUNTS, namespace, "", ""), {"metadata": {"name": "default"}}, {})
+        authority = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
+        self._create(Target(CONFIG_MAPS, namespace, "", ""), authority, {})
 
     def _check_namespace(self, target: Target, metadata: dict[str, Any]) -> None:
         if not target.namespace:
@@ -278,17 +273,17 @@ class StandInApiServer:
             stored = self._found(target)
             last, gone = deletion.delete(self.store, kind, stored, options)
             if kind.returns_deleted or not gone:
-                return _raw(last.raw)
+                return raw_answer(last.raw)
             metadata = last.item["metadata"]
             details = {"name": metadata["name"], "kind": kind.plural, "group": kind.group, "uid": metadata["uid"]}
-            return _json(
+            return json_answer(
                 {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
             )
         matches = selector(kind, *_selectors(request))
         chosen = [stored for stored in self.store.items(kind, target.namespace) if matches(stored.item)]
         last_states = [deletion.delete(self.store, kind, stored, options)[0].item for stored in chosen]
         metadata = {"resourceVersion": str(self.store.version)}
-        return _json(
+        return json_answer(
             {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": last_states}
         )
 
@@ -305,7 +300,9 @@ class StandInApiServer:
         scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp()}
         item["status"]["conditions"] = [*conditions, scheduled]
         self.store.put(PODS, item)
-        return _json({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201)
+        return json_answer(
+            {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201
+        )
 
     def _make_token(self, target: Target) -> web.Response:
         self._found(target)
@@ -316,7 +313,7 @@ class StandInApiServer:
             "metadata": {"name": target.name, "namespace": target.namespace},
             "status": {"token": token, "expirationTimestamp": "2099-01-01T00:00:00Z"},
         }
-        return _json(answer, 201)
+        return json_answer(answer, 201)
 
     def _review(self, user: User, body: dict[str, Any]) -> dict[str, Any]:
         asked = (body.get("spec") or {}).get("resourceAttributes") or {}
@@ -325,48 +322,6 @@ class StandInApiServer:
             resource += "/" + asked["subresource"]
         names = {field: asked.get(field, "") for field in ("verb", "group", "namespace", "name")}
         return {**body, "status": {"allowed": self.access.allows(user, Ask(resource=resource, **names))}}
-
-
-_REVIEWS = Kind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False)
-
-
-def _target(path: str) -> Target | None:
-    """Raises ApiError 404 for a path of the API that stands for nothing; None for one outside of it."""
-    steps = path.strip("/").split("/")
-    if steps[:2] == ["api", "v1"]:
-        group, version, rest = "", "v1", steps[2:]
-    elif steps[0] == "apis" and len(steps) > 3:
-        group, version, rest = steps[1], steps[2], steps[3:]
-    else:
-        return None
-    namespace = ""
-    if rest[:1] == ["namespaces"] and len(rest) > 2 and rest[2] not in ("status", "finalize"):
-        namespace, rest = rest[1], rest[2:]
-    if not rest or len(rest) > 3:
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
-    plural, name, subresource = (*rest, "", "")[:3]
-    kind = _REVIEWS if (group, plural) == (_REVIEWS.group, _REVIEWS.plural) else find_kind(group, version, plural)
-    if kind is None or (namespace and not kind.namespaced) or (name and kind.namespaced and not namespace):
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
-    return Target(kind, namespace, name, subresource)
-
-
-def _ask(request: web.Request, target: Target | None) -> Ask:
-    if target is None:
-        return Ask(request.method.lower(), path=request.path)
-    name = target.name
-    if request.method == "GET":
-        verb = "get" if name else "list"
-        if not name and request.query.get("watch") in ("true", "True", "1"):
-            verb = "watch"
-    elif request.method == "DELETE":
-        verb = "delete" if name else "deletecollection"
-    else:
-        verb = _VERBS.get(request.method, request.method.lower())
-    if verb in ("list", "watch", "deletecollection"):
-        name = selected_name(request.query.get("fieldSelector", "")) or ""
-    resource = target.kind.plural + (f"/{target.subresource}" if target.subresource else "")
-    return Ask(verb, target.kind.group, resource, target.namespace, name)
 
 
 def _selectors(request: web.Request) -> tuple[str, str]:
@@ -442,28 +397,7 @@ def _invalid_options(field: str, message: str) -> ApiError:
 
 def _other_path(path: str) -> web.Response:
     if path == "/version":
-        return _json(VERSION)
+        return json_answer(VERSION)
     if path in ("/healthz", "/readyz", "/livez"):
         return web.Response(text="ok")
     raise ApiError(404, "NotFound", "the server could not find the requested resource")
-
-
-def _fail(request: web.Request, fault: Fault | None) -> web.Response:
-    if fault == "429":
-        error = ApiError(429, "TooManyRequests", "Too many requests, please try again later.", {"retryAfterSeconds": 1})
-        answer = _json(error.status(), 429)
-        answer.headers["Retry-After"] = "1"
-        return answer
-    if fault == "500":
-        return _json(ApiError(500, "InternalError", "Internal error occurred: a fault of the test").status(), 500)
-    if request.transport is not None:
-        request.transport.abort()
-    return web.Response(status=500)
-
-
-def _json(content: Any, status: int = 200) -> web.Response:
-    return _raw(json.dumps(content).encode(), status)
-
-
-def _raw(content: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=content, status=status, content_type="application/json")

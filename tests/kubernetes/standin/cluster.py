@@ -17,6 +17,7 @@ from kubernetes_asyncio.client import ApiClient, Configuration
 from .api_server import StandInApiServer
 from .client import ApiStatus, Credentials, KubeClient, path
 from .faults import Faults
+from .front import Front
 from .kubelet import KubeletSettings, StandInKubelet
 from .loopback import PodAddresses
 from .programs import Programs
@@ -39,10 +40,12 @@ HUB_RULES = [
 class Cluster:
     """`url`: plain HTTP, on the loopback interface. `namespace` is this test's own. `admin` may do everything."""
 
-    def __init__(self, url: str, admin_token: str, namespace: str, folder: Path, faults: Faults, waits: bool) -> None:
+    def __init__(
+        self, url: str, admin_token: str, folder: Path, faults: Faults, waits: bool = False, controllers: bool = False
+    ) -> None:
         self.url = url
         self.admin_token = admin_token
-        self.namespace = namespace
+        self.namespace = f"gpushare-test-{secrets.token_hex(4)}"
         self.folder = folder
         self.faults = faults
         self.server: StandInApiServer | None = None
@@ -52,6 +55,9 @@ class Cluster:
         self._node_client = KubeClient(self.credentials(admin_token), patience=30.0)
         self._addresses = PodAddresses()
         self._waits_for_roles = waits
+        self.has_controllers = controllers
+        """Whether it is a whole cluster, whose controllers do things of their own."""
+        self._cluster_wide: list[str] = []
         self._stack = contextlib.AsyncExitStack()
         self._runs = secrets.token_hex(3)
 
@@ -59,6 +65,9 @@ class Cluster:
         await self._stack.enter_async_context(self.admin)
         await self._stack.enter_async_context(self._node_client)
         await self.admin.create(path("namespaces"), {"metadata": {"name": self.namespace}})
+        if self.has_controllers:
+            await self._wait_for("serviceaccounts", "default")
+            await self._wait_for("configmaps", "kube-root-ca.crt")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -70,6 +79,8 @@ class Cluster:
                 for pod in await self.pods():
                     await self.admin.delete(path("pods", self.namespace, pod["metadata"]["name"]), grace=0)
                 await self.admin.delete(path("namespaces", name=self.namespace))
+            for where in self._cluster_wide:
+                await self.admin.delete(where)
         finally:
             self._addresses.close()
             await self._stack.aclose()
@@ -89,7 +100,21 @@ class Cluster:
         kubelet = StandInKubelet(name, self._node_client, self.folder / name, self._addresses, settings, programs)
         await kubelet.start()
         self.nodes[name] = kubelet
+        if self.has_controllers:
+            await self._wait_until_untainted(name)
         return kubelet
+
+    async def _wait_for(self, plural: str, name: str) -> None:
+        """For what a controller makes in a new namespace."""
+        async with asyncio.timeout(30):
+            while await self._get(plural, name) is None:
+                await asyncio.sleep(0.1)
+
+    async def _wait_until_untainted(self, node: str) -> None:
+        """A new node is tainted as not ready until a controller has looked at it."""
+        async with asyncio.timeout(60):
+            while (await self.node(node))["spec"].get("taints"):
+                await asyncio.sleep(0.2)
 
     async def service_account(
         self, name: str, rules: list[dict[str, Any]], cluster_rules: list[dict[str, Any]] | None = None
@@ -118,6 +143,8 @@ class Cluster:
         self, kind: str, metadata: dict[str, str], rules: list[dict[str, Any]], subject: dict[str, str], namespace: str
     ) -> None:
         roles, bindings = f"{kind.lower()}s", f"{kind.lower()}bindings"
+        if not namespace:
+            self._cluster_wide += [path(plural, name=metadata["name"], group=RBAC) for plural in (bindings, roles)]
         await self.admin.create(
             path(roles, namespace, group=RBAC),
             {"apiVersion": RBAC, "kind": kind, "metadata": metadata, "rules": rules},
@@ -283,9 +310,24 @@ async def standin_cluster(faults: Faults | None = None, port: int = 0) -> AsyncI
             token = server.access.add_user("system:kube-scheduler", "system:masters")
             client = await stack.enter_async_context(KubeClient(Credentials(server.url, token), patience=30.0))
             await stack.enter_async_context(Scheduler(client))
-            namespace = f"hub-{secrets.token_hex(3)}"
-            cluster = Cluster(server.url, server.admin_token, namespace, folder, server.faults, waits=False)
+            cluster = Cluster(server.url, server.admin_token, folder, server.faults)
             cluster.server = server
+            yield await stack.enter_async_context(cluster)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def real_cluster(backend: Credentials, has_controllers: bool) -> AsyncIterator[Cluster]:
+    """A real API server, with the stand-in scheduler unless it is a whole cluster; nodes are stand-ins in any case."""
+    folder = Path(tempfile.mkdtemp(prefix="gpushare-k8s-"))
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            front = await stack.enter_async_context(Front(backend, Faults()))
+            if not has_controllers:
+                client = await stack.enter_async_context(KubeClient(backend, patience=30.0))
+                await stack.enter_async_context(Scheduler(client))
+            cluster = Cluster(front.url, front.admin_token, folder, front.faults, True, has_controllers)
             yield await stack.enter_async_context(cluster)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -52,6 +52,7 @@ NAMESPACES = Kind(
     fields=frozenset({"metadata.name", "status.phase"}),
 )
 SERVICE_ACCOUNTS = Kind("serviceaccounts", "ServiceAccount", returns_deleted=True)
+CONFIG_MAPS = Kind("configmaps", "ConfigMap")
 ROLES = Kind("roles", "Role", _RBAC)
 ROLE_BINDINGS = Kind("rolebindings", "RoleBinding", _RBAC)
 CLUSTER_ROLES = Kind("clusterroles", "ClusterRole", _RBAC, namespaced=False)
@@ -66,7 +67,7 @@ KINDS = (
     ROLE_BINDINGS,
     CLUSTER_ROLES,
     CLUSTER_ROLE_BINDINGS,
-    Kind("configmaps", "ConfigMap"),
+    CONFIG_MAPS,
     Kind("secrets", "Secret", fields=METADATA_FIELDS | {"type"}),
     Kind("events", "Event", fields=METADATA_FIELDS | _EVENT_FIELDS),
     Kind("services", "Service", has_status=True, returns_deleted=True),

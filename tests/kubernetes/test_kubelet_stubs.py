@@ -1,0 +1,32 @@
+"""The stubs of the kubelet's interfaces are those of the .proto files beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+from gpushare_spawner.agent import kubelet
+from gpushare_spawner.agent.kubelet import deviceplugin_pb2, podresources_pb2
+
+FOLDER = Path(kubelet.__file__).parent
+
+
+@pytest.mark.parametrize("stubs", [deviceplugin_pb2, podresources_pb2])
+def test_stubs_and_protos_say_the_same(stubs: object, tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
+    described = stubs.DESCRIPTOR  # type: ignore[attr-defined]
+    output = tmp_path / "descriptors"
+    assert (
+        protoc.main(["protoc", f"--proto_path={FOLDER.parents[2]}", f"--descriptor_set_out={output}", described.name])
+        == 0
+    )
+    (compiled,) = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes()).file
+    stub = descriptor_pb2.FileDescriptorProto()
+    described.CopyToProto(stub)
+    for each in (compiled, stub):
+        for message in each.message_type:
+            for field in message.field:
+                field.ClearField("json_name")
+    assert compiled == stub
