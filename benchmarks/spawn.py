@@ -1,9 +1,9 @@
 """What sharing costs a hub on Kubernetes: spawn time, the form, and memory, beside plain KubeSpawner.
 
-``python -m benchmarks.spawn [--json]``. Both spawners run on the same stand-in API server, scheduler and kubelets (those
-of the tests, all on this machine, every API call 5 ms late) in one run, taking turns. A spawn is what a hub does of it:
-pre-spawn hook, place, pod, until the pod runs. Both are given the same random numbers, since KubeSpawner waits in random
-steps. Memory is that of a process of its own with all pods in its view.
+``python -m benchmarks.spawn [--json]``. Both spawners run on the same stand-in API server, scheduler and kubelets
+(those of the tests, all on this machine, every API call 5 ms late) in one run, taking turns. A spawn is what a hub
+does of it: pre-spawn hook, place, pod, until the pod runs. Both are given the same random numbers, since KubeSpawner
+waits in random steps. Memory is that of a process of its own with all pods in its view.
 """
 
 from __future__ import annotations
