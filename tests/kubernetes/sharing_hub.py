@@ -30,7 +30,7 @@ from tests.spawner.conftest import TEMPLATES
 from tests.spawner.running_hub import RunningHub
 
 from .standin.client import ApiStatus, path
-from .standin.cluster import HUB_RULES, Cluster
+from .standin.cluster import HUB_RULES, RBAC, Cluster
 from .standin.programs import Listeners, Programs
 
 SHARING_RULES = [
@@ -127,11 +127,20 @@ async def kube_access(cluster: Cluster, rules: list[dict[str, Any]] | None = Non
                     await client.api_client.close()
 
 
-async def allow_everywhere(cluster: Cluster) -> None:
-    """The service account of `kube_access` may do everything in the whole cluster, as for user namespaces."""
+@contextlib.asynccontextmanager
+async def everywhere(cluster: Cluster, *namespaces: str) -> AsyncIterator[None]:
+    """The service account of `kube_access` may do everything in the whole cluster; these namespaces go afterwards."""
     account = {"kind": "ServiceAccount", "name": "hub", "namespace": cluster.namespace}
     rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
-    await cluster._bind("ClusterRole", {"name": f"{cluster.namespace}-all"}, rules, account, "")
+    name = f"{cluster.namespace}-all"
+    await cluster._bind("ClusterRole", {"name": name}, rules, account, "")
+    try:
+        yield
+    finally:
+        for kind in ("clusterrolebindings", "clusterroles"):
+            await cluster.admin.delete(path(kind, name=name, group=RBAC))
+        for namespace in namespaces:
+            await cluster.admin.delete(path("namespaces", name=namespace))
 
 
 class SharingHub(RunningHub):
