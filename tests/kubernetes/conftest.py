@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from .sharing_hub import make_hub, nodes, templates
 from .standin.client import Credentials
 from .standin.cluster import Cluster, real_cluster, standin_cluster
 from .standin.control_plane import api_server, cluster_of
+
+__all__ = ["cluster", "control_plane", "make_hub", "nodes", "templates"]
 
 # read before any test points a client elsewhere
 _KUBECONFIG = os.environ.get("KUBECONFIG")

@@ -30,8 +30,8 @@ from tests.spawner.conftest import TEMPLATES
 from tests.spawner.running_hub import RunningHub
 
 from .standin.client import ApiStatus, path
-from .standin.cluster import HUB_RULES, Cluster
-from .standin.programs import Listeners
+from .standin.cluster import HUB_RULES, RBAC, Cluster
+from .standin.programs import Listeners, Programs
 
 SHARING_RULES = [
     *HUB_RULES,
@@ -62,11 +62,10 @@ class GpuNodes:
     cluster: Cluster
     names: list[str] = field(default_factory=list)
 
-    async def add(self, gpus: int = 2, capacity: int = 100, start_seconds: float = 0.0, **options: Any) -> str:
+    async def add(self, gpus: int = 2, capacity: int = 100, programs: Programs | None = None, **options: Any) -> str:
         """A node with a fresh report; its name."""
         units = {resource_name(index): capacity for index in range(gpus)}
-        programs = Listeners(start_seconds=start_seconds)
-        node = await self.cluster.make_node(programs=programs, static_resources=units, **options)
+        node = await self.cluster.make_node(programs=programs or Listeners(), static_resources=units, **options)
         self.names.append(node.name)
         await self.report(node.name, [gpu(node.name, index, capacity=capacity) for index in range(gpus)])
         return str(node.name)
@@ -93,8 +92,7 @@ class GpuNodes:
         except ApiStatus as error:
             if error.code != 409:
                 raise
-            await self.cluster.admin.delete(path("configmaps", namespace, report_name(node)))
-            await self.cluster.admin.create(path("configmaps", namespace), config_map)
+            await self.cluster.admin.patch(path("configmaps", namespace, report_name(node)), config_map)
 
     async def held(self) -> dict[str, int]:
         """Units that pods hold, by GPU, as their annotations say."""
@@ -129,11 +127,20 @@ async def kube_access(cluster: Cluster, rules: list[dict[str, Any]] | None = Non
                     await client.api_client.close()
 
 
-async def allow_everywhere(cluster: Cluster) -> None:
-    """The service account of `kube_access` may do everything in the whole cluster, as for user namespaces."""
+@contextlib.asynccontextmanager
+async def everywhere(cluster: Cluster, *namespaces: str) -> AsyncIterator[None]:
+    """The service account of `kube_access` may do everything in the whole cluster; these namespaces go afterwards."""
     account = {"kind": "ServiceAccount", "name": "hub", "namespace": cluster.namespace}
     rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
-    await cluster._bind("ClusterRole", {"name": f"{cluster.namespace}-all"}, rules, account, "")
+    name = f"{cluster.namespace}-all"
+    await cluster._bind("ClusterRole", {"name": name}, rules, account, "")
+    try:
+        yield
+    finally:
+        for kind in ("clusterrolebindings", "clusterroles"):
+            await cluster.admin.delete(path(kind, name=name, group=RBAC))
+        for namespace in namespaces:
+            await cluster.admin.delete(path("namespaces", name=namespace))
 
 
 class SharingHub(RunningHub):

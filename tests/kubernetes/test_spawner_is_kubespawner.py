@@ -19,7 +19,7 @@ from traitlets.config import Config
 from gpushare_spawner.model.kubernetes import SESSION_LABEL
 from gpushare_spawner.spawner.kube import GPUShareSpawner
 
-from .sharing_hub import allow_everywhere, kube_access
+from .sharing_hub import everywhere, kube_access
 from .standin.client import path
 from .standin.cluster import HUB_RULES, Cluster
 from .standin.programs import Listeners
@@ -306,24 +306,25 @@ async def test_reflectors_are_shared(make: Make, node: Any) -> None:
 async def test_another_namespace_by_profile(make: Make, node: Any, cluster: Cluster) -> None:
     other = f"{cluster.namespace}-other"
     await cluster.admin.create(path("namespaces"), {"metadata": {"name": other}})
-    await allow_everywhere(cluster)
     profile = {"display_name": "There", "slug": "there", "kubespawner_override": {"namespace": other}}
-    spawner = make(profile_list=[*PROFILES, profile])
-    spawner.user_options = {"profile": "there"}
-    await spawner.start()
-    assert [pod["metadata"]["name"] for pod in await cluster.admin.list(path("pods", other))] == ["jupyter-start"]
-    assert await spawner.poll() is None
-    await spawner.stop()
+    async with everywhere(cluster, other):
+        spawner = make(profile_list=[*PROFILES, profile])
+        spawner.user_options = {"profile": "there"}
+        await spawner.start()
+        assert [pod["metadata"]["name"] for pod in await cluster.admin.list(path("pods", other))] == ["jupyter-start"]
+        assert await spawner.poll() is None
+        await spawner.stop()
 
 
 async def test_user_namespaces(make: Make, node: Any, cluster: Cluster) -> None:
-    await allow_everywhere(cluster)
-    spawner = make("ada", enable_user_namespaces=True, user_namespace_template=f"{cluster.namespace}-{{username}}")
-    await spawner.start()
-    assert spawner.namespace == f"{cluster.namespace}-ada"
-    assert len(await cluster.admin.list(path("pods", spawner.namespace))) == 1
-    assert await spawner.poll() is None
-    await spawner.stop()
+    own = f"{cluster.namespace}-ada"
+    async with everywhere(cluster, own):
+        spawner = make("ada", enable_user_namespaces=True, user_namespace_template=f"{cluster.namespace}-{{username}}")
+        await spawner.start()
+        assert spawner.namespace == own
+        assert len(await cluster.admin.list(path("pods", own))) == 1
+        assert await spawner.poll() is None
+        await spawner.stop()
 
 
 async def test_named_servers(make: Make, node: Any, cluster: Cluster) -> None:
