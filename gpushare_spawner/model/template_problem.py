@@ -28,7 +28,7 @@ class Problem:
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         parts = [place, self.field, self.what] if self.field else [place, self.what]
-        return ": ".join(parts) + (f"; {self.advice}" if self.advice else "")
+        return _one_line(": ".join(parts) + (f"; {self.advice}" if self.advice else ""))
 
 
 def problems_of(error: ValidationError, file: str, lines: Mapping[tuple[str | int, ...], int]) -> Iterator[Problem]:
@@ -38,6 +38,11 @@ def problems_of(error: ValidationError, file: str, lines: Mapping[tuple[str | in
         model = _model_at(path[:-1])
         what, advice = _words(details, path, model)
         yield Problem(file, _line(path, lines), ".".join(map(str, path)), what, advice)
+
+
+def _one_line(text: str) -> str:
+    """The text with line breaks and control characters as escapes: names of fields are whatever somebody wrote."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _path(details: ErrorDetails) -> tuple[str | int, ...]:

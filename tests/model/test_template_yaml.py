@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.template_schema import template_schema
@@ -244,6 +244,8 @@ PARTS = st.sampled_from(
 
 
 @given(st.dictionaries(FIELDS, VALUES | st.dictionaries(PARTS, VALUES, max_size=3), max_size=5))
+@example({"gpu": {"fraction": None, "memory": {"\n": None}}})
+@example({"a\u2028b\x1b[2J": 1})
 @settings(deadline=None, max_examples=200)
 def test_any_values_in_the_fields(data):
     base = {"name": "a", "display_name": "b"}
