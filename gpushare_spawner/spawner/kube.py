@@ -565,7 +565,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):
             status: int | None = await super(GPUShareBase, self).poll()
             return status
         if self._placing is None:
-            await self._start_watching_pods()
+            await self._watch_pods_patiently()
             pod = self._pod()
             if pod is not None and is_session(pod["metadata"].get("labels")):
                 # a hub that was killed before it saved its state learns the template from the pod
@@ -578,6 +578,17 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):
                         await self.stop(now=True)
                     return code or 1
         return await super().poll()
+
+    async def _watch_pods_patiently(self) -> None:
+        # a hub that starts takes a failed poll for a stopped server, and one failed list would do that to all of them
+        for pause in (0.2, 0.5, 1.0, 2.0):
+            try:
+                await self._start_watching_pods()
+                return
+            except Exception as error:
+                self.log.warning("Pods in %s are not watched yet: %s", self.namespace, error)
+                await asyncio.sleep(pause)
+        await self._start_watching_pods()
 
     async def stop(self, now: bool = False) -> None:
         """KubeSpawner's. A start that still waits for its share is called off; whoever waits has a look afterwards."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import secrets
 import uuid
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ class StandInApiServer:
         self.faults.on_cut = self.store.cut_watches
         self.access = Access(self.store)
         self.admin_token = self.access.add_user("admin", MASTERS)
-        self.calls: dict[tuple[str, str], int] = {}
+        self.calls: Counter[tuple[str, str]] = Counter()
         """How often each (verb, resource) was asked for."""
         self._port = port
         self._watching = Watching(self.store, bookmark_interval)
@@ -79,7 +80,7 @@ class StandInApiServer:
             user = self.access.user(request.headers.get("Authorization"))
             target = target_of(request.path)
             ask = ask_of(request, target, user=user.name)
-            self.calls[ask.verb, ask.resource] = self.calls.get((ask.verb, ask.resource), 0) + 1
+            self.calls[ask.verb, ask.resource] += 1
             await self.faults.delay()
             fault = self.faults.draw(ask)
             if fault not in (None, "lost"):

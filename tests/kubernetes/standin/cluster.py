@@ -8,6 +8,7 @@ import json
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class Cluster:
         self.faults = faults
         self.server: StandInApiServer | None = None
         """The stand-in, for the few tests that are about it alone."""
+        self.calls: Counter[tuple[str, str]] = Counter()
+        """How often each (verb, resource) was asked for; before a real API server without the scheduler's."""
         self.nodes: dict[str, StandInKubelet] = {}
         self.admin = KubeClient(self.credentials(admin_token))
         self._node_client = KubeClient(self.credentials(admin_token), patience=30.0)
@@ -311,7 +314,7 @@ async def standin_cluster(faults: Faults | None = None, port: int = 0) -> AsyncI
             client = await stack.enter_async_context(KubeClient(Credentials(server.url, token), patience=30.0))
             await stack.enter_async_context(Scheduler(client))
             cluster = Cluster(server.url, server.admin_token, folder, server.faults)
-            cluster.server = server
+            cluster.server, cluster.calls = server, server.calls
             yield await stack.enter_async_context(cluster)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -328,6 +331,7 @@ async def real_cluster(backend: Credentials, has_controllers: bool) -> AsyncIter
                 client = await stack.enter_async_context(KubeClient(backend, patience=30.0))
                 await stack.enter_async_context(Scheduler(client))
             cluster = Cluster(front.url, front.admin_token, folder, front.faults, True, has_controllers)
+            cluster.calls = front.calls
             yield await stack.enter_async_context(cluster)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -43,6 +43,7 @@ def api_server(assets: Path, folder: Path) -> Iterator[Credentials]:
     ]  # fmt: skip
     server = [
         assets / "kube-apiserver", f"--etcd-servers={etcd_url}", "--bind-address=127.0.0.1", f"--secure-port={port}",
+        "--advertise-address=127.0.0.1",
         f"--cert-dir={folder / 'certificates'}", f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={folder / 'service-accounts.key'}",

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import secrets
+from collections import Counter
 
 import aiohttp
 from aiohttp import web
@@ -28,6 +29,8 @@ class Front:
         self.faults = faults
         self.admin_token = secrets.token_urlsafe(24)
         self.url = ""
+        self.calls: Counter[tuple[str, str]] = Counter()
+        """How often each (verb, resource) was asked for."""
         self._backend = backend
         self._watches: set[asyncio.Task[None]] = set()
         self._stack = contextlib.AsyncExitStack()
@@ -72,6 +75,7 @@ class Front:
             ask = ask_of(request, target_of(request.path), user=self._user(token))
         except ApiError as error:
             return json_answer(error.status(), error.code)
+        self.calls[ask.verb, ask.resource] += 1
         await self.faults.delay()
         fault = self.faults.draw(ask)
         if fault not in (None, "lost"):

@@ -1,0 +1,223 @@
+"""Templates beside KubeSpawner's profiles, in a hub: cards, defaults, answers, limits, named servers, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubespawner import KubeSpawner
+
+from gpushare_spawner.model.kubernetes import SESSION_LABEL, pod_session
+from gpushare_spawner.spawner.base import GPUShareBase
+from gpushare_spawner.spawner.kube import GPUShareSpawner
+from tests.spawner.running_hub import Browser, until
+from tests.spawner.test_form import EVIL, Page
+
+from .sharing_hub import GpuNodes, everywhere
+from .standin.client import path
+from .standin.cluster import Cluster
+
+MakeHub = Callable[..., Any]
+
+OWN = [
+    {"display_name": "Bare <i>pod</i>", "description": "<b>HTML</b> here", "slug": "bare"},
+    {
+        "display_name": "Choices",
+        "slug": "choices",
+        "profile_options": {
+            "image": {
+                "display_name": "<u>Image</u>",
+                "unlisted_choice": {
+                    "enabled": True,
+                    "validation_regex": "^mine/",
+                    "kubespawner_override": {"image": "{value}"},
+                },
+                "choices": {"one": {"display_name": "<s>One</s>", "kubespawner_override": {"image": "there/one:1"}}},
+            }
+        },
+    },
+]
+
+
+def with_own(config: Any, **marks: Any) -> None:
+    profiles = [dict(profile) for profile in OWN]
+    for slug, mark in marks.items():
+        next(profile for profile in profiles if profile["slug"] == slug)["default"] = mark
+    config.KubeSpawner.profile_list = profiles
+
+
+async def test_both_on_one_form(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, templates: Path) -> None:
+    (templates / "evil.yaml").write_text(f"name: evil\ndisplay_name: {json.dumps(EVIL[:70])}\ngpu: {{fraction: 0.1}}\n")
+    await nodes.add(gpus=2)
+    hub = await make_hub(with_own)
+    browser = Browser(hub)
+    await browser.log_in("ada")
+    form = (await browser.open("/hub/spawn")).body.decode()
+    assert "Bare <i>pod</i>" in form
+    assert "<b>HTML</b> here" in form
+    assert "<u>Image</u>" in form
+    assert "<s>One</s>" in form
+    assert "<script>alert(1)" not in form
+    assert "Starts now" in form
+    assert "GPU</dt><dd>2" in form.replace("\n", "")
+    start = form.index('<div class="gpushare">')
+    page = Page(form[start : form.index("</fieldset>", start)] + "</fieldset></div>")
+    assert page.checked == ["cpu-only"]
+    assert [field["value"] for field in page.inputs if field["type"] == "radio"][-2:] == ["bare", "choices"]
+    fields = [
+        ("profile", "choices"),
+        ("profile-option-choices--image", "one"),
+        ("profile-option-choices--image--unlisted-choice", ""),
+    ]
+    await browser.open("/hub/spawn/ada", form=fields)
+    await hub.started("ada")
+    pod = await cluster.pod("jupyter-ada")
+    assert pod is not None
+    assert pod["spec"]["containers"][0]["image"] == "there/one:1"
+    assert SESSION_LABEL not in pod["metadata"]["labels"]
+
+
+async def test_a_template_from_the_form(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster) -> None:
+    await nodes.add(gpus=1)
+    hub = await make_hub(with_own)
+    browser = Browser(hub)
+    await browser.log_in("ada")
+    await browser.open("/hub/spawn/ada", form=[("profile", "half-gpu")])
+    await hub.started("ada")
+    assert list((await nodes.held()).values()) == [50]
+
+
+async def test_a_refusal_shows_the_form_again(make_hub: MakeHub, nodes: GpuNodes) -> None:
+    await nodes.add(gpus=1)
+    hub = await make_hub()
+    browser = Browser(hub)
+    await browser.log_in("ada")
+    answer = (await browser.open("/hub/spawn/ada", form=[("profile", "a100")])).body.decode()
+    assert "a100 cannot be started on this cluster" in answer
+    assert 'value="a100" aria-describedby' in answer
+
+
+async def test_an_admins_own_form_gets_the_templates_escaped(
+    make_hub: MakeHub, nodes: GpuNodes, templates: Path
+) -> None:
+    (templates / "evil.yaml").write_text(f"name: evil\ndisplay_name: {json.dumps(EVIL[:70])}\ngpu: {{fraction: 0.1}}\n")
+    await nodes.add(gpus=1)
+
+    def configure(config: Any) -> None:
+        with_own(config, bare=True)
+        config.KubeSpawner.profile_form_template = "{% for p in profile_list %}<p>{{ p.slug }}|{{ p.default }}|{{ p.display_name }}|{{ p.gpushare.text }}</p>{% endfor %}"
+
+    hub = await make_hub(configure)
+    await hub.add_user("ada")
+    form = await hub.spawner("ada").get_options_form()
+    assert "<script>" not in form
+    assert "<p>half-gpu|False|0.50 GPU|Starts now</p>" in form
+    assert "<p>bare|True|Bare <i>pod</i>|</p>" in form
+
+
+@pytest.mark.parametrize(
+    ("marks", "template_marked", "expected"),
+    [
+        ({}, True, "cpu-only"),
+        ({"choices": True}, True, "choices"),
+        ({"choices": True}, False, "choices"),
+        ({}, False, "bare"),
+    ],
+)
+async def test_who_is_the_default(
+    make_hub: MakeHub, templates: Path, nodes: GpuNodes, marks: dict[str, bool], template_marked: bool, expected: str
+) -> None:
+    if not template_marked:
+        file = templates / "cpu-only.yaml"
+        file.write_text(file.read_text().replace("default: true\n", ""))
+    await nodes.add(gpus=1)
+    hub = await make_hub(lambda config: with_own(config, **marks))
+    assert (await hub.start_server("ada")).code == 201
+    assert hub.spawner("ada")._profile_slug == expected
+
+
+async def test_wrong_choices_of_own_profiles_are_answered(make_hub: MakeHub, nodes: GpuNodes) -> None:
+    await nodes.add(gpus=1)
+    hub = await make_hub(with_own)
+    for options, words in (
+        ({"profile": "choices", "image": "none"}, "there is no choice 'none'; choose one of one."),
+        ({"profile": "choices", "image": ["x"]}, "there is no choice ['x']"),
+        ({"profile": "choices", "image--unlisted-choice": "theirs/x"}, "failed validation regex"),
+    ):
+        response = await hub.start_server("ada", options)
+        assert response.code == 400, response.body
+        assert words in json.loads(response.body)["message"]
+    # KubeSpawner does not mind what it does not know
+    assert (await hub.start_server("ada", {"profile": "bare", "more": "of a hook"})).code == 201
+
+
+async def test_a_clash_of_names_keeps_the_profile(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await nodes.add(gpus=1)
+    own = [{"display_name": "Mine", "slug": "half-gpu"}]
+    hub = await make_hub(lambda config: config.KubeSpawner.update(profile_list=own))
+    assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 201
+    assert not await nodes.held()
+    assert "The template 'half-gpu' is not offered" in capsys.readouterr().err
+
+
+async def test_named_servers_and_the_limit_of_a_user(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster) -> None:
+    await nodes.add(gpus=4)
+    hub = await make_hub()
+    assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code == 201
+    assert (await hub.start_server("ada", {"profile": "whole-gpu"}, "big")).code == 201
+    response = await hub.start_server("ada", {"profile": "whole-gpu"}, "more")
+    assert response.code == 409
+    assert "You may run one server with" in json.loads(response.body)["message"]
+    sessions = {pod_session(pod["metadata"]["annotations"]).session for pod in await cluster.pods()}
+    assert sessions == {"ada", "ada+big"}
+
+
+async def test_user_namespaces_with_a_share(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster) -> None:
+    node = await nodes.add(gpus=1)
+
+    def configure(config: Any) -> None:
+        config.KubeSpawner.enable_user_namespaces = True
+        config.KubeSpawner.user_namespace_template = f"{cluster.namespace}-{{username}}"
+        config.GPUShareSpawner.queue_length = 0
+
+    async with everywhere(cluster, *(f"{cluster.namespace}-{name}" for name in ("ada", "bob"))):
+        hub = await make_hub(configure)
+        assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
+        (pod,) = await cluster.admin.list(path("pods", f"{cluster.namespace}-ada"))
+        assert pod_session(pod["metadata"]["annotations"]).gpus == (f"GPU-{node}-0",)
+        # the other one's namespace is another, the GPU is the same
+        assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 503
+        assert (await hub.stop_server("ada")).code == 204
+
+
+async def test_templates_that_come_later(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    later.mkdir()
+    await nodes.add(gpus=1)
+    hub = await make_hub(lambda config: config.GPUShareSpawner.update(templates_dir=str(later)))
+    assert (await hub.start_server("ada", {"whatever": "is ignored"})).code == 201
+    await hub.add_user("bob")
+    assert await hub.spawner("bob").get_options_form() == ""
+    assert set(KubeSpawner.reflectors) == {("pods", cluster.namespace), ("events", cluster.namespace)}
+    (later / "half.yaml").write_text("name: half\ndisplay_name: Half\ngpu: {fraction: 0.5}\n")
+    await asyncio.sleep(0.6)
+    assert "Half" in await hub.spawner("bob").get_options_form()
+    assert (await hub.start_server("bob", {"profile": "half"})).code == 201
+    assert (await hub.stop_server("ada")).code == 204
+    await until(lambda: not hub.spawner("ada").active)
+
+
+def test_every_setting_is_documented() -> None:
+    names = {**vars(GPUShareBase), **vars(GPUShareSpawner)}
+    own = {name for name in names if name in GPUShareSpawner.class_traits(config=True)}
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes-spawner.md").read_text()
+    assert own >= {"templates_dir", "reports_namespace", "share_unit_size", "start_attempts", "view_patience"}
+    for name in own:
+        assert GPUShareSpawner.class_traits()[name].help, name
+        assert f"| `{name}` |" in page, f"docs/kubernetes-spawner.md says nothing of {name}"
