@@ -33,7 +33,7 @@ from gpushare_spawner.spawner.form import OTHER, Form
 from gpushare_spawner.spawner.kube_manifest import HUB, RESERVATION, annotation, fragment, holds_share, put_back
 from gpushare_spawner.spawner.kube_pods import NotAdmitted, ended_by_node, exit_code, orphans, why_waiting
 from gpushare_spawner.spawner.kube_profiles import as_entry, cards, check_choices, default_card, marked_default
-from gpushare_spawner.spawner.kube_reflectors import Dated, DatedPodReflector, ReportReflector, freshen
+from gpushare_spawner.spawner.kube_reflectors import Dated, DatedPodReflector, ReportReflector, ViewStale, freshen
 from gpushare_spawner.spawner.kube_reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.kube_view import PODS, REPORTS, ClusterView
 from gpushare_spawner.spawner.profiles import UNLISTED, Profile
@@ -449,7 +449,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):
                 return await super()._start()
             except NotAdmitted as error:
                 await self._leave(error, last=attempt >= self.start_attempts)
-            except (ApiException, ClientError) as error:
+            except (ApiException, ClientError, ViewStale) as error:
                 if not _passing(error) or attempt >= self.start_attempts:
                     raise _api_refused(error) from error
                 self.log.warning("%s: the cluster's API failed: %s; trying again", self._log_name, _worded(error))
@@ -478,10 +478,9 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):
             )
         self._retries.tell(f"{ended}. Looking for another place.")
 
-    def _too_slow(self, why: str) -> StartRefused:
-        if not why:
-            pod = self._pod()
-            why = why_waiting(pod) if pod is not None else "its pod never showed"
+    def _too_slow(self, said: str) -> StartRefused:
+        pod = self._pod()
+        why = (why_waiting(pod) if pod is not None else "") or said or ("" if pod else "its pod never showed")
         return StartRefused(
             f"The server did not start within {self.start_timeout} seconds{f' ({why})' if why else ''}. Try again, or "
             "tell the admin.",
@@ -561,7 +560,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):
 
     async def poll(self) -> int | None:
         """KubeSpawner's. A pod with a share that its node has ended counts as stopped, and the log says why."""
-        if not self._templates():
+        if not self._profile_slug and not self._templates():
             status: int | None = await super(GPUShareBase, self).poll()
             return status
         if self._placing is None:

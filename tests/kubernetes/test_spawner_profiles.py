@@ -110,9 +110,8 @@ async def test_an_admins_own_form_gets_the_templates_escaped(
     def configure(config: Any) -> None:
         with_own(config, bare=True)
         config.KubeSpawner.profile_form_template = (
-            "{% for p in profile_list %}"
-            "<p>{{ p.slug }}|{{ p.default }}|{{ p.display_name }}|{{ p.gpushare.text }}</p>"
-            "{% endfor %}"
+            "{% for p in profile_list %}<p>{{ p.slug }}|{{ p.default }}|{{ p.display_name }}"
+            "|{{ p.gpushare.text if p.gpushare }}</p>{% endfor %}"
         )
 
     hub = await make_hub(configure)
