@@ -69,7 +69,7 @@ def test_entry_points_name_spawners() -> None:
 
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["jupyterhub.spawners"]
     for path in points.values():
-        assert issubclass(import_item(path.replace(":", ".")), GPUShareMixin)
+        assert issubclass(import_item(path.replace(":", ".")), GPUShareBase)
 
 
 # -- the fragment --
