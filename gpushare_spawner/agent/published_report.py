@@ -92,6 +92,7 @@ class PublishedReport:
                     pause = self._settings.capacity_every
                 except ApiFailure as failure:
                     self._complain(str(failure))
+                    self._poke.set()  # it is due all the same
                     pause = min(2 * pause, self._settings.at_most_every)
                 await asyncio.sleep(pause)
             await self._news()
