@@ -14,6 +14,8 @@ from urllib.parse import urlparse
 
 from jupyterhub.app import JupyterHub
 
+from gpushare_spawner.service.user_role import grant_to_everybody
+
 
 def _gpushare_defined(trait):
     """What files before this one have put into a list: the hub refuses to start where a role is defined twice."""
@@ -82,15 +84,5 @@ if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(
         }
     )
 
-_gpushare_access = "access:services!service=gpushare"
-_gpushare_users = next((r for r in _gpushare_defined(c.JupyterHub.load_roles) if r.get("name") == "user"), None)
-if _gpushare_users is not None:
-    # an admin's own role `user`: everybody has that one
-    _gpushare_users["scopes"] = list(dict.fromkeys([*_gpushare_users.get("scopes", ["self"]), _gpushare_access]))
-elif hasattr(JupyterHub, "extra_user_scopes"):  # JupyterHub 6
-    c.JupyterHub.extra_user_scopes.add(_gpushare_access)
-else:
-    # Whoever wants a role `user` of their own on JupyterHub 5 defines it in an earlier file; it is extended then.
-    c.JupyterHub.load_roles.append(
-        {"name": "user", "description": "Standard user privileges", "scopes": ["self", _gpushare_access]}
-    )
+# Everybody may open the board, whatever other files say of the role `user`.
+grant_to_everybody(c.JupyterHub, "access:services!service=gpushare", hasattr(JupyterHub, "extra_user_scopes"))

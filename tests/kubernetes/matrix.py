@@ -22,7 +22,11 @@ MATRIX = (
     {"jupyterhub": "6.1.1", "jupyterhub-kubespawner": "7.0.0"},
     {"jupyterhub": "6.1.1", "jupyterhub-kubespawner": "7.1.0"},
 )
-TESTS = ("tests/kubernetes/test_spawner_is_kubespawner.py", "tests/kubernetes/test_spawner_start.py")
+TESTS = (
+    "tests/kubernetes/test_spawner_is_kubespawner.py",
+    "tests/kubernetes/test_spawner_start.py",
+    "tests/kubernetes/test_service_fragments.py",
+)
 
 
 def overlay(versions: dict[str, str]) -> Path:

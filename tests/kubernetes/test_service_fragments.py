@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from jupyterhub.app import JupyterHub
+from jupyterhub.orm import Role
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
@@ -113,3 +114,32 @@ def test_the_littlest_jupyterhub(tmp_path, monkeypatch):
     assert by_a_config_file(tmp_path).JupyterHub.spawner_class == "gpushare-local"
     mine = 'c.JupyterHub.spawner_class = "kubespawner.KubeSpawner"'
     assert by_a_config_file(tmp_path, mine).JupyterHub.spawner_class == "kubespawner.KubeSpawner"
+
+
+ROLE = '{"name": "user", "scopes": ["self", "read:hub"]}'
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "others"),
+    [
+        ("", "", set()),
+        (f"c.JupyterHub.load_roles = [{ROLE}]", "", {"read:hub"}),
+        ("", f"c.JupyterHub.load_roles.append({ROLE})", {"read:hub"}),
+    ],
+    ids=["nobody's", "before", "after"],
+)
+async def test_the_hub_that_is_installed_lets_everybody_open_the_board(tmp_path, before, after, others):
+    """JupyterHub 5 does not start where a role is defined twice; 6 forgets what is added to a role of one's own."""
+    loads = "".join(f"load_subconfig({str(fragment)!r})\n" for fragment in FRAGMENTS)
+    (tmp_path / "jupyterhub_config.py").write_text(f"c = get_config()\n{before}\n{loads}\n{after}\n")
+    config = PyFileConfigLoader("jupyterhub_config.py", str(tmp_path)).load_config()
+    config.JupyterHub.db_url = f"sqlite:///{tmp_path}/hub.sqlite"
+    hub = JupyterHub(config=config)
+    hub.init_db()
+    hub.authenticator = hub.authenticator_class(parent=hub, db=hub.db)
+    try:
+        await hub.init_role_creation()
+        scopes = set(Role.find(hub.db, "user").scopes)
+    finally:
+        hub.db.close()
+    assert scopes == {"self", "access:services!service=gpushare"} | others

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import types
 
 import pytest
-from traitlets.config import Config
+from traitlets import Dict, List
+from traitlets.config import Config, Configurable
+from traitlets.config.loader import PyFileConfigLoader
 
 from tests.service.real_hub import FRAGMENT
 
@@ -14,16 +17,25 @@ ACCESS = "access:services!service=gpushare"
 
 def apply(config: Config, monkeypatch: pytest.MonkeyPatch, version: int) -> Config:
     """Run the fragment as hubs of this version do; only `c` is there."""
-    hub = type("JupyterHub", (), {"extra_user_scopes": None} if version == 6 else {})
-    monkeypatch.setitem(__import__("sys").modules, "jupyterhub.app", types.SimpleNamespace(JupyterHub=hub))
+    set_version(monkeypatch, version)
     exec(compile(FRAGMENT.read_text(), "main file", "exec"), {"c": config})
     return config
 
 
+def set_version(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    hub = type("JupyterHub", (), {"extra_user_scopes": None} if version == 6 else {})
+    monkeypatch.setitem(sys.modules, "jupyterhub.app", types.SimpleNamespace(JupyterHub=hub))
+
+
+class Reader(Configurable):
+    """Takes its configuration as the hub does."""
+
+    load_roles = List(Dict(), config=True)
+
+
 def roles(config: Config) -> dict[str, list[str]]:
-    """Name and scopes of all roles, no name twice."""
-    found = config.JupyterHub.load_roles
-    found = found if isinstance(found, list) else found.get_value([])
+    """Name and scopes of all roles as the hub sees them, no name twice."""
+    found = Reader(config=Config({"Reader": {"load_roles": config.JupyterHub.load_roles}})).load_roles
     assert len({role["name"] for role in found}) == len(found)
     return {role["name"]: role.get("scopes", []) for role in found}
 
@@ -39,16 +51,44 @@ def test_users_may_open_the_board(monkeypatch, version):
         assert config.JupyterHub.extra_user_scopes.get_value(set()) == {ACCESS}
 
 
+ORDERS = {
+    "before, a list": "c.JupyterHub.load_roles = [USER]; load(ours)",
+    "before, appended": "c.JupyterHub.load_roles.append(USER); load(ours)",
+    "after, appended": "load(ours); c.JupyterHub.load_roles.append(USER)",
+    "after, appended to a list": "c.JupyterHub.load_roles = []; load(ours); c.JupyterHub.load_roles.append(USER)",
+    "after, extended": "load(ours); c.JupyterHub.load_roles.extend([USER])",
+    "in another file before": "load(theirs); load(ours)",
+    "in another file after": "load(ours); load(theirs)",
+    "between other files": "load('first.py'); load(ours); load('second.py'); load(theirs)",
+    "prepended": "c.JupyterHub.load_roles.prepend([USER]); load(ours)",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("version", [5, 6])
-@pytest.mark.parametrize("as_list", [True, False])
-def test_an_admins_own_role_user_is_extended_and_not_defined_again(monkeypatch, version, as_list):
-    config = Config()
-    if as_list:
-        config.JupyterHub.load_roles = [{"name": "user", "scopes": ["self", "read:hub"]}]
-    else:
-        config.JupyterHub.load_roles.append({"name": "user", "scopes": ["self", "read:hub"]})
-    apply(config, monkeypatch, version)
+def test_an_admins_own_role_user_is_extended_and_not_defined_again(monkeypatch, tmp_path, version, order):
+    """Files that are loaded with load_subconfig, as The Littlest JupyterHub does it, see nothing of each other."""
+    set_version(monkeypatch, version)
+    user = {"name": "user", "scopes": ["self", "read:hub"]}
+    (tmp_path / "theirs.py").write_text(f"c.JupyterHub.load_roles.append({user})")
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.py").write_text(f"c.JupyterHub.load_roles.append({{'name': '{name}'}})")
+    where = f"load = load_subconfig; ours, theirs = {str(FRAGMENT)!r}, 'theirs.py'"
+    (tmp_path / "main.py").write_text(f"c = get_config(); USER = {user}\n{where}\n{order}\n")
+    config = PyFileConfigLoader("main.py", str(tmp_path)).load_config()
     assert roles(config)["user"] == ["self", "read:hub", ACCESS]
+
+
+def test_a_role_user_without_scopes_keeps_the_hubs_default(monkeypatch):
+    config = Config()
+    config.JupyterHub.load_roles = [{"name": "user", "description": "Us"}]
+    assert roles(apply(config, monkeypatch, 5))["user"] == ["self", ACCESS]
+
+
+def test_scopes_for_everybody_that_come_from_yaml(monkeypatch):
+    config = Config()
+    config.JupyterHub.extra_user_scopes = ["read:hub"]
+    assert apply(config, monkeypatch, 6).JupyterHub.extra_user_scopes == {"read:hub", ACCESS}
 
 
 def test_what_others_configured_stays(monkeypatch):

@@ -1,0 +1,92 @@
+"""A scope for everybody, whatever else the hub's configuration says of the role `user`.
+
+JupyterHub 6 has ``extra_user_scopes``, and passes over it where an admin defines the role `user`. JupyterHub 5 has that
+role alone, and does not start where two files define it. Configuration files are read in any order and know little of
+each other; so the role is put together when the hub reads the whole list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from traitlets.config.loader import Config, LazyConfigValue
+
+USER = "user"
+Role = dict[str, Any]
+
+
+def grant_to_everybody(section: Config, scope: str, has_extra_scopes: bool) -> None:
+    """Let everybody have the scope; ``section`` is ``c.JupyterHub``.
+
+    A role `user` that is in its ``load_roles``, or comes to be in it, gets the scope beside its own. Where nobody
+    defines one, ``extra_user_scopes`` gives the scope; where the hub has none (JupyterHub 5) that role is defined here.
+    """
+    roles = section.load_roles
+    define = not has_extra_scopes
+    if isinstance(roles, LazyConfigValue):
+        section.load_roles = _LazyRoles.of(roles, scope, define)
+    else:
+        section.load_roles = _Roles(_raw(roles), scope, define)
+    if has_extra_scopes:
+        if isinstance(section.extra_user_scopes, list):
+            # YAML, as in hub.config of zero-to-jupyterhub, knows no sets
+            section.extra_user_scopes = set(section.extra_user_scopes)
+        section.extra_user_scopes.update({scope})
+
+
+class _Roles(list[Role]):
+    """Iterated over, as the hub does it once at its start, it gives the role `user` with the scope."""
+
+    def __init__(self, roles: Iterable[Role], scope: str, define: bool) -> None:
+        super().__init__(roles)
+        self.scope, self.define = scope, define
+
+    def __iter__(self) -> Iterator[Role]:
+        missing = self.define
+        for role in super().__iter__():
+            if role.get("name") == USER:
+                missing = False
+                role = {**role, "scopes": list(dict.fromkeys([*role.get("scopes", ["self"]), self.scope]))}
+            yield role
+        if missing:
+            yield {"name": USER, "description": "Standard user privileges", "scopes": ["self", self.scope]}
+
+    def raw(self) -> list[Role]:
+        """As they were given."""
+        return list(super().__iter__())
+
+
+class _LazyRoles(LazyConfigValue):
+    """What a file that knows nothing of those before it appends to the list."""
+
+    scope: str
+    define: bool
+
+    @classmethod
+    def of(cls, roles: LazyConfigValue, scope: str, define: bool) -> _LazyRoles:
+        new = cls()
+        new.scope, new.define = scope, define
+        new._prepend, new._inserts = roles._prepend, roles._inserts
+        new._extend = _Roles(_raw(roles._extend), scope, define)
+        return new
+
+    def merge_into(self, other: Any) -> Any:
+        """With what earlier files have said."""
+        if isinstance(other, LazyConfigValue):
+            self._extend = _Roles([*_raw(other._extend), *_raw(self._extend)], self.scope, self.define)
+            self._prepend = [*self._prepend, *other._prepend]
+            self._inserts = [*other._inserts, *self._inserts]
+            return self
+        return _Roles([*self._prepend, *_raw(other), *_raw(self._extend)], self.scope, self.define)
+
+    def get_value(self, initial: Any) -> Any:
+        """The whole list, on top of the hub's default, which is empty."""
+        value = LazyConfigValue()
+        value._inserts = self._inserts
+        value._extend = [*self._prepend, *_raw(self._extend)]
+        return list(_Roles(value.get_value(initial), self.scope, self.define))
+
+
+def _raw(roles: Iterable[Role]) -> list[Role]:
+    return roles.raw() if isinstance(roles, _Roles) else list(roles)
