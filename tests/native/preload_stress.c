@@ -63,6 +63,10 @@ static int check(const char *what, int code) {
 }
 #define DO(call) check(#call, call)
 
+static void count_failure(const char *what, unsigned long long value, unsigned long long other) {
+    if (atomic_fetch_add(&failures, 1) < 10) fprintf(stderr, "%s: %llu, %llu\n", what, value, other);
+}
+
 static void fill_words(uint64_t at, uint32_t value, void *stream) {
     uint64_t n = WORDS;
     void *params[] = {&at, &n, &value};
@@ -93,7 +97,7 @@ static void *work(void *number) {
             DO(cuPointerGetAttribute(&managed, 8, at + 5));
             DO(cuMemFree_v2(at));
             expect("default stream", words, value);
-            if (managed) atomic_fetch_add(&failures, 1);
+            if (managed) count_failure("plain memory said to be managed", managed, 0);
             break;
         case 1: /* a stream of its own, destroyed with work in it */
             DO(cuStreamCreate(&stream, 1));
@@ -122,7 +126,7 @@ static void *work(void *number) {
             break;
         case 3: /* memory and what is said of it */
             DO(cuMemGetInfo_v2(&available, &total));
-            if (available > total) atomic_fetch_add(&failures, 1);
+            if (available > total) count_failure("more memory available than there is", available, total);
             if (DO(cuMemAlloc_v2(&at, (size_t)(rand_r(&seed) % (1 << 20)) + 4 * WORDS))) break;
             DO(cuMemsetD32_v2(at, value, WORDS));
             DO(cuMemcpyDtoH_v2(words, at, 4 * WORDS));
@@ -132,7 +136,8 @@ static void *work(void *number) {
         case 4: { /* the same function by another way */
             void *function = NULL;
             DO(cuGetProcAddress_v2("cuMemAlloc", &function, 12000, 0, NULL));
-            if (function != (void *)cuMemAlloc_v2) atomic_fetch_add(&failures, 1);
+            if (function != (void *)cuMemAlloc_v2)
+                count_failure("another cuMemAlloc", (uintptr_t)function, (uintptr_t)cuMemAlloc_v2);
             break;
         }
         }
@@ -188,9 +193,9 @@ static void children(void) {
     while (time(NULL) < end) {
         pid_t child = fork();
         if (child == 0) _exit(0);
-        int status;
+        int status = -1;
         waitpid(child, &status, 0);
-        if (status) atomic_fetch_add(&failures, 1);
+        if (status) count_failure("a child's status", (unsigned)status, (unsigned)child);
         usleep(100000);
     }
 }

@@ -9,6 +9,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct allocation *root;
+static uint64_t newest;
 static struct {
     struct allocation *newest, *oldest;
     struct allocation *next; /* of the walk in progress */
@@ -42,7 +43,8 @@ static struct allocation *joined(struct allocation *below, struct allocation *ab
     return above;
 }
 
-static struct allocation *containing(CUdeviceptr at) {
+/* The last one that begins at or below `at`. */
+static struct allocation *last_up_to(CUdeviceptr at) {
     struct allocation *best = NULL;
     for (struct allocation *node = root; node;) {
         if (node->at <= at) {
@@ -52,6 +54,11 @@ static struct allocation *containing(CUdeviceptr at) {
             node = node->left;
         }
     }
+    return best;
+}
+
+static struct allocation *containing(CUdeviceptr at) {
+    struct allocation *best = last_up_to(at);
     return best && at - best->at < best->bytes ? best : NULL;
 }
 
@@ -117,6 +124,12 @@ void account_return(struct gpu *gpu, size_t bytes, bool managed) {
     worker_memory_changed(gpu);
 }
 
+static void drop(struct allocation *node) {
+    take_out(node);
+    give_back(node->gpu, node->bytes, node->kind != ALLOCATION_PLAIN);
+    free(node);
+}
+
 void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind) {
     struct allocation *node = calloc(1, sizeof *node);
     if (!node) return; /* it stays accounted for, and is freed as what it is */
@@ -127,6 +140,9 @@ void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capac
     node->gpu = gpu;
     if (real.cuCtxGetCurrent(&node->context) != CUDA_SUCCESS) node->context = NULL;
     pthread_mutex_lock(&lock);
+    struct allocation *stale;
+    while ((stale = last_up_to(at + capacity - 1)) && stale->at + stale->capacity > at) drop(stale);
+    node->number = ++newest;
     insert(node);
     pthread_mutex_unlock(&lock);
 }
@@ -166,21 +182,27 @@ void allocations_restore(const struct allocation *copy) {
     pthread_mutex_unlock(&lock);
 }
 
-static struct allocation *any_of(struct allocation *node, CUcontext context) {
-    if (!node || node->context == context) return node;
-    struct allocation *found = any_of(node->left, context);
-    return found ? found : any_of(node->right, context);
+static struct allocation *any_of(struct allocation *node, CUcontext context, uint64_t until) {
+    if (!node || (node->context == context && node->number <= until)) return node;
+    struct allocation *found = any_of(node->left, context, until);
+    return found ? found : any_of(node->right, context, until);
 }
 
-void allocations_of_context_gone(CUcontext context) {
+uint64_t allocations_newest(void) {
+    pthread_mutex_lock(&lock);
+    uint64_t number = newest;
+    pthread_mutex_unlock(&lock);
+    return number;
+}
+
+void allocations_of_context_gone(CUcontext context, uint64_t until) {
     stream_ordered_context_gone(context);
     pthread_mutex_lock(&lock);
     struct allocation *node;
-    while ((node = any_of(root, context))) {
-        take_out(node);
-        give_back(node->gpu, node->bytes, node->kind != ALLOCATION_PLAIN);
-        worker_memory_changed(node->gpu);
-        free(node);
+    while ((node = any_of(root, context, until))) {
+        struct gpu *gpu = node->gpu;
+        drop(node);
+        worker_memory_changed(gpu);
     }
     pthread_mutex_unlock(&lock);
 }

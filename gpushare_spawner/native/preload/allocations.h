@@ -16,7 +16,8 @@ struct allocation {
     enum allocation_kind kind;
     struct gpu *gpu;
     CUcontext context;
-    size_t walked; /* by the pager, in its present walk */
+    uint64_t number; /* counts what was remembered: a later one is of a later context, even with the same handle */
+    size_t walked;   /* by the pager, in its present walk */
     uint64_t walk;
     struct allocation *left, *right;  /* by address, a treap */
     struct allocation *newer, *older; /* by use, within the GPU; plain ones are in no list */
@@ -27,7 +28,8 @@ struct allocation {
 bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited);
 void account_return(struct gpu *gpu, size_t bytes, bool managed);
 
-/* Remember a new allocation, already accounted for. */
+/* Remember a new allocation, already accounted for. What lay there belonged to a context that is being destroyed just
+ * now: it is forgotten, and given back to the account. */
 void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind);
 
 /* The allocation that `at` lies in; a copy. */
@@ -39,7 +41,9 @@ bool allocations_remove(CUdeviceptr at, struct allocation *copy);
 /* Put one back that could not be freed after all. */
 void allocations_restore(const struct allocation *copy);
 
-void allocations_of_context_gone(CUcontext context);
+/* The number of the newest: taken before a context is destroyed, it tells afterwards what was the context's. */
+uint64_t allocations_newest(void);
+void allocations_of_context_gone(CUcontext context, uint64_t until);
 void allocations_forget(void); /* in a forked child */
 
 /* Walk over the managed allocations of a GPU, newest first or oldest first. `visit` is called with the lock held and

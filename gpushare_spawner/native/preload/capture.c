@@ -1,5 +1,6 @@
 #include "capture.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "gate.h"
@@ -8,13 +9,23 @@
 #define CUDA_ERROR_STREAM_CAPTURE_IMPLICIT 906
 
 static _Atomic int captures;
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* of beginning a capture, and of calls that one forbids */
 
 bool captures_in_progress(void) {
     return atomic_load(&captures) > 0;
 }
 
+void captures_hold_off(void) {
+    pthread_mutex_lock(&turn);
+}
+
+void captures_let_on(void) {
+    pthread_mutex_unlock(&turn);
+}
+
 void captures_forget(void) {
     atomic_store(&captures, 0);
+    pthread_mutex_init(&turn, NULL); /* whoever held it is not in the child */
 }
 
 bool is_capturing(CUstream stream) {
@@ -33,9 +44,11 @@ static void changed_by(int step) {
 
 /* Counted before the driver knows, so that no launch of the captured stream takes the fast path. */
 #define BEGIN(call)                                                                                                    \
+    captures_hold_off();                                                                                               \
     changed_by(+1);                                                                                                    \
     CUresult result = call;                                                                                            \
     if (result != CUDA_SUCCESS) changed_by(-1);                                                                        \
+    captures_let_on();                                                                                                 \
     return result
 
 CUresult wrapped_cuStreamBeginCapture(CUstream stream) {

@@ -5,6 +5,10 @@
 
 bool captures_in_progress(void);
 
+/* For the background thread: while it holds the turn, no thread begins a capture. */
+void captures_hold_off(void);
+void captures_let_on(void);
+
 /* Whether work put into `stream` is recorded now instead of being done. */
 bool is_capturing(CUstream stream);
 

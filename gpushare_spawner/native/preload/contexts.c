@@ -138,8 +138,8 @@ void stream_forget(CUstream stream) {
     pthread_mutex_unlock(&contexts_lock);
 }
 
-/* With the lock held: the context is gone, and with it its streams, events and memory. */
-static void context_forget(CUcontext handle) {
+/* With the lock held: the context is gone, and with it its streams, events and memory up to that number. */
+static void context_forget(CUcontext handle, uint64_t until) {
     for (struct context **link = &contexts; *link; link = &(*link)->next) {
         struct context *context = *link;
         if (context->handle != handle) continue;
@@ -159,7 +159,7 @@ static void context_forget(CUcontext handle) {
         atomic_fetch_sub(&contexts_known, 1);
         break;
     }
-    allocations_of_context_gone(handle);
+    allocations_of_context_gone(handle, until);
     atomic_fetch_add(&lanes_epoch, 1);
 }
 
@@ -194,8 +194,9 @@ SWITCHING(cuCtxPopCurrent_v2, (CUcontext * out), (out))
 #define DESTROYING(name)                                                                                               \
     CUresult wrapped_##name(CUcontext context) {                                                                       \
         pthread_mutex_lock(&contexts_lock);                                                                            \
+        uint64_t newest = allocations_newest();                                                                        \
         CUresult result = real.name(context);                                                                          \
-        if (result == CUDA_SUCCESS) context_forget(context);                                                           \
+        if (result == CUDA_SUCCESS) context_forget(context, newest);                                                   \
         pthread_mutex_unlock(&contexts_lock);                                                                          \
         gate_context_changed();                                                                                        \
         return result;                                                                                                 \
@@ -208,11 +209,11 @@ DESTROYING(cuCtxDetach)
 
 /* The primary context of a device: counted by the driver, gone with the last release or a reset. A reset context keeps
  * its handle. */
-static void primary_context_left(CUdevice device, CUcontext handle) {
+static void primary_context_left(CUdevice device, CUcontext handle, uint64_t until) {
     unsigned flags;
     int active = 0;
     real.cuDevicePrimaryCtxGetState(device, &flags, &active);
-    if (!active && handle) context_forget(handle);
+    if (!active && handle) context_forget(handle, until);
 }
 
 static CUcontext primary_context(CUdevice device) {
@@ -230,8 +231,9 @@ static CUcontext primary_context(CUdevice device) {
     CUresult wrapped_##name(CUdevice device) {                                                                         \
         pthread_mutex_lock(&contexts_lock);                                                                            \
         CUcontext handle = primary_context(device);                                                                    \
+        uint64_t newest = allocations_newest();                                                                        \
         CUresult result = real.name(device);                                                                           \
-        if (result == CUDA_SUCCESS) primary_context_left(device, handle);                                              \
+        if (result == CUDA_SUCCESS) primary_context_left(device, handle, newest);                                      \
         pthread_mutex_unlock(&contexts_lock);                                                                          \
         gate_context_changed();                                                                                        \
         return result;                                                                                                 \

@@ -10,7 +10,7 @@
 /* A capture that is not ended in this time is not waited for. */
 #define CAPTURE_PATIENCE (2 * SECOND)
 
-bool marks_record(struct gpu *gpu) {
+static bool record(struct gpu *gpu) {
     static uint64_t capturing_since;
     bool capturing = captures_in_progress();
     if (!capturing) {
@@ -37,6 +37,13 @@ bool marks_record(struct gpu *gpu) {
     }
     driver_turn_end();
     return true;
+}
+
+bool marks_record(struct gpu *gpu) {
+    captures_hold_off();
+    bool recorded = record(gpu);
+    captures_let_on();
+    return recorded;
 }
 
 bool marks_passed(struct gpu *gpu) {

@@ -9,6 +9,8 @@
 
 #include "allocations.h"
 #include "capture.h"
+#include "contexts.h"
+#include "driver_turn.h"
 #include "managed.h"
 #include "resolve.h"
 
@@ -61,7 +63,8 @@ static struct parked *take_parked(struct gpu *gpu, CUcontext context, size_t cap
     return found;
 }
 
-bool stream_ordered_trim(struct gpu *gpu) {
+/* With contexts_lock held: no context goes meanwhile, and takes its events and memory with it. */
+static bool trim(struct gpu *gpu) {
     struct parked *done = NULL;
     pthread_mutex_lock(&lock);
     for (struct parked **link = &parked; *link;) {
@@ -86,9 +89,17 @@ bool stream_ordered_trim(struct gpu *gpu) {
     return any;
 }
 
+bool stream_ordered_trim(struct gpu *gpu) {
+    pthread_mutex_lock(&contexts_lock);
+    bool any = trim(gpu);
+    pthread_mutex_unlock(&contexts_lock);
+    return any;
+}
+
 void stream_ordered_quiet(struct gpu *gpu) {
-    if (captures_in_progress()) return;
-    stream_ordered_trim(gpu);
+    if (captures_in_progress() || !driver_turn_begin()) return;
+    trim(gpu);
+    driver_turn_end();
 }
 
 void stream_ordered_context_gone(CUcontext context) {

@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* the initialiser of a recursive mutex */
 #include "capture.h"
 
 #include <stdlib.h>
@@ -25,6 +26,17 @@ static __thread unsigned own_captures;
 static __thread CUstreamCaptureMode thread_mode = CAPTURE_MODE_GLOBAL;
 static uint64_t last_id;
 
+/* What streams and events hold of captures: any thread may use a stream that another one captures. Recursive, for a
+ * graph that is dropped here may be the last to know an event. Taken before a context's lock. */
+static pthread_mutex_t captures_lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+
+/* Returns what the call gives, made with the lock held. */
+#define LOCKED(call)                                                                                                   \
+    pthread_mutex_lock(&captures_lock);                                                                                \
+    CUresult locked_result = (call);                                                                                   \
+    pthread_mutex_unlock(&captures_lock);                                                                              \
+    return locked_result
+
 static void release_run(struct capture_run *run) {
     if (__atomic_sub_fetch(&run->references, 1, __ATOMIC_ACQ_REL)) return;
     free(run);
@@ -32,7 +44,7 @@ static void release_run(struct capture_run *run) {
 
 static void leave(struct stream *stream) {
     struct capture *capture = stream->capture;
-    stream->capture = NULL;
+    __atomic_store_n(&stream->capture, NULL, __ATOMIC_RELEASE);
     release_run(capture->run);
     free(capture->last);
     free(capture);
@@ -64,7 +76,7 @@ static CUresult join(struct stream *stream, struct capture_run *run, struct node
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     __atomic_add_fetch(&run->references, 1, __ATOMIC_RELAXED);
-    stream->capture = capture;
+    __atomic_store_n(&stream->capture, capture, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }
 
@@ -76,30 +88,42 @@ static void finish(struct capture_run *run) {
 }
 
 void capture_abandon(struct stream *stream) {
-    struct capture_run *run = stream->capture->run;
-    if (stream->capture->origin) {
-        finish(run);
-        if (run->own_graph) graph_drop(run->graph);
+    pthread_mutex_lock(&captures_lock);
+    if (stream->capture) {
+        struct capture_run *run = stream->capture->run;
+        if (stream->capture->origin) {
+            finish(run);
+            if (run->own_graph) graph_drop(run->graph);
+        }
+        run->broken = 1;
+        leave(stream);
     }
-    run->broken = 1;
-    leave(stream);
+    pthread_mutex_unlock(&captures_lock);
 }
 
 CUresult capture_break(struct stream *stream, CUresult why) {
-    stream->capture->run->broken = 1;
+    pthread_mutex_lock(&captures_lock);
+    if (stream->capture) stream->capture->run->broken = 1;
+    pthread_mutex_unlock(&captures_lock);
     return why;
 }
 
-CUresult capture_put(struct stream *stream, const struct operation *operation) {
-    struct capture *capture = stream->capture;
+static CUresult put(struct capture *capture, const struct operation *operation) {
     struct node *node;
     REQUIRE(!capture->run->broken, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     CUresult error = graph_add(capture->run->graph, operation, capture->last, capture->count, &node);
     return error ? error : set_last(capture, &node, 1);
 }
 
-CUresult capture_record(struct stream *stream, struct event *event) {
-    struct capture *capture = stream->capture;
+int capture_put(struct stream *stream, const struct operation *operation, CUresult *error) {
+    pthread_mutex_lock(&captures_lock);
+    int captured = stream_is_captured(stream);
+    if (captured) *error = put(stream->capture, operation);
+    pthread_mutex_unlock(&captures_lock);
+    return captured;
+}
+
+static CUresult record(struct capture *capture, struct event *event) {
     REQUIRE(!capture->run->broken, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     struct node **nodes = malloc((capture->count ? capture->count : 1) * sizeof *nodes);
     REQUIRE(nodes, CUDA_ERROR_OUT_OF_MEMORY);
@@ -107,20 +131,36 @@ CUresult capture_record(struct stream *stream, struct event *event) {
     capture_forget(event);
     event->nodes = nodes;
     event->node_count = capture->count;
-    event->run = capture->run;
-    __atomic_add_fetch(&event->run->references, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&capture->run->references, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&event->run, capture->run, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }
 
-void capture_forget(struct event *event) {
-    if (event->run) release_run(event->run);
-    free(event->nodes);
-    event->run = NULL;
-    event->nodes = NULL;
-    event->node_count = 0;
+int capture_record(struct stream *stream, struct event *event, CUresult *error) {
+    if (!stream_is_captured(stream)) return 0;
+    pthread_mutex_lock(&captures_lock);
+    int captured = stream_is_captured(stream);
+    if (captured) *error = record(stream->capture, event);
+    pthread_mutex_unlock(&captures_lock);
+    return captured;
 }
 
-CUresult capture_join(struct stream *stream, struct event *event) {
+int event_is_captured(struct event *event) {
+    return __atomic_load_n(&event->run, __ATOMIC_ACQUIRE) != NULL;
+}
+
+void capture_forget(struct event *event) {
+    if (!event_is_captured(event)) return;
+    pthread_mutex_lock(&captures_lock);
+    if (event->run) release_run(event->run);
+    free(event->nodes);
+    event->nodes = NULL;
+    event->node_count = 0;
+    __atomic_store_n(&event->run, NULL, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&captures_lock);
+}
+
+static CUresult wait_in_capture(struct stream *stream, struct event *event) {
     /* an event from outside the capture, or of another capture, cannot be waited for in it */
     if (stream->capture && (!event->run || event->run != stream->capture->run))
         return capture_break(stream,
@@ -143,6 +183,15 @@ CUresult capture_join(struct stream *stream, struct event *event) {
     return error;
 }
 
+int capture_join(struct stream *stream, struct event *event, CUresult *error) {
+    if (!event_is_captured(event) && !stream_is_captured(stream)) return 0;
+    pthread_mutex_lock(&captures_lock);
+    int captured = event_is_captured(event) || stream_is_captured(stream);
+    if (captured) *error = wait_in_capture(stream, event);
+    pthread_mutex_unlock(&captures_lock);
+    return captured;
+}
+
 CUresult capture_forbids(struct context *context) {
     REQUIRE(thread_mode != CAPTURE_MODE_RELAXED, CUDA_SUCCESS);
     REQUIRE(own_captures == 0, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -153,10 +202,12 @@ CUresult capture_forbids(struct context *context) {
 
 CUresult capture_forbids_waiting(struct context *context) {
     CUresult error = CUDA_SUCCESS;
+    pthread_mutex_lock(&captures_lock);
     pthread_mutex_lock(&context->lock);
     for (struct stream *stream = context->streams; stream; stream = stream->next)
         if (stream->capture) error = capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     pthread_mutex_unlock(&context->lock);
+    pthread_mutex_unlock(&captures_lock);
     return error;
 }
 
@@ -219,17 +270,17 @@ static CUresult end(CUstream handle, CUgraph *out) {
 }
 
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
-    return begin(stream, NULL, NULL, 0, mode);
+    LOCKED(begin(stream, NULL, NULL, 0, mode));
 }
 
 EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
-    return begin(PER_THREAD(stream), NULL, NULL, 0, mode);
+    LOCKED(begin(PER_THREAD(stream), NULL, NULL, 0, mode));
 }
 
 EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *nodes,
                                             const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
     REQUIRE(graph && graph->magic == GRAPH_MAGIC && (nodes || count == 0), CUDA_ERROR_INVALID_VALUE);
-    return begin(stream, graph, nodes, count, mode);
+    LOCKED(begin(stream, graph, nodes, count, mode));
 }
 
 EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *nodes,
@@ -238,11 +289,11 @@ EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
 }
 
 EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
-    return end(stream, graph);
+    LOCKED(end(stream, graph));
 }
 
 EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
-    return end(PER_THREAD(stream), graph);
+    LOCKED(end(PER_THREAD(stream), graph));
 }
 
 static CUresult info(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph,
@@ -266,40 +317,40 @@ static CUresult info(CUstream handle, CUstreamCaptureStatus *status, uint64_t *i
 }
 
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
-    return info(stream, status, NULL, NULL, NULL, NULL, NULL);
+    LOCKED(info(stream, status, NULL, NULL, NULL, NULL, NULL));
 }
 
 EXPORT CUresult cuStreamIsCapturing_ptsz(CUstream stream, CUstreamCaptureStatus *status) {
-    return info(PER_THREAD(stream), status, NULL, NULL, NULL, NULL, NULL);
+    LOCKED(info(PER_THREAD(stream), status, NULL, NULL, NULL, NULL, NULL));
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id) {
-    return info(stream, status, id, NULL, NULL, NULL, NULL);
+    LOCKED(info(stream, status, id, NULL, NULL, NULL, NULL));
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo_ptsz(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id) {
-    return info(PER_THREAD(stream), status, id, NULL, NULL, NULL, NULL);
+    LOCKED(info(PER_THREAD(stream), status, id, NULL, NULL, NULL, NULL));
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph,
                                           const CUgraphNode **nodes, size_t *count) {
-    return info(stream, status, id, graph, nodes, NULL, count);
+    LOCKED(info(stream, status, id, graph, nodes, NULL, count));
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id,
                                                CUgraph *graph, const CUgraphNode **nodes, size_t *count) {
-    return info(PER_THREAD(stream), status, id, graph, nodes, NULL, count);
+    LOCKED(info(PER_THREAD(stream), status, id, graph, nodes, NULL, count));
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph,
                                           const CUgraphNode **nodes, const CUgraphEdgeData **edges, size_t *count) {
-    return info(stream, status, id, graph, nodes, edges, count);
+    LOCKED(info(stream, status, id, graph, nodes, edges, count));
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id,
                                                CUgraph *graph, const CUgraphNode **nodes, const CUgraphEdgeData **edges,
                                                size_t *count) {
-    return info(PER_THREAD(stream), status, id, graph, nodes, edges, count);
+    LOCKED(info(PER_THREAD(stream), status, id, graph, nodes, edges, count));
 }
 
 /* flags: 0 adds to what the next node depends on, 1 replaces it */
@@ -321,22 +372,22 @@ static CUresult update_dependencies(CUgraphNode *nodes, size_t count, unsigned f
 }
 
 EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags) {
-    return update_dependencies(nodes, count, flags, stream);
+    LOCKED(update_dependencies(nodes, count, flags, stream));
 }
 
 EXPORT CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream stream, CUgraphNode *nodes, size_t count,
                                                        unsigned flags) {
-    return update_dependencies(nodes, count, flags, PER_THREAD(stream));
+    LOCKED(update_dependencies(nodes, count, flags, PER_THREAD(stream)));
 }
 
 EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges,
                                                      size_t count, unsigned flags) {
-    return update_dependencies(nodes, count, flags, stream);
+    LOCKED(update_dependencies(nodes, count, flags, stream));
 }
 
 EXPORT CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream stream, CUgraphNode *nodes,
                                                           const CUgraphEdgeData *edges, size_t count, unsigned flags) {
-    return update_dependencies(nodes, count, flags, PER_THREAD(stream));
+    LOCKED(update_dependencies(nodes, count, flags, PER_THREAD(stream)));
 }
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {

@@ -68,11 +68,11 @@ static CUresult record(CUevent event, unsigned flags, CUstream handle) {
     REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(event->context == stream->context, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(!(flags & ~CU_EVENT_EXTERNAL), CUDA_ERROR_INVALID_VALUE);
-    if (stream->capture && !(flags & CU_EVENT_EXTERNAL)) return capture_record(stream, event);
+    if (!(flags & CU_EVENT_EXTERNAL) && capture_record(stream, event, &error)) return error;
     capture_forget(event);
     event_retain(event);
     struct operation operation = {.kind = OPERATION_RECORD, .event = {event, 0}};
-    if (!stream->capture) operation.event.number = __atomic_add_fetch(&event->recorded, 1, __ATOMIC_ACQ_REL);
+    if (!stream_is_captured(stream)) operation.event.number = __atomic_add_fetch(&event->recorded, 1, __ATOMIC_ACQ_REL);
     error = stream_put(stream, &operation, NULL);
     if (error) event_release(event);
     return error;
@@ -97,7 +97,7 @@ EXPORT CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsi
 EXPORT CUresult cuEventQuery(CUevent event) {
     REQUIRE_INIT();
     REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_HANDLE);
-    REQUIRE(!event->run, CUDA_ERROR_CAPTURED_EVENT);
+    REQUIRE(!event_is_captured(event), CUDA_ERROR_CAPTURED_EVENT);
     CUresult error = __atomic_load_n(&event->context->error, __ATOMIC_ACQUIRE);
     if (error) return error;
     uint64_t recorded = __atomic_load_n(&event->recorded, __ATOMIC_ACQUIRE);
@@ -107,7 +107,7 @@ EXPORT CUresult cuEventQuery(CUevent event) {
 EXPORT CUresult cuEventSynchronize(CUevent event) {
     REQUIRE_INIT();
     REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_HANDLE);
-    REQUIRE(!event->run, CUDA_ERROR_CAPTURED_EVENT);
+    REQUIRE(!event_is_captured(event), CUDA_ERROR_CAPTURED_EVENT);
     event_wait(event, __atomic_load_n(&event->recorded, __ATOMIC_ACQUIRE));
     return __atomic_load_n(&event->context->error, __ATOMIC_ACQUIRE);
 }

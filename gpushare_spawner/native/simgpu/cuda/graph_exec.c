@@ -4,6 +4,7 @@
 
 #include "event.h"
 #include "execute.h"
+#include "capture.h"
 #include "graph.h"
 #include "ptsz.h"
 
@@ -167,7 +168,7 @@ static CUresult launch(CUgraphExec exec, CUstream handle) {
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
     REQUIRE(exec && exec->magic == EXEC_MAGIC, CUDA_ERROR_INVALID_VALUE);
-    if (stream->capture) {
+    if (stream_is_captured(stream)) {
         /* the captured graph takes the nodes over */
         for (size_t i = 0; i < exec->count && !error; i++) {
             if (exec->operations[i].kind == OPERATION_RECORD || exec->operations[i].kind == OPERATION_WAIT_EVENT)

@@ -71,7 +71,7 @@ static CUresult allocate(CUdeviceptr *address, size_t size, struct pool *pool, C
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
-    if (stream->capture) return capture_break(stream, CUDA_ERROR_NOT_SUPPORTED);
+    if (stream_is_captured(stream)) return capture_break(stream, CUDA_ERROR_NOT_SUPPORTED);
     REQUIRE(address && size, CUDA_ERROR_INVALID_VALUE);
     if (!pool) pool = pool_of_device(stream->context->device);
     REQUIRE(pool && pool->magic == POOL_MAGIC, CUDA_ERROR_INVALID_VALUE);
@@ -104,7 +104,7 @@ static CUresult free_later(CUdeviceptr address, CUstream handle) {
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
-    if (stream->capture) return capture_break(stream, CUDA_ERROR_NOT_SUPPORTED);
+    if (stream_is_captured(stream)) return capture_break(stream, CUDA_ERROR_NOT_SUPPORTED);
     pthread_mutex_lock(&memory_lock);
     struct allocation *allocation = allocation_find(address);
     int ours = allocation && allocation->span.base == address && allocation->region;

@@ -65,7 +65,7 @@ void stream_unlink(struct stream *stream) {
     }
     pthread_mutex_unlock(&context->lock);
     stream->magic = 0;
-    if (stream->capture) capture_abandon(stream);
+    capture_abandon(stream);
     if (stream->started) put(stream, &(struct operation){.kind = OPERATION_QUIT});
 }
 
@@ -196,9 +196,10 @@ static void synchronize_with_legacy(struct stream *stream) {
 }
 
 CUresult stream_put(struct stream *stream, const struct operation *operation, uint64_t *position) {
-    if (__builtin_expect(stream->capture != NULL, 0)) {
+    if (__builtin_expect(stream_is_captured(stream), 0)) {
+        CUresult error;
         if (position) *position = 0;
-        return capture_put(stream, operation);
+        if (capture_put(stream, operation, &error)) return error;
     }
     if (__builtin_expect(
             stream->kind == STREAM_IS_LEGACY && __atomic_load_n(&stream->context->capturing, __ATOMIC_RELAXED), 0)) {
@@ -217,7 +218,7 @@ CUresult stream_put(struct stream *stream, const struct operation *operation, ui
 
 CUresult stream_put_and_wait(struct stream *stream, const struct operation *operation) {
     uint64_t position;
-    if (stream->capture) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (stream_is_captured(stream)) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CUresult error = stream_put(stream, operation, &position);
     if (error) return error;
     stream_wait(stream, position);

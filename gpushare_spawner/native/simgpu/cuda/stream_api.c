@@ -69,7 +69,7 @@ static CUresult synchronize(CUstream handle) {
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
-    if (stream->capture) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (stream_is_captured(stream)) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (stream->kind == STREAM_IS_LEGACY && stream->context->blocking) {
         /* the legacy stream is done when the blocking ones are */
         return stream_put_and_wait(stream, &(struct operation){.kind = OPERATION_NOTHING});
@@ -83,7 +83,7 @@ static CUresult query(CUstream handle) {
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
-    if (stream->capture) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (stream_is_captured(stream)) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     return stream_idle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 WITH_STREAM(cuStreamQuery, query, (CUstream stream))
@@ -93,7 +93,7 @@ static CUresult wait_event(struct event *event, unsigned flags, CUstream handle)
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
     REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_HANDLE);
-    if (event->run || stream->capture) return capture_join(stream, event);
+    if (capture_join(stream, event, &error)) return error;
     uint64_t number = __atomic_load_n(&event->recorded, __ATOMIC_ACQUIRE);
     if (__atomic_load_n(&event->completed, __ATOMIC_ACQUIRE) >= number) return CUDA_SUCCESS;
     event_retain(event);
@@ -226,7 +226,7 @@ static CUresult add_callback(CUstreamCallback callback, void *data, unsigned fla
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
     REQUIRE(callback && flags == 0, CUDA_ERROR_INVALID_VALUE);
-    if (stream->capture) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (stream_is_captured(stream)) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     return stream_put(stream, &(struct operation){.kind = OPERATION_CALLBACK, .callback = {callback, data, handle}},
                       NULL);
 }

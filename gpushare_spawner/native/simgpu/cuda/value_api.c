@@ -9,7 +9,7 @@ static CUresult enqueue(enum operation_kind kind, uint64_t address, uint64_t val
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
-    if (stream->capture) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (stream_is_captured(stream)) return capture_break(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     REQUIRE(address % (wide ? 8 : 4) == 0, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(memory_accessible(address, wide ? 8 : 4, stream->context->device, 1), CUDA_ERROR_INVALID_VALUE);
     return stream_put(stream, &(struct operation){.kind = kind, .value = {address, value, wide, flags}}, NULL);
