@@ -6,13 +6,15 @@ tokens that are renewed) is used as it is.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-from kubernetes_asyncio import client, config
+from kubernetes_asyncio import client
+from kubernetes_asyncio.config import ConfigException
+
+from gpushare_spawner.sharing.cluster_client import cluster_client
 
 Json = dict[str, Any]
 
@@ -20,11 +22,9 @@ _ANSWER_WITHIN = 15.0
 """Seconds for a call that is no watch."""
 _WATCH_FOR = 60
 """Seconds that a watch lasts; then it is renewed, which also finds connections that died in silence."""
-_BROKEN = (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError)
-
-
-class NoCluster(RuntimeError):
-    """No API server is known; the message says what was looked for."""
+_BROKEN = (aiohttp.ClientError, OSError, TimeoutError, ConfigException, ValueError)
+"""What keeps a call from an answer. The service account's token is read from a file, which may be empty for a moment:
+ConfigException, or ValueError for what is no header."""
 
 
 class ApiFailure(Exception):
@@ -43,19 +43,8 @@ class ClusterApi:
 
     @classmethod
     async def connect(cls) -> ClusterApi:
-        """As the pod that this runs in, else as $KUBECONFIG says. Raises NoCluster."""
-        settings = client.Configuration()
-        try:
-            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-        except config.ConfigException:
-            try:
-                await config.load_kube_config(client_configuration=settings)
-            except (config.ConfigException, OSError) as error:
-                raise NoCluster(
-                    "--kubernetes: this is no pod with a service account, and neither $KUBECONFIG nor ~/.kube/config "
-                    f"names a cluster ({error})"
-                ) from None
-        return cls(client.ApiClient(settings))
+        """As the pod that this runs in, else as $KUBECONFIG says. Raises `sharing.cluster_client.NoCluster`."""
+        return cls(await cluster_client())
 
     async def close(self) -> None:
         """End the connection."""
@@ -90,10 +79,10 @@ class ClusterApi:
                 if event["type"] == "ERROR":
                     raise _failure(int(event["object"].get("code", 500)), line.decode(errors="replace"))
                 yield event
+        except (ValueError, KeyError, TypeError) as error:
+            raise ApiFailure(0, f"the watch brought something else than events: {error}") from None
         except _BROKEN as error:
             raise ApiFailure(0, f"the watch broke: {error or type(error).__name__}") from None
-        except (ValueError, KeyError) as error:
-            raise ApiFailure(0, f"the watch brought something else than events: {error}") from None
         finally:
             response.close()
 
@@ -112,10 +101,10 @@ class ClusterApi:
             if response.status >= 400:
                 raise _failure(response.status, text)
             answer = json.loads(text)
-        except _BROKEN as error:
-            raise ApiFailure(0, f"the API server's answer broke off: {error or type(error).__name__}") from None
         except ValueError:
             raise ApiFailure(0, "the API server's answer is no JSON") from None
+        except _BROKEN as error:
+            raise ApiFailure(0, f"the API server's answer broke off: {error or type(error).__name__}") from None
         finally:
             response.release()
         if not isinstance(answer, dict):
@@ -132,8 +121,8 @@ class ClusterApi:
         timeout: aiohttp.ClientTimeout | None = None,
     ) -> aiohttp.ClientResponse:
         headers: dict[str, str] = {"Accept": "application/json", "Content-Type": content}
-        await self._api.update_params_for_auth(headers, [], ["BearerToken"])
         try:
+            await self._api.update_params_for_auth(headers, [], ["BearerToken"])
             response: aiohttp.ClientResponse = await self._api.rest_client.request(
                 method,
                 f"{self._api.configuration.host}{path}",

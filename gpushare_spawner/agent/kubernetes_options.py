@@ -111,9 +111,10 @@ class ClusterOptions:
         """
         from gpushare_spawner.agent.allocation import Allocation
         from gpushare_spawner.agent.cdi import cdi_names
-        from gpushare_spawner.agent.cluster_api import ClusterApi, NoCluster
+        from gpushare_spawner.agent.cluster_api import ClusterApi
         from gpushare_spawner.agent.library_on_host import install
         from gpushare_spawner.agent.on_kubernetes import ClusterSettings, OnKubernetes
+        from gpushare_spawner.sharing.cluster_client import NoCluster
 
         installed = install(libraries, self.host_dir / "lib")
         if installed.simulated_driver is not None:
@@ -133,7 +134,7 @@ class ClusterOptions:
         try:
             api = await ClusterApi.connect()
         except NoCluster as error:
-            raise Unusable(str(error)) from None
+            raise Unusable(f"--kubernetes: {error}") from None
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(api.close)
             cluster = OnKubernetes(node, api, allocation, settings)

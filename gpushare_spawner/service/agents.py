@@ -33,14 +33,14 @@ async def agents_of_cluster(
     try:
         # an optional extra: on one machine nothing of this is needed
         from gpushare_spawner.service.cluster.cluster import Cluster
-        from gpushare_spawner.service.cluster.connection import NoCluster, connect
+        from gpushare_spawner.sharing.cluster_client import NoCluster, cluster_client
     except ImportError as error:
         raise NoAgents(
             f"--namespace needs the packages for Kubernetes ({error.name} is missing): "
             "pip install 'gpushare-spawner[kubernetes]'"
         ) from None
     try:
-        client = await connect()
+        client = await cluster_client()
     except NoCluster as error:
         raise NoAgents(f"--namespace: {error}") from None
     async with client:

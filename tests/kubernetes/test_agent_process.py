@@ -194,6 +194,6 @@ def test_what_it_cannot_start_with(short_folder: Path) -> None:  # noqa: F811
 
     assert "--namespace has to say" in said()
     assert "--unit-size 7 does not divide 100" in said("--namespace", "hub", "--unit-size", "7")
-    assert "neither $KUBECONFIG" in said("--namespace", "hub")
+    assert "neither a service account" in said("--namespace", "hub")
     agent.environment["NVIDIA_VISIBLE_DEVICES"] = "GPU-of-another-machine"
     assert "$NVIDIA_VISIBLE_DEVICES names GPU-of-another-machine" in said("--namespace", "hub")
