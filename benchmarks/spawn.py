@@ -1,8 +1,8 @@
 """What sharing costs a hub on Kubernetes: spawn time, the form, and memory, beside plain KubeSpawner.
 
 ``python -m benchmarks.spawn [--json]``. Both spawners run on one stand-in API server, scheduler and kubelets (those of
-the tests, all on this machine; API calls are 5 ms late, containers take 0.25 s to start) in one run, take turns, and
-ask the same of the cluster. A spawn is what a hub does of it: pre-spawn hook, place, pod, until the pod runs; of 64 at
+the tests, in a process of their own on this machine; API calls are 5 ms late, containers take 0.25 s to start) in one
+run, take turns, and ask the same of the cluster. A spawn is what a hub does of it: pre-spawn hook, place, pod, until the pod runs; of 64 at
 once it is the mean. Memory is that of a process of its own with all pods in view.
 """
 
@@ -39,7 +39,7 @@ from gpushare_spawner.spawner.kube import GPUShareSpawner
 from tests.kubernetes.sharing_hub import GpuNodes, gpu, kube_access
 from tests.kubernetes.standin.client import path
 from tests.kubernetes.standin.cluster import Cluster, standin_cluster
-from tests.kubernetes.standin.programs import Launch, Listeners, Running
+from tests.kubernetes.standin.faults import Faults
 
 API_LATENCY = 0.005
 CONTAINER_START = 0.25
@@ -49,14 +49,6 @@ TEMPLATE = (
     "name: {name}\ndisplay_name: {name}\ndescription: Room for a model of {units} %.\ngpu: {{fraction: {part}}}\n"
 )
 QUARTER = "quarter-gpu"
-
-
-class Containers(Listeners):
-    """Containers that take a moment to start."""
-
-    async def start(self, launch: Launch) -> Running:
-        await asyncio.sleep(CONTAINER_START)
-        return await super().start(launch)
 
 
 def make(kind: type, cluster_namespace: str, user: str, templates: Path | None) -> Any:
@@ -149,26 +141,50 @@ async def compare(
 
 
 @contextlib.asynccontextmanager
-async def cluster_with_nodes(nodes: int, real: bool) -> AsyncIterator[tuple[Cluster, GpuNodes]]:
-    """A stand-in cluster; only ``real`` nodes run pods, the others have but a report."""
+async def running_cluster(nodes: int) -> AsyncIterator[tuple[Cluster, GpuNodes]]:
+    """A stand-in cluster as a process of its own, so that its work is not the hub's; its nodes run pods."""
+    command = [sys.executable, "-m", "tests.kubernetes.standin.serve", "--nodes", str(nodes)]
+    command += [
+        "--gpus",
+        str(GPUS_PER_NODE),
+        "--latency",
+        str(API_LATENCY),
+        "--container-seconds",
+        str(CONTAINER_START),
+    ]
+    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        said = json.loads(await process.stdout.readline())
+        with tempfile.TemporaryDirectory() as folder:
+            async with (
+                Cluster(said["url"], said["admin_token"], Path(folder), Faults()) as cluster,
+                kube_access(cluster),
+            ):
+                yield cluster, GpuNodes(cluster, said["nodes"])
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def cluster_with_reports(nodes: int) -> AsyncIterator[Cluster]:
+    """A stand-in cluster in this process; of its nodes there are but the reports."""
     async with standin_cluster() as cluster, kube_access(cluster):
         found = GpuNodes(cluster)
         for number in range(nodes):
-            if real:
-                await found.add(gpus=GPUS_PER_NODE, programs=Containers())
-            else:
-                name = f"node-{number:03}"
-                model = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4")[number % 4]
-                await found.report(name, [gpu(name, index, model) for index in range(GPUS_PER_NODE)])
-        yield cluster, found
+            name = f"node-{number:03}"
+            model = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4")[number % 4]
+            await found.report(name, [gpu(name, index, model) for index in range(GPUS_PER_NODE)])
+        yield cluster
 
 
 async def spawn_times(rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         templates = Path(folder)
         (templates / "quarter.yaml").write_text(TEMPLATE.format(name=QUARTER, units=25, part=0.25))
-        async with cluster_with_nodes(4, real=True) as (cluster, found):
-            cluster.faults.latency = API_LATENCY
+        async with running_cluster(4) as (cluster, found):
             # a file that was changed a moment ago is read again and again
             await asyncio.sleep(SETTLING_SECONDS)
             with short_waits():
@@ -192,7 +208,7 @@ async def form_time(gpus: int, count: int) -> dict[str, float]:
             units = 1 + number % 100
             name = f"template-{number}"
             (templates / f"{name}.yaml").write_text(TEMPLATE.format(name=name, units=units, part=units / 100))
-        async with cluster_with_nodes(gpus // GPUS_PER_NODE, real=False) as (cluster, _):
+        async with cluster_with_reports(gpus // GPUS_PER_NODE) as cluster:
             spawner = make(GPUShareSpawner, cluster.namespace, "ada", templates)
             await asyncio.sleep(SETTLING_SECONDS)
             await spawner.get_options_form()
@@ -212,7 +228,7 @@ async def memory(pods: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         templates = Path(folder)
         (templates / "quarter.yaml").write_text(TEMPLATE.format(name=QUARTER, units=25, part=0.25))
-        async with cluster_with_nodes(125, real=False) as (cluster, _):
+        async with cluster_with_reports(125) as cluster:
             spawner = make(GPUShareSpawner, cluster.namespace, "ada", templates)
             await fill(cluster, spawner, pods)
             kubeconfig = cluster.kubeconfig()

@@ -95,13 +95,16 @@ class _Process:
 class Listeners:
     """Containers are listeners in this process: they answer every HTTP request with 200, on their pod's address.
 
-    The port is the one in JUPYTERHUB_SERVICE_URL, or `port`. `start_seconds` is what a server takes until it listens.
+    The port is the one in JUPYTERHUB_SERVICE_URL, or `port`. `container_seconds` is what a container takes until it
+    runs, `start_seconds` what the server in it then takes until it listens.
     """
 
     port: int = 8888
     start_seconds: float = 0.0
+    container_seconds: float = 0.0
 
     async def start(self, launch: Launch) -> Running:
+        await asyncio.sleep(self.container_seconds)
         found = re.match(r"\w+://[^/]*:(\d+)", launch.environment.get("JUPYTERHUB_SERVICE_URL", ""))
         listener = _Listener(launch.address, int(found[1]) if found else self.port)
         if self.start_seconds:

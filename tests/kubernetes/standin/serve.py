@@ -20,7 +20,8 @@ async def serve(options: argparse.Namespace) -> None:
     async with standin_cluster() as cluster:
         cluster.faults.latency = options.latency
         units = {resource_name(index): options.units for index in range(options.gpus)}
-        programs = Processes() if options.processes else Listeners(start_seconds=options.start_seconds)
+        listeners = Listeners(start_seconds=options.start_seconds, container_seconds=options.container_seconds)
+        programs = Processes() if options.processes else listeners
         for _ in range(options.nodes):
             await cluster.make_node(static_resources=units, programs=programs, pods="1000")
         said = {
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.0, help="seconds that every call takes longer")
     parser.add_argument("--processes", action="store_true", help="pods run their command, not just a listener")
     parser.add_argument("--start-seconds", type=float, default=0.0, help="what a listener takes until it listens")
+    parser.add_argument("--container-seconds", type=float, default=0.0, help="what a pod takes until it runs")
     asyncio.run(serve(parser.parse_args()))
 
 
