@@ -7,20 +7,16 @@ IP ?= 127.0.0.1
 TESTS ?=
 # Most tests wait for processes, so two run at a time; those of one file share what they have started.
 
-.PHONY: demo test test-kubernetes check format venv clean
+.PHONY: demo test check format venv clean
 .NOTPARALLEL:
 
 demo: ## a hub with shared GPUs on this machine, until Ctrl-C
 	@$(PYTHON) .ci/make_venv.py demo
 	@exec .venv/bin/gpushare demo --ip $(IP) --port $(PORT)
 
-test: ## everything but what is in the making for Kubernetes
+test: ## everything, on one machine and on a stand-in cluster
 	@$(PYTHON) .ci/make_venv.py dev
-	@exec .venv/bin/python -m pytest -n 2 --dist loadfile $(if $(TESTS),$(TESTS),--ignore=tests/kubernetes)
-
-test-kubernetes: ## the part for clusters, which is not released yet: on a stand-in API server and kubelet
-	@$(PYTHON) .ci/make_venv.py dev
-	@exec .venv/bin/python -m pytest -n 2 --dist loadfile tests/kubernetes
+	@exec .venv/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 check: ## linters, types, the architecture, the C code's format
 	@$(PYTHON) .ci/make_venv.py dev

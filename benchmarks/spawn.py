@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.spawn [--json]``. Both spawners run on one stand-in API server, scheduler and kubelets (those of
 the tests, in a process of their own on this machine; API calls are 5 ms late, containers take 0.25 s to start) in one
-run, take turns, and ask the same of the cluster. A spawn is what a hub does of it: pre-spawn hook, place, pod, until the pod runs; of 64 at
-once it is the mean. Memory is that of a process of its own with all pods in view.
+run, take turns, and ask the same of the cluster. A spawn is what a hub does of it: pre-spawn hook, place, pod, until
+the pod runs; of 64 at once it is the mean. Memory is that of a process of its own with all pods in view.
 """
 
 from __future__ import annotations
