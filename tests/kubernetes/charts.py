@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +19,33 @@ AGENT_CHART = VALUES / "gpushare-agent"
 def z2jh_folder() -> Path:
     """Where values.yaml and values.schema.yaml of zero-to-jupyterhub are: $GPUSHARE_Z2JH, or beside the repository."""
     return Path(os.environ.get("GPUSHARE_Z2JH") or ROOT.parent / "shared/data/z2jh")
+
+
+def helm() -> Any:
+    """The package that renders charts. Without it the module that asks is skipped; in CI it fails."""
+    try:
+        import helm_python
+    except ImportError:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip("charts are rendered by helm-python-sdk: pip install -e '.[charts]'", allow_module_level=True)
+    return helm_python
+
+
+def render(values: dict[str, Any], name: str = "gpushare", namespace: str = "jhub") -> list[dict[str, Any]]:
+    """All objects of the agent's chart with these values."""
+    return objects(_agent_chart().render(values, name=name, namespace=namespace))
+
+
+def notes(values: dict[str, Any]) -> str:
+    """What helm says after the installation."""
+    text: str = _agent_chart().render(values, name="gpushare", namespace="jhub")["gpushare-agent/templates/NOTES.txt"]
+    return text
+
+
+@cache
+def _agent_chart() -> Any:
+    return helm().Chart.load(AGENT_CHART)
 
 
 def load(path: Path) -> Any:

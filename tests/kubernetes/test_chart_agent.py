@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from functools import cache
 from typing import Any
 
 import jsonschema
@@ -13,10 +12,13 @@ import pytest
 import yaml
 
 from gpushare_spawner.agent.command import configure
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template_yaml import parse_template
-from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, objects, one
+from tests.kubernetes import charts
+from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, notes, one, render
+from tests.kubernetes.write_values import with_templates
 
-helm = pytest.importorskip("helm_python", reason="charts are rendered with the PyPI package helm-python-sdk")
+helm = charts.helm()
 
 CLAIM: dict[str, Any] = {}
 OWN = {"gpus": {"from": "own"}}
@@ -28,6 +30,7 @@ EVERYTHING = {
     "node": {
         "cdi": "nvidia.com/gpu",
         "hostPID": False,
+        "seLinuxOptions": {"type": "spc_t"},
         "kubeletDir": "/var/lib/k0s/kubelet",
         "hostDir": "/srv/gpushare",
     },
@@ -41,17 +44,15 @@ EVERYTHING = {
     "networkPolicy": {"metricsFrom": [{"namespaceSelector": {}}], "apiServerPorts": [16443]},
     "templates": {"quarter": {"display_name": "0.25: GPU", "gpu": {"fraction": 0.25}}, "gone": None},
     "warmNodes": {"replicas": 3},
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [{"key": "pool", "operator": "In", "values": ["gpu"]}]}]
+            }
+        }
+    },
 }
 ALL = {"claim": CLAIM, "own": OWN, "autoscaling": AUTOSCALING, "everything": EVERYTHING}
-
-
-@cache
-def _chart() -> Any:
-    return helm.Chart.load(AGENT_CHART)
-
-
-def render(values: dict[str, Any], name: str = "gpushare") -> list[dict[str, Any]]:
-    return objects(_chart().render(values, name=name, namespace="jhub"))
 
 
 def container(items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -106,9 +107,17 @@ def test_user_namespaces_take_a_cluster_role_with_nothing_but_pods():
     assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}]
     assert role["metadata"]["name"] == binding["roleRef"]["name"] == "jhub-gpushare"
     assert [subject["name"] for subject in binding["subjects"]] == ["gpushare", "hub"]
-    assert one(items, "Role", "gpushare")["rules"] == [
-        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "patch"]}
-    ]
+    for name, verbs in (("gpushare", ["create", "patch"]), ("gpushare-hub", ["list", "watch"])):
+        assert one(items, "Role", name)["rules"] == [{"apiGroups": [""], "resources": ["configmaps"], "verbs": verbs}]
+
+
+@pytest.mark.parametrize(("off", "left"), [("rbac", ["hub"]), ("hub", ["gpushare"])])
+def test_a_cluster_role_is_bound_only_to_those_whose_rights_the_chart_makes(off, left):
+    key = {"rbac": {"create": False}, "hub": {"createRole": False}}[off]
+    binding = one(render({"userNamespaces": True, off: key}), "ClusterRoleBinding")
+    assert [subject["name"] for subject in binding["subjects"]] == left
+    neither = render({"userNamespaces": True, "rbac": {"create": False}, "hub": {"createRole": False}})
+    assert not {"Role", "ClusterRole", "ClusterRoleBinding"} & {item["kind"] for item in neither}
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
@@ -137,7 +146,9 @@ def test_folders_of_another_distribution():
 def test_the_agent_may_do_as_little_as_works(values):
     items = render(values)
     pod = one(items, "DaemonSet")["spec"]["template"]["spec"]
-    assert container(items)["securityContext"] == {
+    security = dict(container(items)["securityContext"])
+    assert security.pop("seLinuxOptions", None) == values.get("node", {}).get("seLinuxOptions")
+    assert security == {
         "runAsUser": 0,
         "runAsGroup": 0,
         "privileged": False,
@@ -187,7 +198,7 @@ def test_selectors_meet_labels_and_ports_meet_ports(values):
     for selector in (daemon["spec"]["selector"]["matchLabels"], policy["podSelector"]["matchLabels"]):
         assert selector.items() <= labels
     ports = {port["name"]: port["containerPort"] for port in container(items)["ports"]}
-    assert policy["ingress"][0]["ports"][0]["port"] in ports
+    assert policy["ingress"][0]["ports"] == [{"port": ports["metrics"], "protocol": "TCP"}]
     for probe in ("readinessProbe", "livenessProbe"):
         assert container(items)[probe]["httpGet"]["port"] in ports
     assert f"--metrics-port={ports['metrics']}" in container(items)["args"]
@@ -226,6 +237,34 @@ def test_warm_nodes_are_one_pod_each():
     (term,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["labelSelector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
     assert "replicas" not in one(render({"warmNodes": {"replicas": 2, "scaledElsewhere": True}}), "Deployment")["spec"]
+    pod = one(render(EVERYTHING), "Deployment")["spec"]["template"]["spec"]
+    assert pod["affinity"]["nodeAffinity"] == EVERYTHING["affinity"]["nodeAffinity"]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_what_is_set_for_the_pods_is_in_them():
+    items = render(EVERYTHING)
+    template = one(items, "DaemonSet")["spec"]["template"]
+    pod = template["spec"]
+    assert template["metadata"]["annotations"] == {"a": "b"}
+    assert template["metadata"]["labels"]["c"] == "d"
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["affinity"] == EVERYTHING["affinity"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+    assert {"name": "A", "value": "b"} in container(items)["env"]
+    assert container(items)["args"][-1] == "--exclusive"
+    assert one(items, "ServiceAccount")["metadata"]["annotations"] == {"e": "f"}
+
+
+def test_an_image_is_named_by_tag_or_digest():
+    version = load(AGENT_CHART / "Chart.yaml")["appVersion"]
+    name = load(AGENT_CHART / "values.yaml")["image"]["name"]
+    digest = "sha256:" + "0" * 64
+    assert container(render(CLAIM))["image"] == f"{name}:{version}"
+    assert container(render(EVERYTHING))["image"] == f"{name}:1.2.3"
+    assert container(render({"image": {"tag": "1.2.3", "digest": digest}}))["image"] == f"{name}@{digest}"
 
 
 def test_nothing_is_made_that_is_not_wanted():
@@ -262,6 +301,14 @@ def test_long_names_stay_valid():
         ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "/resources/limits", "nvidia.com/gpu"),
         ({"tolerations": [{"key": "a", "operator": "exists"}]}, "/tolerations/0/operator", "Exists"),
         ({"templates": {"My Template": {}}}, "/templates", "My Template"),
+        ({"templates": {"q": {"display_name": "Q", "gpu": {"fraction": 2}}}}, "/templates/q/gpu/fraction", "maximum"),
+        ({"templates": {"q": {"display_name": "Q", "idle": {"stop": 1}}}}, "/templates/q/idle", "stop"),
+        ({"templates": {"q": {}}}, "/templates/q", "display_name"),
+        ({"gpus": {"unitSize": 3}}, "/gpus/unitSize", "must be one of 1, 2, 4"),
+        ({"image": {"digest": "sha256:abc"}}, "/image/digest", "pattern"),
+        ({"node": {"seLinuxOptions": {"kind": "spc_t"}}}, "/node/seLinuxOptions", "kind"),
+        ({"extraEnv": [{"name": "A", "vale": "b"}]}, "/extraEnv/0", "vale"),
+        ({"affinity": {"node": {}}}, "/affinity", "node"),
         ({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts", "minItems"),
         ({"nodeSelector": {"a": True}}, "/nodeSelector/a", "string"),
     ],
@@ -292,7 +339,31 @@ def test_every_value_is_described_and_no_other_is_taken():
     assert set(load(AGENT_CHART / "values.yaml")) == set(schema["properties"]) - {"global"}
 
 
+def test_templates_are_checked_as_their_files_are():
+    """`python -m tests.kubernetes.write_values` writes their schema anew."""
+    schema = (AGENT_CHART / "values.schema.json").read_text()
+    assert with_templates(schema) == schema
+    allowed = json.loads(schema)["properties"]["gpus"]["properties"]["unitSize"]["enum"]
+    assert allowed == [size for size in range(1, UNITS_PER_GPU + 1) if UNITS_PER_GPU % size == 0]
+
+
 def test_notes_say_what_to_do_next():
-    notes = _chart().render(CLAIM, name="gpushare", namespace="jhub")["gpushare-agent/templates/NOTES.txt"]
-    assert "kubectl -n jhub rollout status daemonset/gpushare" in notes
-    assert "{{" not in notes
+    said = notes(CLAIM)
+    assert "kubectl -n jhub rollout status daemonset/gpushare" in said
+    assert "pod-security.kubernetes.io/enforce=privileged" in said
+    assert "until you delete them" in said
+    assert "{{" not in said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"hub": {"createRole": False}}, "The hub needs more rights"),
+        ({"rbac": {"create": False}}, "service account gpushare needs"),
+        ({"metrics": {"serviceMonitor": {"enabled": True}}}, "networkPolicy.metricsFrom"),
+        ({"templates": None}, "create configmap gpushare-templates"),
+    ],
+)
+def test_notes_say_what_is_missing(values, said):
+    assert said in notes(values)
+    assert said not in notes(EVERYTHING)

@@ -1,17 +1,31 @@
-"""Writes jupyterhub_config.d/ into helm-values/jupyterhub.yaml: python -m tests.kubernetes.write_values"""
+"""Writes into helm-values/ what comes from elsewhere: python -m tests.kubernetes.write_values
+
+The files of jupyterhub_config.d/ into jupyterhub.yaml, and the schema of compute templates into the agent's chart.
+"""
 
 from __future__ import annotations
 
-from tests.kubernetes.charts import ROOT, VALUES
+import json
+from typing import Any
+
+from gpushare_spawner.model.template_schema import template_schema
+from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES
 
 FILE = VALUES / "jupyterhub.yaml"
+SCHEMA = AGENT_CHART / "values.schema.json"
 INDENT = " " * 8
 
 
 def main() -> None:
+    FILE.write_text(with_fragments(FILE.read_text()))
+    SCHEMA.write_text(with_templates(SCHEMA.read_text()))
+
+
+def with_fragments(values: str) -> str:
+    """The values with the texts of jupyterhub_config.d/ as they are now."""
     lines: list[str] = []
     skipping = False
-    for line in FILE.read_text().splitlines():
+    for line in values.splitlines():
         if skipping and (not line or line.startswith(INDENT)):
             continue
         skipping = False
@@ -23,7 +37,35 @@ def main() -> None:
             skipping = True
         elif line == "proxy:":
             lines.insert(-1, "")
-    FILE.write_text("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
+
+
+def with_templates(schema: str) -> str:
+    """The chart's schema with that of a compute template as it is now."""
+    values = json.loads(schema)
+    template = template_schema()
+    parts = {"Template": template, **template.pop("$defs")}
+    template.pop("$schema")
+    # the key in the values is the name of a template that has none
+    template["required"].remove("name")
+    values["definitions"] = {name: _in_draft_7(part) for name, part in sorted(parts.items())}
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def _in_draft_7(part: Any) -> Any:
+    """References lead elsewhere there; and defaults, which helm does not look at, are left out."""
+    if isinstance(part, list):
+        return [_in_draft_7(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        return {"$ref": part["$ref"].replace("#/$defs/", "#/definitions/")}
+    # a field may be called "default" too: then what is under it is a schema
+    return {
+        key: _in_draft_7(value)
+        for key, value in part.items()
+        if key != "default" or (isinstance(value, dict) and "type" in value)
+    }
 
 
 if __name__ == "__main__":

@@ -10,6 +10,18 @@
 {{- end -}}
 {{- end }}
 
+{{- define "gpushare-agent.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.name }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.name }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+{{- end }}
+
+{{- define "gpushare-agent.updateStrategy" -}}
+{{- default (ternary "OnDelete" "RollingUpdate" (eq .Values.gpus.from "claim")) .Values.updateStrategy -}}
+{{- end }}
+
 {{- define "gpushare-agent.selector" -}}
 app.kubernetes.io/name: gpushare-agent
 app.kubernetes.io/instance: {{ .Release.Name }}
