@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +47,15 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         yield None
 
 
+def cluster_on(control_plane: ControlPlane | None) -> AbstractAsyncContextManager[Cluster]:
+    """A namespace of its own; for tests that share one over several steps."""
+    if control_plane is None:
+        return standin_cluster()
+    return real_cluster(control_plane.credentials, control_plane.whole)
+
+
 @pytest.fixture
 async def cluster(control_plane: ControlPlane | None) -> AsyncIterator[Cluster]:
     """Without nodes; see `Cluster.make_node`."""
-    if control_plane is None:
-        async with standin_cluster() as cluster:
-            yield cluster
-    else:
-        async with real_cluster(control_plane.credentials, control_plane.whole) as cluster:
-            yield cluster
+    async with cluster_on(control_plane) as cluster:
+        yield cluster

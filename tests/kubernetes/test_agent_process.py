@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,71 +16,15 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import ControlRefused
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes import PodSession, tier_patch
-from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.tier import Tier
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
 from tests.agent.peers import GIB, Peer
 
+from .cluster_agent import ClusterAgent
 from .node_agent import AGENT_RULES, GPU_0
 from .standin.client import path
 from .standin.cluster import Cluster, a_pod
-from .standin.kubelet import StandInKubelet
-
-
-class ClusterAgent(AgentProcess):
-    """Started with what a DaemonSet would give it."""
-
-    def __init__(self, folder: Path, cluster: Cluster, kubelet: StandInKubelet, token: str) -> None:
-        super().__init__(folder, gpus=1)
-        self.cluster, self.kubelet = cluster, kubelet
-        self.environment |= {
-            "KUBECONFIG": str(cluster.kubeconfig(token)), "NODE_NAME": kubelet.name, "POD_NAMESPACE": cluster.namespace,
-        }  # fmt: skip
-        for name in ("KUBERNETES_SERVICE_HOST", "POD_NAME", "POD_UID"):
-            self.environment.pop(name, None)
-        self.host_dir = folder / "state"
-
-    def command(self, *options: str) -> list[str]:
-        command = super().command(
-            "--kubernetes", "--kubelet-dir", str(self.kubelet.folder), "--host-dir", str(self.host_dir), *options
-        )
-        del command[command.index("--node") : command.index("--node") + 2]
-        return command
-
-    async def pod(self, name: str, share: int = 25) -> str:
-        """A running pod with a session; the path of its socket."""
-        gpu = (await self.client.report()).gpus[0]
-        said = PodSession(
-            session=name, template="quarter-gpu", share_units=share, gpus=(gpu.uuid,), gpu_indices=(0,),
-            tier_since=time.time(), effective_units=share,
-        )  # fmt: skip
-        manifest = a_pod(
-            name, limits={GPU_0: share}, annotations=said.annotations(), labels=kubernetes.labels(),
-            nodeSelector={kubernetes.HOSTNAME_LABEL: self.kubelet.name},
-        )  # fmt: skip
-        await self.cluster.admin.create(path("pods", self.cluster.namespace), manifest)
-        await self.cluster.wait_for_phase(name, "Running")
-        await self.session(name, lambda session: True)
-        worker = self.kubelet.worker(self.cluster.namespace, name)
-        return self.kubelet.plugins.given(worker.pod["metadata"]["uid"], "notebook").envs["GPUSHARE_SOCKET"]
-
-    async def session(self, name: str, holds: Callable[[SessionReport], bool]) -> SessionReport:
-        for _ in range(400):
-            found = (await self.client.report()).session(name)
-            if found is not None and holds(found):
-                return found
-            await asyncio.sleep(0.025)
-        raise AssertionError(f"session {name} is {found}\n{self.log.read_text()}")
-
-    async def published(self, holds: Callable[[Report], bool]) -> Report:
-        for _ in range(400):
-            for found in await self.cluster.config_maps(kubernetes.REPORT_SELECTOR):
-                report = Report.model_validate_json(found["data"][kubernetes.REPORT_KEY])
-                if holds(report):
-                    return report
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"nothing like that was published\n{self.log.read_text()}")
 
 
 @pytest.fixture

@@ -1,0 +1,77 @@
+"""A real `gpushare agent --kubernetes` of a node of the tests' cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.report import Report, SessionReport
+from tests.agent.agent_process import AgentProcess
+
+from .node_agent import GPU_0
+from .standin.client import path
+from .standin.cluster import Cluster, a_pod
+from .standin.kubelet import StandInKubelet
+
+
+class ClusterAgent(AgentProcess):
+    """Started with what a DaemonSet would give it."""
+
+    def __init__(self, folder: Path, cluster: Cluster, kubelet: StandInKubelet, token: str) -> None:
+        super().__init__(folder, gpus=1)
+        self.cluster, self.kubelet = cluster, kubelet
+        self.environment |= {
+            "KUBECONFIG": str(cluster.kubeconfig(token)), "NODE_NAME": kubelet.name, "POD_NAMESPACE": cluster.namespace,
+        }  # fmt: skip
+        for name in ("KUBERNETES_SERVICE_HOST", "POD_NAME", "POD_UID"):
+            self.environment.pop(name, None)
+        self.host_dir = folder / "state"
+
+    def command(self, *options: str) -> list[str]:
+        command = super().command(
+            "--kubernetes", "--kubelet-dir", str(self.kubelet.folder), "--host-dir", str(self.host_dir), *options
+        )
+        del command[command.index("--node") : command.index("--node") + 2]
+        return command
+
+    async def pod(self, name: str, share: int = 25) -> str:
+        """A running pod with a session; the path of its socket."""
+        gpu = (await self.client.report()).gpus[0]
+        said = PodSession(
+            session=name, template="quarter-gpu", share_units=share, gpus=(gpu.uuid,), gpu_indices=(0,),
+            tier_since=time.time(), effective_units=share,
+        )  # fmt: skip
+        manifest = a_pod(
+            name, limits={GPU_0: share}, annotations=said.annotations(), labels=kubernetes.labels(),
+            nodeSelector={kubernetes.HOSTNAME_LABEL: self.kubelet.name},
+        )  # fmt: skip
+        await self.cluster.admin.create(path("pods", self.cluster.namespace), manifest)
+        await self.cluster.wait_for_phase(name, "Running")
+        await self.session(name, lambda session: True)
+        worker = self.kubelet.worker(self.cluster.namespace, name)
+        return self.kubelet.plugins.given(worker.pod["metadata"]["uid"], "notebook").envs["GPUSHARE_SOCKET"]
+
+    async def session(self, name: str, holds: Callable[[SessionReport], bool], within: float = 30.0) -> SessionReport:
+        """The agent's session once it is as wanted."""
+        end = time.monotonic() + within
+        while True:
+            found = (await self.client.report()).session(name)
+            if found is not None and holds(found):
+                return found
+            assert time.monotonic() < end, f"after {within:.0f} s session {name} is {found}\n{self.log.read_text()}"
+            await asyncio.sleep(0.025)
+
+    async def published(self, holds: Callable[[Report], bool], within: float = 40.0) -> Report:
+        """What the node's agent has published, once it is as wanted."""
+        end = time.monotonic() + within
+        while True:
+            for found in await self.cluster.config_maps(kubernetes.REPORT_SELECTOR):
+                report = Report.model_validate_json(found["data"][kubernetes.REPORT_KEY])
+                if report.node == self.kubelet.name and holds(report):
+                    return report
+            assert time.monotonic() < end, f"after {within:.0f} s it is not published\n{self.log.read_text()}"
+            await asyncio.sleep(0.05)
