@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import grpc.aio
@@ -32,7 +32,7 @@ class DevicePlugin(services.DevicePluginServicer):
         resource: str,
         offered: Callable[[], list[str]],
         healthy: Callable[[], bool],
-        grant: Callable[[list[str]], messages.ContainerAllocateResponse],
+        grant: Callable[[list[str]], Awaitable[messages.ContainerAllocateResponse]],
     ) -> None:
         """`offered`: the ids now. `grant` gives devices to a container; it may raise Refused."""
         self.resource = resource
@@ -42,6 +42,11 @@ class DevicePlugin(services.DevicePluginServicer):
         self._listeners: set[asyncio.Event] = set()
         self._said: tuple[list[str], bool] = ([], True)
         self.look()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the kubelet listens to what is offered."""
+        return bool(self._listeners)
 
     def look(self) -> bool:
         """See whether something else is to be offered, and tell the kubelet then; whether it is."""
@@ -94,7 +99,7 @@ class DevicePlugin(services.DevicePluginServicer):
         response = messages.AllocateResponse()
         try:
             for container in request.container_requests:
-                answer = self._grant(list(container.devices_ids))
+                answer = await self._grant(list(container.devices_ids))
                 response.container_responses.append(answer)
         except Refused as refusal:
             log.warning("%s: the kubelet is refused: %s", self.resource, refusal)

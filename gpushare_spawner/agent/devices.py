@@ -8,43 +8,57 @@ devices.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 MAX_ID = 63
 """Characters in a device's id."""
 _DIGITS = 4
+_MAX_NAME = MAX_ID - len("-999-") - _DIGITS
+MAX_DEVICES = 10**_DIGITS
+"""Of one GPU: those that are free, and those of sessions whose units are lent. Their list is some 600 KB, and a message
+to the kubelet may have 4 MiB."""
 
 
 @dataclass(frozen=True)
 class DeviceIds:
-    """Ids of one GPU's devices: the GPU's UUID and a number.
+    """Ids of one GPU's devices: the GPU's UUID, its index, and a number.
 
     With the UUID they are unique over the node, and a device still says which GPU it is of when the GPUs are numbered
-    anew. The number is of fixed length, so that the order of the ids is that of the numbers.
+    anew, as after one that broke. With the index they are others then: to the kubelet they are of another resource, of
+    which it gives everything that is not held. The number is of fixed length, so that the order of the ids is that of
+    the numbers.
     """
 
     gpu: str
     """UUID."""
+    index: int
 
     @property
-    def prefix(self) -> str:
-        """What all of them begin with."""
-        fits = len(self.gpu) <= MAX_ID - _DIGITS - 1 and self.gpu.isascii()
-        return f"{self.gpu if fits else hashlib.sha256(self.gpu.encode()).hexdigest()[:32]}-"
+    def _name(self) -> str:
+        fits = len(self.gpu) <= _MAX_NAME and self.gpu.isascii()
+        return self.gpu if fits else hashlib.sha256(self.gpu.encode()).hexdigest()[:32]
 
     def id(self, number: int) -> str:
         """The id of the device with this number, from 0."""
-        if not 0 <= number < 10**_DIGITS:
-            raise ValueError(f"a GPU has at most {10**_DIGITS} devices, there is no number {number}")
-        return f"{self.prefix}{number:0{_DIGITS}}"
+        if not 0 <= number < MAX_DEVICES:
+            raise ValueError(f"a GPU has at most {MAX_DEVICES} devices, there is no number {number}")
+        return f"{self._name}-{self.index}-{number:0{_DIGITS}}"
 
     def number(self, id: str) -> int | None:
-        """The inverse; None for an id that is not of this GPU."""
-        digits = id.removeprefix(self.prefix)
-        if digits == id or len(digits) != _DIGITS or not (digits.isascii() and digits.isdigit()):
+        """The inverse; None for an id that is not of this GPU under this index."""
+        found = self._match(id)
+        return int(found[2]) if found is not None and int(found[1]) == self.index else None
+
+    def has(self, id: str) -> bool:
+        """Whether the device is of this GPU, whatever index it had when the id was made."""
+        return self._match(id) is not None
+
+    def _match(self, id: str) -> re.Match[str] | None:
+        if not id.startswith(f"{self._name}-"):
             return None
-        return int(digits)
+        return re.fullmatch(rf"(\d+)-(\d{{{_DIGITS}}})", id[len(self._name) + 1 :], re.ASCII)
 
 
 def devices_for(units: int, unit_size: int) -> int:
@@ -57,12 +71,13 @@ def offered(capacity: int, held: Collection[int], in_use: int) -> list[int]:
 
     `capacity`: devices of the GPU; `in_use`: how many of those held their holders' tiers leave them. As many free ones
     are offered as are not in use; where more is in use than there is (owners are back, borrowers still there), none
-    are, until pods end. Only free ones are ever withdrawn: the kubelet then takes nothing from running pods.
+    are, until pods end. Only free ones are ever withdrawn: the kubelet then takes nothing from running pods. There are
+    never more than `MAX_DEVICES`.
     """
     numbers = set(held)
     wanted = len(numbers) + max(0, capacity - in_use)
     number = 0
-    while len(numbers) < wanted:
+    while len(numbers) < wanted and number < MAX_DEVICES:
         numbers.add(number)
         number += 1
     return sorted(numbers)

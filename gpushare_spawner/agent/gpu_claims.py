@@ -2,8 +2,8 @@
 
 Two ways lead to a GPU. The agent's pod may ask NVIDIA's plugin for whole GPUs (``nvidia.com/gpu: 4``) and shares those;
 or no NVIDIA plugin runs on the node, and the agent shares all. One rule holds for both: a GPU that an ``nvidia.com/``
-resource offers on this node is shared only if the agent's own pod holds it. Nobody is given a GPU twice then, whatever
-was configured.
+resource offers on this node, or that a pod holds as such, is shared only if the agent's own pod holds it. It is asked
+again before devices are given to a container: the agent gives out no GPU that is not its own, whatever was configured.
 """
 
 from __future__ import annotations
@@ -33,15 +33,27 @@ def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[st
 
     `own`: the agent's pod, where it is known.
     """
-    mine = handed.by_pod.get(own, {}) if own is not None else {}
+    mine = _held_by(handed, own)
+    others = {
+        resource: frozenset[str]().union(
+            *(_held_by(handed, pod).get(resource, ()) for pod in handed.by_pod if pod != own)
+        )
+        for resource in {name for held in handed.by_pod.values() for name in held}
+    }
     reasons: dict[str, str] = {}
     for gpu in gpus:
-        for resource, ids in handed.offered.items():
+        for resource in sorted({*handed.offered, *others}):
             held = mine.get(resource, frozenset())
             if not resource.startswith(NVIDIA) or any(id.isdigit() for id in held):
                 # ids may be indices on the node, which are others than in this container: then what is seen here counts
                 continue
-            of_gpu = {id for id in ids if _is_of(id, gpu)}
+            if any(_is_of(id, gpu) for id in others.get(resource, ())):
+                reasons[gpu.uuid] = (
+                    f"GPU {gpu.index} ({gpu.uuid}) is held as {resource} by another pod on this node: "
+                    "it is shared when that pod has ended"
+                )
+                continue
+            of_gpu = {id for id in handed.offered.get(resource, ()) if _is_of(id, gpu)}
             if of_gpu and not of_gpu <= held:
                 reasons[gpu.uuid] = (
                     f"GPU {gpu.index} ({gpu.uuid}) is offered as {resource} by another device plugin on this node, "
@@ -53,6 +65,12 @@ def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[st
 def tells_of(handed: Handed, own: PodKey | None) -> bool:
     """Whether the kubelet's list can be trusted in this: just after its start it leaves out pods, our own as well."""
     return own is None or own in handed.by_pod
+
+
+def _held_by(handed: Handed, pod: PodKey | None) -> dict[str, frozenset[str]]:
+    """What a pod holds, its containers together."""
+    held = handed.by_pod.get(pod, {}) if pod is not None else {}
+    return {resource: frozenset[str]().union(*given) for resource, given in held.items()}
 
 
 def _is_of(device: str, gpu: Gpu) -> bool:

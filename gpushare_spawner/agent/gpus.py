@@ -9,6 +9,8 @@ from typing import Any
 
 import pynvml
 
+from gpushare_spawner.agent.xid_events import XidEvents
+
 log = logging.getLogger(__name__)
 
 
@@ -35,6 +37,8 @@ class GpuState:
     """What NVML says about a GPU at one moment."""
 
     healthy: bool
+    trouble: str = "does not answer its driver"
+    """What is wrong with it where it is not healthy, to be read after "the GPU"."""
     memory_used_bytes: int = 0
     pids: tuple[int, ...] = ()
     """Processes that have a CUDA context on it, as this machine numbers them."""
@@ -58,6 +62,7 @@ class Nvml:
             ) from None
         except pynvml.NVMLError as error:
             raise NoGpu(f"NVML does not start: {error}") from None
+        self._xids: XidEvents | None = None
 
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that can be shared. Raises NoGpu if there is none.
@@ -90,15 +95,30 @@ class Nvml:
             log.warning("%s", sentence)
         if not found:
             raise NoGpu("NVML lists no GPU that can be shared" + "".join(f"; {sentence}" for sentence in skipped))
+        self._xids = XidEvents(gpu.uuid for gpu in found)
         return tuple(found)
 
     def state(self, gpu: Gpu) -> GpuState:
-        """A GPU that answers with an error is not healthy; this never raises."""
+        """A GPU that answers with an error is not healthy; this never raises.
+
+        Neither is one of which the driver has reported an error that only a reset mends, nor one that was split by MIG
+        after the agent had started.
+        """
+        if self._xids is not None:
+            self._xids.collect()
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-        except pynvml.NVMLError:
-            return GpuState(healthy=False)
+        except pynvml.NVMLError as error:
+            return GpuState(healthy=False, trouble=f"does not answer its driver ({error})")
+        if self._xids is not None and gpu.uuid in self._xids.last:
+            return GpuState(
+                healthy=False,
+                trouble=f"broke with Xid {self._xids.last[gpu.uuid]}: reset it and start the agent anew",
+                memory_used_bytes=used,
+            )
+        if _in_mig_mode(handle):
+            return GpuState(healthy=False, trouble="has been split by MIG", memory_used_bytes=used)
         try:
             pids = tuple(sorted({int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}))
         except pynvml.NVMLError:
@@ -108,6 +128,8 @@ class Nvml:
 
     def close(self) -> None:
         """Let NVML go."""
+        if self._xids is not None:
+            self._xids.close()
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 

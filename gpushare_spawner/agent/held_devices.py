@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class HeldDevices:
     ) -> None:
         """`capacity_units` of each GPU; `sessions` is looked at again each time; `folder`: of the grants' folders."""
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
-        self.ids = {uuid: DeviceIds(uuid) for uuid in self.gpus}
+        self.ids = {uuid: DeviceIds(uuid, gpu.index) for uuid, gpu in self.gpus.items()}
         self.capacity = capacity_units // unit_size
         self.unit_size = unit_size
         self.folder = folder
@@ -52,16 +53,17 @@ class HeldDevices:
     def offered(self, gpu: str) -> list[str]:
         """The ids to offer to the kubelet now."""
         ids = self.ids[gpu]
-        held: set[int] = set()
+        held: set[str] = set()
         in_use = 0
         for session, devices in self._holders(gpu):
-            held.update(number for number in map(ids.number, devices) if number is not None)
+            held.update(devices)
             in_use += self._in_use(session, devices)
         for grant in self._pending(gpu):
-            numbers = {number for number in map(ids.number, grant.devices) if number is not None}
-            in_use += len(numbers - held)
-            held |= numbers
-        return [ids.id(number) for number in offered(self.capacity, held, in_use)]
+            in_use += len(grant.devices - held)
+            held |= grant.devices
+        # those of an index that the GPU had before count, and are not this resource's
+        numbers = {number for number in map(ids.number, held) if number is not None}
+        return [ids.id(number) for number in offered(self.capacity, numbers, in_use)]
 
     def holders(self, gpu: str, devices: Iterable[str]) -> list[Session]:
         """The sessions that hold any of these."""
@@ -131,18 +133,18 @@ class HeldDevices:
             ids
             for session in self._sessions.values()
             if session.record.pod is not None
-            for ids in session.record.pod.devices.values()
+            for ids in session.record.pod.grants
         ]
         grants = [grant.devices for grant in self.pending.values()]
         known = {pod_sockets.grant_name(ids) for ids in [*held, *grants, *listed]}
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name not in known:
+        with contextlib.suppress(FileNotFoundError):
+            for path in [path for path in self.folder.iterdir() if path.name not in known]:
                 log.info("removing %s, which is of a pod that is gone", path)
                 pod_sockets.remove(path)
 
     def gpu_of(self, device: str) -> str | None:
         """The UUID of the GPU that a device is of."""
-        return next((uuid for uuid, ids in self.ids.items() if ids.number(device) is not None), None)
+        return next((uuid for uuid, ids in self.ids.items() if ids.has(device)), None)
 
     def _holders(self, gpu: str) -> Iterator[tuple[Session, tuple[str, ...]]]:
         for session in self._sessions.values():
@@ -154,5 +156,8 @@ class HeldDevices:
         return [grant for grant in self.pending.values() if grant.gpu == gpu]
 
     def _in_use(self, session: Session, devices: tuple[str, ...]) -> int:
-        """Devices that a session's tier leaves it."""
-        return min(len(devices), devices_for(session.record.effective_units, self.unit_size))
+        """Devices that a session's tier leaves it: all, whatever its share says, where it has lent nothing."""
+        record = session.record
+        if record.effective_units >= record.request.share_units:
+            return len(devices)
+        return min(len(devices), devices_for(record.effective_units, self.unit_size))

@@ -221,7 +221,14 @@ class Node:
 
     def healthy(self, gpu: str) -> bool:
         """Whether the GPU of that UUID answers its driver and may be given out."""
-        return self._rounds.states[gpu].healthy and gpu not in self.withheld
+        return self.trouble(gpu) is None
+
+    def trouble(self, gpu: str) -> str | None:
+        """Why the GPU of that UUID may not be given out, in a sentence; None: it may."""
+        if gpu in self.withheld:
+            return self.withheld[gpu]
+        state = self._rounds.states[gpu]
+        return None if state.healthy else f"GPU {self.gpus[gpu].index} ({gpu}) {state.trouble}"
 
     def activity(self, session: Session) -> Activity:
         """What a session does on its GPUs now."""
@@ -312,8 +319,8 @@ class Node:
         for uuid in request.gpus:
             if uuid not in self.gpus:
                 raise _refused("unknown-gpu", f"this machine has no GPU {uuid}; it has {', '.join(self.gpus)}")
-            if not self.healthy(uuid):
-                raise _refused("unhealthy-gpu", f"GPU {self.gpus[uuid].index} ({uuid}) does not answer its driver")
+            if (trouble := self.trouble(uuid)) is not None:
+                raise _refused("unhealthy-gpu", trouble)
         return tuple(self.gpus[uuid] for uuid in request.gpus)
 
     def _open_again(self, session: Session, request: OpenRequest) -> None:
@@ -346,7 +353,7 @@ class Node:
         assert session.conversation is not None
         try:
             if session.record.pod is not None:
-                session.socket = PodSockets(self._folder.pods, session.record.pod.devices, session.conversation)
+                session.socket = PodSockets(self._folder.pods, session.record.pod.grants, session.conversation)
                 return None
             folder = SessionFolder(self._folder.sockets, short_name(session.id))
             session.socket = SessionSocket(folder, session.record.request.uid, session.conversation)

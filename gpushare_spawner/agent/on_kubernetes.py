@@ -92,6 +92,7 @@ class OnKubernetes:
         self._tasks: list[asyncio.Task[None]] = []
         self._look_due: asyncio.Handle | None = None
         self._kubelet_asked = False
+        self._kubelet_is_trusted = True
         self._complaint = ""
 
     @asynccontextmanager
@@ -131,9 +132,11 @@ class OnKubernetes:
             grant=lambda devices: self._grant(gpu, devices),
         )
 
-    def _grant(self, gpu: Gpu, devices: list[str]) -> messages.ContainerAllocateResponse:
-        if not self._node.healthy(gpu.uuid):
-            raise Refused(self._node.withheld.get(gpu.uuid, f"GPU {gpu.index} does not answer its driver"))
+    async def _grant(self, gpu: Gpu, devices: list[str]) -> messages.ContainerAllocateResponse:
+        # another plugin for this GPU may have come a moment ago
+        await self._ask_kubelet()
+        if (trouble := self._node.trouble(gpu.uuid)) is not None:
+            raise Refused(trouble)
         self.held.check(gpu.uuid, devices)
         for session in self.held.holders(gpu.uuid, devices):
             self.sessions.end(session, "the kubelet gave its devices to another pod")
@@ -161,7 +164,10 @@ class OnKubernetes:
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            self._look()
+            try:
+                self._look()
+            except Exception:
+                log.exception("what is to be offered is not known for a while")
 
     async def _keep_asking(self) -> None:
         while True:
@@ -172,8 +178,11 @@ class OnKubernetes:
             self._ask.clear()
             while True:
                 await asyncio.sleep(pause)
-                await self._ask_kubelet()
-                if not self.held.pending:
+                try:
+                    await self._ask_kubelet()
+                except Exception:
+                    log.exception("what the kubelet says about devices cannot be dealt with")
+                if not self.held.pending and self._kubelet_is_trusted:
                     break
                 pause = SOON if self._ask.is_set() else min(2 * pause, NOT_SO_SOON)
                 self._ask.clear()
@@ -187,11 +196,14 @@ class OnKubernetes:
             self._complaint = str(away)
             return
         self._complaint = ""
-        if gpu_claims.tells_of(handed, self._settings.own_pod) or not self._kubelet_asked:
+        self._kubelet_is_trusted = gpu_claims.tells_of(handed, self._settings.own_pod)
+        if self._kubelet_is_trusted or not self._kubelet_asked:
             withheld = gpu_claims.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
             for uuid, reason in withheld.items():
                 if uuid not in self._node.withheld:
                     log.error("%s", reason)
+            for uuid in self._node.withheld.keys() - withheld.keys():
+                log.info("GPU %d is this agent's to give out again", self._node.gpus[uuid].index)
             self._node.withheld = withheld
             self._kubelet_asked = True
         self.sessions.handed(handed)

@@ -25,6 +25,9 @@ LOOK_EVERY = 0.5
 ANSWER_WITHIN = 5.0
 """Seconds for a registration."""
 LONGEST_PAUSE = 5.0
+HEARD_WITHIN = 15.0
+"""Seconds after a registration in which the kubelet has to listen. It dials back once, within 10 s, and never again: a
+plugin that it could not reach, or whose stream has ended, is without healthy devices until it registers anew."""
 
 Identity = tuple[int, int, int]
 
@@ -57,9 +60,17 @@ class PluginSocket:
 
     async def _keep(self) -> None:
         pause = LOOK_EVERY
+        heard_at = _now()
         while True:
             kubelet = _identity(self._folder / KUBELET_SOCKET)
-            if kubelet is not None and (kubelet != self._with or _identity(self._path) != self._own):
+            if kubelet is None:
+                self._complain(f"{self._folder / KUBELET_SOCKET} is not there: waiting for the kubelet")
+            if kubelet is None or self._plugin.is_heard:
+                heard_at = _now()
+            unheard = _now() - heard_at >= HEARD_WITHIN
+            if unheard and not self._complaint:
+                log.warning("the kubelet does not listen to %s: registering it again", self._plugin.resource)
+            if kubelet is not None and (unheard or kubelet != self._with or _identity(self._path) != self._own):
                 try:
                     await self._serve()
                     await self._register()
@@ -67,14 +78,18 @@ class PluginSocket:
                     self._with = kubelet
                     self._complain("")
                     self._told()
-                    pause = LOOK_EVERY
-                except (OSError, RuntimeError, grpc.aio.AioRpcError) as error:
-                    reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
-                    self._complain(f"{self._plugin.resource} cannot be registered with the kubelet: {reason}")
-                    pause = min(2 * pause, LONGEST_PAUSE)
-            elif kubelet is None:
-                self._complain(f"{self._folder / KUBELET_SOCKET} is not there: waiting for the kubelet")
+                    pause, heard_at = LOOK_EVERY, _now()
+                except grpc.aio.AioRpcError as error:
+                    pause = self._failed(error.details(), pause)
+                except Exception as error:
+                    # of whatever kind: without a next try the node would have no GPUs until the agent starts anew
+                    pause = self._failed(error, pause)
             await asyncio.sleep(pause)
+
+    def _failed(self, reason: object, pause: float) -> float:
+        """The next pause, in seconds."""
+        self._complain(f"{self._plugin.resource} cannot be registered with the kubelet: {reason}")
+        return min(2 * pause, LONGEST_PAUSE)
 
     @property
     def _path(self) -> Path:
@@ -116,6 +131,10 @@ class PluginSocket:
         elif self._complaint and not complaint:
             log.info("%s is registered with the kubelet", self._plugin.resource)
         self._complaint = complaint
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _identity(path: Path) -> Identity | None:

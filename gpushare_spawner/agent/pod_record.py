@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpushare_spawner.agent.pod_resources import PodKey
+from gpushare_spawner.agent.pod_resources import Given, PodKey
 from gpushare_spawner.agent.pods import Pod
 from gpushare_spawner.agent.sessions import PodHold, SessionRecord
 from gpushare_spawner.model.control import OpenRequest
@@ -16,12 +16,10 @@ FOREIGN_TEMPLATE = "none"
 """Of a pod that nobody made from a template."""
 
 
-def pod_record(
-    pod: Pod, said: PodSession, devices: Mapping[str, frozenset[str]], seen: tuple[str, ...]
-) -> SessionRecord:
+def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: tuple[str, ...]) -> SessionRecord:
     """A session as its pod's annotations have it, tier and all. Raises pydantic.ValidationError.
 
-    `devices`: ids by GPU; they, not the annotations, say which GPUs it is on. `seen`: see `PodHold.seen`.
+    `devices`: ids by GPU and container; they, not the annotations, say which GPUs it is on. `seen`: see `PodHold.seen`.
     """
     user, server = split_session_id(said.session)
     return SessionRecord(
@@ -43,19 +41,27 @@ def pod_record(
         tier=said.tier,
         tier_since=said.tier_since,
         announcement=said.announcement,
-        pod=PodHold(namespace=pod.namespace, name=pod.name, uid=pod.uid, devices=_sorted(devices), seen=seen),
+        pod=PodHold(
+            namespace=pod.namespace,
+            name=pod.name,
+            uid=pod.uid,
+            devices=ids_by_gpu(devices),
+            given=grants_of(devices),
+            seen=seen,
+        ),
     )
 
 
 def foreign_record(
-    key: PodKey, devices: Mapping[str, frozenset[str]], unit_size: int, now: float, uid: str = ""
+    key: PodKey, devices: Mapping[str, Given], unit_size: int, now: float, uid: str = ""
 ) -> SessionRecord:
     """A pod that holds devices without being the hub's: it has what it holds, and stays active.
 
     `now`: seconds since the epoch.
     """
     namespace, name = key
-    share = min(UNITS_PER_GPU, max(map(len, devices.values())) * unit_size)
+    held = ids_by_gpu(devices)
+    share = min(UNITS_PER_GPU, max(map(len, held.values())) * unit_size)
     request = OpenRequest(
         id=f"pod:{namespace}:{name}"[:200],
         user=f"{namespace}/{name}",
@@ -65,13 +71,19 @@ def foreign_record(
         share_units=share,
     )
     record = SessionRecord.opened(request, now)
-    record.pod = PodHold(namespace=namespace, name=name, uid=uid, devices=_sorted(devices))
+    record.pod = PodHold(namespace=namespace, name=name, uid=uid, devices=held, given=grants_of(devices))
     return record
 
 
-def _in_order(said: PodSession, devices: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+def ids_by_gpu(devices: Mapping[str, Given]) -> dict[str, tuple[str, ...]]:
+    """All ids of each GPU, whichever container has them."""
+    return {gpu: tuple(sorted(frozenset().union(*given))) for gpu, given in devices.items()}
+
+
+def grants_of(devices: Mapping[str, Given]) -> tuple[tuple[str, ...], ...]:
+    """The ids that were given together, for `PodHold.given`."""
+    return tuple(sorted(tuple(sorted(ids)) for given in devices.values() for ids in given))
+
+
+def _in_order(said: PodSession, devices: Mapping[str, Given]) -> tuple[str, ...]:
     return said.gpus if set(said.gpus) == set(devices) else tuple(devices)
-
-
-def _sorted(devices: Mapping[str, frozenset[str]]) -> dict[str, tuple[str, ...]]:
-    return {gpu: tuple(sorted(ids)) for gpu, ids in devices.items()}

@@ -18,6 +18,8 @@ ANSWER_WITHIN = 5.0
 
 PodKey = tuple[str, str]
 """(namespace, name)"""
+Given = tuple[frozenset[str], ...]
+"""Ids of devices, one set for each container that was given any."""
 
 
 class KubeletAway(Exception):
@@ -28,10 +30,12 @@ class KubeletAway(Exception):
 class Handed:
     """What the kubelet has handed out, at one moment."""
 
-    by_pod: Mapping[PodKey, Mapping[str, frozenset[str]]]
-    """Pod -> resource name -> ids of devices, its containers together."""
+    by_pod: Mapping[PodKey, Mapping[str, Given]]
+    """Pod -> resource name -> ids of devices, container by container."""
     offered: Mapping[str, frozenset[str]]
     """Resource name -> ids of all healthy devices, of all plugins on the node."""
+    started: float | None = None
+    """What tells this start of the kubelet from another one: when its socket was made, by the node's clock."""
 
 
 class PodResources:
@@ -46,6 +50,7 @@ class PodResources:
         For about a second after its start the kubelet lists no pods, though they hold their devices: an empty answer
         is no proof that nobody does.
         """
+        started = self._started()
         async with grpc.aio.insecure_channel(f"unix://{self._socket}") as channel:
             lister = services.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
             try:
@@ -53,14 +58,23 @@ class PodResources:
                 offered = await self._offered(lister)
             except grpc.aio.AioRpcError as error:
                 raise KubeletAway(f"{self._socket} does not answer: {error.details()}") from None
-        by_pod: dict[PodKey, dict[str, frozenset[str]]] = {}
+        by_pod: dict[PodKey, dict[str, Given]] = {}
         for pod in listed.pod_resources:
             held = by_pod.setdefault((pod.namespace, pod.name), {})
             for container in pod.containers:
+                # a container's devices of one resource may be in several parts, one for each NUMA node
+                parts: dict[str, set[str]] = {}
                 for devices in container.devices:
-                    ids = held.get(devices.resource_name, frozenset())
-                    held[devices.resource_name] = ids | frozenset(devices.device_ids)
-        return Handed(by_pod, offered)
+                    parts.setdefault(devices.resource_name, set()).update(devices.device_ids)
+                for resource, ids in parts.items():
+                    held[resource] = (*held.get(resource, ()), frozenset(ids))
+        return Handed(by_pod, offered, started)
+
+    def _started(self) -> float | None:
+        try:
+            return self._socket.stat().st_ctime
+        except OSError:
+            return None
 
     async def _offered(self, lister: services.PodResourcesListerStub) -> dict[str, frozenset[str]]:
         found: dict[str, frozenset[str]] = {}

@@ -21,8 +21,8 @@ from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi
 from gpushare_spawner.agent.devices import devices_for
 from gpushare_spawner.agent.held_devices import HeldDevices
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.agent.pod_record import foreign_record, pod_record
-from gpushare_spawner.agent.pod_resources import Handed, PodKey
+from gpushare_spawner.agent.pod_record import foreign_record, grants_of, ids_by_gpu, pod_record
+from gpushare_spawner.agent.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.pods import Pod, Pods
 from gpushare_spawner.agent.sessions import PodHold, Session, SessionRecord
 from gpushare_spawner.model import kubernetes
@@ -32,7 +32,7 @@ from gpushare_spawner.model.tier import Tier
 
 log = logging.getLogger(__name__)
 
-ALL_GPUS_WITHIN = 3.0
+ALL_GPUS_WITHIN = 10.0
 """Seconds in which the kubelet asks for all of a pod's GPUs, one after the other."""
 STRANGER_AFTER = 5.0
 """Seconds after which a pod that holds devices, and that the API does not show, is taken for none of the hub's."""
@@ -59,13 +59,15 @@ class PodSessions:
         self._api = api
         self._held = held
         self._loop = asyncio.get_running_loop()
-        self._listed: dict[PodKey, dict[str, frozenset[str]]] = {}
-        """The kubelet's last word: devices by pod and GPU, of pods that have not ended since."""
+        self._listed: dict[PodKey, dict[str, Given]] = {}
+        """The kubelet's last word: devices by pod, GPU and container, of pods that have not ended since."""
         self._absent: dict[PodKey, float] = {}
         self._patches: dict[str, asyncio.Task[None]] = {}
         self._said: set[str] = set()
+        self._complaint = ""
         self._scheduled: asyncio.Handle | None = None
         self._kubelet_since = self._loop.time()
+        self._kubelet_start: float | None = None
         self._closed = False
 
     def changed(self) -> None:
@@ -79,6 +81,9 @@ class PodSessions:
 
     def handed(self, handed: Handed) -> None:
         """The kubelet's newest word."""
+        if handed.started != self._kubelet_start:
+            self._kubelet_start = handed.started
+            self.kubelet_started()
         self._listed = {
             key: devices for key, resources in handed.by_pod.items() if (devices := self._by_gpu(resources))
         }
@@ -128,7 +133,7 @@ class PodSessions:
         if hold is not None and self._listed.pop(hold.key, None) is not None:
             self._ask_kubelet()
 
-    def _bring_together(self, key: PodKey, devices: dict[str, frozenset[str]]) -> None:
+    def _bring_together(self, key: PodKey, devices: dict[str, Given]) -> None:
         pod = self._pods.named(*key)
         session = self._session_of(key)
         if session is not None:
@@ -140,7 +145,7 @@ class PodSessions:
             self.end(session, f"another pod has the name {key[0]}/{key[1]}")
             return
         # nothing is freed by these grants until they are a session's
-        grants = [self._held.found(gpu, ids) for gpu, ids in devices.items()]
+        grants = [self._held.found(gpu, ids) for gpu, given in devices.items() for ids in given]
         age = self._loop.time() - max(grant.made_at for grant in grants)
         if pod is None:
             if not self._pods.known or age < STRANGER_AFTER:
@@ -159,28 +164,34 @@ class PodSessions:
             self._say(f"pod {key[0]}/{key[1]} says that it is session {record.request.id}, which a newer pod is")
             return
         self._node.hold(record)
-        for gpu, ids in devices.items():
-            self._held.settled(gpu, ids)
+        for gpu, given in devices.items():
+            for ids in given:
+                self._held.settled(gpu, ids)
         indices = ", ".join(str(self._node.gpus[gpu].index) for gpu in record.request.gpus)
         log.info(
             "session %s is pod %s/%s: %d units on GPU %s", record.request.id, *key, record.request.share_units, indices
         )
 
-    def _settle(self, session: Session, hold: PodHold, devices: Mapping[str, frozenset[str]]) -> None:
+    def _settle(self, session: Session, hold: PodHold, devices: Mapping[str, Given]) -> None:
         """The kubelet's word on which devices a session's pod holds."""
-        listed = {gpu: tuple(sorted(ids)) for gpu, ids in devices.items()}
-        if listed != hold.devices:
-            if set(listed) != set(hold.devices):
-                self._say(f"session {session.id} holds devices of other GPUs than before: {', '.join(listed)}")
-                listed = {gpu: listed.get(gpu, ids) for gpu, ids in hold.devices.items()}
-            if listed != hold.devices:
-                hold.devices = listed
+        if set(devices) != set(hold.devices):
+            self._say(f"session {session.id} holds devices of other GPUs than before: {', '.join(devices)}")
+        listed = {gpu: given for gpu, given in devices.items() if gpu in hold.devices}
+        if set(listed) == set(hold.devices):
+            grants, ids = grants_of(listed), ids_by_gpu(listed)
+            if (sorted(hold.grants), hold.devices) != (sorted(grants), ids):
+                hold.devices, hold.given = ids, grants
                 self._node.keep(session)
                 self._node.listen_again(session)
-        for gpu, ids in devices.items():
-            self._held.settled(gpu, ids)
+        for gpu, given in devices.items():
+            for grant in given:
+                if gpu in listed:
+                    self._held.settled(gpu, grant)
+                else:
+                    # not the session's, and not free
+                    self._held.found(gpu, grant)
 
-    def _record(self, pod: Pod, said: PodSession | None, devices: Mapping[str, frozenset[str]]) -> SessionRecord:
+    def _record(self, pod: Pod, said: PodSession | None, devices: Mapping[str, Given]) -> SessionRecord:
         now = self._node.wall_clock()
         key = (pod.namespace, pod.name)
         if said is None:
@@ -191,7 +202,7 @@ class PodSessions:
                 f"{', '.join(devices)}: the devices count"
             )
         wanted = devices_for(said.share_units, self._held.unit_size)
-        for gpu, ids in devices.items():
+        for gpu, ids in ids_by_gpu(devices).items():
             if len(ids) != wanted:
                 self._say(
                     f"pod {pod.namespace}/{pod.name} holds {len(ids)} devices of GPU {self._node.gpus[gpu].index}; a "
@@ -223,24 +234,28 @@ class PodSessions:
                 return session
         return None
 
-    def _by_gpu(self, resources: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    def _by_gpu(self, resources: Mapping[str, Given]) -> dict[str, Given]:
         """A pod's devices that are ours."""
-        found: dict[str, frozenset[str]] = {}
-        for resource, ids in resources.items():
+        found: dict[str, Given] = {}
+        for resource, given in resources.items():
             if kubernetes.gpu_index_of(resource) is None:
                 continue
-            for device in ids:
-                gpu = self._held.gpu_of(device)
-                if gpu is None:
-                    self._say(f"device {device} of {resource} is of a GPU that this node no longer has")
-                else:
-                    found[gpu] = found.get(gpu, frozenset()) | {device}
+            for ids in given:
+                parts: dict[str, set[str]] = {}
+                for device in ids:
+                    gpu = self._held.gpu_of(device)
+                    if gpu is None:
+                        self._say(f"device {device} of {resource} is of a GPU that this agent does not have (any more)")
+                    else:
+                        parts.setdefault(gpu, set()).add(device)
+                for gpu, ours in parts.items():
+                    found[gpu] = (*found.get(gpu, ()), frozenset(ours))
         return found
 
     # -- what the kubelet no longer lists -----------------------------------------------------------------------------
 
     def _forget_what_never_came(self) -> None:
-        listed = {ids for devices in self._listed.values() for ids in devices.values()}
+        listed = {ids for devices in self._listed.values() for given in devices.values() for ids in given}
         now = self._loop.time()
         keys = {one.record.pod.key for one in self._node.sessions.values() if one.record.pod is not None}
         self._absent = {key: self._absent.get(key, now) for key in keys if key not in self._listed}
@@ -337,10 +352,11 @@ class PodSessions:
                 except ApiFailure as failure:
                     # 404 and 409: the pod is gone, or another has its name; the watch will say so
                     if failure.status not in (404, 409):
-                        log.warning("pod %s/%s cannot be patched for now: %s", pod.namespace, pod.name, failure)
+                        self._complain_of_patches(str(failure))
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
                     continue
+                self._complain_of_patches("")
                 self._pods.put(item)
                 marks = _marks(item["metadata"].get("annotations") or {})
                 hold.seen = (*hold.seen, *(mark for mark in marks if mark not in hold.seen))[-MAX_SEEN:]
@@ -349,9 +365,19 @@ class PodSessions:
                     # it moved on in the meantime; or somebody undoes what is written, whom this must not race
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
+        except Exception:
+            log.exception("the pod of session %s cannot be patched", session.id)
+            await asyncio.sleep(LONGEST_PAUSE)
         finally:
             del self._patches[session.id]
             self.changed()
+
+    def _complain_of_patches(self, complaint: str) -> None:
+        if complaint and not self._complaint:
+            log.warning("pods on this node are not told of their tiers for now: %s", complaint)
+        elif self._complaint and not complaint:
+            log.info("pods on this node are told of their tiers again")
+        self._complaint = complaint
 
     # -- saying things once -------------------------------------------------------------------------------------------
 

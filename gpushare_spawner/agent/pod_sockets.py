@@ -1,6 +1,6 @@
-"""The sockets of a session that is a pod: one for each GPU that the kubelet gave it devices of.
+"""The sockets of a session that is a pod: one for each grant, the devices of one GPU that one container was given.
 
-The kubelet asks for the devices of each GPU by themselves, and does not say for whom: a folder is made for every such
+The kubelet asks for each grant by itself, and does not say for whom: a folder is made for every such
 grant, and mounted into the container. Later, when it is known which pod holds the devices, the session's socket is made
 in each of its grants' folders. The mount is of the folder as it was then, so that what lies below it can be made anew
 by a later agent, and the folder itself never.
@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from gpushare_spawner.agent.connection import Listener
@@ -65,9 +65,9 @@ def remove(folder: Path) -> None:
 class PodSockets:
     """Listens in the folders of all of a session's grants; to the session they are one."""
 
-    def __init__(self, parent: Path, devices: Mapping[str, Iterable[str]], listener: Listener) -> None:
-        """`devices`: ids by GPU. Raises OSError or PathTooLong where a socket cannot be made."""
-        self._folders = [grant_folder(parent, ids) for ids in devices.values()]
+    def __init__(self, parent: Path, grants: Iterable[Iterable[str]], listener: Listener) -> None:
+        """`grants`: the ids of each. Raises OSError or PathTooLong where a socket cannot be made."""
+        self._folders = [grant_folder(parent, ids) for ids in grants]
         self._sockets: list[SessionSocket] = []
         try:
             for folder in self._folders:

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between tries while the API server does not answer."""
+TRIES_OF_A_WATCH = 5
+"""Failures in a row after which the pods are listed anew."""
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -96,7 +98,7 @@ class Pods:
             self._enter(item)
 
     async def _follow(self) -> None:
-        version, pause = "", FIRST_PAUSE
+        version, pause, failures, too_old = "", FIRST_PAUSE, 0, False
         while True:
             try:
                 if not version:
@@ -104,24 +106,28 @@ class Pods:
                 async for event in self._api.watch(self._path, version, **self._query):
                     version = event["object"]["metadata"]["resourceVersion"]
                     self._heard(event["type"], event["object"])
-                    pause = FIRST_PAUSE
+                    pause, failures, too_old = FIRST_PAUSE, 0, False
                 self._complain("")
-                pause = FIRST_PAUSE
+                pause, failures, too_old = FIRST_PAUSE, 0, False
                 # a server that ends watches at once must not be asked without end
                 await asyncio.sleep(0.05)
+                continue
             except ApiFailure as failure:
-                if failure.status == 410:
-                    version = ""
+                failures += 1
+                if failure.status == 410 and not too_old:
+                    # once; a server that finds every version too old is not to be asked without end
+                    version, too_old = "", True
                     continue
-                self._complain(str(failure))
-                if failure.status >= 400:
+                # a list is dear to a server in need: after a failure that has nothing to do with the version the watch
+                # goes on where it was, for some tries
+                if not _may_pass(failure) or failures >= TRIES_OF_A_WATCH:
                     version = ""
-                await asyncio.sleep(pause * random.uniform(0.8, 1.2))
-                pause = min(2 * pause, LONGEST_PAUSE)
+                self._complain(str(failure))
             except Exception:
-                log.exception("watching pods failed; starting anew in %g s", LONGEST_PAUSE)
-                version = ""
-                await asyncio.sleep(LONGEST_PAUSE)
+                log.exception("watching pods failed")
+                version, pause = "", LONGEST_PAUSE
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _list(self) -> str:
         answer = await self._api.list(self._path, **self._query)
@@ -153,3 +159,8 @@ class Pods:
         elif self._complaint and not complaint:
             log.info("pods on this node are seen again")
         self._complaint = complaint
+
+
+def _may_pass(failure: ApiFailure) -> bool:
+    """Whether the same watch may succeed later: no answer, too many requests, or a server in trouble."""
+    return failure.status in (0, 429) or failure.status >= 500

@@ -83,17 +83,20 @@ class PublishedReport:
     async def _keep(self) -> None:
         pause = self._settings.capacity_every
         while True:
-            report = self._report()
-            if self._is_due(report):
-                try:
+            try:
+                report = self._report()
+                if self._is_due(report):
                     await self._write(report)
                     self._written, self._written_at = report, _now()
                     self._complain("")
                     pause = self._settings.capacity_every
-                except ApiFailure as failure:
-                    self._complain(str(failure))
-                    self._poke.set()  # it is due all the same
-                    pause = min(2 * pause, self._settings.at_most_every)
+                    await asyncio.sleep(pause)
+            except Exception as failure:
+                if not isinstance(failure, ApiFailure):
+                    log.exception("the report of this node cannot be made or written")
+                self._complain(str(failure))
+                self._poke.set()  # it is due all the same
+                pause = min(2 * pause, self._settings.at_most_every)
                 await asyncio.sleep(pause)
             await self._news()
 
@@ -113,17 +116,30 @@ class PublishedReport:
         written, age = self._written, _now() - self._written_at
         if written is None or age >= self._settings.refresh_every or _capacity(report) != _capacity(written):
             return True
+        if _works_before_its_stop(report, written):
+            return True
         return age >= self._settings.at_most_every and _content(report) != _content(written)
 
     async def _write(self, report: Report) -> None:
+        try:
+            await self._put(report, self._owner)
+        except ApiFailure as failure:
+            if failure.status != 403 or self._owner is None:
+                raise
+            # some clusters let only those name an owner who may delete the object
+            await self._put(report, None)
+            log.info("the report does not go with this agent's pod, that is not allowed here: %s", failure)
+            self._owner = None
+
+    async def _put(self, report: Report, owner: Owner | None) -> None:
         name = kubernetes.report_name(report.node)
         metadata: Json = {
             "labels": {kubernetes.REPORT_COMPONENT_LABEL: kubernetes.REPORT_COMPONENT},
             "annotations": {kubernetes.PUBLISHED_AT: f"{report.published_at:.3f}"},
         }
-        if self._owner is not None:
-            metadata["ownerReferences"] = [self._owner.reference()]
-        item: Json = {"metadata": metadata, "data": {kubernetes.REPORT_KEY: report.model_dump_json()}}
+        if owner is not None:
+            metadata["ownerReferences"] = [owner.reference()]
+        item: Json = {"metadata": metadata, "data": {kubernetes.REPORT_KEY: kubernetes.written_report(report)}}
         path = f"/api/v1/namespaces/{self._namespace}/configmaps"
         try:
             await self._api.patch(f"{path}/{name}", item)
@@ -142,19 +158,27 @@ class PublishedReport:
 
 
 def _capacity(report: Report) -> object:
-    """What placement, and the service's next step, depend on."""
+    """What placement depends on: GPUs, and what is held and lent of them."""
     gpus = [(gpu.uuid, gpu.healthy, gpu.capacity_units) for gpu in report.gpus]
     sessions = [
-        (one.id, one.gpus, one.share_units, one.borrowed_units, one.effective_units, one.tier, one.announcement)
+        (one.id, one.gpus, one.share_units, one.borrowed_units, one.effective_units, one.tier)
         for one in report.sessions
     ]
-    # before a server is stopped the service must know that it works
-    about_to_stop = [
-        (one.id, one.gpu_busy, bool(one.kernels_busy))
-        for one in report.sessions
-        if one.announcement is not None and one.announcement.tier is Tier.STOPPED
-    ]
-    return gpus, sessions, about_to_stop
+    return gpus, sessions
+
+
+def _works_before_its_stop(report: Report, written: Report) -> bool:
+    """Whether a session works that is about to be stopped, and that the service takes for idle.
+
+    Once: when it is idle again that can wait, a server that is not stopped loses nothing.
+    """
+    for session in report.sessions:
+        works = session.gpu_busy or session.kernels_busy
+        if works and session.announcement is not None and session.announcement.tier is Tier.STOPPED:
+            before = written.session(session.id)
+            if before is None or not (before.gpu_busy or before.kernels_busy):
+                return True
+    return False
 
 
 def _content(report: Report) -> Report:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpushare_spawner.agent.activity import Activity
@@ -35,6 +35,8 @@ class RoundSettings:
     """Seconds between questions to NVML."""
     answer_within: float = 10.0
     """Seconds after which NVML is taken to hang: no GPU is healthy until it answers."""
+    well_after: float = 10.0
+    """Seconds for which a GPU that was not healthy has to answer before it is again: one that comes and goes is not."""
     save_every: float = 10.0
     """Seconds at least between two writes of a record for no more than newer activity."""
 
@@ -48,6 +50,8 @@ class Rounds:
         self._source = source
         self._suspects: dict[str, set[int]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._sick_at: dict[str, float] = {}
+        """When a GPU was last found sick, the event loop's time."""
         self._asked: asyncio.Future[dict[str, GpuState]] | None = None
         self.states: Mapping[str, GpuState] = {uuid: GpuState(healthy=True) for uuid in gpus}
         """What NVML said last, by the GPU's UUID."""
@@ -80,12 +84,19 @@ class Rounds:
         return news and now >= session.saved_at + self._settings.save_every
 
     async def _poll(self, sessions: Mapping[str, Session]) -> None:
+        now = asyncio.get_running_loop().time()
         states = await self._ask()
         for uuid, state in states.items():
-            if state.healthy and not self.states[uuid].healthy:
-                log.info("GPU %s answers again", uuid)
-            elif not state.healthy and self.states[uuid].healthy:
-                log.error("GPU %s does not answer its driver; its sessions stay, new ones are refused", uuid)
+            before = self.states[uuid]
+            if not state.healthy:
+                self._sick_at[uuid] = now
+                if before.healthy:
+                    log.error("GPU %s %s; its sessions stay, new ones are refused", uuid, state.trouble)
+            elif not before.healthy:
+                if now - self._sick_at[uuid] < self._settings.well_after:
+                    states[uuid] = replace(state, healthy=False, trouble="did not answer its driver a moment ago")
+                else:
+                    log.info("GPU %s answers again", uuid)
         self.states = states
         await self._find_bypassing({pid for state in states.values() for pid in state.pids}, sessions)
 
@@ -94,7 +105,8 @@ class Rounds:
             self._asked = _aside(lambda: {uuid: self._source.state(gpu) for uuid, gpu in self._gpus.items()})
         await asyncio.wait([self._asked], timeout=self._settings.answer_within)
         if not self._asked.done():
-            return {uuid: GpuState(healthy=False) for uuid in self._gpus}
+            hangs = f"has not answered its driver for {self._settings.answer_within:g} s"
+            return {uuid: GpuState(healthy=False, trouble=hangs) for uuid in self._gpus}
         asked, self._asked = self._asked, None
         return asked.result()
 

@@ -33,6 +33,8 @@ class PodHold(BaseModel):
     """Empty for a pod that holds devices of ours without being labelled as a session's."""
     devices: dict[str, tuple[str, ...]]
     """GPU's UUID -> ids of the devices that the kubelet gave to the pod."""
+    given: tuple[tuple[str, ...], ...] = ()
+    """The same ids as the kubelet gave them: together those of one GPU and one container."""
     seen: tuple[str, ...] = ()
     """What the pod's annotations have said and has been dealt with, the latest last."""
 
@@ -40,6 +42,11 @@ class PodHold(BaseModel):
     def key(self) -> tuple[str, str]:
         """(namespace, name)."""
         return self.namespace, self.name
+
+    @property
+    def grants(self) -> tuple[tuple[str, ...], ...]:
+        """Ids that were given together; each such grant has a folder."""
+        return self.given or tuple(self.devices.values())
 
 
 class SessionRecord(BaseModel):

@@ -7,6 +7,7 @@ down and the agent patches it up again. Everything here is pure: names, and valu
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from gpushare_spawner.model.quantity import parse_percent_or_bytes
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Announcement, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
@@ -50,6 +51,9 @@ OVERSUBSCRIBE = PREFIX + "oversubscribe"
 """Annotation: "false" where allocations must stay on the GPU; absent or "true": they may move to host memory."""
 ANNOUNCEMENT = PREFIX + "announcement"
 """Annotation: JSON of `model.report.Announcement`; absent when no step down has been announced."""
+HUB = PREFIX + "hub"
+"""Annotation: the address of the API of the hub that made the pod. Two hubs in one namespace leave each other's pods
+alone."""
 
 SESSION_LABEL = SESSION
 SESSION_LABEL_VALUE = "true"
@@ -132,6 +136,15 @@ def report_name(node: str) -> str:
         return name
     digest = hashlib.sha256(node.encode()).hexdigest()[:_DIGEST]
     return f"{valid[: _MAX_NAME - _DIGEST - 1].rstrip('.-')}-{digest}"
+
+
+def written_report(report: Report) -> str:
+    """A report as its ConfigMap has it, for `Report.model_validate_json`.
+
+    What is as it is by default is left out: a ConfigMap may have 1 MiB, and every hub is sent every report.
+    """
+    said = report.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({"version": report.version, **said}, separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True)

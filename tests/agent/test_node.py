@@ -183,7 +183,7 @@ async def test_a_driver_that_hangs_is_reported_and_does_not_stop_the_agent(
         return GpuState(healthy=True)
 
     await agent.stop()
-    await agent.start(rounds=RoundSettings(look_every=0.05, poll_every=0.05, answer_within=0.2))
+    await agent.start(rounds=RoundSettings(look_every=0.05, poll_every=0.05, answer_within=0.2, well_after=0.0))
     monkeypatch.setattr(agent.source, "state", hangs)
     await eventually(lambda: not agent.node.report().gpus[0].healthy)
     assert refusal(agent) == "unhealthy-gpu"

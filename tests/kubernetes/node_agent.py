@@ -47,7 +47,9 @@ class NodeAgent:
         self.token = token
         self.source = GpusOnPaper()
         self.gpus: tuple[Gpu, ...] = (FIRST, SECOND)
-        self.settings = NodeSettings(name=kubelet.name, rounds=RoundSettings(look_every=0.1, poll_every=0.1))
+        self.settings = NodeSettings(
+            name=kubelet.name, rounds=RoundSettings(look_every=0.1, poll_every=0.1, well_after=0.2)
+        )
         self.cluster_settings = ClusterSettings(
             namespace=cluster.namespace,
             kubelet_dir=kubelet.folder,

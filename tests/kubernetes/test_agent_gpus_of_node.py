@@ -21,15 +21,22 @@ ZERO, ONE, TWO = GPUS
 
 @given(some.text(min_size=1, max_size=120), some.integers(0, 9999))
 def test_ids_and_back(gpu: str, number: int) -> None:
-    ids = DeviceIds(gpu)
+    ids = DeviceIds(gpu, 3)
     assert len(ids.id(number)) <= 63
     assert ids.number(ids.id(number)) == number
-    assert DeviceIds(gpu + "x").number(ids.id(number)) is None
+    assert ids.has(ids.id(number))
+    for other in (DeviceIds(gpu + "x", 3), DeviceIds(gpu + "-3", 3)):
+        assert other.number(ids.id(number)) is None
+        assert not other.has(ids.id(number))
+    # the same GPU, numbered anew
+    assert DeviceIds(gpu, 4).number(ids.id(number)) is None
+    assert DeviceIds(gpu, 4).has(ids.id(number))
 
 
 def test_real_uuids_stay_readable() -> None:
     assert (
-        DeviceIds("GPU-8a5ce2b1-1c2d-4e3f-8a9b-0c1d2e3f4a5b").id(7) == "GPU-8a5ce2b1-1c2d-4e3f-8a9b-0c1d2e3f4a5b-0007"
+        DeviceIds("GPU-8a5ce2b1-1c2d-4e3f-8a9b-0c1d2e3f4a5b", 1).id(7)
+        == "GPU-8a5ce2b1-1c2d-4e3f-8a9b-0c1d2e3f4a5b-1-0007"
     )
 
 
@@ -63,7 +70,7 @@ def test_claimed_gpus_are_those_that_the_variable_names() -> None:
 
 
 def handed(offers: dict[str, set[str]], mine: dict[str, set[str]] | None = None) -> Handed:
-    by_pod = {} if mine is None else {("hub", "agent"): {name: frozenset(ids) for name, ids in mine.items()}}
+    by_pod = {} if mine is None else {("hub", "agent"): {name: (frozenset(ids),) for name, ids in mine.items()}}
     return Handed(by_pod, {name: frozenset(ids) for name, ids in offers.items()})
 
 
@@ -81,6 +88,22 @@ def test_a_gpu_of_nvidias_plugin_is_shared_only_by_who_holds_it() -> None:
     # by index on the node, which a container numbers anew
     assert set(withheld(GPUS, handed({"nvidia.com/gpu": {"0", "1"}}), None)) == {"GPU-000", "GPU-111"}
     assert withheld(GPUS, handed({"nvidia.com/gpu": {"0", "1", "7"}}, {"nvidia.com/gpu": {"7"}}), own) == {}
+
+
+def test_a_gpu_that_a_pod_still_holds_is_not_shared_when_the_plugin_has_gone() -> None:
+    theirs, mine = ("team", "training"), ("hub", "agent")
+    held = {"nvidia.com/gpu": (frozenset({"GPU-111"}), frozenset({"GPU-222"}))}
+    found = withheld(GPUS, Handed({theirs: held}, {}), mine)
+    assert set(found) == {"GPU-111", "GPU-222"}
+    assert "another pod" in found["GPU-111"]
+    assert withheld(GPUS, Handed({mine: held}, {}), mine) == {}
+    # one replica is the agent's, the other one a pod's
+    sliced = {
+        mine: {"nvidia.com/gpu": (frozenset({"GPU-000::0"}),)},
+        theirs: {"nvidia.com/gpu": (frozenset({"GPU-000::1"}),)},
+    }
+    assert set(withheld(GPUS, Handed(sliced, {}), mine)) == {"GPU-000"}
+    assert withheld(GPUS, Handed({theirs: {"example.org/gpu": (frozenset({"GPU-000"}),)}}, {}), mine) == {}
 
 
 def test_a_list_without_our_own_pod_is_not_believed() -> None:

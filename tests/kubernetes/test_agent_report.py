@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.agent.cluster_api import ClusterApi
+from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.published_report import Owner, PublishedReport, PublishSettings
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Announcement, GpuReport, Report, SessionReport
@@ -124,9 +124,72 @@ async def test_a_server_about_to_be_stopped_that_works_is_told_of_at_once(publis
     await publisher.written(lambda report: True)
     coming = Announcement(tier=Tier.STOPPED, at=time.time() + 60, reason="idle")
     publisher.session(announcement=coming)
-    await publisher.written(lambda report: report.sessions[0].announcement is not None)
     publisher.session(announcement=coming, kernels=1, kernels_busy=1)
     await publisher.written(lambda report: report.sessions[0].kernels_busy == 1)
+    # once: what works on and off is not written each time
+    before = publisher.writes
+    for busy in (0, 1, 0, 1):
+        publisher.session(announcement=coming, kernels=1, kernels_busy=busy)
+        await asyncio.sleep(0.2)
+    assert publisher.writes == before
+
+
+async def test_a_report_that_cannot_be_made_is_made_later(
+    publisher: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher.start()
+    await publisher.written(lambda report: True)
+    good = publisher.report
+    publisher.report = None  # type: ignore[assignment]
+    publisher.published.changed()  # type: ignore[union-attr]
+    await asyncio.sleep(0.3)
+    assert "cannot be made or written" in caplog.text
+    publisher.report = good
+    publisher.session(effective_units=7)
+    await publisher.written(lambda report: report.sessions[0].effective_units == 7)
+
+
+def test_the_report_of_a_node_that_is_full_fits_into_a_config_map() -> None:
+    """16 GPUs with 100 sessions each, which is more than a kubelet takes."""
+    gpus = tuple(
+        GpuReport(index=index, uuid=f"GPU-8a5ce2b1-1c2d-4e3f-8a9b-0c1d2e3f4a{index:02}", model="A100", memory_bytes=1)
+        for index in range(16)
+    )
+    working = {
+        "memory_bytes": 2**34 + 1, "resident_bytes": 2**33 + 1, "memory_limit_bytes": 80 * 2**30, "gpu_busy": True,
+        "last_gpu_activity": time.time(), "gpu_seconds": 12345.678901, "kernels": 3, "kernels_busy": 1,
+        "last_kernel_activity": time.time(), "processes": 3,
+    }  # fmt: skip
+    sessions = tuple(
+        SESSION.model_copy(
+            update={**working, "id": f"some-user-{number:04}", "user": f"some-user-{number:04}", "gpus": (gpu.uuid,)}
+        )
+        for gpu in gpus
+        for number in range(100)
+    )
+    report = Report(node="a.node", published_at=time.time(), gpus=gpus, sessions=sessions)
+    written = kubernetes.written_report(report)
+    assert Report.model_validate_json(written) == report
+    assert len(written.encode()) < 1024 * 1024
+
+
+async def test_where_owners_may_not_be_named_it_is_published_without(publisher: Publisher) -> None:
+    """As on a cluster with the admission plugin OwnerReferencesPermissionEnforcement."""
+    real, refused = publisher.api.patch, 0
+
+    async def patch(path: str, patch: Json) -> Json:
+        nonlocal refused
+        if "ownerReferences" in patch["metadata"]:
+            refused += 1
+            raise ApiFailure(403, "cannot set an ownerRef on a resource you can't delete")
+        return await real(path, patch)
+
+    publisher.api.patch = patch  # type: ignore[method-assign]
+    publisher.start(owner=Owner("agent", "some-uid"))
+    await publisher.written(lambda report: True)
+    publisher.session(effective_units=5)
+    await publisher.written(lambda report: report.sessions[0].effective_units == 5)
+    assert refused == 1
 
 
 async def test_it_is_refreshed_even_if_nothing_changed(publisher: Publisher) -> None:
