@@ -8,15 +8,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import pytest
-
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.kubernetes import PodSession
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.service.cluster.cluster import Cluster
 from gpushare_spawner.service.cluster.node import NodeAgent
-from tests.kubernetes.standin.api_server import StandInApiServer
 from tests.kubernetes.standin.client import KubeClient, path
 from tests.kubernetes.standin.cluster import RBAC
 from tests.kubernetes.standin.cluster import Cluster as TestCluster
@@ -40,13 +37,6 @@ class Room:
         """Of the hub's service account."""
         self.now = now
         self.sessions: dict[str, dict[str, SessionReport]] = {}
-
-    @property
-    def standin(self) -> StandInApiServer:
-        """For what only the stand-in can be made to do; against a real API server the test is skipped."""
-        if self.cluster.server is None:
-            pytest.skip("a real API server cannot be made to do this")
-        return self.cluster.server
 
     def at(self, plural: str, name: str = "", subresource: str = "") -> str:
         """A path in the namespace."""

@@ -22,6 +22,7 @@ from tests.agent.peers import FIRST, GIB, SECOND, Peer
 
 from .node_agent import AGENT_RULES, GPU_0, NodeAgent, session
 from .standin.cluster import Cluster
+from .standin.faults import by_service_accounts
 
 
 @pytest.fixture
@@ -311,11 +312,9 @@ async def test_sessions_stay_while_the_api_server_is_away(agent: NodeAgent) -> N
 
 
 async def test_a_watch_that_is_too_old_lists_anew(agent: NodeAgent) -> None:
-    if agent.cluster.server is None:
-        pytest.skip("only the stand-in forgets on demand")
     await agent.running("ada")
-    agent.cluster.server.compact()
-    agent.cluster.server.store.cut_watches()
+    agent.cluster.faults.fail_next("watch", "pods", "410", of=by_service_accounts)
+    agent.cluster.faults.cut_watches()
     await agent.running("ben")
     await agent.annotate("ada", tier_patch(Tier.RELEASED, time.time(), 0))
     await agent.until(lambda: agent.node.report().session("ada").tier is Tier.RELEASED)  # type: ignore[union-attr]

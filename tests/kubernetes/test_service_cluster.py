@@ -27,6 +27,7 @@ from tests.kubernetes.service_room import (
     seen,
 )
 from tests.kubernetes.standin.client import path
+from tests.kubernetes.standin.faults import by_service_accounts
 from tests.service.conftest import MINUTE, clock, hub, hub_server, templates  # noqa: F401
 
 
@@ -244,13 +245,13 @@ async def test_only_the_verbs_that_it_needs(room):
         await room.open("ann")
         await room.publish()
         agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-        room.standin.calls.clear()
+        room.cluster.calls.clear()
         await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
-        room.standin.store.cut_watches()
+        room.cluster.faults.cut_watches()
         await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
-        await eventually(lambda: room.standin.calls.get(("watch", "configmaps"), 0) > 0)
+        await eventually(lambda: room.cluster.calls.get(("watch", "configmaps"), 0) > 0)
     schedulers = {("watch", "nodes"), ("list", "nodes")}
-    asked = {call for call in room.standin.calls if call not in schedulers}
+    asked = {call for call in room.cluster.calls if call not in schedulers}
     assert asked <= {("patch", "pods"), ("watch", "pods"), ("watch", "configmaps")}
 
 
@@ -286,7 +287,7 @@ async def test_watches_that_end_or_fail_are_begun_again(room, nodes):
     await seen(nodes, "node-a", has("ann", confirmed=True))
     room.cluster.faults.fail_next("watch", "pods", "500", times=2)
     room.cluster.faults.fail_next("watch", "configmaps", "reset", times=2)
-    room.standin.store.cut_watches()
+    room.cluster.faults.cut_watches()
     await room.publish(ann={"kernels_busy": 1})
     await room.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, room.now(), 0))
     await seen(nodes, "node-a", has("ann", kernels_busy=1, tier=Tier.RELEASED))
@@ -296,12 +297,12 @@ async def test_a_watch_that_is_too_old_reads_everything_anew(room, nodes):
     await room.open("ann")
     await room.publish()
     await seen(nodes, "node-a", has("ann", confirmed=True))
-    room.cluster.faults.fail_next("watch", "pods", "500")
-    room.standin.store.cut_watches()
+    for fault in ("500", "410"):
+        room.cluster.faults.fail_next("watch", "pods", fault, of=by_service_accounts)
+    room.cluster.faults.cut_watches()
     await room.admin.delete(room.at("pods", "jupyter-ann"), grace=0)
     await room.open("bob")
     await room.publish()
-    room.standin.compact()
     both = all_of(has("ann", confirmed=False), has("bob", confirmed=True))
     await seen(nodes, "node-a", both)
 
@@ -312,7 +313,7 @@ async def test_what_happened_while_nobody_listened_is_as_old_as_that(room, nodes
     await room.publish()
     await seen(nodes, "node-a", has("ann", confirmed=True))
     room.cluster.faults.fail_next("watch", "configmaps", "500", times=2)
-    room.standin.store.cut_watches()
+    room.cluster.faults.cut_watches()
     await room.publish(ann={"kernels_busy": 1})
     nodes._maps._heard -= 60  # as if it had been silent for a minute before
     agent = await seen(nodes, "node-a", has("ann", kernels_busy=1))
@@ -450,7 +451,7 @@ async def test_a_round_asks_the_api_server_nothing_while_nothing_is_to_be_done(r
     await seen(nodes, "node-a", has("user-19", confirmed=True))
     await asyncio.sleep(0.05)
     culler = make_culler()
-    room.standin.calls.clear()
+    room.cluster.calls.clear()
     for _ in range(10):
         await culler.round()
-    assert room.standin.calls == {}
+    assert room.cluster.calls == {}

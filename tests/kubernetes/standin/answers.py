@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from .errors import ApiError
+from .errors import ApiError, expired
 from .faults import Fault
 
 
@@ -17,6 +17,12 @@ def fail(request: web.Request, fault: Fault | None) -> web.Response:
         answer = json_answer(error.status(), 429)
         answer.headers["Retry-After"] = "1"
         return answer
+    if fault == "410":
+        status = expired(request.query.get("resourceVersion", ""), 0).status()
+        if request.query.get("watch"):
+            # the watch begins, and its first event says that it cannot go on
+            return raw_answer(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+        return json_answer(status, 410)
     if fault == "500":
         return json_answer(ApiError(500, "InternalError", "Internal error occurred: a fault of the test").status(), 500)
     if request.transport is not None:

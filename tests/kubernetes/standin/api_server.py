@@ -92,7 +92,7 @@ class StandInApiServer:
                 matches = selector(target.kind, *_selectors(request))
                 if fault == "lost":
                     return fail(request, "reset")
-                return await self._watching.answer(request, target.kind, target.namespace, matches, self._stale_version)
+                return await self._watching.answer(request, target.kind, target.namespace, matches)
             answer = await self._answer(request, target, user)
             return fail(request, "reset") if fault == "lost" else answer
         except ApiError as error:
@@ -175,11 +175,12 @@ class StandInApiServer:
         return version if match == "Exact" else self.store.version
 
     def _stale_version(self, kind: Kind) -> int:
-        """What a list or watch gets that accepts any version."""
-        stale = self.store.version - self.faults.stale_by
-        with contextlib.suppress(ApiError):
-            self.store.since(kind, stale)
-            return max(stale, 1)
+        """What a list gets that accepts any version."""
+        stale = self.faults.stale_at
+        if stale is not None:
+            with contextlib.suppress(ApiError):
+                self.store.since(kind, stale)
+                return stale
         return self.store.version
 
     def _create(self, target: Target, item: dict[str, Any], query: Any) -> Stored:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,7 +146,7 @@ class KubeClient:
 
     async def watch(
         self, path: str, version: str, labels: str = "", fields: str = "", timeout: float = 300.0
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Events as they come, until the server ends the watch. Raises ApiStatus, also for an ERROR event."""
         assert self._session is not None
         query = _query(labelSelector=labels, fieldSelector=fields, resourceVersion=version)

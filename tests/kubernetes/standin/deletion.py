@@ -82,9 +82,13 @@ def _check_preconditions(kind: Kind, stored: Stored, preconditions: dict[str, An
     for field in ("uid", "resourceVersion"):
         wanted = preconditions.get(field)
         if wanted and wanted != metadata[field]:
-            said = "UID" if field == "uid" else "ResourceVersion"
-            why = f"Precondition failed: {said} in precondition: {wanted}, {said} in object meta: {metadata[field]}"
-            raise conflict(kind.plural, metadata["name"], why, kind.group)
+            said, why = (
+                ("UID", "The object might have been deleted and then recreated")
+                if field == "uid"
+                else ("ResourceVersion", "The object might have been modified")
+            )
+            message = f"the {said} in the precondition ({wanted}) does not match the {said} in record ({metadata[field]}). {why}"
+            raise conflict(kind.kind, metadata["name"], message, kind.group)
 
 
 def _grace(kind: Kind, item: dict[str, Any], options: dict[str, Any]) -> int:

@@ -6,12 +6,15 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from .access import Ask
 
-Fault = Literal["500", "429", "reset", "lost"]
-"""`reset`: the connection breaks and nothing was done. `lost`: it was done, and then the connection breaks."""
+Fault = Literal["500", "429", "410", "reset", "lost"]
+"""`reset`: the connection breaks and nothing was done. `lost`: it was done, and then the connection breaks.
+
+`410`, of a list or a watch: the version that it goes on from is too old, as after etcd has been compacted.
+"""
 
 FAULTS: tuple[Fault, ...] = ("500", "429", "reset", "lost")
 
@@ -36,8 +39,8 @@ class Faults:
     """Which calls `rate` is for; `by_service_accounts` spares the stand-ins' own."""
     latency: float = 0.0
     """Seconds that every call takes longer."""
-    stale_by: int = 0
-    """Lists that accept any version (resourceVersion=0) are so many changes behind, as a watch cache may be."""
+    stale_at: int | None = None
+    """Lists that accept any version (resourceVersion=0) show this one, as a watch cache may that is behind."""
     seed: int = 1
     failed: int = 0
     """Calls that were made to fail so far."""
@@ -45,9 +48,16 @@ class Faults:
     _next: list[tuple[Callable[[Ask], bool], Fault]] = field(default_factory=list)
     _random: random.Random | None = None
 
-    def fail_next(self, verb: str, resource: str, fault: Fault = "500", times: int = 1) -> None:
+    def fail_next(
+        self,
+        verb: str,
+        resource: str,
+        fault: Fault = "500",
+        times: int = 1,
+        of: Callable[[Ask], bool] = _everything,
+    ) -> None:
         """The next calls of this verb (as in a Role) for this resource fail, whatever the rate."""
-        self._next += [(lambda ask: (ask.verb, ask.resource) == (verb, resource), fault)] * times
+        self._next += [(lambda ask: (ask.verb, ask.resource) == (verb, resource) and of(ask), fault)] * times
 
     def cut_watches(self) -> None:
         """End every watch that is open now, as when a load balancer closes its connections."""
@@ -55,7 +65,7 @@ class Faults:
 
     def clear(self) -> None:
         """Nothing goes wrong any more."""
-        self.rate, self.latency, self.stale_by = 0.0, 0.0, 0
+        self.rate, self.latency, self.stale_at = 0.0, 0.0, None
         self._next.clear()
 
     def draw(self, ask: Ask) -> Fault | None:
@@ -75,7 +85,3 @@ class Faults:
     async def delay(self) -> None:
         if self.latency:
             await asyncio.sleep(self.latency)
-
-    def settings(self) -> dict[str, Any]:
-        """What can be set from another process."""
-        return {"rate": self.rate, "latency": self.latency, "stale_by": self.stale_by, "failed": self.failed}

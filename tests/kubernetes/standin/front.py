@@ -89,8 +89,11 @@ class Front:
             headers.pop("Authorization")
             if self._backend.token:
                 headers["Authorization"] = f"Bearer {self._backend.token}"
+        url, query = self._backend.url + request.raw_path.partition("?")[0], dict(request.query)
+        if ask.verb == "list" and query.get("resourceVersion") == "0" and self.faults.stale_at is not None:
+            query |= {"resourceVersion": str(self.faults.stale_at), "resourceVersionMatch": "Exact"}
         async with session.request(
-            request.method, self._backend.url + request.raw_path, headers=headers, data=await request.read()
+            request.method, url, params=query, headers=headers, data=await request.read()
         ) as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_HEADERS}
             if ask.verb == "watch" and answer.status == 200:

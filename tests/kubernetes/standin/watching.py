@@ -16,6 +16,9 @@ from .kinds import Kind
 from .selectors import Matches
 from .store import Event, Store, Stored
 
+_LAST_BOOKMARK = 2.0
+"""Seconds before a watch's end."""
+
 
 class Watching:
     """Answers watch requests from the store."""
@@ -24,14 +27,7 @@ class Watching:
         self._store = store
         self.bookmark_interval = bookmark_interval
 
-    async def answer(
-        self,
-        request: web.Request,
-        kind: Kind,
-        namespace: str,
-        matches: Matches,
-        any_version: Callable[[Kind], int],
-    ) -> web.StreamResponse:
+    async def answer(self, request: web.Request, kind: Kind, namespace: str, matches: Matches) -> web.StreamResponse:
         """Send changes until the timeout that the client asks for, or until the watch is cut."""
         query = request.query
         if query.get("sendInitialEvents"):
@@ -57,9 +53,9 @@ class Watching:
         version = int(asked)
         try:
             if version == 0:
-                version = any_version(kind)
-                state = self._store.as_of(kind, version)
-                lines += [_line("ADDED", stored) for stored in state if here(stored) and matches(stored.item)]
+                version = self._store.version
+                state = self._store.items(kind, namespace)
+                lines += [_line("ADDED", stored) for stored in state if matches(stored.item)]
             lines += [
                 line
                 for event in self._store.since(kind, version)
@@ -96,7 +92,7 @@ class Watching:
         end: float,
         bookmarks: bool,
     ) -> None:
-        bookmark_at = time.monotonic() + self.bookmark_interval if bookmarks else float("inf")
+        bookmark_at = self._next_bookmark(end) if bookmarks else float("inf")
         while True:
             wait = min(end, bookmark_at) - time.monotonic()
             event = None
@@ -117,11 +113,17 @@ class Watching:
                     return
             if time.monotonic() >= bookmark_at:
                 lines.append(_bookmark(kind, self._store.version))
-                bookmark_at = time.monotonic() + self.bookmark_interval
+                bookmark_at = self._next_bookmark(end)
             if lines:
                 await response.write(b"".join(lines))
             if time.monotonic() >= end:
                 return
+
+    def _next_bookmark(self, end: float) -> float:
+        """After the interval, and once more shortly before the end."""
+        now = time.monotonic()
+        last = end - _LAST_BOOKMARK
+        return min(now + self.bookmark_interval, last) if last > now else now + self.bookmark_interval
 
     async def _send_and_end(self, request: web.Request, lines: list[bytes]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
