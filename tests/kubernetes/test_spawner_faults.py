@@ -205,8 +205,9 @@ async def test_lists_that_are_behind_give_nothing_away_twice(
 ) -> None:
     await nodes.add(gpus=2)
     hub = await make_hub(lambda config: config.GPUShareSpawner.update(queue_length=0))
+    _, before = await cluster.admin.list_with_version(path("pods", cluster.namespace))
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
-    cluster.faults.stale_by = 1000
+    cluster.faults.stale_at = int(before)
     for key in list(KubeSpawner.reflectors):
         KubeSpawner.reflectors[key].watch_task.cancel()
     await asyncio.sleep(0)
