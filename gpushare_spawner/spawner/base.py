@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -33,6 +34,13 @@ from gpushare_spawner.spawner.waiting_room import WaitingRoom
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
 """What the request at hand submitted. After an error the hub renders the form again with the default server's spawner,
 which knows nothing of the options of a named one."""
+
+
+class _NoLoop:
+    """Stands for the event loop where none runs."""
+
+
+_NO_LOOP = _NoLoop()
 
 _without_hub: WeakKeyDictionary[Any, dict[tuple[str, ...], Any]] = WeakKeyDictionary()
 """What spawners share that belong to no hub (scripts, tests of spawners), by their event loop."""
@@ -189,7 +197,7 @@ class GPUShareBase(Spawner):
         if isinstance(settings, dict):
             store: dict[tuple[str, ...], Any] = settings.setdefault("gpushare", {})
         else:
-            store = _without_hub.setdefault(asyncio.get_running_loop(), {})
+            store = _without_hub.setdefault(_running_loop(), {})
         if key not in store:
             store[key] = make()
         found: _Shared = store[key]
@@ -283,25 +291,35 @@ class GPUShareBase(Spawner):
         """
         self._placing = asyncio.current_task()
         try:
-            await maybe_future(super().run_pre_spawn_hook())
-            choice = await self._choose()
-            self._take(choice)
-            await self._place(choice.profile.template, self.queue_timeout, self._story)
-        except StartRefused as error:
-            self._let_go()
-            self.log.warning("Not starting %s: %s", self._log_name, error.jupyterhub_message)
-            self._forget_failure()
-            raise
-        except BaseException:
-            self._let_go()
-            raise
+            with self._released_on_failure():
+                await maybe_future(super().run_pre_spawn_hook())
+                choice = await self._choose()
+                self._take(choice)
+                await self._place(choice.profile.template, self.queue_timeout, self._story)
         finally:
             self._placing = None
             self._story.end()
 
-    def _forget_failure(self) -> None:
-        if self.handler is not None:
-            forget_failure(self.handler.settings)
+    @contextlib.contextmanager
+    def _released_on_failure(self) -> Iterator[None]:
+        """A part of a start; if it fails or is called off, nothing stays reserved."""
+        try:
+            with self._refusals_told():
+                yield
+        except BaseException:
+            self._let_go()
+            raise
+
+    @contextlib.contextmanager
+    def _refusals_told(self) -> Iterator[None]:
+        """A part of a start; a refusal goes to the log, and does not count as a failure of the hub."""
+        try:
+            yield
+        except StartRefused as error:
+            self.log.warning("Not starting %s: %s", self._log_name, error.jupyterhub_message)
+            if self.handler is not None:
+                forget_failure(self.handler.settings)
+            raise
 
     async def _choose(self) -> Choice:
         offered = await self.offered()
@@ -340,7 +358,7 @@ class GPUShareBase(Spawner):
         self._hidden_gpus = template is not None and template.gpu is None
         if template is None or template.gpu is None:
             return
-        wish = Wish(self._tenant(), template)
+        wish = self._wish(template)
         telling: list[asyncio.Task[None]] = []
 
         def joined(ticket: Ticket) -> None:
@@ -354,6 +372,9 @@ class GPUShareBase(Spawner):
         self._reserved(reservation)
         story.tell(self._placed(reservation), progress=30)
         self.log.info("%s: %s on %s", self._log_name, wish.share, self._gpus_of(reservation))
+
+    def _wish(self, template: Template) -> Wish:
+        return Wish(self._tenant(), template)
 
     def _gpus_of(self, reservation: Reservation) -> str:
         return " and ".join(f"GPU {gpu.index} ({gpu.model})" for gpu in reservation.gpus)
@@ -416,3 +437,10 @@ class GPUShareBase(Spawner):
         kept = state.get("gpushare")
         if isinstance(kept, dict):
             self._profile_slug = str(kept.get("template") or "")
+
+
+def _running_loop() -> Any:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return _NO_LOOP

@@ -8,15 +8,13 @@ from typing import Any
 
 from kubernetes_asyncio.client.models import V1EnvVar, V1Pod, V1ResourceRequirements
 
+from gpushare_spawner.model.kubernetes import HUB as HUB
 from gpushare_spawner.model.kubernetes import PREFIX, is_session
 from gpushare_spawner.sharing.base import PodSpec
 from gpushare_spawner.sharing.native_pod import NOTEBOOK
 
 RESERVATION = PREFIX + "reservation"
 """Annotation: which reservation of the hub the pod was made from. By it the hub knows that the share has arrived."""
-
-HUB = PREFIX + "hub"
-"""Annotation: the address of the hub that made the pod. Two hubs in one namespace leave each other's pods alone."""
 
 FINISHED = ("Failed", "Succeeded")
 """Phases of pods that hold nothing any more."""

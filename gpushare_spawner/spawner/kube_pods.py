@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpushare_spawner.model.kubernetes import SESSION
+from gpushare_spawner.model.kubernetes import RESOURCE_PREFIX, SESSION
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.sharing.native_pod import NOTEBOOK
 from gpushare_spawner.spawner.kube_manifest import FINISHED, HUB, annotation, created_at, holds_share, phase
+
+UNSCHEDULABLE = "Unschedulable"
+"""Kubernetes' word for a pod that the scheduler finds no node for."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Ended:
             "Evicted": "evicted the server",
             "Preempting": "needed the room for a more important pod",
             "NodeAffinity": "is no longer one that the server may run on",
+            "TopologyAffinityError": "could not give the server CPUs and GPU that belong together",
+            UNSCHEDULABLE: "does not offer the units of the GPU that its agent reports",
         }.get(self.reason)
         if what is None and self.reason.startswith("OutOf"):
             what = f"has not enough {self.reason.removeprefix('OutOf')} left for the server"
@@ -81,6 +86,16 @@ def why_waiting(pod: Mapping[str, Any]) -> str:
     for condition in status.get("conditions") or []:
         if condition.get("status") == "False" and condition.get("message"):
             return f"{condition.get('reason', '')}: {condition['message']}".strip(": ")
+    return ""
+
+
+def lacks_units(pod: Mapping[str, Any]) -> str:
+    """The scheduler's words where units of a GPU are what a pod waits for; empty otherwise."""
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        said = str(condition.get("message") or "")
+        scheduled = condition.get("type") == "PodScheduled" and condition.get("status") != "False"
+        if condition.get("reason") == UNSCHEDULABLE and not scheduled and RESOURCE_PREFIX in said:
+            return said
     return ""
 
 

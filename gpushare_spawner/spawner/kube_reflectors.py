@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from kubespawner.reflector import NamespacedResourceReflector, ResourceReflector
 from kubespawner.spawner import PodReflector
@@ -15,6 +16,11 @@ from gpushare_spawner.model.kubernetes import REPORT_COMPONENT, REPORT_COMPONENT
 LIST_WITHIN = 10.0
 """Seconds that a list may take when somebody waits for it."""
 _SLACK = 5.0
+_ENDS_WITHIN = 2.0
+"""Seconds within which a watch that was called off is gone."""
+
+_renewals: WeakKeyDictionary[Any, asyncio.Task[None]] = WeakKeyDictionary()
+"""Reflectors that are being brought up to date: whoever wants the same waits for the same."""
 
 
 class ViewStale(Exception):
@@ -25,7 +31,7 @@ class Dated(ResourceReflector):  # type: ignore[misc]
     """A reflector that remembers when it last had everything from the API server."""
 
     listed_at: float | None = None
-    """When the last list came (monotonic clock, seconds); None: never."""
+    """When the last list was asked for (monotonic clock, seconds); None: never."""
     behind = False
     """The last list failed."""
     starting = False
@@ -53,8 +59,19 @@ class Dated(ResourceReflector):  # type: ignore[misc]
 
     @property
     def oldest_healthy(self) -> float:
-        """Age (seconds) of the last list while all is well, at most: KubeSpawner's reflectors list again and again."""
-        return (self.timeout_seconds or self.request_timeout or 60) + self.restart_seconds + _SLACK
+        """Age (seconds) of the last list while all is well, at most.
+
+        KubeSpawner's reflectors end each watch after ``timeout_seconds`` and list again: a watch that hangs shows by
+        the age of its list.
+        """
+        return (self.timeout_seconds or self.restart_seconds or self.request_timeout) + _SLACK
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the last list came, and not too long ago."""
+        return (
+            not self.behind and self.listed_at is not None and time.monotonic() - self.listed_at <= self.oldest_healthy
+        )
 
 
 class DatedPodReflector(Dated, PodReflector):  # type: ignore[misc]
@@ -72,29 +89,51 @@ class ReportReflector(Dated, NamespacedResourceReflector):  # type: ignore[misc]
         return {REPORT_COMPONENT_LABEL: REPORT_COMPONENT}
 
 
+def is_watching(reflector: Any) -> bool:
+    """Whether the reflector's watch lives; it may still hang, or be behind."""
+    return reflector.watch_task is not None and not reflector.watch_task.done()
+
+
+def has_listed(reflector: Any) -> bool:
+    """Whether it ever had everything from the API server: else what it shows means nothing."""
+    first = reflector.first_load_future
+    return bool(first.done() and not first.cancelled() and first.exception() is None)
+
+
 async def freshen(reflector: Any) -> None:
     """See to it that a reflector shows what is. Cheap when it does already.
 
     A reflector whose first list failed stays empty for ever, and one that has given up stays as it was; KubeSpawner
-    keeps both. Here they are started again. Raises ViewStale.
+    keeps both. Here they are started again, and so is one whose watch hangs or is behind. Raises ViewStale.
     """
-    watch = reflector.watch_task
-    if watch is None or watch.done():
-        await _listing(reflector, _restart(reflector))
-    elif isinstance(reflector, Dated) and (
-        reflector.behind
-        or reflector.listed_at is None
-        or time.monotonic() - reflector.listed_at > reflector.oldest_healthy
-    ):
-        await _listing(reflector, reflector._list_and_update())
+    if is_watching(reflector) and (not isinstance(reflector, Dated) or reflector.up_to_date):
+        return
+    renewal = _renewals.get(reflector)
+    if renewal is None or renewal.done():
+        renewal = _renewals[reflector] = asyncio.ensure_future(_renew(reflector))
+        # whoever asked for it may have left: then nobody fetches its exception
+        renewal.add_done_callback(lambda task: task.cancelled() or task.exception())
+    await asyncio.shield(renewal)
 
 
-async def _restart(reflector: Any) -> None:
+async def _renew(reflector: Any) -> None:
+    try:
+        await asyncio.wait_for(_start_again(reflector), LIST_WITHIN)
+    except Exception as error:
+        what = f"the list of {reflector.kind} in {reflector.namespace or 'all namespaces'}"
+        raise ViewStale(f"{what} cannot be had: {_worded(error)}") from error
+
+
+async def _start_again(reflector: Any) -> None:
     first = reflector.first_load_future
     if not first.done() and getattr(reflector, "starting", True):
         await asyncio.shield(first)
         return
-    if first.done():
+    if is_watching(reflector):
+        # only the watch itself writes what is seen: a list of ours beside it could undo what it has seen meanwhile
+        reflector.watch_task.cancel()
+        await asyncio.wait({reflector.watch_task}, timeout=_ENDS_WITHIN)
+    if first.done() and not has_listed(reflector):
         reflector.first_load_future = first = asyncio.get_running_loop().create_future()
     try:
         await reflector.start()
@@ -106,14 +145,6 @@ async def _restart(reflector: Any) -> None:
             # fetched here: it is raised, and must not be logged as forgotten too
             first.exception()
         raise
-
-
-async def _listing(reflector: Any, work: Any) -> None:
-    try:
-        await asyncio.wait_for(work, LIST_WITHIN)
-    except Exception as error:
-        what = f"the list of {reflector.kind} in {reflector.namespace or 'all namespaces'}"
-        raise ViewStale(f"{what} cannot be had: {_worded(error)}") from error
 
 
 def _worded(error: Exception) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from gpushare_spawner.spawner.waiting_room import WaitingRoom
 LINGER_SECONDS = 20.0
 """How long a place is kept after its pod may have been created and was not seen: a request whose answer is lost is done
 by the API server within its own time limits, and a new pod shows in the reflector within a second."""
+_LOOK_EVERY = 0.5
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,15 @@ class PodReservations(WaitingRoom[PodShare]):
             self._lingering[reservation.token] = (time.monotonic() + LINGER_SECONDS, holding)
             self._settle()
             self.look_soon()
+
+    async def late_pods(self, token: str) -> AsyncIterator[Mapping[str, Any]]:
+        """The pods of a reservation whose start has failed, again and again while they are not being deleted."""
+        until = time.monotonic() + LINGER_SECONDS
+        while time.monotonic() < until:
+            for pod in list(self.cluster.pods()):
+                if annotation(pod, RESERVATION) == token and not pod["metadata"].get("deletionTimestamp"):
+                    yield pod
+            await asyncio.sleep(_LOOK_EVERY)
 
     def arrived(self, reservation: PodShare, pod: Mapping[str, Any] | None) -> bool:
         """Its pod runs: from now on the pod's annotations say it. False where they do not; then it stays put aside."""

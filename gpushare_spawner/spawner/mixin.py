@@ -177,17 +177,11 @@ class GPUShareMixin(GPUShareBase):
         """Start the server and tell the agent its pid. If that fails, or is cancelled, the share goes back."""
         self._starting = True
         try:
-            address = await maybe_future(super().start())
-            if self._session is not None:
-                await self._confirm(self._session)
+            with self._released_on_failure():
+                address = await maybe_future(super().start())
+                if self._session is not None:
+                    await self._confirm(self._session)
             return address
-        except StartRefused:
-            self._let_go()
-            self._forget_failure()
-            raise
-        except BaseException:
-            self._let_go()
-            raise
         finally:
             self._starting = False
 

@@ -20,6 +20,8 @@ class Wish:
 
     tenant: Tenant
     template: Template
+    node: str = ""
+    """The only node that will do; empty: any."""
 
     @property
     def session(self) -> str:

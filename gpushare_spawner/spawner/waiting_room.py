@@ -174,9 +174,10 @@ class WaitingRoom(ABC, Generic[Reserved]):
                 continue
             models = ticket.wish.models(view)
             free = models - self.line.held_back(view, before=ticket)
-            placement = ledger.place(ticket.wish.share, free.__contains__, self.strategy)
+            eligible = _on_node(ledger, view, ticket.wish.node)
+            placement = eligible.place(ticket.wish.share, free.__contains__, self.strategy)
             if placement is None:
-                if not self._waits_on(ticket, view, ledger, models, free):
+                if not self._waits_on(ticket, view, eligible, models, free):
                     continue
                 passed.append((ticket, models))
                 continue
@@ -206,8 +207,9 @@ class WaitingRoom(ABC, Generic[Reserved]):
         return True
 
     def _impossible(self, wish: Wish, why: str) -> StartRefused:
+        where = f"{self.where}, which for you is node {wish.node} alone" if wish.node else self.where
         return StartRefused(
-            f"{wish.template.name} cannot be started on {self.where}: {why}", reason="no-such-gpu", status=409
+            f"{wish.template.name} cannot be started on {where}: {why}", reason="no-such-gpu", status=409
         )
 
     def _refuse(self, ticket: Ticket, error: StartRefused) -> None:
@@ -254,3 +256,10 @@ class WaitingRoom(ABC, Generic[Reserved]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _on_node(ledger: Ledger, view: GpuView, node: str) -> Ledger:
+    """The ledger of one node alone; all of it where no node is named."""
+    if not node:
+        return ledger
+    return Ledger.of([report for report in view.reports if report.node == node], ledger.holdings.values())

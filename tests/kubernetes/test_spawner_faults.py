@@ -13,7 +13,7 @@ import pytest
 from kubespawner import KubeSpawner
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, TEMPLATE
-from gpushare_spawner.spawner import kube
+from gpushare_spawner.spawner import kube_placing
 from gpushare_spawner.spawner.kube_reflectors import Dated
 from gpushare_spawner.spawner.kube_view import PODS
 from tests.spawner.running_hub import until
@@ -270,8 +270,8 @@ async def test_pods_of_servers_that_nobody_knows_are_removed(
     ):
         ghost["metadata"] = {**ghost["metadata"], "name": name, "annotations": {**annotations, **extra}}
         await cluster.admin.create(path("pods", cluster.namespace), ghost)
-    monkeypatch.setattr(kube, "_ORPHANS_EVERY", 0.0)
-    monkeypatch.setattr(kube, "_ORPHAN_AGE", -10.0)
+    monkeypatch.setattr(kube_placing, "ORPHANS_EVERY", 0.0)
+    monkeypatch.setattr(kube_placing, "ORPHAN_AGE", -10.0)
     assert (await hub.start_server("cyd", {"profile": "quarter-gpu"})).code == 201
     await cluster.wait_until_gone("jupyter-ghost")
     names = {pod["metadata"]["name"] for pod in await cluster.pods()}

@@ -12,7 +12,6 @@ import pytest
 from kubespawner import KubeSpawner
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, pod_session
-from gpushare_spawner.spawner.base import GPUShareBase
 from gpushare_spawner.spawner.kube import GPUShareSpawner
 from tests.spawner.running_hub import Browser, until
 from tests.spawner.test_form import EVIL, Page
@@ -140,7 +139,9 @@ async def test_who_is_the_default(
     await nodes.add(gpus=1)
     hub = await make_hub(lambda config: with_own(config, **marks))
     assert (await hub.start_server("ada")).code == 201
-    assert hub.spawner("ada")._profile_slug == expected
+    assert hub.spawner("ada")._profile.slug == expected
+    # a profile is KubeSpawner's affair: nothing of it is kept with the server
+    assert ("gpushare" in hub.spawner("ada").get_state()) == (expected == "cpu-only")
 
 
 async def test_wrong_choices_of_own_profiles_are_answered(make_hub: MakeHub, nodes: GpuNodes) -> None:
@@ -217,7 +218,8 @@ async def test_templates_that_come_later(make_hub: MakeHub, nodes: GpuNodes, clu
 
 
 def test_every_setting_is_documented() -> None:
-    names = {**vars(GPUShareBase), **vars(GPUShareSpawner)}
+    ours = [base for base in GPUShareSpawner.__mro__ if base.__module__.startswith("gpushare_spawner.")]
+    names = {name for base in ours for name in vars(base)}
     own = {name for name in names if name in GPUShareSpawner.class_traits(config=True)}
     page = (Path(__file__).parents[2] / "docs" / "kubernetes-spawner.md").read_text()
     assert own >= {"templates_dir", "reports_namespace", "share_unit_size", "start_attempts", "view_patience"}

@@ -1,0 +1,38 @@
+"""What a failed call of the cluster's API means: try again, or tell the person; and how it is said."""
+
+from __future__ import annotations
+
+import json
+
+from kubernetes_asyncio.client.rest import ApiException
+
+from gpushare_spawner.spawner.refusal import StartRefused
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the API may well do it when it is asked again."""
+    status = getattr(error, "status", None)
+    return not isinstance(status, int) or status == 429 or status >= 500 or status == 0
+
+
+def worded(error: Exception) -> str:
+    if isinstance(error, ApiException):
+        return f"{error.status} {error.reason}"
+    return str(error) or repr(error)
+
+
+def api_refused(error: Exception) -> StartRefused:
+    if may_pass(error):
+        return StartRefused(
+            f"The cluster's API does not work well at the moment ({worded(error)}). Nothing is reserved for you. "
+            "Try again in a minute.",
+            reason="api-failed",
+            status=503,
+            retry_after=60,
+        )
+    said = getattr(error, "body", "") or ""
+    try:
+        said = str(json.loads(said)["message"])
+    except (ValueError, KeyError, TypeError):
+        said = worded(error)
+    return StartRefused(f"The cluster refuses the server: {said}. Tell the admin.", reason="api-refused", status=502)
