@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpushare_spawner.agent import pod_sockets
@@ -25,13 +24,12 @@ class Allocation:
     """
 
     libraries: HostLibraries
-    cdi: Mapping[str, str] = field(default_factory=dict)
-    """GPU's UUID -> its name in the node's CDI specifications."""
     preload_file: bool = False
     """Preload the library by /etc/ld.so.preload rather than LD_PRELOAD, which a program may replace."""
 
-    def answer(self, gpu: Gpu, folder: Path) -> messages.ContainerAllocateResponse:
-        """For a container that gets devices of this GPU; `folder`: its grant's."""
+    def answer(self, gpu: Gpu, folder: Path, cdi_name: str | None) -> messages.ContainerAllocateResponse:
+        """For a container that gets devices of this GPU. `folder`: its grant's; `cdi_name`: what the node's CDI
+        specifications call the GPU, where they have it."""
         environment = session_environment([gpu], pod_sockets.socket_in(folder), self.libraries.as_seen)
         mounts = [_mount(folder, read_only=True), _mount(self.libraries.preload, read_only=True)]
         if self.preload_file:
@@ -41,9 +39,8 @@ class Allocation:
             mounts.append(_mount(self.libraries.simulated_driver, read_only=True))
             mounts.append(_mount(Path(environment["SIMGPU_STATE"]).parent, read_only=False))
         response = messages.ContainerAllocateResponse(mounts=mounts)
-        name = self.cdi.get(gpu.uuid)
-        if name is not None:
-            response.cdi_devices.append(messages.CDIDevice(name=name))
+        if cdi_name is not None:
+            response.cdi_devices.append(messages.CDIDevice(name=cdi_name))
             # the GPU comes by its name: NVIDIA's runtime is not to add what the image's own variable asks for
             environment["NVIDIA_VISIBLE_DEVICES"] = "void"
         elif not gpu.simulated:

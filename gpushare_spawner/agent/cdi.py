@@ -5,6 +5,8 @@ Where a node has them, a container gets its GPU by such a name, and no runtime h
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -24,6 +26,27 @@ AUTO, OFF = "auto", "off"
 _CLASS = "gpu"
 _DEVICE_NODE = re.compile(r"/dev/nvidia(\d+)")
 _MAX_BYTES = 16 * 1024 * 1024
+
+
+class CdiNames:
+    """Names of the node's GPUs. Its specifications may be written after the agent has started, or anew."""
+
+    def __init__(self, gpus: Iterable[Gpu], choice: str = AUTO, folders: Iterable[Path] = FOLDERS) -> None:
+        """See `cdi_names`."""
+        self._gpus = tuple(gpus)
+        self._choice = choice
+        self._folders = tuple(folders)
+        self._read: object = None
+        self._names: Mapping[str, str] = {}
+
+    async def name(self, uuid: str) -> str | None:
+        """The qualified name of a GPU, where it has one now."""
+        there = _there(self._folders) if self._choice != OFF else []
+        if there != self._read:
+            # a specification has thousands of lines
+            self._names = await asyncio.to_thread(cdi_names, self._gpus, self._choice, self._folders)
+            self._read = there
+        return self._names.get(uuid)
 
 
 def cdi_names(gpus: Iterable[Gpu], choice: str = AUTO, folders: Iterable[Path] = FOLDERS) -> Mapping[str, str]:
@@ -74,3 +97,13 @@ def _read(path: Path) -> Mapping[str, Any]:
         log.warning("%s is left out: %s", path, error)
         return {}
     return spec
+
+
+def _there(folders: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """What tells one state of the specifications from another: their paths, times and sizes."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]:
+            about = path.stat()
+            found.append((str(path), about.st_mtime_ns, about.st_size))
+    return found

@@ -136,8 +136,10 @@ async def _serve(options: argparse.Namespace) -> None:
         nvml = Nvml()
         stack.callback(nvml.close)
         gpus = nvml.gpus()
+        capacity = round(options.overcommit * UNITS_PER_GPU)
         if cluster is not None:
             gpus = cluster.claimed(gpus)
+            capacity = cluster.whole_devices(capacity)
         simulated = any(gpu.simulated for gpu in gpus)
         libraries = Libraries(
             preload=_library(options.preload_library),
@@ -147,7 +149,7 @@ async def _serve(options: argparse.Namespace) -> None:
         stack.callback(folder.close)
         settings = NodeSettings(
             name=options.node,
-            capacity_units=round(options.overcommit * UNITS_PER_GPU),
+            capacity_units=capacity,
             arbiter=ArbiterSettings(exclusive=options.exclusive, context_bytes=options.context_memory),
         )
         node = Node(settings, gpus, nvml, folder, libraries)

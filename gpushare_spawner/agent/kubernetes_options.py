@@ -101,6 +101,10 @@ class ClusterOptions:
             raise NoGpu(f"$NVIDIA_VISIBLE_DEVICES names {visible}, and NVML lists {', '.join(g.uuid for g in gpus)}")
         return mine
 
+    def whole_devices(self, units: int) -> int:
+        """The share units of a GPU that devices can be made of: what is less than a device is nobody's."""
+        return units // self.unit_size * self.unit_size
+
     @asynccontextmanager
     async def joined(
         self, node: Node, libraries: Libraries
@@ -110,18 +114,21 @@ class ClusterOptions:
         Raises Unusable or OSError.
         """
         from gpushare_spawner.agent.allocation import Allocation
-        from gpushare_spawner.agent.cdi import cdi_names
+        from gpushare_spawner.agent.cdi import CdiNames
         from gpushare_spawner.agent.cluster_api import ClusterApi
-        from gpushare_spawner.agent.library_on_host import install
+        from gpushare_spawner.agent.library_on_host import CannotBeLoaded, install
         from gpushare_spawner.agent.on_kubernetes import ClusterSettings, OnKubernetes
         from gpushare_spawner.sharing.cluster_client import NoCluster
 
-        installed = install(libraries, self.host_dir / "lib")
+        try:
+            installed = install(libraries, self.host_dir / "lib")
+        except CannotBeLoaded as error:
+            raise Unusable(f"--host-dir: {error}") from None
         if installed.simulated_driver is not None:
             # the notebooks' users are others than the agent's
             os.chmod(simulated_state(), 0o666)
         gpus = node.gpus.values()
-        allocation = Allocation(installed, cdi_names(gpus, self.cdi), self.preload_file)
+        allocation = Allocation(installed, self.preload_file)
         own = (os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME"))
         settings = ClusterSettings(
             namespace=self.namespace,
@@ -137,7 +144,7 @@ class ClusterOptions:
             raise Unusable(f"--kubernetes: {error}") from None
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(api.close)
-            cluster = OnKubernetes(node, api, allocation, settings)
+            cluster = OnKubernetes(node, api, allocation, CdiNames(gpus, self.cdi), settings)
             await stack.enter_async_context(cluster.running())
             yield cluster.answer
 

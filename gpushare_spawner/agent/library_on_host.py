@@ -21,6 +21,10 @@ _FRESH = ".new"
 _SIMULATED = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
+class CannotBeLoaded(RuntimeError):
+    """What lies in this folder is not to be executed; the message says why, and what would be right."""
+
+
 @dataclass(frozen=True)
 class HostLibraries:
     """Paths on the node, which are the same in the containers."""
@@ -39,9 +43,15 @@ class HostLibraries:
 
 
 def install(libraries: Libraries, folder: Path) -> HostLibraries:
-    """Put the libraries that came with the agent into a folder of the node. Raises OSError."""
+    """Put the libraries that came with the agent into a folder of the node. Raises OSError or CannotBeLoaded."""
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o755)
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        # a mount of it into a container would be so too: programs would start without the library, and unarbitrated
+        raise CannotBeLoaded(
+            f"{folder} is on a file system that is mounted with noexec, so that no program can load a library from "
+            "it; use a folder on another one"
+        )
     remove_leftovers(folder)
     preload = folder / "libgpushare.so"
     replace_file(libraries.preload.read_bytes(), preload, 0o755)

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpushare_spawner.agent import gpu_claims
 from gpushare_spawner.agent.allocation import Allocation
+from gpushare_spawner.agent.cdi import CdiNames
 from gpushare_spawner.agent.cluster_api import ClusterApi
 from gpushare_spawner.agent.device_plugin import DevicePlugin
 from gpushare_spawner.agent.gpus import Gpu
@@ -68,8 +69,11 @@ class ClusterSettings:
 class OnKubernetes:
     """A started node's part in the cluster."""
 
-    def __init__(self, node: Node, api: ClusterApi, allocation: Allocation, settings: ClusterSettings) -> None:
+    def __init__(
+        self, node: Node, api: ClusterApi, allocation: Allocation, cdi: CdiNames, settings: ClusterSettings
+    ) -> None:
         self._node = node
+        self._cdi = cdi
         self._settings = settings
         self._allocation = allocation
         self._resources = PodResources(settings.pod_resources)
@@ -83,6 +87,7 @@ class OnKubernetes:
         where = "" if settings.all_namespaces else settings.namespace
         self.pods = Pods(api, where, node.settings.name, self._changed)
         self._ask = asyncio.Event()
+        self._asking = asyncio.Lock()
         self.sessions = PodSessions(node, self.pods, api, self.held, self._ask.set)
         owner = None
         if settings.own_pod is not None and settings.own_pod_uid and settings.own_pod[0] == settings.namespace:
@@ -135,6 +140,8 @@ class OnKubernetes:
     async def _grant(self, gpu: Gpu, devices: list[str]) -> messages.ContainerAllocateResponse:
         # another plugin for this GPU may have come a moment ago
         await self._ask_kubelet()
+        cdi_name = await self._cdi.name(gpu.uuid)
+        # from here on at one stroke: what is counted now is what is given
         if (trouble := self._node.trouble(gpu.uuid)) is not None:
             raise Refused(trouble)
         self.held.check(gpu.uuid, devices)
@@ -142,7 +149,7 @@ class OnKubernetes:
             self.sessions.end(session, "the kubelet gave its devices to another pod")
         grant = self.held.grant(gpu.uuid, devices)
         self._ask.set()
-        return self._allocation.answer(gpu, self.held.folder_of(grant))
+        return self._allocation.answer(gpu, self.held.folder_of(grant), cdi_name)
 
     def _registered(self) -> None:
         self.sessions.kubelet_started()
@@ -188,6 +195,11 @@ class OnKubernetes:
                 self._ask.clear()
 
     async def _ask_kubelet(self) -> None:
+        # one after the other: an older answer is not to be dealt with after a newer one
+        async with self._asking:
+            await self._hear_kubelet()
+
+    async def _hear_kubelet(self) -> None:
         try:
             handed = await self._resources.handed()
         except KubeletAway as away:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpushare_spawner.agent.allocation import Allocation
+from gpushare_spawner.agent.cdi import CdiNames
 from gpushare_spawner.agent.cluster_api import ClusterApi
 from gpushare_spawner.agent.environment import Libraries
 from gpushare_spawner.agent.gpus import Gpu
@@ -55,7 +56,7 @@ class NodeAgent:
             kubelet_dir=kubelet.folder,
             publish=PublishSettings(at_most_every=0.5, settle=0.02, capacity_every=0.05, look_every=0.1),
         )
-        self.cdi: dict[str, str] = {}
+        self.cdi_folders: tuple[Path, ...] = ()
         self.preload_file = False
         self.node: Node
         self.on_kubernetes: OnKubernetes
@@ -72,8 +73,10 @@ class NodeAgent:
         stack.push_async_callback(self.node.close)
         api = ClusterApi(self.cluster.api_client(self.token))
         stack.push_async_callback(api.close)
-        allocation = Allocation(libraries, self.cdi, self.preload_file)
-        self.on_kubernetes = OnKubernetes(self.node, api, allocation, self.cluster_settings)
+        allocation = Allocation(libraries, self.preload_file)
+        self.on_kubernetes = OnKubernetes(
+            self.node, api, allocation, CdiNames(self.gpus, folders=self.cdi_folders), self.cluster_settings
+        )
         await stack.enter_async_context(self.on_kubernetes.running())
         return self
 

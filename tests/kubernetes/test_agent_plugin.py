@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import stat
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -81,12 +83,16 @@ async def test_what_a_container_gets(agent: NodeAgent) -> None:
     assert os.stat(socket.parent.parent.parent).st_mode & 0o777 == 0o700
 
 
-async def test_cdi_name_and_preload_file(agent: NodeAgent) -> None:
+async def test_cdi_name_and_preload_file(agent: NodeAgent, tmp_path: Path) -> None:
     await agent.stop()
-    agent.cdi = {FIRST.uuid: f"nvidia.com/gpu={FIRST.uuid}"}
+    agent.cdi_folders = (tmp_path / "cdi",)
     agent.preload_file = True
     await agent.start()
     await agent.ready()
+    # the specification is written after the agent has started, as at the boot of a node
+    (tmp_path / "cdi").mkdir()
+    specification = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": [{"name": FIRST.uuid}]}
+    (tmp_path / "cdi" / "nvidia.json").write_text(json.dumps(specification))
     await agent.running("ada")
     worker = agent.kubelet.worker(agent.cluster.namespace, "ada")
     given = agent.kubelet.plugins.given(worker.pod["metadata"]["uid"], "notebook")
@@ -111,6 +117,21 @@ async def test_it_registers_again_when_the_kubelet_restarts(agent: NodeAgent) ->
     after = await agent.session("ada")
     assert after.opened_at == before.opened_at
     await agent.running("ben")
+
+
+async def test_a_plugin_that_nobody_listens_to_registers_again(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet dials back once; a stream that breaks later is not opened again by it."""
+    monkeypatch.setattr("gpushare_spawner.agent.plugin_socket.HEARD_WITHIN", 2.0)
+    await agent.ready()
+    ada = await agent.running("ada")
+    for following in list(agent.kubelet.plugins._tasks):
+        following.cancel()
+    offers = agent.kubelet.devices.offers
+    await agent.until(lambda: not offers[GPU_0].healthy and not offers[GPU_1].healthy)
+    await agent.until(lambda: len(offers[GPU_0].healthy) == len(offers[GPU_1].healthy) == 100)
+    assert (await agent.session("ada")).opened_at == ada.opened_at
 
 
 async def test_a_plugin_that_comes_before_the_kubelet(agent: NodeAgent) -> None:
@@ -223,6 +244,68 @@ async def test_devices_that_are_given_again_end_the_older_session(agent: NodeAge
     # the folder is there, and empty until it is known whose it is
     folder = Path(answer.container_responses[0].envs["GPUSHARE_SOCKET"]).parent.parent
     assert list(folder.iterdir()) == []
+
+
+async def test_what_a_pod_holds_beyond_its_share_counts(agent: NodeAgent) -> None:
+    """A pod that is nobody's may hold more than a GPU's units where there are more; so may one of another unit size."""
+    await agent.stop()
+    agent.settings = replace(agent.settings, capacity_units=150)
+    await agent.start()
+    await agent.offered(150)
+    await agent.cluster.create_pod("stray", limits={GPU_0: 120}, labels=kubernetes.labels())
+    stray = await agent.session(f"pod:{agent.cluster.namespace}:stray")
+    assert stray.share_units == 100
+    assert len(agent.on_kubernetes.held.offered(FIRST.uuid)) == 150
+    free = sorted(set(agent.on_kubernetes.held.offered(FIRST.uuid)) - set(stray_devices(agent)))
+    assert len(free) == 30
+
+
+def stray_devices(agent: NodeAgent) -> tuple[str, ...]:
+    return agent.held(f"pod:{agent.cluster.namespace}:stray")[FIRST.uuid]
+
+
+async def test_gpus_that_are_numbered_anew_offer_nobodys_devices_twice(agent: NodeAgent) -> None:
+    """As after a GPU that broke: the kubelet accounts for ids by resource, and the GPU is another one's now."""
+    await agent.ready()
+    await agent.running("ada", gpus=(SECOND,), share=40)
+    held = agent.held("ada")[SECOND.uuid]
+    await agent.stop()
+    moved = replace(SECOND, index=0)
+    agent.gpus = (moved,)
+    await agent.start()
+    await agent.until(lambda: len(agent.kubelet.devices.offers[GPU_0].healthy) == 60)
+    assert agent.held("ada")[SECOND.uuid] == held
+    assert not set(held) & agent.kubelet.devices.offers[GPU_0].healthy
+    ben = await agent.running("ben", gpus=(moved,), share=60)
+    assert ben.gpus == (SECOND.uuid,)
+    assert set(agent.node.sessions) == {"ada", "ben"}
+
+
+async def test_a_plugin_that_came_a_moment_ago_is_asked_for_at_each_grant(agent: NodeAgent) -> None:
+    from .standin.devices import Offer
+
+    await agent.ready()
+    devices = agent.on_kubernetes.held.offered(FIRST.uuid)
+    agent.kubelet.devices.offers["nvidia.com/gpu"] = Offer(healthy={FIRST.uuid})
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await ask(agent, devices[:10])
+    assert "offered as nvidia.com/gpu by another device plugin" in (refused.value.details() or "")
+    assert not agent.on_kubernetes.held.pending
+
+
+async def test_a_fault_in_dealing_with_the_kubelets_word_is_not_the_last(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await agent.ready()
+
+    def fails(_handed: object) -> None:
+        raise OSError("the disk is on fire")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(agent.on_kubernetes.sessions, "handed", fails)
+        agent.on_kubernetes._ask.set()
+        await agent.until(lambda: "the disk is on fire" in caplog.text)
+    await agent.running("ada")
 
 
 async def test_a_sick_gpu_is_unhealthy_and_its_sessions_stay(agent: NodeAgent) -> None:
