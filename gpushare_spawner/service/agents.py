@@ -24,11 +24,12 @@ def agents_of_machine(socket: Path) -> list[Agent]:
 
 @contextlib.asynccontextmanager
 async def agents_of_cluster(
-    namespace: str, all_namespaces: bool, on_change: Callable[[], None]
+    namespace: str, all_namespaces: bool, on_change: Callable[[], None], hub: str
 ) -> AsyncIterator[Iterable[Agent]]:
     """The agents of a cluster's nodes, through the API server. Sessions may be in ``all_namespaces``.
 
-    ``on_change`` is called when they may have published something. Raises NoAgents.
+    ``on_change`` is called when they may have published something; ``hub`` is the address of the hub's API as the hub
+    itself says it (empty: not known). Raises NoAgents.
     """
     try:
         # an optional extra: on one machine nothing of this is needed
@@ -44,7 +45,7 @@ async def agents_of_cluster(
     except NoCluster as error:
         raise NoAgents(f"--namespace: {error}") from None
     async with client:
-        cluster = Cluster(client, namespace, on_change, all_namespaces)
+        cluster = Cluster(client, namespace, on_change, all_namespaces, hub=hub)
         try:
             await cluster.start(FIRST_LISTS)
             yield cluster

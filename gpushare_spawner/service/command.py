@@ -118,6 +118,8 @@ def run(options: argparse.Namespace) -> int:
     logging.basicConfig(level="WARNING", format="[%(levelname).1s %(asctime)s gpushare] %(message)s")
     logging.getLogger("gpushare").setLevel(options.log_level)
     token = os.environ.get("JUPYTERHUB_API_TOKEN", "")
+    # what the hub calls itself, also in its pods; --url may be a shorter way to it
+    hub_name = os.environ.get("JUPYTERHUB_API_URL", "")
     if options.url:
         # the board's logins ask the same hub
         os.environ["JUPYTERHUB_API_URL"] = options.url
@@ -126,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
         log.error("%s", wanting)
         return 2
     try:
-        asyncio.run(_serve(options, token))
+        asyncio.run(_serve(options, token, hub_name))
     except (OSError, NoAgents) as error:
         log.error("The service cannot start: %s", error)
         return 1
@@ -145,7 +147,7 @@ def _wanting(options: argparse.Namespace, token: str) -> str:
     return ""
 
 
-async def _serve(options: argparse.Namespace, token: str) -> None:
+async def _serve(options: argparse.Namespace, token: str, hub_name: str) -> None:
     settings = CullerSettings(
         timeout=options.timeout,
         max_age=options.max_age,
@@ -167,14 +169,14 @@ async def _serve(options: argparse.Namespace, token: str) -> None:
     )
     templates = TemplateSource(Path(options.templates_dir))
     listeners: list[Callable[[], None]] = []
-    async with _agents(options, listeners) as agents:
+    async with _agents(options, listeners, hub_name) as agents:
         culler = Culler(agents, hub, templates, settings)
         listeners.append(culler.reports_changed)
         await _run_until_stopped(options, hub, culler, agents, templates, settings)
 
 
 def _agents(
-    options: argparse.Namespace, listeners: list[Callable[[], None]]
+    options: argparse.Namespace, listeners: list[Callable[[], None]], hub_name: str
 ) -> contextlib.AbstractAsyncContextManager[Iterable[Agent]]:
     if not options.namespace:
         return contextlib.nullcontext(agents_of_machine(options.control_socket))
@@ -183,7 +185,7 @@ def _agents(
         for listener in listeners:
             listener()
 
-    return agents_of_cluster(options.namespace, options.all_namespaces, tell)
+    return agents_of_cluster(options.namespace, options.all_namespaces, tell, hub_name)
 
 
 async def _run_until_stopped(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.service.cluster.merge import SessionPod, merged, session_pods
+from gpushare_spawner.service.cluster.merge import SessionPod, made_by, merged, session_pods, trimmed
 from gpushare_spawner.service.cluster.node import NodeAgent
 from gpushare_spawner.service.cluster.watched import Watched
 
@@ -23,12 +24,25 @@ log = logging.getLogger("gpushare.service.cluster")
 _PREFIX = f"{kubernetes.REPORT_COMPONENT}-"
 
 
+@dataclass(frozen=True)
+class _Read:
+    """A ConfigMap, read."""
+
+    version: str
+    """Its resourceVersion."""
+    report: Report | None
+    """None: it is none that this version can read."""
+    at: float
+    """When it was read (`time.monotonic`)."""
+
+
 class Cluster:
     """Iterated over, it gives an agent for each node that has a report or sessions: new ones each time.
 
     Reports are read in ``namespace``, sessions there or in all namespaces. Where the cluster cannot be read there is
-    one agent, which says so. ``on_change`` is called when something may have changed; ``clock`` gives seconds since
-    the epoch.
+    one agent, which says so. ``hub`` is the address of the hub's API as its pods have it: those of another hub are left
+    out (empty: none is). ``on_change`` is called when something may have changed; ``clock`` gives seconds since the
+    epoch.
     """
 
     def __init__(
@@ -38,9 +52,11 @@ class Cluster:
         on_change: Callable[[], None] = lambda: None,
         all_namespaces: bool = False,
         clock: Callable[[], float] = time.time,
+        hub: str = "",
     ) -> None:
         self._api = CoreV1Api(client)
         self._clock = clock
+        self._hub = hub
         self._on_change = on_change
         here = f"the namespace {namespace}"
         pods: Callable[..., Awaitable[Any]] = partial(self._api.list_namespaced_pod, namespace)
@@ -48,11 +64,11 @@ class Cluster:
         if all_namespaces:
             pods, where = self._api.list_pod_for_all_namespaces, "all namespaces"
         maps = partial(self._api.list_namespaced_config_map, namespace)
-        self._pods = Watched("pods", pods, where, kubernetes.SESSION_SELECTOR, self._changed)
+        self._pods = Watched("pods", pods, where, kubernetes.SESSION_SELECTOR, self._changed, trimmed)
         self._maps = Watched("reports", maps, here, kubernetes.REPORT_SELECTOR, self._changed)
-        self._read: dict[str, tuple[str, Report | None]] = {}
+        self._read: dict[str, _Read] = {}
         self._by_node: dict[str, dict[str, SessionPod]] | None = None
-        self._by_report: dict[str, tuple[str, Report | None]] | None = None
+        self._by_report: dict[str, tuple[str, _Read]] | None = None
         self._said: dict[str, str] = {}
 
     async def start(self, patience: float) -> None:
@@ -81,10 +97,13 @@ class Cluster:
         for watched in (self._pods, self._maps):
             if not watched.known:
                 raise AgentUnreachable(watched.problem or f"nothing is heard of the {watched.what}")
-        name, report = self._reports().get(node, ("", None))
-        if report is None:
+        name, read = self._reports().get(node, ("", None))
+        if read is None or read.report is None:
             raise AgentUnreachable(f"node {node}: its agent has published no report")
-        if self._clock() - report.published_at > kubernetes.REPORT_STALE_SECONDS:
+        report = read.report
+        # twice: an agent that is gone is not believed longer because the clocks of the two machines differ
+        age = max(self._clock() - report.published_at, time.monotonic() - read.at)
+        if age > kubernetes.REPORT_STALE_SECONDS:
             said = time.strftime("%H:%M:%S", time.localtime(report.published_at))
             raise AgentUnreachable(f"node {node}: its agent has published nothing since {said}")
         arrived = self._maps.arrived.get(name)
@@ -101,37 +120,39 @@ class Cluster:
 
     def _pods_by_node(self) -> dict[str, dict[str, SessionPod]]:
         if self._by_node is None:
-            good, bad = session_pods(self._pods.objects.values())
+            ours = [pod for pod in self._pods.objects.values() if not self._hub or made_by(pod, self._hub)]
+            good, bad = session_pods(ours)
             self._by_node = {}
             for pod in sorted(good, key=lambda pod: pod.created):
                 self._by_node.setdefault(pod.node, {})[pod.session.session] = pod
             self._say_once({f"Pod {name}": f"left as it is: {problem}" for name, problem in bad.items()})
         return self._by_node
 
-    def _reports(self) -> dict[str, tuple[str, Report | None]]:
-        """(name of the ConfigMap, report) by node; each is parsed once."""
+    def _reports(self) -> dict[str, tuple[str, _Read]]:
+        """(name of the ConfigMap, what it says) by node; each is parsed once."""
         if self._by_report is not None:
             return self._by_report
-        found: dict[str, tuple[str, Report | None]] = {}
+        found: dict[str, tuple[str, _Read]] = {}
         self._read = {name: self._parse(name, item) for name, item in self._maps.objects.items()}
-        for name, (_, report) in self._read.items():
-            node = report.node if report is not None else name.partition("/")[2].removeprefix(_PREFIX)
-            found[node] = name, report
+        for name, read in self._read.items():
+            node = read.report.node if read.report is not None else name.partition("/")[2].removeprefix(_PREFIX)
+            found[node] = name, read
         self._by_report = found
         return found
 
-    def _parse(self, name: str, item: dict[str, Any]) -> tuple[str, Report | None]:
-        version = item["metadata"]["resourceVersion"]
+    def _parse(self, name: str, item: dict[str, Any]) -> _Read:
+        version, now = item["metadata"]["resourceVersion"], time.monotonic()
         known = self._read.get(name)
-        if known is not None and known[0] == version:
+        if known is not None and known.version == version:
             return known
         try:
-            return version, Report.model_validate_json((item.get("data") or {}).get(kubernetes.REPORT_KEY, ""))
+            text = (item.get("data") or {}).get(kubernetes.REPORT_KEY, "")
+            return _Read(version, Report.model_validate_json(text), now)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or kubernetes.REPORT_KEY
             log.warning("ConfigMap %s is no report that this version can read: %s: %s", name, where, first["msg"])
-            return version, None
+            return _Read(version, None, now)
 
     def _say_once(self, problems: dict[str, str]) -> None:
         for about, text in problems.items():

@@ -46,6 +46,27 @@ class SessionPod:
         )
 
 
+def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
+    """As much of a pod as is looked at here: a hub may have thousands, and a whole one takes far more memory."""
+    kept = ("namespace", "name", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    annotations = metadata.get("annotations") or {}
+    return {
+        "metadata": {
+            **{name: metadata[name] for name in kept if name in metadata},
+            "annotations": {name: text for name, text in annotations.items() if name.startswith(kubernetes.PREFIX)},
+        },
+        "spec": {name: spec[name] for name in ("nodeName", "nodeSelector") if name in spec},
+        "status": {"phase": (pod.get("status") or {}).get("phase")},
+    }
+
+
+def made_by(pod: dict[str, Any], hub: str) -> bool:
+    """Whether it is a pod of this hub (the address of its API), or says nothing of the hub that made it."""
+    annotations = pod["metadata"].get("annotations") or {}
+    return bool(annotations.get(kubernetes.HUB, hub) == hub)
+
+
 def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict[str, str]]:
     """The pods whose annotations can be read, and what is wrong with the others, by name. Ended ones are left out."""
     good: list[SessionPod] = []

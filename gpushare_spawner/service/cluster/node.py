@@ -8,6 +8,7 @@ from typing import Protocol
 
 import aiohttp
 from kubernetes_asyncio.client import ApiException, CoreV1Api
+from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, Failure, TierRequest
@@ -107,7 +108,7 @@ class NodeAgent:
                     "internal", f"the service may not patch pods in the namespace {pod.namespace}: {error.reason}"
                 ) from None
             raise AgentUnreachable(f"the API server answers {error.status} to a patch of pod {pod.name}") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, ConfigException, OSError) as error:
             raise AgentUnreachable(
                 f"the API server cannot be reached for a patch of pod {pod.name}: {str(error) or type(error).__name__}"
             ) from None

@@ -13,14 +13,17 @@ from typing import Any
 
 import aiohttp
 from kubernetes_asyncio.client import ApiException
+from kubernetes_asyncio.config import ConfigException
 
 log = logging.getLogger("gpushare.service.cluster")
 
 Object = dict[str, Any]
-"""As the API server sends it. Never changed here."""
+"""As the API server sends it, or a part of that. Never changed here."""
 
 WATCH_SECONDS = 60
 """The API server ends a watch after this time; the next one goes on where it ended."""
+_BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
+"""The connection is; a watch may go on where it was."""
 _SILENCE = 15.0
 """So much longer than that nothing at all is heard: the connection is dead."""
 _LONGEST_PAUSE = 20.0
@@ -41,7 +44,8 @@ class Watched:
     """One list and then one watch after the other, until `close`; it never gives up.
 
     ``list_method`` is one of the client's ``list_…`` methods, bound to its namespace where it has one. ``where`` says
-    for people what is read. ``on_change`` is called after each change that a watch brings.
+    for people what is read. ``on_change`` is called after each change that a watch brings. ``keep`` gives the part of
+    an object that is kept; its name, namespace and resourceVersion must be in it.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Watched:
         where: str,
         selector: str,
         on_change: Callable[[], None] = lambda: None,
+        keep: Callable[[Object], Object] = lambda item: item,
     ) -> None:
         self.what = what
         """For people: "pods"."""
@@ -65,6 +70,7 @@ class Watched:
         self._where = where
         self._selector = selector
         self._on_change = on_change
+        self._keep = keep
         self._heard: float | None = None
         self._missed_since: float | None = None
         self._caught_up = 0.0
@@ -113,8 +119,9 @@ class Watched:
                 # what happened since is forgotten there: read everything again, and not from the cache that led here
                 version, least = "", ""
                 await asyncio.sleep(_AT_LEAST)
-            except (ApiException, aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
-                version = "" if isinstance(error, (ApiException, ValueError, KeyError)) else version
+            except Exception as error:
+                # whatever it is: what is shown here must not grow old because of it
+                version = version if isinstance(error, _BROKEN) else ""
                 self._fail(error)
                 pause = min(_LONGEST_PAUSE, 2 * pause or 0.25)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
@@ -126,7 +133,7 @@ class Watched:
         found = json.loads(await answer.read())
         items: list[Object] = found["items"]
         self._heard, self.problem = time.monotonic(), ""
-        before, self.objects = self.objects, {key(item): item for item in items}
+        before, self.objects = self.objects, {key(item): self._keep(item) for item in items}
         self.arrived = {
             name: at
             for name, at in self.arrived.items()
@@ -183,7 +190,7 @@ class Watched:
                 self.objects.pop(name, None)
                 self.arrived.pop(name, None)
             else:
-                self.objects[name] = item
+                self.objects[name] = self._keep(item)
                 now = time.monotonic()
                 catching_up = self._missed_since is not None and now < self._caught_up
                 self.arrived[name] = min(now, self._missed_since or now) if catching_up else now
@@ -195,8 +202,12 @@ class Watched:
             why = f"the API server does not allow it ({error.reason})"
         elif isinstance(error, ApiException):
             why = f"the API server answers {error.status} ({error.reason})"
-        else:
+        elif isinstance(error, _BROKEN):
             why = f"the API server cannot be reached ({str(error) or type(error).__name__})"
+        elif isinstance(error, ConfigException):
+            why = f"there is no token for it ({error})"
+        else:
+            why = f"what the API server sends makes no sense ({type(error).__name__}: {error})"
         problem = f"the {self.what} of {self._where} cannot be read: {why}"
         if problem != self.problem:
             log.warning("%s", problem)
