@@ -350,8 +350,9 @@ class PodSessions:
                     # the uid: never into another pod of the same name
                     item = await self._api.patch(pod.path, {"metadata": {"uid": pod.uid, "annotations": patch}})
                 except ApiFailure as failure:
-                    # 404 and 409: the pod is gone, or another has its name; the watch will say so
-                    if failure.status not in (404, 409):
+                    # the pod is gone, or another has its name; the watch will say so
+                    another = failure.status == 422 and "metadata.uid" in str(failure)
+                    if failure.status not in (404, 409) and not another:
                         self._complain_of_patches(str(failure))
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
