@@ -10,9 +10,10 @@ from hypothesis import strategies as some
 
 from gpushare_spawner.agent.bypass import _pod_uid
 from gpushare_spawner.agent.cdi import cdi_names
-from gpushare_spawner.agent.devices import DeviceIds, devices_for, offered, preferred
+from gpushare_spawner.agent.devices import MAX_DEVICES, DeviceIds, devices_for, offered, preferred
 from gpushare_spawner.agent.gpu_claims import named_by, tells_of, withheld
 from gpushare_spawner.agent.gpus import Gpu
+from gpushare_spawner.agent.kubernetes_options import ClusterOptions
 from gpushare_spawner.agent.pod_resources import Handed
 
 GPUS = tuple(Gpu(index, f"GPU-{index}{index}{index}", "A100", 1, minor=index + 4) for index in range(3))
@@ -56,6 +57,19 @@ def test_what_is_held_stays_and_as_much_is_free_as_is_not_in_use(
 
 def test_devices_for_shares() -> None:
     assert [devices_for(units, 5) for units in (0, 1, 5, 6, 100)] == [0, 1, 1, 2, 20]
+
+
+def test_a_part_of_a_device_is_no_capacity() -> None:
+    """What the report says is there has to be there at the kubelet as well."""
+    options = ClusterOptions("hub", False, Path("/"), Path("/"), unit_size=50, cdi="auto", preload_file=False)
+    assert [options.whole_devices(units) for units in (100, 125, 149, 150)] == [100, 100, 100, 150]
+
+
+def test_there_is_an_end_to_the_devices_of_a_gpu() -> None:
+    """However many sessions have lent everything: what is offered is a list that a kubelet takes."""
+    held = range(MAX_DEVICES - 50)
+    assert offered(100, held, in_use=0) == list(range(MAX_DEVICES))
+    assert DeviceIds("GPU-1", 0).id(MAX_DEVICES - 1).endswith("-9999")
 
 
 def test_low_ids_are_preferred() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.environment import Libraries
-from gpushare_spawner.agent.library_on_host import install, replace_file
+from gpushare_spawner.agent.library_on_host import CannotBeLoaded, install, replace_file
 
 
 @pytest.fixture
@@ -89,3 +89,14 @@ def test_what_a_killed_installation_left_is_cleared(shipped: Libraries, tmp_path
     (lib / ".libgpushare.so.x7d.new").write_bytes(b"half")
     install(shipped, lib)
     assert sorted(path.name for path in lib.iterdir()) == ["ld.so.preload", "libgpushare.so", "simgpu"]
+
+
+def test_a_file_system_that_nothing_can_be_loaded_from_is_refused(
+    shipped: Libraries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mounted:
+        f_flag = os.ST_NOEXEC
+
+    monkeypatch.setattr("gpushare_spawner.agent.library_on_host.os.statvfs", lambda _path: Mounted())
+    with pytest.raises(CannotBeLoaded, match="noexec"):
+        install(shipped, tmp_path / "lib")

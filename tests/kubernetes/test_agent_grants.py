@@ -1,0 +1,145 @@
+"""What was given to whom: pods with several containers and GPUs, and a kubelet whose word comes late or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner.agent.cluster_api import Json
+from gpushare_spawner.agent.pod_resources import Handed
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.frames import Role
+from tests.agent.conftest import short_folder  # noqa: F401
+from tests.agent.peers import FIRST, SECOND, Peer
+
+from .node_agent import AGENT_RULES, GPU_0, NodeAgent, inode, session
+from .standin.client import path
+from .standin.cluster import Cluster, a_pod
+
+
+@pytest.fixture
+async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[NodeAgent]:  # noqa: F811
+    kubelet = await cluster.make_node()
+    agent = NodeAgent(cluster, kubelet, await cluster.service_account("agent", AGENT_RULES), short_folder)
+    await agent.start()
+    await agent.ready()
+    yield agent
+    await agent.stop()
+
+
+async def test_each_container_of_a_pod_has_a_socket_of_the_session(agent: NodeAgent) -> None:
+    manifest = a_pod("ada", limits={GPU_0: 25}, annotations=session("ada").annotations(), labels=kubernetes.labels())
+    (notebook,) = manifest["spec"]["containers"]
+    sidecar = {**notebook, "name": "sidecar", "resources": {"limits": {GPU_0: "10"}}}
+    manifest["spec"]["containers"].append(sidecar)
+    await agent.cluster.admin.create(path("pods", agent.cluster.namespace), manifest)
+    await agent.cluster.wait_for_phase("ada", "Running")
+    await agent.session("ada")
+    await agent.until(lambda: len(agent.held("ada")[FIRST.uuid]) == 35)
+    uid = agent.kubelet.worker(agent.cluster.namespace, "ada").pod["metadata"]["uid"]
+    sockets = [agent.kubelet.plugins.given(uid, name).envs["GPUSHARE_SOCKET"] for name in ("notebook", "sidecar")]
+    assert len(set(sockets)) == 2
+    for socket in sockets:
+        peer = Peer(socket)
+        await peer.connect(Role.CUDA)
+        peer.close()
+    assert not agent.on_kubernetes.held.pending
+    # both are in use: 35 of 100
+    await agent.offered(100)
+    # another agent finds both again
+    folders = {folder: inode(folder) for folder in agent.folder.glob("pods/*")}
+    await agent.stop()
+    await agent.start()
+    await agent.session("ada")
+    for socket in sockets:
+        peer = Peer(socket)
+        await peer.connect(Role.CUDA)
+        peer.close()
+    assert {folder: inode(folder) for folder in agent.folder.glob("pods/*")} == folders
+
+
+async def test_a_gpu_that_comes_too_late_for_its_session_is_not_free(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet asks for a pod's GPUs one after the other."""
+    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.ALL_GPUS_WITHIN", 0.3)
+    await agent.running("ada", gpus=(FIRST, SECOND), share=100)
+    hold = agent.node.sessions["ada"].record.pod
+    assert hold is not None
+    second = hold.devices[SECOND.uuid]
+    # as if only the first GPU had been listed when the session was made
+    hold.devices, hold.given = {FIRST.uuid: hold.devices[FIRST.uuid]}, ()
+    agent.on_kubernetes._ask.set()
+    await agent.until(lambda: (SECOND.uuid, frozenset(second)) in agent.on_kubernetes.held.pending)
+    assert len(agent.on_kubernetes.held.offered(SECOND.uuid)) == 100
+    assert set(second) == set(agent.on_kubernetes.held.offered(SECOND.uuid))
+
+
+async def test_a_kubelet_that_has_just_started_frees_nothing(agent: NodeAgent) -> None:
+    """It lists no pods for a second, and may be asked before the plugin has noticed that it is another one."""
+    await agent.running("ada")
+    socket = Path(agent.environment("ada")["GPUSHARE_SOCKET"])
+    grant = inode(socket.parent.parent)
+    for record in list(agent.node.sessions.values()):
+        # the state was lost: the folder is known from the kubelet's list alone
+        agent.node._sessions.pop(record.id)
+    sessions = agent.on_kubernetes.sessions
+    sessions._kubelet_since -= 60
+    sessions.handed(Handed({}, {}, started=1.0))
+    sessions.handed(Handed({}, {}, started=1.0))
+    assert inode(socket.parent.parent) == grant
+    # when it has run for a while its word counts
+    sessions._kubelet_since -= 60
+    sessions.handed(Handed({}, {}, started=1.0))
+    assert not socket.parent.parent.exists()
+
+
+async def test_patches_that_fail_for_long_are_complained_of_once(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.LONGEST_PAUSE", 0.05)
+    caplog.set_level("INFO")
+    await agent.running("ada")
+    await agent.running("ben")
+    agent.cluster.faults.fail_next("patch", "pods", "500", times=20)
+    for name in ("ada", "ben"):
+        agent.node.sessions[name].record.borrowed_units = 5
+    agent.on_kubernetes.sessions.changed()
+    for name in ("ada", "ben"):
+        for _ in range(200):
+            if (await agent.annotations(name)).borrowed_units == 5:
+                break
+            await asyncio.sleep(0.05)
+        else:
+            raise AssertionError(f"{name}'s pod was never patched")
+    assert caplog.text.count("are not told of their tiers for now") == 1
+    await agent.until(lambda: "are told of their tiers again" in caplog.text)
+
+
+async def test_a_patch_that_breaks_in_an_unforeseen_way_is_not_tried_without_end(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.LONGEST_PAUSE", 0.5)
+    await agent.running("ada")
+    tries = 0
+
+    patch = agent.on_kubernetes.sessions._api.patch
+
+    async def breaks(path: str, item: Json) -> Json:
+        nonlocal tries
+        if "/pods/" not in path:
+            return await patch(path, item)
+        tries += 1
+        raise KeyError("metadata")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(agent.on_kubernetes.sessions._api, "patch", breaks)
+        agent.node.sessions["ada"].record.borrowed_units = 5
+        agent.on_kubernetes.sessions.changed()
+        await asyncio.sleep(0.3)
+        assert tries == 1
+    await agent.until(lambda: not agent.on_kubernetes.sessions._patches)
+    assert (await agent.annotations("ada")).borrowed_units == 5

@@ -1,0 +1,102 @@
+"""The watch of a node's pods in front of an API server in trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.config import ConfigException
+
+from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.pods import TRIES_OF_A_WATCH, Pods
+
+
+class Script:
+    """An API that answers watches from a list: an event's version, or a failure's status."""
+
+    def __init__(self, *watches: int | str) -> None:
+        self.watches = list(watches)
+        self.asked_from: list[str] = []
+        self.lists = 0
+
+    async def list(self, path: str, **query: str) -> Json:
+        self.lists += 1
+        return {"items": [], "metadata": {"resourceVersion": f"list{self.lists}"}}
+
+    async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[Json]:
+        self.asked_from.append(version)
+        if not self.watches:
+            await asyncio.Event().wait()
+        next = self.watches.pop(0)
+        if isinstance(next, int):
+            raise ApiFailure(next, "trouble")
+        yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": next}}}
+
+
+async def followed(script: Script, seconds: float = 10.0) -> None:
+    """Let a watch follow the script to its end."""
+    pods = Pods(script, "hub", "node", lambda: None)  # type: ignore[arg-type]
+    pods.start()
+    try:
+        async with asyncio.timeout(seconds):
+            while script.watches:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+    finally:
+        await pods.close()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpushare_spawner.agent.pods.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("gpushare_spawner.agent.pods.LONGEST_PAUSE", 0.05)
+
+
+@pytest.mark.parametrize("status", [0, 429, 500, 503])
+async def test_a_failure_that_passes_does_not_cost_a_list(status: int) -> None:
+    script = Script("7", status, status)
+    await followed(script)
+    assert script.lists == 1
+    assert script.asked_from == ["list1", "7", "7", "7"]
+
+
+async def test_after_many_failures_it_lists_anew() -> None:
+    script = Script("7", *[500] * TRIES_OF_A_WATCH)
+    await followed(script)
+    assert script.lists == 2
+    assert script.asked_from[-1] == "list2"
+
+
+async def test_what_is_too_old_is_listed_anew_at_once_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpushare_spawner.agent.pods.FIRST_PAUSE", 0.5)
+    monkeypatch.setattr("gpushare_spawner.agent.pods.LONGEST_PAUSE", 60.0)
+    script = Script("7", 410, *[410] * 1000)
+    with pytest.raises(TimeoutError):
+        await followed(script, seconds=1.0)
+    # the first at once, the others with pauses that grow
+    assert 2 <= script.lists <= 5
+
+
+async def test_a_refusal_lists_anew() -> None:
+    script = Script("7", 403)
+    await followed(script)
+    assert script.lists == 2
+
+
+async def test_a_token_that_cannot_be_read_is_a_failed_call() -> None:
+    """Its file is replaced by the kubelet, and may be empty for a moment."""
+    settings = Configuration(host="https://127.0.0.1:1", api_key={"BearerToken": "Bearer old"})
+
+    def unreadable(_settings: Configuration) -> None:
+        raise ConfigException("Token file exists but empty.")
+
+    settings.refresh_api_key_hook = unreadable
+    api = ClusterApi(ApiClient(settings))
+    try:
+        with pytest.raises(ApiFailure, match="Token file exists but empty") as failed:
+            await api.list("/api/v1/pods")
+        assert failed.value.status == 0
+    finally:
+        await api.close()
