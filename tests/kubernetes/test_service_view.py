@@ -1,0 +1,131 @@
+"""What the service believes of a cluster, and what it does not: clocks, other hubs, other services, failures."""
+
+from __future__ import annotations
+
+import asyncio
+from unittest.mock import AsyncMock
+
+import pytest
+from kubernetes_asyncio.client import ApiClient
+from kubernetes_asyncio.config import ConfigException
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.cluster.cluster import Cluster
+from gpushare_spawner.service.cluster.merge import SessionPod, trimmed
+from gpushare_spawner.service.culler import Culler
+from gpushare_spawner.service.settings import CullerSettings
+from tests.kubernetes.service_room import Room, as_the_hub, eventually, has, make_room, seen
+from tests.service.conftest import MINUTE, clock, hub, hub_server, templates  # noqa: F401
+
+OURS, THEIRS = "http://hub:8081/hub/api", "http://other-hub:8081/hub/api"
+
+
+@pytest.fixture
+async def room(cluster, clock) -> Room:  # noqa: F811
+    return await make_room(cluster, clock)
+
+
+async def test_an_agent_that_is_gone_is_not_believed_because_this_clock_is_behind(room, clock, monkeypatch):  # noqa: F811
+    await room.open("ann")
+    clock.forward(3600)
+    await room.publish()
+    clock.forward(-3600)
+    async with as_the_hub(room) as nodes:
+        agent = await seen(nodes, "node-a", has("ann", confirmed=True))
+        monkeypatch.setattr(kubernetes, "REPORT_STALE_SECONDS", 0.2)
+        await asyncio.sleep(0.3)
+        with pytest.raises(AgentUnreachable, match="has published nothing since"):
+            await agent.report()
+
+
+async def test_pods_of_another_hub_are_left_alone(room, clock):  # noqa: F811
+    """Two hubs in a namespace, or two with a namespace for each user, may both have a user of that name."""
+    for user, hub_of_user in (("ann", OURS), ("bob", THEIRS), ("eve", None)):
+        await room.open(user)
+        await room.annotate(user, {kubernetes.HUB: hub_of_user})
+    await room.open("zoe", node="node-of-theirs")
+    await room.annotate("zoe", {kubernetes.HUB: THEIRS})
+    await room.publish()
+    async with room.cluster.api_client(room.token) as client:
+        nodes = Cluster(client, room.namespace, clock=clock, hub=OURS)
+        await nodes.start(10)
+        try:
+            agent = await seen(nodes, "node-a", has("ann", confirmed=True))
+            report = await agent.report()
+            assert {session.id: session.confirmed for session in report.sessions} == {
+                "ann": True, "bob": False, "eve": True,
+            }  # fmt: skip
+            # a node with nobody of ours on it, and no report for us, is not one that fails to answer
+            assert [node.node for node in nodes] == ["node-a"]
+        finally:
+            await nodes.close()
+
+
+async def test_two_services_at_once_take_each_step_once(room, hub, templates, clock):  # noqa: F811
+    """As while a hub's pod is replaced: of two patches on the same version of a pod the API server takes one."""
+    await room.open("ann")
+    opened = clock()
+    async with as_the_hub(room) as first, as_the_hub(room) as second:
+        cullers = [
+            Culler(nodes, hub, lambda: templates, CullerSettings(cull_every=1e-9), clock=clock)
+            for nodes in (first, second)
+        ]
+        for minute in (10, 15, 40, 45):
+            clock.now = opened + minute * MINUTE
+            await room.publish(ann={"gpu_seconds": float(minute)})
+            said = await room.session("ann")
+            up_to_date = has("ann", gpu_seconds=float(minute), tier=said.tier, announcement=said.announcement)
+            await asyncio.gather(*(seen(nodes, "node-a", up_to_date) for nodes in (first, second)))
+            await asyncio.gather(*(culler.round() for culler in cullers))
+        assert (await room.session("ann")).tier is Tier.RELEASED
+    for counted in ("steps", "announcements"):
+        for tier in (Tier.DOWNGRADED, Tier.RELEASED):
+            assert sum(getattr(culler.counters, counted)[tier] for culler in cullers) == 1, (counted, tier)
+    assert not sum(culler.counters.failures["agent"] for culler in cullers)
+
+
+def test_of_a_pod_is_kept_what_is_looked_at():
+    annotations = {
+        **{kubernetes.SESSION: "ann", kubernetes.TEMPLATE: "quarter", kubernetes.SHARE: "25", kubernetes.GPU: "GPU-1"},
+        **{kubernetes.GPU_INDEX: "0", kubernetes.TIER_SINCE: "1.000", "example.org/long": "x" * 1000},
+    }
+    metadata = {
+        "namespace": "jhub", "name": "jupyter-ann", "resourceVersion": "7", "uid": "u", "annotations": annotations,
+        "creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [{"manager": "hub"}], "labels": {"a": "b"},
+    }  # fmt: skip
+    spec = {"nodeName": "node-a", "containers": [{"name": "notebook", "image": "i", "env": [{"name": "A"}]}]}
+    pod = {"metadata": metadata, "spec": spec, "status": {"phase": "Running", "conditions": [{}]}}
+    less = trimmed(pod)
+    assert SessionPod.of(less) == SessionPod.of(pod)
+    assert "example.org/long" not in str(less)
+    assert "containers" not in str(less)
+    assert "managedFields" not in str(less)
+    going = {**pod, "metadata": {**metadata, "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert not SessionPod.of(trimmed(going)).runs
+
+
+@pytest.mark.parametrize("problem", [ConfigException("Token file exists but empty."), RuntimeError("what is this")])
+async def test_no_failure_ends_a_watch_for_good(room, monkeypatch, caplog, problem):
+    """The kubelet replaces the token's file now and then; a call that finds none is tried again, like any other."""
+    await room.open("ann")
+    await room.publish()
+    async with as_the_hub(room) as nodes:
+        agent = await seen(nodes, "node-a", has("ann", confirmed=True))
+        broken = AsyncMock(side_effect=problem)
+        with monkeypatch.context() as patch:
+            patch.setattr(ApiClient, "call_api", broken)
+            with pytest.raises(AgentUnreachable if isinstance(problem, ConfigException) else RuntimeError):
+                await agent.announce(AnnounceRequest(id="ann", tier=None))
+
+            def both_have_failed() -> bool:
+                room.cluster.faults.cut_watches()  # again and again: one may only just be beginning
+                return bool(nodes._pods.problem and nodes._maps.problem)
+
+            await eventually(both_have_failed)
+            assert str(problem) in nodes._pods.problem
+        await room.publish(ann={"kernels_busy": 1})
+        await seen(nodes, "node-a", has("ann", kernels_busy=1))
+        await eventually(lambda: nodes._pods.problem == nodes._maps.problem == "")
+    assert sum("the pods of the namespace" in record.message for record in caplog.records) == 1
