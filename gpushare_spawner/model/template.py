@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -56,7 +57,7 @@ class Gpu(_Part):
             raise ValueError("give either fraction (a part of one GPU) or count (whole GPUs), one of the two")
         return self
 
-    @property
+    @cached_property
     def share(self) -> Share:
         """The share that the template asks for."""
         return Share(count=self.count) if self.count is not None else Share.from_fraction(self.fraction)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -38,6 +38,8 @@ class Outlook:
     line: WaitingLine
     strategy: Strategy
     where: str = "this machine"
+    counted: Callable[[Share], Share] = lambda share: share
+    """A share as the ledger counts it."""
     _met: dict[tuple[Share, frozenset[str]], Availability] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -57,7 +59,7 @@ class Outlook:
 
     def _meets(self, share: Share, models: frozenset[str]) -> Availability:
         free = models - self._held_back
-        if self.ledger.place(share, free.__contains__, self.strategy) is not None:
+        if self.ledger.place(self.counted(share), free.__contains__, self.strategy) is not None:
             return Availability("now", "Starts now")
         refusal: Refusal = self.ledger.refusal(share, models.__contains__)
         waits = Availability("wait", waiting_text(self.line.ahead_of(models, self.view)), refusal.message)

@@ -8,10 +8,10 @@ from aiohttp import ClientError
 from kubernetes_asyncio.client.models import V1Pod
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB
 from gpushare_spawner.sharing.native_pod import NativePodLayer
 from gpushare_spawner.spawner.kube_api import may_pass, worded
-from gpushare_spawner.spawner.kube_manifest import HUB, RESERVATION, fragment, put_back
+from gpushare_spawner.spawner.kube_manifest import RESERVATION, fragment, put_back
 from gpushare_spawner.spawner.kube_placing import PlacingSpawner
 from gpushare_spawner.spawner.kube_reservations import PodShare
 from gpushare_spawner.spawner.refusal import StartRefused

@@ -8,7 +8,6 @@ from typing import Any
 
 from kubernetes_asyncio.client.models import V1EnvVar, V1Pod, V1ResourceRequirements
 
-from gpushare_spawner.model.kubernetes import HUB as HUB
 from gpushare_spawner.model.kubernetes import PREFIX, is_session
 from gpushare_spawner.sharing.base import PodSpec
 from gpushare_spawner.sharing.native_pod import NOTEBOOK

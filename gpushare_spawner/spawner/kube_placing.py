@@ -9,9 +9,10 @@ from typing import Any
 
 from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
-from traitlets import Float, Integer
+from traitlets import Float, Integer, TraitError, validate
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.base import GPUShareBase
 from gpushare_spawner.spawner.kube_api import worded
@@ -43,6 +44,13 @@ class PlacingSpawner(ChoosingSpawner):
         How many units of 1 % of a GPU one device of the agents' device plugin stands for; the agents' ``--unit-size``.
         """,
     ).tag(config=True)
+
+    @validate("share_unit_size")
+    def _valid_share_unit_size(self, proposal: Any) -> int:
+        size = int(proposal["value"])
+        if UNITS_PER_GPU % size:
+            raise TraitError(f"share_unit_size {size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
+        return size
 
     view_patience = Float(
         20.0,

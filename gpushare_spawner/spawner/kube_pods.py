@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpushare_spawner.model.kubernetes import RESOURCE_PREFIX, SESSION
+from gpushare_spawner.model.kubernetes import HUB, RESOURCE_PREFIX, SESSION
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.sharing.native_pod import NOTEBOOK
-from gpushare_spawner.spawner.kube_manifest import FINISHED, HUB, annotation, created_at, holds_share, phase
+from gpushare_spawner.spawner.kube_manifest import FINISHED, annotation, created_at, holds_share, phase
 
 UNSCHEDULABLE = "Unschedulable"
 """Kubernetes' word for a pod that the scheduler finds no node for."""

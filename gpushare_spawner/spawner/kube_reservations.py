@@ -7,10 +7,11 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Holding
 from gpushare_spawner.spawner.gpu_view import GpuView
 from gpushare_spawner.spawner.kube_manifest import RESERVATION, annotation, holds_share
@@ -54,6 +55,10 @@ class PodReservations(WaitingRoom[PodShare]):
         self._settle()
         return await self.cluster.look(max_age, self._in_flight)
 
+    def counted(self, share: Share) -> Share:
+        """The share in whole devices."""
+        return replace(share, units=self.cluster.whole_devices(share.units))
+
     def in_flight(self) -> Iterable[Holding]:
         """Places whose pods are not known to run, or may yet appear."""
         self._settle()
@@ -67,7 +72,7 @@ class PodReservations(WaitingRoom[PodShare]):
 
     async def _give(self, ticket: Ticket, placement: Placement, view: GpuView) -> Holding | None:
         token = secrets.token_hex(8)
-        share = ticket.wish.share
+        share = self.counted(ticket.wish.share)
         holding = Holding(
             session=f"{ticket.wish.session}#{token}",
             gpus=placement.gpus,
@@ -78,6 +83,8 @@ class PodReservations(WaitingRoom[PodShare]):
         )
         self._in_flight[token] = holding
         gpus = tuple(view.gpus[gpu] for gpu in placement.gpus)
+        # the person's share may be less than the devices that it takes
+        placement = replace(placement, borrowed=min(placement.borrowed, ticket.wish.share.units))
         ticket.result.set_result(PodShare(ticket.wish, placement, gpus, token))
         return holding
 

@@ -152,13 +152,14 @@ class StartingSpawner(CreatingSpawner):
 
         So is one whose units the scheduler does not find on the node, after a while.
         """
+        running: bool = super().is_pod_running(pod)
         reservation = self._reservation
-        starting = self._starting and reservation is not None and pod is not None
-        if starting and annotation(pod, RESERVATION) == reservation.token:
+        if running or not self._starting or reservation is None or pod is None:
+            return running
+        if annotation(pod, RESERVATION) == reservation.token:
             ended = ended_by_node(pod) or self._never_scheduled(pod, reservation.placement.node)
             if ended is not None:
                 raise NotAdmitted(ended)
-        running: bool = super().is_pod_running(pod)
         return running
 
     def _never_scheduled(self, pod: Any, node: str) -> Ended | None:

@@ -145,7 +145,7 @@ class ClusterView:
                 if not by_index:
                     by_index = {(report.node, gpu.index): gpu.uuid for report in reports for gpu in report.gpus}
                 try:
-                    parsed = self._parsed_pods[uid] = (version, _holding(pod))
+                    parsed = self._parsed_pods[uid] = (version, self._holding(pod))
                 except AnnotationProblem as problem:
                     # not kept: its GPUs may be known only later
                     yield self._by_limits(pod, by_index, problem)
@@ -153,6 +153,21 @@ class ClusterView:
             yield parsed[1]
         for uid in self._parsed_pods.keys() - seen:
             del self._parsed_pods[uid]
+
+    def _holding(self, pod: Mapping[str, Any]) -> Holding:
+        session = pod_session(pod["metadata"].get("annotations"))
+        return Holding(
+            session=_name(pod),
+            gpus=session.gpus,
+            share_units=self.whole_devices(session.share_units),
+            borrowed_units=self.whole_devices(session.borrowed_units),
+            effective_units=self.whole_devices(session.effective_units),
+            opened_at=created_at(pod),
+        )
+
+    def whole_devices(self, units: int) -> int:
+        """Units of the devices that so many units take: the kubelet gives out devices of ``unit_size`` units."""
+        return -(-units // self.unit_size) * self.unit_size
 
     def _by_limits(
         self, pod: Mapping[str, Any], by_index: Mapping[tuple[str, int], str], problem: AnnotationProblem
@@ -173,18 +188,6 @@ class ClusterView:
         units = min(UNITS_PER_GPU, max([*wanted.values(), 1]) * self.unit_size)
         gpus = tuple(by_index[node, index] for index in wanted if (node, index) in by_index)
         return Holding(name, gpus, units, 0, units, created_at(pod))
-
-
-def _holding(pod: Mapping[str, Any]) -> Holding:
-    session = pod_session(pod["metadata"].get("annotations"))
-    return Holding(
-        session=_name(pod),
-        gpus=session.gpus,
-        share_units=session.share_units,
-        borrowed_units=session.borrowed_units,
-        effective_units=session.effective_units,
-        opened_at=created_at(pod),
-    )
 
 
 def _name(pod: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.quantity import format_seconds
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import BestFit, Holding, Ledger, Strategy
 from gpushare_spawner.spawner.availability import Outlook
 from gpushare_spawner.spawner.gpu_view import GpuView
@@ -86,6 +87,10 @@ class WaitingRoom(ABC, Generic[Reserved]):
     def _held_up(self, ticket: Ticket) -> str:
         """Why this start cannot be placed yet, whatever is free; empty where it can."""
         return ""
+
+    def counted(self, share: Share) -> Share:
+        """The share as the ledger must count it, where GPUs are given out in coarser steps than 1 %."""
+        return share
 
     # -- from a wish to a reservation --
 
@@ -175,7 +180,7 @@ class WaitingRoom(ABC, Generic[Reserved]):
             models = ticket.wish.models(view)
             free = models - self.line.held_back(view, before=ticket)
             eligible = _on_node(ledger, view, ticket.wish.node)
-            placement = eligible.place(ticket.wish.share, free.__contains__, self.strategy)
+            placement = eligible.place(self.counted(ticket.wish.share), free.__contains__, self.strategy)
             if placement is None:
                 if not self._waits_on(ticket, view, eligible, models, free):
                     continue
@@ -195,7 +200,8 @@ class WaitingRoom(ABC, Generic[Reserved]):
         """Whether a start without a place goes on waiting; else it has been refused."""
         refusal = ledger.refusal(ticket.wish.share, models.__contains__)
         hint = "Those before you come first." if models and not free else refusal.message
-        if not refusal.may_pass and ledger.place(ticket.wish.share, models.__contains__, self.strategy) is None:
+        fits = ledger.place(self.counted(ticket.wish.share), models.__contains__, self.strategy) is not None
+        if not refusal.may_pass and not fits:
             if not view.awaited:
                 self._refuse(ticket, self._impossible(ticket.wish, refusal.message))
                 return False
@@ -247,7 +253,7 @@ class WaitingRoom(ABC, Generic[Reserved]):
     async def outlook(self, max_age: float = 0.0) -> Outlook:
         """What a start would meet now. Raises one of `unreachable`."""
         view = await self.view(max_age)
-        return Outlook(view, self.ledger(view), self.line, self.strategy, self.where)
+        return Outlook(view, self.ledger(view), self.line, self.strategy, self.where, self.counted)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something to its end, whoever asked for it."""

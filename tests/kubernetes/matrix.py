@@ -1,8 +1,8 @@
-"""The spawner's tests on the versions of JupyterHub and KubeSpawner that are supported.
+"""The spawner's tests on every pair of supported versions of JupyterHub and KubeSpawner, one line for each pair.
 
-``python -m tests.kubernetes.matrix [PYTEST ARGUMENTS]``. Each pair is laid over the environment that runs this: their
-own packages only, the dependencies are those that are there. What was fetched is kept beside the tests' caches, so a
-second run needs no network.
+``python -m tests.kubernetes.matrix [PYTEST ARGUMENTS]``. Each package's versions are laid over the environment that
+runs this, without their dependencies, which are those that are there. What was fetched is kept beside the tests'
+caches: a second run needs no network.
 """
 
 from __future__ import annotations
@@ -11,54 +11,69 @@ import os
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAYS = ROOT / ".pytest_cache" / "matrix"
 
-MATRIX = (
-    {"jupyterhub": "5.5.0", "jupyterhub-kubespawner": "7.0.0"},
-    {"jupyterhub": "5.5.0", "jupyterhub-kubespawner": "7.1.0"},
-    {"jupyterhub": "6.1.1", "jupyterhub-kubespawner": "7.0.0"},
-    {"jupyterhub": "6.1.1", "jupyterhub-kubespawner": "7.1.0"},
-)
-TESTS = (
-    "tests/kubernetes/test_spawner_is_kubespawner.py",
-    "tests/kubernetes/test_spawner_start.py",
-    "tests/kubernetes/test_service_fragments.py",
+HUBS = ("5.5.0", "6.1.1")
+KUBESPAWNERS = ("7.0.0", "7.1.0")
+TESTS = tuple(
+    f"tests/kubernetes/test_{name}.py"
+    for name in ("spawner_is_kubespawner", "spawner_same_calls", "spawner_start", "service_fragments")
 )
 
+_SAY = "import jupyterhub, kubespawner; print(jupyterhub.__version__, kubespawner.__version__)"
 
-def overlay(versions: dict[str, str]) -> Path:
-    """A folder with these versions. Raises subprocess.CalledProcessError where they cannot be had."""
-    wanted = [f"{name}=={version}" for name, version in versions.items()]
-    folder = OVERLAYS / "-".join(wanted)
+
+class NotInstalled(Exception):
+    """A version could not be had; ``str()`` is what pip said."""
+
+
+def overlay(package: str, version: str) -> Path:
+    """A folder with this version of a package and nothing else. Raises NotInstalled."""
+    folder = OVERLAYS / f"{package}-{version}"
     if not (folder / "complete").exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(folder)]
-        subprocess.run([*command, *wanted], check=True)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+        command += ["--no-deps", "--upgrade", "--target", str(folder), f"{package}=={version}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NotInstalled(f"{package} {version} cannot be installed:\n{done.stderr.strip()}")
         (folder / "complete").touch()
     return folder
 
 
-def run(versions: dict[str, str], arguments: list[str]) -> int:
-    """The exit status of the tests on these versions."""
-    path = os.pathsep.join([str(overlay(versions)), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or TESTS)]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
+def run(hub: str, kubespawner: str, arguments: list[str]) -> tuple[bool, str]:
+    """Whether the tests pass on this pair, and what pytest said. Raises NotInstalled."""
+    folders = [overlay("jupyterhub", hub), overlay("jupyterhub-kubespawner", kubespawner), ROOT]
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    used = subprocess.run([sys.executable, "-c", _SAY], env=environment, capture_output=True, text=True, check=False)
+    if used.stdout.split() != [hub, kubespawner]:
+        raise NotInstalled(f"the tests would run on other versions: {used.stdout.strip() or used.stderr.strip()}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", *(arguments or TESTS)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    return done.returncode == 0, done.stdout
 
 
 def main() -> int:
     """Run all pairs; 0 if all of them pass."""
-    failed = []
-    for versions in MATRIX:
-        name = ", ".join(f"{package} {version}" for package, version in versions.items())
-        print(f"== {name}", flush=True)
+    failed = 0
+    for hub, kubespawner in product(HUBS, KUBESPAWNERS):
         start = time.monotonic()
-        if run(versions, sys.argv[1:]):
-            failed.append(name)
-        print(f"== {name}: {'failed' if name in failed else 'passed'} in {time.monotonic() - start:.0f} s", flush=True)
-    for name in failed:
-        print(f"FAILED on {name}")
+        try:
+            passed, said = run(hub, kubespawner, sys.argv[1:])
+        except NotInstalled as error:
+            passed, said = False, str(error)
+        failed += not passed
+        if not passed:
+            print(said)
+        last = said.strip().splitlines()[-1] if said.strip() else "pytest said nothing"
+        pair = f"JupyterHub {hub}, KubeSpawner {kubespawner}"
+        print(f"{pair}: {'passed' if passed else 'FAILED'} in {time.monotonic() - start:.0f} s: {last}", flush=True)
     return 1 if failed else 0
 
 

@@ -1,0 +1,184 @@
+"""Places that differ from what was thought: settings name a node, a node does not offer its units, a pod is late."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kubespawner import KubeSpawner
+from traitlets import TraitError
+from traitlets.config import Config
+
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, pod_session, resource_name
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.placement import Holding, Ledger
+from gpushare_spawner.spawner import kube_creating, kube_starting
+from gpushare_spawner.spawner.kube import GPUShareSpawner
+from gpushare_spawner.spawner.kube_view import ClusterView
+from tests.spawner.running_hub import until
+
+from .sharing_hub import GpuNodes, gpu
+from .standin.cluster import Cluster
+
+MakeHub = Callable[..., Any]
+
+
+async def message_of(response: Any) -> str:
+    return str(json.loads(response.body)["message"])
+
+
+# a node that settings name
+
+
+@pytest.mark.parametrize("by", ["node_selector", "extra_pod_config"])
+async def test_a_server_that_is_pinned_to_a_node_is_placed_there(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, by: str
+) -> None:
+    names = sorted([await nodes.add(gpus=1) for _ in range(3)])
+    selector = {HOSTNAME_LABEL: names[-1]}
+
+    def configure(config: Any) -> None:
+        config.GPUShareSpawner.queue_length = 0
+        if by == "node_selector":
+            config.KubeSpawner.node_selector = selector
+        else:
+            config.KubeSpawner.extra_pod_config = {"nodeSelector": selector}
+
+    hub = await make_hub(configure)
+    assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
+    assert await nodes.held() == {f"GPU-{names[-1]}-0": 100}
+    # the others are free, and not for bob
+    response = await hub.start_server("bob", {"profile": "half-gpu"})
+    assert response.code == 503
+    assert "No GPU is free for 0.50 GPU now" in await message_of(response)
+
+
+async def test_pinned_to_a_node_without_gpus(make_hub: MakeHub, nodes: GpuNodes) -> None:
+    await nodes.add(gpus=1)
+    hub = await make_hub(lambda config: config.KubeSpawner.update(node_selector={HOSTNAME_LABEL: "elsewhere"}))
+    response = await hub.start_server("ada", {"profile": "half-gpu"})
+    assert response.code == 409
+    assert "half-gpu cannot be started on this cluster, which for you is node elsewhere alone" in await message_of(
+        response
+    )
+
+
+async def test_other_settings_of_an_admin_stay_beside_the_share(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
+) -> None:
+    node = await nodes.add(gpus=1)
+    toleration = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+    wanted = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "Exists"}]}
+
+    def configure(config: Any) -> None:
+        config.KubeSpawner.node_selector = {HOSTNAME_LABEL: node}
+        config.KubeSpawner.node_affinity_required = [wanted]
+        config.KubeSpawner.tolerations = [toleration]
+        config.KubeSpawner.extra_resource_limits = {"memory": "96Mi"}
+        config.KubeSpawner.extra_resource_guarantees = {"memory": "48Mi"}
+        config.KubeSpawner.extra_annotations = {"mine": "{username}"}
+        config.KubeSpawner.extra_labels = {"mine": "{username}"}
+
+    hub = await make_hub(configure)
+    assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 201
+    pod = await cluster.pod("jupyter-ada")
+    assert pod is not None
+    spec, metadata = pod["spec"], pod["metadata"]
+    affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert affinity["nodeSelectorTerms"] == [wanted]
+    assert toleration in spec["tolerations"]
+    assert spec["nodeSelector"] == {HOSTNAME_LABEL: node}
+    resources = spec["containers"][0]["resources"]
+    assert resources["limits"]["memory"] == "96Mi"
+    assert resources["limits"][resource_name(0)] == "50"
+    assert resources["requests"]["memory"] == "48Mi"
+    assert (metadata["annotations"]["mine"], metadata["labels"]["mine"]) == ("ada", "ada")
+
+
+# units that a node does not offer
+
+
+async def test_units_that_the_node_does_not_offer_are_looked_for_elsewhere(
+    make_hub: MakeHub, nodes: GpuNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_starting, "SCHEDULED_WITHIN", 0.3)
+    first, second = sorted([await nodes.add(gpus=1, capacity=10), await nodes.add(gpus=1)])
+    short, other = (first, second) if first == nodes.names[0] else (second, first)
+    # its agent reports more than its status offers, and as the fuller one it is preferred
+    await nodes.report(short, [gpu(short, 0, capacity=100)])
+    await nodes.report(other, [gpu(other, 0, capacity=200)])
+    hub = await make_hub(lambda config: config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0.1))
+    assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 202
+    told = [event["message"] async for event in hub.spawner("ada").progress()]
+    await hub.started("ada")
+    assert any(f"Node {short} does not offer the units of the GPU that its agent reports" in line for line in told)
+    assert await nodes.held() == {f"GPU-{other}-0": 50}
+    assert not hub.reservations.in_flight()
+
+
+async def test_shares_take_whole_devices(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, templates: Path) -> None:
+    (templates / "twelve.yaml").write_text("name: twelve\ndisplay_name: Twelve\ngpu: {fraction: 0.12}\n")
+    # 20 devices of 5 units; a share of 12 takes three
+    node = await nodes.add(gpus=1, capacity=20)
+    await nodes.report(node, [gpu(node, 0)])
+
+    def configure(config: Any) -> None:
+        config.GPUShareSpawner.share_unit_size = 5
+        config.GPUShareSpawner.queue_length = 0
+
+    hub = await make_hub(configure)
+    names = [f"user-{number}" for number in range(7)]
+    codes = [(await hub.start_server(name, {"profile": "twelve"})).code for name in names]
+    assert codes == [201] * 6 + [503]
+    assert {pod_session(pod["metadata"]["annotations"]).share_units for pod in await cluster.pods()} == {12}
+    assert (await hub.reservations.outlook()).ledger.free_units(f"GPU-{node}-0") == 10
+
+
+@given(st.sampled_from([1, 2, 4, 5, 10, 20, 25, 50, 100]), st.lists(st.integers(1, 100), max_size=40))
+def test_what_the_ledger_places_fits_into_the_devices(unit_size: int, shares: list[int]) -> None:
+    view = ClusterView({}, (), unit_size, None)  # type: ignore[arg-type]
+    ledger = Ledger([Report(node="n", published_at=0, gpus=(gpu("n", 0),))])
+    devices = 0
+    for number, units in enumerate(shares):
+        counted = view.whole_devices(units)
+        if ledger.free_units("GPU-n-0") >= counted:
+            ledger.add(Holding(str(number), ("GPU-n-0",), counted, 0, counted))
+            # what the pod's limits ask the kubelet for
+            devices += -(-units // unit_size)
+    ledger.check()
+    assert devices <= 100 // unit_size
+
+
+def test_a_unit_size_that_does_not_divide_a_gpu() -> None:
+    config = Config()
+    config.GPUShareSpawner.share_unit_size = 30
+    with pytest.raises(TraitError, match="share_unit_size 30 does not divide 100"):
+        GPUShareSpawner(config=config, _mock=True)
+
+
+# pods that are late
+
+
+async def test_the_pod_of_a_failed_start_is_removed_when_it_shows(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def not_seen(spawner: Any) -> int:
+        return 1
+
+    await nodes.add(gpus=1)
+    hub = await make_hub()
+    # the pod is made and the answer is lost; the hub has not seen the pod, and stops nothing
+    for module in (kube_creating, kube_starting):
+        monkeypatch.setattr(module, "may_pass", lambda error: False)
+    monkeypatch.setattr(KubeSpawner, "poll", not_seen)
+    cluster.faults.fail_next("create", "pods", "lost")
+    assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code >= 500
+    await cluster.wait_until_gone("jupyter-ada")
+    monkeypatch.undo()
+    await until(lambda: not hub.reservations.in_flight())
+    assert (await hub.start_server("bob", {"profile": "whole-gpu"})).code == 201
