@@ -61,11 +61,8 @@ async def test_each_container_of_a_pod_has_a_socket_of_the_session(agent: NodeAg
     assert {folder: inode(folder) for folder in agent.folder.glob("pods/*")} == folders
 
 
-async def test_a_gpu_that_comes_too_late_for_its_session_is_not_free(
-    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_gpu_that_comes_too_late_for_its_session_is_not_free(agent: NodeAgent) -> None:
     """The kubelet asks for a pod's GPUs one after the other."""
-    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.ALL_GPUS_WITHIN", 0.3)
     await agent.running("ada", gpus=(FIRST, SECOND), share=100)
     hold = agent.node.sessions["ada"].record.pod
     assert hold is not None
