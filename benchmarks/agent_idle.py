@@ -67,7 +67,10 @@ async def measure(sessions: int, seconds: float) -> dict[str, float]:
         async with standin_cluster() as cluster:
             kubelet = await cluster.make_node()
             agent = _agent(folder, cluster, kubelet, await cluster.service_account("agent", AGENT_RULES))
-            await agent.start("--kubernetes", "--kubelet-dir", str(kubelet.folder), "--host-dir", str(folder / "state"))
+            await agent.start(
+                "--kubernetes", "--kubelet-dir", str(kubelet.folder),
+                "--device-plugins-dir", str(kubelet.folder / "device-plugins"), "--host-dir", str(folder / "state"),
+            )  # fmt: skip
             try:
                 return await _with_sessions(agent, cluster, kubelet, sessions, seconds)
             finally:

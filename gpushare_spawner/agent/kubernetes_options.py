@@ -54,7 +54,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("/var/lib/kubelet"),
         metavar="DIR",
-        help="the kubelet's folder, with device-plugins/ and pod-resources/ (default: %(default)s)",
+        help="the kubelet's root folder, with pod-resources/ (default: %(default)s)",
+    )
+    group.add_argument(
+        "--device-plugins-dir",
+        type=Path,
+        default=Path("/var/lib/kubelet/device-plugins"),
+        metavar="DIR",
+        help="where the kubelet looks for device plugins, wherever its root folder is (default: %(default)s)",
     )
     group.add_argument(
         "--unit-size",
@@ -87,6 +94,7 @@ class ClusterOptions:
     all_namespaces: bool
     host_dir: Path
     kubelet_dir: Path
+    device_plugins_dir: Path
     unit_size: int
     cdi: str
     preload_file: bool
@@ -134,6 +142,7 @@ class ClusterOptions:
             namespace=self.namespace,
             all_namespaces=self.all_namespaces,
             kubelet_dir=self.kubelet_dir,
+            device_plugins_dir=self.device_plugins_dir,
             unit_size=self.unit_size,
             own_pod=(own[0], own[1]) if own[0] and own[1] else None,
             own_pod_uid=os.environ.get("POD_UID"),
@@ -169,6 +178,7 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
         all_namespaces=options.all_namespaces,
         host_dir=host_dir,
         kubelet_dir=Path(os.path.abspath(options.kubelet_dir)),
+        device_plugins_dir=Path(os.path.abspath(options.device_plugins_dir)),
         unit_size=options.unit_size,
         cdi=options.cdi,
         preload_file=options.preload == "file",

@@ -48,17 +48,15 @@ class ClusterSettings:
     all_namespaces: bool = False
     """The notebooks' pods may be in any."""
     kubelet_dir: Path = Path("/var/lib/kubelet")
+    """Its root folder."""
+    device_plugins_dir: Path = Path("/var/lib/kubelet/device-plugins")
+    """Where device plugins have their sockets: a constant of the kubelet, wherever its root folder is."""
     unit_size: int = 1
     """Share units of 1 % that one device stands for."""
     own_pod: PodKey | None = None
     """(namespace, name) of the agent's own pod."""
     own_pod_uid: str | None = None
     publish: PublishSettings = field(default_factory=PublishSettings)
-
-    @property
-    def plugins(self) -> Path:
-        """Where device plugins have their sockets."""
-        return self.kubelet_dir / "device-plugins"
 
     @property
     def pod_resources(self) -> Path:
@@ -114,7 +112,7 @@ class OnKubernetes:
             for plugin in self._plugins:
                 plugin.look()
                 name = f"gpushare-{plugin.resource.removeprefix(kubernetes.PREFIX)}.sock"
-                socket = PluginSocket(plugin, self._settings.plugins, name, self._registered)
+                socket = PluginSocket(plugin, self._settings.device_plugins_dir, name, self._registered)
                 socket.start()
                 stack.push_async_callback(socket.close)
             self.published.start()

@@ -33,7 +33,14 @@ class ClusterAgent(AgentProcess):
 
     def command(self, *options: str) -> list[str]:
         command = super().command(
-            "--kubernetes", "--kubelet-dir", str(self.kubelet.folder), "--host-dir", str(self.host_dir), *options
+            "--kubernetes",
+            "--kubelet-dir",
+            str(self.kubelet.folder),
+            "--device-plugins-dir",
+            str(self.kubelet.folder / "device-plugins"),
+            "--host-dir",
+            str(self.host_dir),
+            *options,
         )
         del command[command.index("--node") : command.index("--node") + 2]
         return command

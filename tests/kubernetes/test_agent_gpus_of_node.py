@@ -61,7 +61,8 @@ def test_devices_for_shares() -> None:
 
 def test_a_part_of_a_device_is_no_capacity() -> None:
     """What the report says is there has to be there at the kubelet as well."""
-    options = ClusterOptions("hub", False, Path("/"), Path("/"), unit_size=50, cdi="auto", preload_file=False)
+    here = Path("/")
+    options = ClusterOptions("hub", False, here, here, here, unit_size=50, cdi="auto", preload_file=False)
     assert [options.whole_devices(units) for units in (100, 125, 149, 150)] == [100, 100, 100, 150]
 
 
