@@ -45,6 +45,8 @@ class Faults:
     failed: int = 0
     """Calls that were made to fail so far."""
     on_cut: Callable[[], object] = lambda: None
+    on_done: Callable[[Ask], object] = lambda ask: None
+    """Called when a call (no watch) has been carried out, before it is answered."""
     _next: list[tuple[Callable[[Ask], bool], Fault]] = field(default_factory=list)
     _random: random.Random | None = None
 
