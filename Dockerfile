@@ -2,10 +2,12 @@
 # Images of the hub and of the agent:
 #   docker build --target hub   -t gpushare-hub .
 #   docker build --target agent -t gpushare-agent .
-# The C library is compiled for the platform of the build with the compiler from PyPI: no gcc, no CUDA.
+# The C library is compiled for the platform of the build with the compiler from PyPI: no gcc, no CUDA. For x86-64 and
+# arm64 at once: docker buildx build --platform linux/amd64,linux/arm64 ...
+# To build the same for ever give both base images with their digest: --build-arg PYTHON_IMAGE=python@sha256:...
 
 ARG PYTHON_IMAGE=python:3.12.11-slim-bookworm
-# that of your zero-to-jupyterhub
+# that of your zero-to-jupyterhub, 4.4.0 or later
 ARG HUB_IMAGE=quay.io/jupyterhub/k8s-hub:4.4.0
 
 FROM ${PYTHON_IMAGE} AS wheel
@@ -19,12 +21,13 @@ FROM ${HUB_IMAGE} AS hub
 USER root
 # what the image has stays as it is: the hub, kubespawner and the client of Kubernetes
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
-    python3 -m pip freeze | grep == > /tmp/constraints.txt \
+    python3 -m pip list --format=freeze > /tmp/constraints.txt \
     && python3 -m pip install --no-cache-dir --constraint /tmp/constraints.txt /wheel/*.whl \
     && rm /tmp/constraints.txt
 # for hubs that are not configured by helm-values/jupyterhub.yaml, whose files are mounted over these
 COPY jupyterhub_config.d/10-gpushare.py jupyterhub_config.d/20-gpushare-service.py \
     /usr/local/etc/jupyterhub/jupyterhub_config.d/
+# zero-to-jupyterhub's own user, by number: that is what `runAsNonRoot` can check
 USER 1000
 
 FROM ${PYTHON_IMAGE} AS agent

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
+import gpushare_spawner
 from gpushare_spawner.agent.command import configure
+from gpushare_spawner.model.kubernetes import resource_name
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template_yaml import parse_template
+from gpushare_spawner.native import simgpu_folder
 from tests.kubernetes import charts
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, notes, one, render
 from tests.kubernetes.write_values import with_templates
@@ -52,7 +56,9 @@ EVERYTHING = {
         }
     },
 }
-ALL = {"claim": CLAIM, "own": OWN, "autoscaling": AUTOSCALING, "everything": EVERYTHING}
+KIND = ROOT / "tests" / "kubernetes" / "kind"
+ON_KIND = load(KIND / "agent.yaml")
+ALL = {"claim": CLAIM, "own": OWN, "autoscaling": AUTOSCALING, "on kind": ON_KIND, "everything": EVERYTHING}
 
 
 def container(items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -367,3 +373,21 @@ def test_notes_say_what_to_do_next():
 def test_notes_say_what_is_missing(values, said):
     assert said in notes(values)
     assert said not in notes(EVERYTHING)
+
+
+def test_on_kind_the_agent_has_simulated_gpus_and_the_container_a_share_of_one():
+    agent = container(render(ON_KIND))
+    variables = {variable["name"]: variable.get("value") for variable in agent["env"]}
+    library = Path(variables["LD_LIBRARY_PATH"])
+    image = next(
+        line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("ARG PYTHON_IMAGE=")
+    )
+    python = "python" + ".".join(image.partition("python:")[2].split(".")[:2])
+    assert library.parts[:5] == ("/", "usr", "local", "lib", python)
+    package = Path(gpushare_spawner.__file__).parents[1]
+    assert package.joinpath(*library.parts[6:]) == simgpu_folder()
+    assert "runtimeClassName" not in one(render(ON_KIND), "DaemonSet")["spec"]["template"]["spec"]
+    (notebook,) = load(KIND / "share.yaml")["spec"]["containers"]
+    assert notebook["image"] == agent["image"]
+    assert notebook["resources"]["limits"] == {resource_name(0): "25"}
+    compile("\n".join(notebook["args"]), "share.yaml", "exec")
