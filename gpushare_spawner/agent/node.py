@@ -279,16 +279,20 @@ class Node:
 
     # -- sessions come and go -----------------------------------------------------------------------------------------
 
-    def end_session(self, name: str, reason: str) -> None:
-        """A session is over, its units are free. One that is not there is no error."""
+    def end_session(self, name: str, reason: str, keep_folders: bool = False) -> None:
+        """A session is over, its units are free. One that is not there is no error.
+
+        `keep_folders` where its processes go on, as another session: what they have mounted stays.
+        """
         session = self._sessions.get(name)
         if session is None:
             return
         log.info("session %s ends: %s", name, reason)
         self._watch.end(name)
         if session.socket is not None:
-            session.socket.close(SESSION_CLOSED)
-            session.socket.remove()
+            session.socket.close(None if keep_folders else SESSION_CLOSED)
+            if not keep_folders:
+                session.socket.remove()
         del self._sessions[name]
         self.store.remove(name)
         self._tiers.changed(self._shares.leave(session))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 from gpushare_spawner.agent.pod_resources import Given, PodKey
@@ -14,6 +15,8 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 
 FOREIGN_TEMPLATE = "none"
 """Of a pod that nobody made from a template."""
+MAX_SESSION_ID = 200
+"""Characters."""
 
 
 def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: tuple[str, ...]) -> SessionRecord:
@@ -63,7 +66,7 @@ def foreign_record(
     held = ids_by_gpu(devices)
     share = min(UNITS_PER_GPU, max(map(len, held.values())) * unit_size)
     request = OpenRequest(
-        id=f"pod:{namespace}:{name}"[:200],
+        id=_foreign_id(key),
         user=f"{namespace}/{name}",
         uid=0,
         template=FOREIGN_TEMPLATE,
@@ -73,6 +76,14 @@ def foreign_record(
     record = SessionRecord.opened(request, now)
     record.pod = PodHold(namespace=namespace, name=name, uid=uid, devices=held, given=grants_of(devices))
     return record
+
+
+def _foreign_id(key: PodKey) -> str:
+    id = f"pod:{key[0]}:{key[1]}"
+    if len(id) <= MAX_SESSION_ID:
+        return id
+    digest = hashlib.sha256(id.encode()).hexdigest()[:16]
+    return f"{id[: MAX_SESSION_ID - len(digest) - 1]}:{digest}"
 
 
 def ids_by_gpu(devices: Mapping[str, Given]) -> dict[str, tuple[str, ...]]:

@@ -12,8 +12,9 @@ newer is told by what has been seen: annotations that were dealt with already ar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import ValidationError
 
@@ -103,16 +104,24 @@ class PodSessions:
 
     def _look(self) -> None:
         self._scheduled = None
-        try:
+        with self._one_by_one("what is gone"):
             self._end_what_is_gone()
-            for key, devices in list(self._listed.items()):
+        for key, devices in list(self._listed.items()):
+            with self._one_by_one(f"pod {key[0]}/{key[1]}"):
                 self._bring_together(key, devices)
-            for session in list(self._node.sessions.values()):
+        for session in list(self._node.sessions.values()):
+            with self._one_by_one(f"session {session.id}"):
                 if session.record.pod is not None and session.socket is None:
                     self._node.listen_again(session)  # the disk may have been full
                 self._follow(session)
+
+    @contextlib.contextmanager
+    def _one_by_one(self, what: str) -> Iterator[None]:
+        """What is wrong with one of them is none of the others' trouble."""
+        try:
+            yield
         except Exception:
-            log.exception("pods and sessions could not be brought together")
+            log.exception("%s cannot be dealt with for now", what)
 
     def _end_what_is_gone(self) -> None:
         for session in list(self._node.sessions.values()):
@@ -142,8 +151,11 @@ class PodSessions:
             if pod is None or hold.uid == pod.uid:
                 self._settle(session, hold, devices)
                 return
-            self.end(session, f"another pod has the name {key[0]}/{key[1]}")
-            return
+            if hold.uid or sorted(hold.grants) != sorted(grants_of(devices)):
+                self.end(session, f"another pod has the name {key[0]}/{key[1]}")
+                return
+            # the API server's word came late: it is the same pod, which has its folders mounted
+            self._node.end_session(session.id, "it is known now whose it is", keep_folders=True)
         # nothing is freed by these grants until they are a session's
         grants = [self._held.found(gpu, ids) for gpu, given in devices.items() for ids in given]
         age = self._loop.time() - max(grant.made_at for grant in grants)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.cluster_api import Json
-from gpushare_spawner.agent.pod_resources import Handed
+from gpushare_spawner.agent.pod_record import foreign_record
+from gpushare_spawner.agent.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.frames import Role
 from tests.agent.conftest import short_folder  # noqa: F401
@@ -73,6 +74,49 @@ async def test_a_gpu_that_comes_too_late_for_its_session_is_not_free(agent: Node
     await agent.until(lambda: (SECOND.uuid, frozenset(second)) in agent.on_kubernetes.held.pending)
     assert len(agent.on_kubernetes.held.offered(SECOND.uuid)) == 100
     assert set(second) == set(agent.on_kubernetes.held.offered(SECOND.uuid))
+
+
+async def test_a_pod_of_which_the_api_server_tells_late_keeps_its_socket(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet knows the pod, and the agent's watch is away for a while: it looks like a pod that is nobody's."""
+    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.STRANGER_AFTER", 0.3)
+    with monkeypatch.context() as away:
+        away.setattr(agent.on_kubernetes.pods, "named", lambda namespace, name: None)
+        await agent.pod("ada")
+        await agent.session(f"pod:{agent.cluster.namespace}:ada", timeout=30.0)
+    socket = Path(agent.environment("ada")["GPUSHARE_SOCKET"])
+    mounted = inode(socket.parent.parent)
+    agent.on_kubernetes.sessions.changed()
+    await agent.session("ada")
+    assert set(agent.node.sessions) == {"ada"}
+    assert inode(socket.parent.parent) == mounted
+    peer = Peer(socket)
+    await peer.connect(Role.CUDA)
+    peer.close()
+
+
+async def test_a_pod_that_cannot_be_dealt_with_is_no_trouble_to_others(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deal = agent.on_kubernetes.sessions._bring_together
+
+    def fails_for_ada(key: PodKey, devices: dict[str, Given]) -> None:
+        if key[1] == "ada":
+            raise RuntimeError("what a pod")
+        deal(key, devices)
+
+    monkeypatch.setattr(agent.on_kubernetes.sessions, "_bring_together", fails_for_ada)
+    await agent.pod("ada")
+    await agent.until(lambda: "/ada cannot be dealt with for now" in caplog.text)
+    await agent.running("ben")
+
+
+def test_pods_with_long_names_are_told_apart() -> None:
+    devices = {FIRST.uuid: (frozenset({"a"}),)}
+    ids = {foreign_record(("hub", "x" * 240 + end), devices, 1, 1.0).request.id for end in "ab"}
+    assert len(ids) == 2
+    assert all(len(one) <= 200 for one in ids)
 
 
 async def test_a_kubelet_that_has_just_started_frees_nothing(agent: NodeAgent) -> None:
