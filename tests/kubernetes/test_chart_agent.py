@@ -137,7 +137,7 @@ def test_every_mount_has_its_volume_and_host_folders_keep_their_paths(values):
             assert volume["hostPath"]["path"] == mounts[name]["mountPath"]
     options = dict(arg.split("=", 1) for arg in pod["containers"][0]["args"] if "=" in arg)
     paths = {mount["mountPath"] for mount in mounts.values()}
-    assert {options["--host-dir"], options["--kubelet-dir"] + "/device-plugins"} <= paths
+    assert {options["--host-dir"], options["--device-plugins-dir"], options["--kubelet-dir"] + "/pod-resources"} <= paths
     writable = {name for name, mount in mounts.items() if not mount.get("readOnly")}
     assert writable == {"sessions", "device-plugins", "tmp"}
 
@@ -145,7 +145,8 @@ def test_every_mount_has_its_volume_and_host_folders_keep_their_paths(values):
 def test_folders_of_another_distribution():
     items = render(EVERYTHING)
     paths = {mount["mountPath"] for mount in container(items)["volumeMounts"]}
-    assert {"/srv/gpushare", "/var/lib/k0s/kubelet/device-plugins", "/var/lib/k0s/kubelet/pod-resources"} <= paths
+    # the kubelet's --root-dir does not move where it listens for device plugins
+    assert {"/srv/gpushare", "/var/lib/kubelet/device-plugins", "/var/lib/k0s/kubelet/pod-resources"} <= paths
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
