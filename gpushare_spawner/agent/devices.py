@@ -11,11 +11,13 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 MAX_ID = 63
 """Characters in a device's id."""
 _DIGITS = 4
 _MAX_NAME = MAX_ID - len("-999-") - _DIGITS
+_INDEX_AND_NUMBER = re.compile(rf"[0-9]+-[0-9]{{{_DIGITS}}}")
 MAX_DEVICES = 10**_DIGITS
 """Of one GPU: those that are free, and those of sessions whose units are lent. Their list is some 600 KB, and a message
 to the kubelet may have 4 MiB."""
@@ -35,30 +37,32 @@ class DeviceIds:
     """UUID."""
     index: int
 
-    @property
-    def _name(self) -> str:
+    @cached_property
+    def _of_gpu(self) -> str:
         fits = len(self.gpu) <= _MAX_NAME and self.gpu.isascii()
-        return self.gpu if fits else hashlib.sha256(self.gpu.encode()).hexdigest()[:32]
+        return f"{self.gpu if fits else hashlib.sha256(self.gpu.encode()).hexdigest()[:32]}-"
+
+    @cached_property
+    def _of_index(self) -> str:
+        return f"{self._of_gpu}{self.index}-"
 
     def id(self, number: int) -> str:
         """The id of the device with this number, from 0."""
         if not 0 <= number < MAX_DEVICES:
             raise ValueError(f"a GPU has at most {MAX_DEVICES} devices, there is no number {number}")
-        return f"{self._name}-{self.index}-{number:0{_DIGITS}}"
+        return f"{self._of_index}{number:0{_DIGITS}}"
 
     def number(self, id: str) -> int | None:
         """The inverse; None for an id that is not of this GPU under this index."""
-        found = self._match(id)
-        return int(found[2]) if found is not None and int(found[1]) == self.index else None
+        digits = id.removeprefix(self._of_index)
+        if len(digits) != _DIGITS or digits == id or not (digits.isascii() and digits.isdigit()):
+            return None
+        return int(digits)
 
     def has(self, id: str) -> bool:
         """Whether the device is of this GPU, whatever index it had when the id was made."""
-        return self._match(id) is not None
-
-    def _match(self, id: str) -> re.Match[str] | None:
-        if not id.startswith(f"{self._name}-"):
-            return None
-        return re.fullmatch(rf"(\d+)-(\d{{{_DIGITS}}})", id[len(self._name) + 1 :], re.ASCII)
+        rest = id.removeprefix(self._of_gpu)
+        return rest != id and _INDEX_AND_NUMBER.fullmatch(rest) is not None
 
 
 def devices_for(units: int, unit_size: int) -> int:

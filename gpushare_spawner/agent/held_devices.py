@@ -48,6 +48,8 @@ class HeldDevices:
         self.unit_size = unit_size
         self.folder = folder
         self._sessions = sessions
+        self._offered: dict[str, tuple[set[str], int, list[str]]] = {}
+        """GPU -> ids that are held, how many are in use, and what is offered then."""
         self.pending: dict[tuple[str, frozenset[str]], Grant] = {}
 
     def offered(self, gpu: str) -> list[str]:
@@ -61,9 +63,12 @@ class HeldDevices:
         for grant in self._pending(gpu):
             in_use += len(grant.devices - held)
             held |= grant.devices
-        # those of an index that the GPU had before count, and are not this resource's
-        numbers = {number for number in map(ids.number, held) if number is not None}
-        return [ids.id(number) for number in offered(self.capacity, numbers, in_use)]
+        # looked at every second, and the same most of the time
+        if gpu not in self._offered or self._offered[gpu][:2] != (held, in_use):
+            # those of an index that the GPU had before count, and are not this resource's
+            numbers = {number for number in map(ids.number, held) if number is not None}
+            self._offered[gpu] = held, in_use, [ids.id(number) for number in offered(self.capacity, numbers, in_use)]
+        return self._offered[gpu][2]
 
     def holders(self, gpu: str, devices: Iterable[str]) -> list[Session]:
         """The sessions that hold any of these."""
