@@ -71,7 +71,7 @@ class OutsideUser(Mock):
         return Mock(**kwargs)
 
 
-@pytest.fixture(params=["KubeSpawner", "no templates", "templates"])
+@pytest.fixture(params=[pytest.param("KubeSpawner", id="theirs"), "no templates", "templates"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
