@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
+import helm_python
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -19,17 +19,6 @@ AGENT_CHART = VALUES / "gpushare-agent"
 def z2jh_folder() -> Path:
     """Where values.yaml and values.schema.yaml of zero-to-jupyterhub are: $GPUSHARE_Z2JH, or beside the repository."""
     return Path(os.environ.get("GPUSHARE_Z2JH") or ROOT.parent / "shared/data/z2jh")
-
-
-def helm() -> Any:
-    """The package that renders charts. Without it the module that asks is skipped; in CI it fails."""
-    try:
-        import helm_python
-    except ImportError:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip("charts are rendered by helm-python-sdk: pip install -e '.[charts]'", allow_module_level=True)
-    return helm_python
 
 
 def render(values: dict[str, Any], name: str = "gpushare", namespace: str = "jhub") -> list[dict[str, Any]]:
@@ -45,7 +34,7 @@ def notes(values: dict[str, Any]) -> str:
 
 @cache
 def _agent_chart() -> Any:
-    return helm().Chart.load(AGENT_CHART)
+    return helm_python.Chart.load(AGENT_CHART)
 
 
 def load(path: Path) -> Any:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import helm_python
 import jsonschema
 import pytest
 import yaml
@@ -18,11 +19,8 @@ from gpushare_spawner.model.kubernetes import resource_name
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template_yaml import parse_template
 from gpushare_spawner.native import simgpu_folder
-from tests.kubernetes import charts
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, notes, one, render
 from tests.kubernetes.write_values import with_templates
-
-helm = charts.helm()
 
 CLAIM: dict[str, Any] = {}
 OWN = {"gpus": {"from": "own"}}
@@ -137,7 +135,11 @@ def test_every_mount_has_its_volume_and_host_folders_keep_their_paths(values):
             assert volume["hostPath"]["path"] == mounts[name]["mountPath"]
     options = dict(arg.split("=", 1) for arg in pod["containers"][0]["args"] if "=" in arg)
     paths = {mount["mountPath"] for mount in mounts.values()}
-    assert {options["--host-dir"], options["--device-plugins-dir"], options["--kubelet-dir"] + "/pod-resources"} <= paths
+    assert {
+        options["--host-dir"],
+        options["--device-plugins-dir"],
+        options["--kubelet-dir"] + "/pod-resources",
+    } <= paths
     writable = {name for name, mount in mounts.items() if not mount.get("readOnly")}
     assert writable == {"sessions", "device-plugins", "tmp"}
 
@@ -321,7 +323,7 @@ def test_long_names_stay_valid():
     ],
 )
 def test_a_wrong_value_is_refused_with_its_path(values, where, why):
-    with pytest.raises(helm.HelmValuesError) as refused:
+    with pytest.raises(helm_python.HelmValuesError) as refused:
         render(values)
     assert f"at '{where}" in str(refused.value)
     assert why in str(refused.value)

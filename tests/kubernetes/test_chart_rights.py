@@ -19,14 +19,13 @@ from gpushare_spawner.service.cluster.node import NodeAgent as SeenNode
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB
 
-from .charts import helm, one, render
+from .charts import one, render
 from .node_agent import NodeAgent
 from .sharing_hub import SharingHub, kube_access
 from .standin.client import path
 from .standin.cluster import HUB_RULES, Cluster
 from .standin.programs import Listeners
 
-helm()
 Right = tuple[str, str]
 """Verb and resource."""
 
