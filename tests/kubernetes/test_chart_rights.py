@@ -1,4 +1,4 @@
-"""The chart's Roles: with no more than them agent, spawner and service do all of their work, and every right is used."""
+"""The chart's Roles: agent, spawner and service do all of their work with no more than them, and use every right."""
 
 from __future__ import annotations
 
