@@ -53,7 +53,7 @@ class Room:
         asked = {"namespace": self.namespace, "verb": "patch", "resource": "pods"}
         where = path("selfsubjectaccessreviews", group="authorization.k8s.io/v1")
         async with KubeClient(self.cluster.credentials(self.token)) as client:
-            for _ in range(100):
+            for _ in range(600):
                 answer = await client.create(where, {"spec": {"resourceAttributes": asked}})
                 if answer["status"]["allowed"] == may_patch:
                     return
@@ -111,12 +111,13 @@ class Room:
 
 async def make_room(cluster: TestCluster, now: Callable[[], float]) -> Room:
     """The test cluster's namespace, with a service account ``hub`` that has the hub's rights."""
+    await cluster.name_nodes("node-a", "node-b")
     return Room(cluster, await cluster.service_account("hub", HUB_RULES), now)
 
 
 @contextlib.asynccontextmanager
 async def as_the_hub(
-    room: Room, patience: float = 5.0, all_namespaces: bool = False, token: str = ""
+    room: Room, patience: float = 60.0, all_namespaces: bool = False, token: str = ""
 ) -> AsyncIterator[Cluster]:
     """What the service sees."""
     async with room.cluster.api_client(token or room.token) as client:
@@ -128,7 +129,7 @@ async def as_the_hub(
             await seen.close()
 
 
-async def eventually(what: Callable[[], bool], seconds: float = 5.0) -> None:
+async def eventually(what: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for what a watch brings."""
     end = time.monotonic() + seconds
     while not what():
@@ -138,7 +139,7 @@ async def eventually(what: Callable[[], bool], seconds: float = 5.0) -> None:
 
 async def seen(cluster: Cluster, node: str, right: Callable[[Report], bool]) -> NodeAgent:
     """The node's agent as soon as its report is right."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while True:
         for agent in cluster:
             with contextlib.suppress(AgentUnreachable):

@@ -261,21 +261,16 @@ async def test_pods_in_namespaces_of_their_users(room):
     await room.open("ann")
     pod = await room.admin.get(room.at("pods", "jupyter-ann"))
     await room.admin.delete(room.at("pods", "jupyter-ann"), grace=0)
-    theirs = f"{room.namespace}-ann"
-    await room.admin.create(path("namespaces"), {"metadata": {"name": theirs}})
+    theirs = await room.cluster.make_namespace("-ann")
     metadata = {key: pod["metadata"][key] for key in ("name", "labels", "annotations")}
     spec = {"nodeName": "node-a", "containers": [{"name": "notebook", "image": "notebook"}]}
     await room.admin.create(path("pods", theirs), {"metadata": metadata, "spec": spec})
     await room.admin.patch(path("pods", theirs, "jupyter-ann", "status"), {"status": {"phase": "Running"}})
     await room.publish()
-    try:
-        async with as_the_hub(room, all_namespaces=True, token=token) as nodes:
-            agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-            await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
-            await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
-    finally:
-        await room.admin.delete(path("pods", theirs, "jupyter-ann"), grace=0)
-        await room.admin.delete(path("namespaces", name=theirs))
+    async with as_the_hub(room, all_namespaces=True, token=token) as nodes:
+        agent = await seen(nodes, "node-a", has("ann", confirmed=True))
+        await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+        await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
 
 
 # -- when the API server is not well -----------------------------------------------------------------------------------

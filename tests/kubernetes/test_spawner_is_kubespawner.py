@@ -304,8 +304,7 @@ async def test_reflectors_are_shared(make: Make, node: Any) -> None:
 
 
 async def test_another_namespace_by_profile(make: Make, node: Any, cluster: Cluster) -> None:
-    other = f"{cluster.namespace}-other"
-    await cluster.admin.create(path("namespaces"), {"metadata": {"name": other}})
+    other = await cluster.make_namespace("-other")
     profile = {"display_name": "There", "slug": "there", "kubespawner_override": {"namespace": other}}
     async with everywhere(cluster, other):
         spawner = make(profile_list=[*PROFILES, profile])

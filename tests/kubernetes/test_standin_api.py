@@ -423,14 +423,14 @@ async def test_watches_can_be_cut(cluster: Cluster) -> None:
 
 async def test_lists_can_be_behind(cluster: Cluster) -> None:
     before = await version_now(cluster)
-    secret = {"metadata": {"name": "late"}, "data": {"a": base64.b64encode(b"1").decode()}}
+    secret = {"metadata": {"name": "late", "labels": {"mine": ""}}, "data": {"a": base64.b64encode(b"1").decode()}}
     await cluster.admin.create(path("secrets", cluster.namespace), secret)
     cluster.faults.stale_at = int(before)
     where = path("secrets", cluster.namespace)
-    stale = await cluster.admin.call("GET", where, query={"resourceVersion": "0"})
+    stale = await cluster.admin.call("GET", where, query={"resourceVersion": "0", "labelSelector": "mine"})
     assert not stale["items"]
-    fresh = await cluster.admin.call("GET", where)
-    assert [one["metadata"]["name"] for one in fresh["items"]] == ["late"]
+    fresh = await cluster.admin.list(where, labels="mine")
+    assert [one["metadata"]["name"] for one in fresh] == ["late"]
     # whoever watches on from there misses nothing
-    events = await watched(cluster, stale["metadata"]["resourceVersion"], 1, plural="secrets")
+    events = await watched(cluster, stale["metadata"]["resourceVersion"], 1, plural="secrets", labels="mine")
     assert events == [("ADDED", "late")]

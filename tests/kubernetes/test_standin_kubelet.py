@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from .standin.client import path
 from .standin.cluster import Cluster, a_pod, restarts
 from .standin.programs import Listeners
@@ -87,12 +85,8 @@ async def test_what_a_process_sees(cluster: Cluster) -> None:
 
 
 async def test_a_claims_files_outlive_the_pod(cluster: Cluster) -> None:
-    if cluster.has_controllers:
-        pytest.skip("a whole cluster binds no volume to a stand-in node")
     await cluster.make_node()
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    where = path("persistentvolumeclaims", cluster.namespace)
-    await cluster.admin.create(where, {"metadata": {"name": "home"}, "spec": claim})
+    await cluster.make_claim("home")
     for name, command in (("writer", "echo kept > $PLACE"), ("reader", "grep kept $PLACE")):
         manifest = a_pod(name, ["sh", "-c", command], env={"PLACE": "/home/ada/notes"}, restartPolicy="Never")
         manifest["spec"]["containers"][0]["volumeMounts"] = [{"name": "home", "mountPath": "/home/ada"}]

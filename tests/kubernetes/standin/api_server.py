@@ -7,24 +7,41 @@ import json
 import secrets
 import uuid
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
-from . import deletion, patches, validation
+from . import defaults, deletion, immutable, patches, validation
 from .access import MASTERS, Access, Ask, User
 from .answers import fail, json_answer, raw_answer
 from .deletion import timestamp
-from .errors import ApiError, already_exists, bad_request, conflict, forbidden, invalid, modified, not_found
+from .errors import (
+    ApiError,
+    Undecodable,
+    already_exists,
+    bad_request,
+    conflict,
+    forbidden,
+    invalid,
+    modified,
+    no_method,
+    no_resource,
+    not_found,
+)
 from .faults import Faults
-from .kinds import CONFIG_MAPS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Kind
+from .kinds import CONFIG_MAPS, NAMESPACES, NODES, PODS, PRIORITY_CLASSES, SERVICE_ACCOUNTS, Kind
+from .names import quoted
 from .selectors import selector
 from .store import Store, Stored
-from .targets import Target, ask_of, target_of
+from .targets import Target, ask_of, target_of, whole_number
 from .watching import Watching
 
+# no vowels, so that no words come out
+_SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 VERSION = {"major": "1", "minor": "34", "gitVersion": "v1.34.0+standin", "platform": "linux/amd64"}
+ISSUER = "https://kubernetes.default.svc"
 _SERVER_FIELDS = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 
 
@@ -42,6 +59,7 @@ class StandInApiServer:
         self._port = port
         self._watching = Watching(self.store, bookmark_interval)
         self._continues: dict[str, tuple[int, list[Stored]]] = {}
+        self._issued: set[str] = set()
         self._runner: web.AppRunner | None = None
         self.url = ""
         self.store.on_change(partial(deletion.collect_garbage, self.store))
@@ -94,6 +112,7 @@ class StandInApiServer:
                     return fail(request, "reset")
                 return await self._watching.answer(request, target.kind, target.namespace, matches)
             answer = await self._answer(request, target, user)
+            self.faults.on_done(ask)
             return fail(request, "reset") if fault == "lost" else answer
         except ApiError as error:
             return json_answer(error.status(), error.code)
@@ -106,19 +125,17 @@ class StandInApiServer:
             return self._delete(request, target, body)
         if request.method == "POST":
             if target.kind is SERVICE_ACCOUNTS and target.subresource == "token":
-                return self._make_token(target)
+                return self._make_token(target, body)
             if target.kind is PODS and target.subresource == "binding":
                 return self._bind(target, body)
             if target.name:
-                raise ApiError(
-                    405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
-                )
+                raise no_method()
             if target.kind.plural == "selfsubjectaccessreviews":
                 return json_answer(self._review(user, body), 201)
             return raw_answer(self._create(target, body, request.query).raw, 201)
-        if request.method in ("PUT", "PATCH"):
+        if request.method in ("PUT", "PATCH") and target.name:
             return raw_answer(self._update(request, target, body).raw)
-        raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        raise no_method()
 
     def _found(self, target: Target) -> Stored:
         stored = self.store.get(target.kind, (target.namespace, target.name))
@@ -131,8 +148,10 @@ class StandInApiServer:
     def _list(self, request: web.Request, target: Target) -> web.Response:
         kind, query = target.kind, request.query
         matches = selector(kind, *_selectors(request))
-        limit = int(query.get("limit") or 0)
+        limit = whole_number(query, "limit")
         if token := query.get("continue"):
+            if token not in self._issued:
+                raise bad_request("invalid continue token: continue key is not valid")
             if token not in self._continues:
                 message = "The provided continue parameter is too old to display a consistent list result."
                 raise ApiError(410, "Expired", message)
@@ -149,6 +168,7 @@ class StandInApiServer:
         if limit and len(chosen) > limit:
             token = secrets.token_urlsafe(12)
             self._continues[token] = version, chosen[limit:]
+            self._issued.add(token)
             metadata |= {"continue": token, "remainingItemCount": len(chosen) - limit}
             chosen = chosen[:limit]
         head = {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata}
@@ -157,7 +177,11 @@ class StandInApiServer:
 
     def _list_version(self, kind: Kind, asked: str, match: str) -> int:
         if match and not asked:
-            raise _invalid_options("resourceVersionMatch", "Forbidden: not allowed unless resourceVersion is provided")
+            why = "resourceVersionMatch is forbidden unless resourceVersion is provided"
+            raise _invalid_options("resourceVersionMatch", f"Forbidden: {why}")
+        if match not in ("", "Exact", "NotOlderThan"):
+            supported = 'supported values: "Exact", "NotOlderThan", ""'
+            raise _invalid_options("resourceVersionMatch", f"Unsupported value: {quoted(match)}: {supported}")
         if not asked:
             return self.store.version
         if not asked.isdigit():
@@ -165,13 +189,13 @@ class StandInApiServer:
         version = int(asked)
         if version == 0:
             if match == "Exact":
-                raise _invalid_options(
-                    "resourceVersionMatch", 'Forbidden: "Exact" is forbidden for resourceVersion "0"'
-                )
+                why = 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
+                raise _invalid_options("resourceVersionMatch", f"Forbidden: {why}")
             return self._stale_version(kind)
         if version > self.store.version:
-            message = f"Too large resource version: {version}, current: {self.store.version}"
-            raise ApiError(504, "Timeout", message, {"retryAfterSeconds": 1})
+            message = f"Timeout: Too large resource version: {version}, current: {self.store.version}"
+            cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
+            raise ApiError(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
         return version if match == "Exact" else self.store.version
 
     def _stale_version(self, kind: Kind) -> int:
@@ -193,15 +217,17 @@ class StandInApiServer:
             )
         item["kind"], item["apiVersion"] = kind.kind, kind.api_version
         if not metadata.get("name") and metadata.get("generateName"):
-            metadata["name"] = metadata["generateName"] + secrets.token_hex(3)[:5]
+            metadata["name"] = metadata["generateName"] + "".join(secrets.choice(_SUFFIX) for _ in range(5))
         if metadata.get("resourceVersion"):
             raise ApiError(500, "InternalError", "resourceVersion should not be set on objects to be created")
         if kind.namespaced:
             self._check_namespace(target, metadata)
         for name in _SERVER_FIELDS:
             metadata.pop(name, None)
-        validation.fill_in(kind, item)
+        defaults.fill_in(kind, item)
         validation.check(kind, item)
+        if kind is PODS:
+            self._check_priority_class(item)
         key = metadata.get("namespace", ""), metadata["name"]
         if self.store.get(kind, key) is not None:
             raise already_exists(kind.plural, metadata["name"], kind.group)
@@ -217,6 +243,12 @@ class StandInApiServer:
             self._furnish_namespace(metadata["name"])
         return stored
 
+    def _check_priority_class(self, pod: dict[str, Any]) -> None:
+        name = pod["spec"].get("priorityClassName")
+        if name and self.store.get(PRIORITY_CLASSES, ("", name)) is None and not name.startswith("system-"):
+            why = f"no PriorityClass with name {name} was found"
+            raise forbidden(f'pods "{pod["metadata"]["name"]}" is forbidden: {why}')
+
     def _furnish_namespace(self, namespace: str) -> None:
         """What a cluster's controllers put into every new namespace."""
         self._create(Target(SERVICE_ACCOUNTS, namespace, "", ""), {"metadata": {"name": "default"}}, {})
@@ -225,7 +257,7 @@ class StandInApiServer:
 
     def _check_namespace(self, target: Target, metadata: dict[str, Any]) -> None:
         if not target.namespace:
-            raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+            raise no_method()
         if metadata.get("namespace") not in (None, "", target.namespace):
             raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
         metadata["namespace"] = target.namespace
@@ -237,28 +269,38 @@ class StandInApiServer:
             raise forbidden(f'{target.kind.plural} "{metadata.get("name")}" is forbidden: {why}')
 
     def _update(self, request: web.Request, target: Target, body: Any) -> Stored:
-        kind, stored = target.kind, self._found(target)
+        kind = target.kind
         if target.subresource not in ("", "status") or (target.subresource == "status" and not kind.has_status):
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+            raise no_resource()
+        stored = self._found(target)
         before = stored.item
         changed = body if request.method == "PUT" else _patched(request.content_type, stored, body, kind)
         if not isinstance(changed, dict) or not isinstance(changed.get("metadata"), dict):
             raise bad_request("the object has no metadata")
+        if request.method == "PATCH" and (changed.get("kind"), changed.get("apiVersion")) != (
+            kind.kind,
+            kind.api_version,
+        ):
+            raise validation.wrong_patch(changed, "the kind of the object is another")
         metadata = changed["metadata"]
-        version = metadata.get("resourceVersion")
-        if version and version != before["metadata"]["resourceVersion"]:
-            raise modified(kind.plural, target.name, kind.group)
-        if metadata.get("name", target.name) != target.name:
-            raise bad_request("the name of the object does not match the name on the URL")
-        if metadata.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
+        if request.method == "PUT" and metadata.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
             uids = metadata["uid"], before["metadata"]["uid"]
             why = f"Precondition failed: UID in precondition: {uids[0]}, UID in object meta: {uids[1]}"
             raise conflict(kind.plural, target.name, why, kind.group)
+        immutable.check_identity(kind, target.name, before, changed)
+        version = metadata.get("resourceVersion")
+        if version and version != before["metadata"]["resourceVersion"]:
+            raise modified(kind.plural, target.name, kind.group)
         after = _allowed_change(kind, target.subresource, before, changed)
-        validation.fill_in(kind, after)
-        validation.check(kind, after)
-        if kind is PODS and not target.subresource:
-            validation.check_pod_update(before, after)
+        try:
+            defaults.fill_in(kind, after)
+            validation.check(kind, after)
+        except Undecodable as error:
+            if request.method == "PUT":
+                raise
+            raise validation.wrong_patch(after, error.why) from None
+        if not target.subresource:
+            immutable.check_update(kind, before, after)
         validation.check_size(json.dumps(after).encode())
         if after == before or request.query.get("dryRun"):
             return Stored(after) if after != before else stored
@@ -268,16 +310,28 @@ class StandInApiServer:
 
     def _delete(self, request: web.Request, target: Target, options: Any) -> web.Response:
         options = dict(options or {})
-        if "gracePeriodSeconds" in request.query:
-            options["gracePeriodSeconds"] = int(request.query["gracePeriodSeconds"])
+        if not request.body_exists:
+            # with a body the query's options do not count
+            options = {name: request.query[name] for name in ("propagationPolicy", "dryRun") if name in request.query}
+            if "gracePeriodSeconds" in request.query:
+                options["gracePeriodSeconds"] = whole_number(request.query, "gracePeriodSeconds")
+        if options.get("propagationPolicy", "Background") not in ("Foreground", "Background", "Orphan"):
+            said = f"Unsupported value: {quoted(options['propagationPolicy'])}"
+            supported = 'supported values: "Foreground", "Background", "Orphan", "nil"'
+            raise invalid("DeleteOptions", "", [("propagationPolicy", f"{said}: {supported}")], "meta.k8s.io")
         kind = target.kind
         if target.name:
             stored = self._found(target)
+            if options.get("dryRun"):
+                deletion.check_preconditions(kind, stored, options.get("preconditions") or {})
+                return raw_answer(stored.raw)
             last, gone = deletion.delete(self.store, kind, stored, options)
             if kind.returns_deleted or not gone:
                 return raw_answer(last.raw)
             metadata = last.item["metadata"]
-            details = {"name": metadata["name"], "kind": kind.plural, "group": kind.group, "uid": metadata["uid"]}
+            details = {"name": metadata["name"], "kind": kind.plural, "uid": metadata["uid"]}
+            if kind.group:
+                details["group"] = kind.group
             return json_answer(
                 {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
             )
@@ -306,14 +360,20 @@ class StandInApiServer:
             {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201
         )
 
-    def _make_token(self, target: Target) -> web.Response:
+    def _make_token(self, target: Target, request: dict[str, Any]) -> web.Response:
         self._found(target)
+        seconds = (request.get("spec") or {}).get("expirationSeconds", 3600)
+        if seconds < 600:
+            said = f"Invalid value: {seconds}: may not specify a duration less than 10 minutes"
+            raise invalid("TokenRequest", "", [("spec.expirationSeconds", said)], "authentication.k8s.io")
+        expires = datetime.now(UTC) + timedelta(seconds=seconds)
         token = self.access.add_service_account_token(target.namespace, target.name)
         answer = {
             "kind": "TokenRequest",
             "apiVersion": "authentication.k8s.io/v1",
             "metadata": {"name": target.name, "namespace": target.namespace},
-            "status": {"token": token, "expirationTimestamp": "2099-01-01T00:00:00Z"},
+            "spec": {"audiences": [ISSUER], "expirationSeconds": seconds, "boundObjectRef": None},
+            "status": {"token": token, "expirationTimestamp": timestamp(expires)},
         }
         return json_answer(answer, 201)
 
@@ -323,7 +383,8 @@ class StandInApiServer:
         if asked.get("subresource"):
             resource += "/" + asked["subresource"]
         names = {field: asked.get(field, "") for field in ("verb", "group", "namespace", "name")}
-        return {**body, "status": {"allowed": self.access.allows(user, Ask(resource=resource, **names))}}
+        kind = {"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1"}
+        return {**kind, **body, "status": {"allowed": self.access.allows(user, Ask(resource=resource, **names))}}
 
 
 def _selectors(request: web.Request) -> tuple[str, str]:
@@ -335,9 +396,12 @@ async def _body(request: web.Request) -> Any:
     if not raw:
         return {}
     try:
-        return json.loads(raw)
+        body = json.loads(raw)
     except ValueError as error:
         raise bad_request(f"the object provided is unrecognized (must be of type JSON): {error}") from None
+    if not isinstance(body, dict) and request.method != "PATCH":
+        raise bad_request("the object provided is unrecognized (must be of type JSON): it is no object")
+    return body
 
 
 def _patched(content_type: str, stored: Stored, body: Any, kind: Kind) -> Any:
@@ -353,7 +417,12 @@ def _patched(content_type: str, stored: Stored, body: Any, kind: Kind) -> Any:
 def _allowed_change(kind: Kind, subresource: str, before: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
     """What of a change the server takes over: the status only through its subresource, and nothing else there."""
     if subresource == "status":
-        after = {**json.loads(json.dumps(before)), "status": changed.get("status") or {}}
+        # labels and annotations are written this way too
+        after = {
+            **json.loads(json.dumps(before)),
+            "metadata": changed["metadata"],
+            "status": changed.get("status") or {},
+        }
     else:
         after = dict(changed)
         if kind.has_status:
@@ -394,7 +463,7 @@ def _quality(spec: dict[str, Any]) -> str:
 
 
 def _invalid_options(field: str, message: str) -> ApiError:
-    return invalid("ListOptions.meta.k8s.io", "", [(field, message)])
+    return invalid("ListOptions", "", [(field, message)], "meta.k8s.io")
 
 
 def _other_path(path: str) -> web.Response:
@@ -402,4 +471,4 @@ def _other_path(path: str) -> web.Response:
         return json_answer(VERSION)
     if path in ("/healthz", "/readyz", "/livez"):
         return web.Response(text="ok")
-    raise ApiError(404, "NotFound", "the server could not find the requested resource")
+    raise no_resource()

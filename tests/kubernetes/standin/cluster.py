@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from .faults import Faults
 from .front import Front
 from .kubelet import KubeletSettings, StandInKubelet
 from .loopback import PodAddresses
+from .own_nodes import LABEL, taint
 from .programs import Programs
 from .quantities import quantity
 from .scheduler import Scheduler
@@ -67,10 +69,7 @@ class Cluster:
     async def __aenter__(self) -> Cluster:
         await self._stack.enter_async_context(self.admin)
         await self._stack.enter_async_context(self._node_client)
-        await self.admin.create(path("namespaces"), {"metadata": {"name": self.namespace}})
-        if self.has_controllers:
-            await self._wait_for("serviceaccounts", "default")
-            await self._wait_for("configmaps", "kube-root-ca.crt")
+        await self.make_namespace()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -78,15 +77,24 @@ class Cluster:
         try:
             for node in list(self.nodes.values()):
                 await node.__aexit__(None, None, None)
-            with contextlib.suppress(ApiStatus):
-                for pod in await self.pods():
-                    await self.admin.delete(path("pods", self.namespace, pod["metadata"]["name"]), grace=0)
-                await self.admin.delete(path("namespaces", name=self.namespace))
-            for where in self._cluster_wide:
+            for namespace in await self.admin.list(path("namespaces")):
+                if (name := namespace["metadata"]["name"]).startswith(self.namespace):
+                    await self._remove_namespace(name)
+            for where in set(self._cluster_wide):
                 await self.admin.delete(where)
         finally:
             self._addresses.close()
             await self._stack.aclose()
+
+    async def make_namespace(self, suffix: str = "") -> str:
+        """One more namespace, ready for pods. All whose names begin with the test's go with the cluster."""
+        name = self.namespace + suffix
+        metadata = {"name": name, "labels": {LABEL: self.namespace}}
+        await self.admin.create(path("namespaces"), {"metadata": metadata})
+        if self.has_controllers:
+            await self._wait_for(path("serviceaccounts", name, "default"))
+            await self._wait_for(path("configmaps", name, "kube-root-ca.crt"))
+        return name
 
     async def make_node(
         self,
@@ -99,25 +107,40 @@ class Cluster:
         # unique, so that runs at the same time on one real cluster stay apart
         name = name or f"node-{self._runs}-{len(self.nodes)}"
         settings = settings or KubeletSettings(**options)
+        settings = replace(settings, labels={**settings.labels, LABEL: self.namespace})
+        if self.has_controllers:
+            settings = replace(settings, taints=[*settings.taints, taint(self.namespace)])
         # Unix sockets' paths are short: not below pytest's folders
         kubelet = StandInKubelet(name, self._node_client, self.folder / name, self._addresses, settings, programs)
         await kubelet.start()
         self.nodes[name] = kubelet
         if self.has_controllers:
-            await self._wait_until_untainted(name)
+            await self._wait_until_ready(name)
         return kubelet
 
-    async def _wait_for(self, plural: str, name: str) -> None:
-        """For what a controller makes in a new namespace."""
-        async with asyncio.timeout(30):
-            while await self._get(plural, name) is None:
-                await asyncio.sleep(0.1)
+    async def name_nodes(self, *names: str) -> None:
+        """Nodes with nobody behind them, for pods that say they are there. Tests at the same time may share them.
 
-    async def _wait_until_untainted(self, node: str) -> None:
+        Only a whole cluster minds: its controllers remove pods of nodes that are not there.
+        """
+        if not self.has_controllers:
+            return
+        for name in names:
+            with contextlib.suppress(ApiStatus):
+                await self.admin.create(path("nodes"), {"metadata": {"name": name, "labels": {LABEL: self.namespace}}})
+            self._cluster_wide.append(path("nodes", name=name))
+
+    async def _wait_for(self, where: str) -> None:
+        """For what a controller makes in a new namespace."""
+        async with asyncio.timeout(60):
+            while await self._get(where) is None:
+                await asyncio.sleep(0.05)
+
+    async def _wait_until_ready(self, node: str) -> None:
         """A new node is tainted as not ready until a controller has looked at it."""
         async with asyncio.timeout(60):
-            while (await self.node(node))["spec"].get("taints"):
-                await asyncio.sleep(0.2)
+            while any(found["key"] != LABEL for found in (await self.node(node))["spec"].get("taints") or []):
+                await asyncio.sleep(0.1)
 
     async def service_account(
         self, name: str, rules: list[dict[str, Any]], cluster_rules: list[dict[str, Any]] | None = None
@@ -141,6 +164,13 @@ class Cluster:
         if self._waits_for_roles and rules:
             await self._wait_for_role(token, rules[-1])
         return token
+
+    async def _remove_namespace(self, name: str) -> None:
+        with contextlib.suppress(ApiStatus):
+            # no kubelet is there any more to let go of them
+            for pod in await self.admin.list(path("pods", name)):
+                await self.admin.delete(path("pods", name, pod["metadata"]["name"]), grace=0)
+            await self.admin.delete(path("namespaces", name=name))
 
     async def _bind(
         self, kind: str, metadata: dict[str, str], rules: list[dict[str, Any]], subject: dict[str, str], namespace: str
@@ -209,7 +239,7 @@ class Cluster:
         return await self.admin.list(path("pods", self.namespace), labels)
 
     async def pod(self, name: str) -> dict[str, Any] | None:
-        return await self._get("pods", name)
+        return await self._get(path("pods", self.namespace, name))
 
     async def config_maps(self, labels: str = "") -> list[dict[str, Any]]:
         return await self.admin.list(path("configmaps", self.namespace), labels)
@@ -228,6 +258,33 @@ class Cluster:
         """A pod with one container `notebook`; arguments are those of `a_pod`."""
         created: dict[str, Any] = await self.admin.create(path("pods", self.namespace), a_pod(name, **spec))
         return created
+
+    async def make_claim(self, name: str) -> None:
+        """A claim of a volume that is there; the files are the node's."""
+        volume = f"{self.namespace}-{name}"
+        size = {"storage": "1Gi"}
+        await self.admin.create(
+            path("persistentvolumes"),
+            {
+                "metadata": {"name": volume, "labels": {LABEL: self.namespace}},
+                "spec": {
+                    "capacity": size,
+                    "accessModes": ["ReadWriteOnce"],
+                    "hostPath": {"path": str(self.folder / "volumes")},
+                    "claimRef": {"namespace": self.namespace, "name": name},
+                    "persistentVolumeReclaimPolicy": "Retain",
+                },
+            },
+        )
+        self._cluster_wide.append(path("persistentvolumes", name=volume))
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": size},
+            "storageClassName": "",
+            "volumeName": volume,
+        }
+        claims = path("persistentvolumeclaims", self.namespace)
+        await self.admin.create(claims, {"metadata": {"name": name}, "spec": spec})
 
     async def wait_for_pod(
         self, name: str, accept: Callable[[dict[str, Any]], bool], timeout: float = 20.0
@@ -263,9 +320,9 @@ class Cluster:
                 raise AssertionError(f"after {timeout} s {node} has {status['allocatable']} of {status['capacity']}")
             await asyncio.sleep(0.05)
 
-    async def _get(self, plural: str, name: str) -> dict[str, Any] | None:
+    async def _get(self, where: str) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = await self.admin.get(path(plural, self.namespace, name))
+            found: dict[str, Any] = await self.admin.get(where)
         except ApiStatus as error:
             if error.code == 404:
                 return None
@@ -332,6 +389,7 @@ async def real_cluster(backend: Credentials, has_controllers: bool) -> AsyncIter
                 await stack.enter_async_context(Scheduler(client))
             cluster = Cluster(front.url, front.admin_token, folder, front.faults, True, has_controllers)
             cluster.calls = front.calls
+            front.keep_to = cluster.namespace if has_controllers else ""
             yield await stack.enter_async_context(cluster)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

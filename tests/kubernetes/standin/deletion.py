@@ -17,7 +17,7 @@ def timestamp(when: datetime | None = None) -> str:
 
 def delete(store: Store, kind: Kind, stored: Stored, options: dict[str, Any]) -> tuple[Stored, bool]:
     """(the object's last or present state, whether it is gone). Raises ApiError 409 when a precondition fails."""
-    _check_preconditions(kind, stored, options.get("preconditions") or {})
+    check_preconditions(kind, stored, options.get("preconditions") or {})
     grace = _grace(kind, stored.item, options)
     finalizers = stored.item["metadata"].get("finalizers") or []
     if grace == 0 and not finalizers:
@@ -77,7 +77,8 @@ def _end_namespace(store: Store, name: str) -> None:
         store.remove(NAMESPACES, ("", name))
 
 
-def _check_preconditions(kind: Kind, stored: Stored, preconditions: dict[str, Any]) -> None:
+def check_preconditions(kind: Kind, stored: Stored, preconditions: dict[str, Any]) -> None:
+    """Raises ApiError 409."""
     metadata = stored.item["metadata"]
     for field in ("uid", "resourceVersion"):
         wanted = preconditions.get(field)
@@ -87,7 +88,8 @@ def _check_preconditions(kind: Kind, stored: Stored, preconditions: dict[str, An
                 if field == "uid"
                 else ("ResourceVersion", "The object might have been modified")
             )
-            message = f"the {said} in the precondition ({wanted}) does not match the {said} in record ({metadata[field]}). {why}"
+            record = f"the {said} in record ({metadata[field]})"
+            message = f"the {said} in the precondition ({wanted}) does not match {record}. {why}"
             raise conflict(kind.kind, metadata["name"], message, kind.group)
 
 

@@ -57,6 +57,7 @@ ROLES = Kind("roles", "Role", _RBAC)
 ROLE_BINDINGS = Kind("rolebindings", "RoleBinding", _RBAC)
 CLUSTER_ROLES = Kind("clusterroles", "ClusterRole", _RBAC, namespaced=False)
 CLUSTER_ROLE_BINDINGS = Kind("clusterrolebindings", "ClusterRoleBinding", _RBAC, namespaced=False)
+PRIORITY_CLASSES = Kind("priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False)
 
 KINDS = (
     PODS,
@@ -78,7 +79,7 @@ KINDS = (
     Kind("deployments", "Deployment", "apps", has_status=True),
     Kind("ingresses", "Ingress", "networking.k8s.io", has_status=True),
     Kind("networkpolicies", "NetworkPolicy", "networking.k8s.io"),
-    Kind("priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False),
+    PRIORITY_CLASSES,
 )
 
 _BY_PATH = {(kind.group, kind.version, kind.plural): kind for kind in KINDS}

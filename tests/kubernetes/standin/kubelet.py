@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class KubeletSettings:
     memory: str = "512Gi"
     pods: str = "250"
     labels: Mapping[str, str] = field(default_factory=dict)
+    taints: Sequence[Mapping[str, str]] = ()
     static_resources: Mapping[str, int] = field(default_factory=dict)
     """Extended resources without a device plugin, which an admin has written into the node's status."""
     status_interval: float = 0.2
@@ -269,7 +270,8 @@ class StandInKubelet:
                 "containerRuntimeVersion": "standin://1", "kubeProxyVersion": "",
             },
         }  # fmt: skip
-        node = {"metadata": {"name": self.name, "labels": self._labels()}, "spec": {}, "status": status}
+        spec = {"taints": [dict(taint) for taint in self.settings.taints]} if self.settings.taints else {}
+        node = {"metadata": {"name": self.name, "labels": self._labels()}, "spec": spec, "status": status}
         try:
             await self.client.create(path("nodes"), node)
         except ApiStatus as error:

@@ -42,9 +42,12 @@ def json_patch(document: Any, operations: Any) -> Any:
         try:
             document = _operate(document, operation)
         except (KeyError, IndexError, ValueError, TypeError):
-            said = f"{operation.get('op')} operation does not apply: doc is missing path: {operation['path']!r}"
-            raise ApiError(422, "Invalid", f"the server rejected our request due to an error: {said}") from None
+            raise _does_not_apply() from None
     return document
+
+
+def _does_not_apply() -> ApiError:
+    return ApiError(422, "Invalid", "the server rejected our request due to an error in our request")
 
 
 def merge_patch(document: Any, patch: Any) -> Any:
@@ -115,13 +118,13 @@ def _operate(document: Any, operation: dict[str, Any]) -> Any:
     if op == "test":
         found = _look(document, path)
         if found != operation["value"]:
-            raise ApiError(422, "Invalid", f"the server rejected our request: testing path {operation['path']} failed")
+            raise _does_not_apply()
         return document
     if op in ("move", "copy"):
         source = _steps(operation["from"])
         value = copy.deepcopy(_look(document, source))
         return _add(_remove(document, source) if op == "move" else document, path, value)
-    raise bad_request(f"unexpected kind of operation: {op}")
+    raise _does_not_apply()
 
 
 def _steps(path: str) -> list[str]:

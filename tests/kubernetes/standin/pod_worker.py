@@ -389,7 +389,8 @@ class PodWorker:
             pod = await self.kubelet.client.patch(where, patch)
             self.pod = {**self.pod, "status": pod["status"]}
         except ApiStatus as error:
-            if error.code not in (404, 409):
+            another = error.code == 422 and "metadata.uid" in error.message
+            if error.code not in (404, 409) and not another:
                 raise
 
     async def _forget(self) -> None:

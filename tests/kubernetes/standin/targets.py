@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from .access import Ask
-from .errors import ApiError
+from .errors import bad_request, no_resource
 from .kinds import Kind, find_kind
+from .names import quoted
 from .selectors import selected_name
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
@@ -40,12 +42,20 @@ def target_of(path: str) -> Target | None:
     if rest[:1] == ["namespaces"] and len(rest) > 2 and rest[2] not in ("status", "finalize"):
         namespace, rest = rest[1], rest[2:]
     if not rest or len(rest) > 3:
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        raise no_resource()
     plural, name, subresource = (*rest, "", "")[:3]
     kind = _REVIEWS if (group, plural) == (_REVIEWS.group, _REVIEWS.plural) else find_kind(group, version, plural)
     if kind is None or (namespace and not kind.namespaced) or (name and kind.namespaced and not namespace):
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        raise no_resource()
     return Target(kind, namespace, name, subresource)
+
+
+def whole_number(query: Mapping[str, str], name: str) -> int:
+    """Of a query, 0 where it is not there. Raises ApiError 400."""
+    try:
+        return int(query.get(name) or 0)
+    except ValueError:
+        raise bad_request(f"strconv.ParseInt: parsing {quoted(query[name])}: invalid syntax") from None
 
 
 def ask_of(request: web.Request, target: Target | None, user: str = "") -> Ask:

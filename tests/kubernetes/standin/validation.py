@@ -1,27 +1,30 @@
-"""What the API server checks before it keeps an object, and what it fills in: what our clients can get wrong."""
+"""What the API server checks before it keeps an object: what our clients can get wrong."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import re
+from collections.abc import Callable
 from typing import Any
 
-from .errors import ApiError, invalid
+from .errors import ApiError, Causes, Undecodable, invalid
 from .kinds import NODES, PODS, Kind
-from .quantities import canonical, is_extended, quantity
+from .names import SUBDOMAIN, is_qualified, quoted
+from .pod_validation import check_amounts, check_pod
 
-_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-_QUALIFIED = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_SERVICE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
-_ENV_NAME = re.compile(r"[ -<>-~]+")
+_DATA_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _ANNOTATIONS_BYTES = 256 * 1024
 _OBJECT_BYTES = 1536 * 1024
 _DATA_BYTES = 1024 * 1024
 # RFC 1123 subdomains are the rule; these kinds' names are DNS labels, or free path segments
-_LABEL_NAMES = {"namespaces", "services"}
 _FREE_NAMES = {"roles", "rolebindings", "clusterroles", "clusterrolebindings"}
-
-Causes = list[tuple[str, str]]
+_FINALIZERS = {"orphan", "foregroundDeletion", "kubernetes"}
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
 def check(kind: Kind, item: dict[str, Any]) -> None:
@@ -29,14 +32,20 @@ def check(kind: Kind, item: dict[str, Any]) -> None:
     metadata = item["metadata"]
     causes: Causes = []
     _check_name(kind, metadata.get("name") or "", causes)
-    _check_labels(metadata.get("labels") or {}, "metadata.labels", causes)
-    _check_annotations(metadata.get("annotations") or {}, causes)
+    check_labels(kind, metadata.get("labels") or {}, "metadata.labels", causes)
+    _check_annotations(kind, metadata.get("annotations") or {}, causes)
+    _check_references(metadata, causes)
     if kind is PODS:
-        _check_pod(item.get("spec") or {}, causes)
-    if kind.plural == "configmaps":
-        _check_data(item.get("data") or {}, causes)
+        spec = item.get("spec") or {}
+        _check_strings(kind, spec.get("nodeSelector") or {}, "spec.nodeSelector")
+        check_labels(kind, spec.get("nodeSelector") or {}, "spec.nodeSelector", causes)
+        check_pod(spec, causes)
+    elif kind is NODES:
+        _check_node(item, causes)
+    elif rule := _RULES.get(kind.plural):
+        rule(kind, item, causes)
     if causes:
-        raise invalid(kind.kind, metadata.get("name") or "", causes)
+        raise invalid(kind.kind, metadata.get("name") or "", causes, kind.group)
 
 
 def check_size(raw: bytes) -> None:
@@ -44,180 +53,152 @@ def check_size(raw: bytes) -> None:
         raise ApiError(500, "InternalError", "etcdserver: request is too large")
 
 
-def fill_in(kind: Kind, item: dict[str, Any]) -> None:
-    """Defaults of a new or changed object."""
-    if kind is PODS:
-        _fill_in_pod(item)
-    elif kind is NODES:
-        item.setdefault("spec", {})
-        for amounts in ("capacity", "allocatable"):
-            _canonical_amounts(item.get("status") or {}, amounts)
-    elif kind.plural == "persistentvolumeclaims":
-        _canonical_amounts((item.get("spec") or {}).get("resources") or {}, "requests")
-
-
-def check_pod_update(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Almost nothing of a pod's spec can be changed."""
-    if _fixed_spec(before["spec"]) != _fixed_spec(after["spec"]):
-        message = (
-            "Forbidden: pod updates may not change fields other than `spec.containers[*].image`, "
-            "`spec.initContainers[*].image`, `spec.activeDeadlineSeconds`, `spec.tolerations` "
-            "(only additions to existing tolerations), `spec.terminationGracePeriodSeconds`"
-        )
-        raise invalid("Pod", after["metadata"]["name"], [("spec", message)])
-
-
-def _fixed_spec(spec: dict[str, Any]) -> dict[str, Any]:
-    fixed = {name: value for name, value in spec.items() if name not in ("activeDeadlineSeconds", "tolerations")}
-    for containers in ("containers", "initContainers"):
-        if containers in fixed:
-            fixed[containers] = [{**container, "image": ""} for container in fixed[containers]]
-    return fixed
+def check_labels(kind: Kind, labels: Any, where: str, causes: Causes) -> None:
+    _check_strings(kind, labels, where)
+    for key, value in labels.items():
+        if not is_qualified(key):
+            causes.append((where, f"Invalid value: {quoted(key)}: a qualified name is needed"))
+        if not _LABEL_VALUE.fullmatch(value):
+            said = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.'"
+            causes.append((where, f"Invalid value: {quoted(value)}: {said}, at most 63"))
 
 
 def _check_name(kind: Kind, name: str, causes: Causes) -> None:
+    wrong = f"Invalid value: {quoted(name)}:"
     if not name:
         causes.append(("metadata.name", "Required value: name or generateName is required"))
     elif kind.plural in _FREE_NAMES:
         if name in (".", "..") or "/" in name or "%" in name:
-            causes.append(("metadata.name", f"Invalid value: {name!r}: may not contain '/' or '%'"))
-    elif kind.plural in _LABEL_NAMES:
-        if not _LABEL.fullmatch(name):
-            causes.append(("metadata.name", f"Invalid value: {name!r}: a lowercase RFC 1123 label is needed"))
-    elif len(name) > 253 or not _SUBDOMAIN.fullmatch(name):
-        causes.append(("metadata.name", f"Invalid value: {name!r}: a lowercase RFC 1123 subdomain is needed"))
+            causes.append(("metadata.name", f"{wrong} may not contain '/' or '%'"))
+    elif kind.plural == "namespaces":
+        if not _DNS_LABEL.fullmatch(name):
+            causes.append(("metadata.name", f"{wrong} a lowercase RFC 1123 label is needed"))
+    elif kind.plural == "services":
+        if not _SERVICE_NAME.fullmatch(name):
+            causes.append(("metadata.name", f"{wrong} a DNS-1035 label is needed"))
+    elif len(name) > 253 or not SUBDOMAIN.fullmatch(name):
+        causes.append(("metadata.name", f"{wrong} a lowercase RFC 1123 subdomain is needed"))
 
 
-def _is_qualified(key: str) -> bool:
-    prefix, slash, name = key.rpartition("/")
-    if slash and (len(prefix) > 253 or not _SUBDOMAIN.fullmatch(prefix)):
-        return False
-    return bool(_QUALIFIED.fullmatch(name))
-
-
-def _check_strings(values: Any, what: str) -> None:
+def _check_strings(kind: Kind, values: Any, what: str) -> None:
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
         # the server fails to read such an object at all
-        message = f"unable to decode: json: cannot unmarshal into Go struct field ObjectMeta.{what} of type string"
-        raise ApiError(400, "BadRequest", message)
+        raise Undecodable(kind, f"json: cannot unmarshal into Go struct field {what} of type string")
 
 
-def _check_labels(labels: Any, where: str, causes: Causes) -> None:
-    _check_strings(labels, "metadata.labels")
-    for key, value in labels.items():
-        if not _is_qualified(key):
-            causes.append((where, f"Invalid value: {key!r}: a qualified name is needed"))
-        if not _LABEL_VALUE.fullmatch(value):
-            causes.append((where, f"Invalid value: {value!r}: a valid label must be an empty string or consist of "
-                           "alphanumeric characters, '-', '_' or '.', at most 63"))  # fmt: skip
-
-
-def _check_annotations(annotations: Any, causes: Causes) -> None:
-    _check_strings(annotations, "metadata.annotations")
+def _check_annotations(kind: Kind, annotations: Any, causes: Causes) -> None:
+    _check_strings(kind, annotations, "metadata.annotations")
     for key in annotations:
-        if not _is_qualified(key.lower()):
-            causes.append(("metadata.annotations", f"Invalid value: {key!r}: a qualified name is needed"))
+        if not is_qualified(key.lower()):
+            causes.append(("metadata.annotations", f"Invalid value: {quoted(key)}: a qualified name is needed"))
     if sum(len(key) + len(value.encode()) for key, value in annotations.items()) > _ANNOTATIONS_BYTES:
-        causes.append(("metadata.annotations", f"Too long: may not be more than {_ANNOTATIONS_BYTES} bytes"))
+        causes.append(("metadata.annotations", f"Too long: must have at most {_ANNOTATIONS_BYTES} bytes"))
 
 
-def _check_data(data: Any, causes: Causes) -> None:
-    _check_strings(data, "data")
-    if sum(len(value.encode()) for value in data.values()) > _DATA_BYTES:
-        causes.append(("data", f"Too long: may not be more than {_DATA_BYTES} bytes"))
+def _check_references(metadata: dict[str, Any], causes: Causes) -> None:
+    for number, name in enumerate(metadata.get("finalizers") or []):
+        if name not in _FINALIZERS and not ("/" in name and is_qualified(name)):
+            why = "name is neither a standard finalizer name nor is it fully qualified"
+            causes.append((f"metadata.finalizers[{number}]", f"Invalid value: {quoted(name)}: {why}"))
+    for reference in metadata.get("ownerReferences") or []:
+        for field in ("apiVersion", "kind", "name", "uid"):
+            if not reference.get(field):
+                where = f"metadata.ownerReferences.{field}"
+                causes.append((where, f'Invalid value: "": {field} must not be empty'))
 
 
-def _check_pod(spec: dict[str, Any], causes: Causes) -> None:
-    containers = spec.get("containers") or []
-    if not containers:
-        causes.append(("spec.containers", "Required value"))
-    volumes = {volume.get("name") for volume in spec.get("volumes") or []}
-    if len(volumes) != len(spec.get("volumes") or []):
-        causes.append(("spec.volumes", "Duplicate value"))
-    _check_labels(spec.get("nodeSelector") or {}, "spec.nodeSelector", causes)
-    names = set()
-    for list_name in ("containers", "initContainers"):
-        for number, container in enumerate(spec.get(list_name) or []):
-            where = f"spec.{list_name}[{number}]"
-            name = container.get("name") or ""
-            if not _LABEL.fullmatch(name):
-                causes.append((f"{where}.name", f"Invalid value: {name!r}: a lowercase RFC 1123 label is needed"))
-            if name in names:
-                causes.append((f"{where}.name", f"Duplicate value: {name!r}"))
-            names.add(name)
-            if not container.get("image"):
-                causes.append((f"{where}.image", "Required value"))
-            _check_env(container, where, causes)
-            for mount in container.get("volumeMounts") or []:
-                if mount.get("name") not in volumes:
-                    causes.append((f"{where}.volumeMounts[0].name", f"Not found: {mount.get('name')!r}"))
-            _check_resources(container.get("resources") or {}, f"{where}.resources", causes)
+def _check_node(node: dict[str, Any], causes: Causes) -> None:
+    for number, taint in enumerate((node.get("spec") or {}).get("taints") or []):
+        if taint.get("effect") not in _EFFECTS:
+            supported = ", ".join(map(quoted, _EFFECTS))
+            said = f"Unsupported value: {quoted(taint.get('effect') or '')}: supported values: {supported}"
+            causes.append((f"metadata.taints[{number}].effect", said))
+    for side in ("capacity", "allocatable"):
+        check_amounts((node.get("status") or {}).get(side) or {}, f"status.{side}", causes)
 
 
-def _check_env(container: dict[str, Any], where: str, causes: Causes) -> None:
-    for entry in container.get("env") or []:
-        if not _ENV_NAME.fullmatch(entry.get("name") or ""):
-            causes.append((f"{where}.env[0].name", f"Invalid value: {entry.get('name')!r}"))
-        if not isinstance(entry.get("value", ""), str):
-            message = "unable to decode: json: cannot unmarshal into Go struct field EnvVar.value of type string"
-            raise ApiError(400, "BadRequest", message)
+def _check_config_map(kind: Kind, item: dict[str, Any], causes: Causes) -> None:
+    data = item.get("data") or {}
+    _check_strings(kind, data, "data")
+    _check_data(data, causes)
 
 
-def _check_resources(resources: dict[str, Any], where: str, causes: Causes) -> None:
-    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    for side, amounts in (("limits", limits), ("requests", requests)):
-        for name, amount in amounts.items():
-            number = quantity(amount)
-            if number < 0:
-                causes.append((f"{where}.{side}[{name}]", "Invalid value: must be greater than or equal to 0"))
-            if is_extended(name) and number != number.to_integral_value():
-                causes.append((f"{where}.{side}[{name}]", f"Invalid value: {amount!r}: must be an integer"))
-    for name, amount in requests.items():
-        if is_extended(name) and name not in limits:
-            causes.append((f"{where}.limits", "Required value: Limit must be set for non overcommitable resources"))
-        elif is_extended(name) and quantity(limits[name]) != quantity(amount):
-            causes.append((f"{where}.requests", f"Invalid value: {amount!r}: must be equal to {name} limit"))
-        elif name in limits and quantity(limits[name]) < quantity(amount):
-            causes.append(
-                (f"{where}.requests", f"Invalid value: {amount!r}: must be less than or equal to {name} limit")
-            )
-
-
-def _canonical_amounts(parent: dict[str, Any], side: str) -> None:
-    if not parent.get(side):
-        return
+def _check_secret(kind: Kind, item: dict[str, Any], causes: Causes) -> None:
+    data = item.get("data") or {}
+    _check_strings(kind, data, "data")
     try:
-        parent[side] = {name: canonical(amount) for name, amount in parent[side].items()}
-    except ValueError as error:
-        raise ApiError(400, "BadRequest", f"unable to decode: json: cannot unmarshal into {side}: {error}") from None
+        for value in data.values():
+            base64.b64decode(value, validate=True)
+    except binascii.Error:
+        raise Undecodable(kind, "illegal base64 data") from None
+    _check_data(data, causes)
 
 
-def _fill_in_pod(pod: dict[str, Any]) -> None:
-    spec = pod.setdefault("spec", {})
-    for name, value in (
-        ("restartPolicy", "Always"),
-        ("dnsPolicy", "ClusterFirst"),
-        ("terminationGracePeriodSeconds", 30),
-        ("schedulerName", "default-scheduler"),
-        ("serviceAccountName", "default"),
-        ("securityContext", {}),
-        ("enableServiceLinks", True),
-        ("priority", 0),
-    ):
-        if spec.get(name) is None:
-            spec[name] = value
-    tolerations = spec.setdefault("tolerations", [])
-    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
-        if not any(toleration.get("key") in (key, None) for toleration in tolerations):
-            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
-    for container in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
-        resources = container.setdefault("resources", {})
-        _canonical_amounts(resources, "limits")
-        _canonical_amounts(resources, "requests")
-        if resources.get("limits"):
-            resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
-        container.setdefault("terminationMessagePath", "/dev/termination-log")
-        container.setdefault("terminationMessagePolicy", "File")
-        container.setdefault("imagePullPolicy", "IfNotPresent" if ":" in (container.get("image") or "") else "Always")
-        for port in container.get("ports") or []:
-            port.setdefault("protocol", "TCP")
+def _check_data(data: dict[str, str], causes: Causes) -> None:
+    for key in data:
+        if not _DATA_KEY.fullmatch(key):
+            causes.append((f"data[{key}]", f"Invalid value: {quoted(key)}: a valid config key is needed"))
+    if sum(len(value.encode()) for value in data.values()) > _DATA_BYTES:
+        causes.append(("data", f"Too long: must have at most {_DATA_BYTES} bytes"))
+
+
+def _check_claim(kind: Kind, item: dict[str, Any], causes: Causes) -> None:
+    spec = item.get("spec") or {}
+    if not spec.get("accessModes"):
+        causes.append(("spec.accessModes", "Required value: at least 1 access mode is required"))
+    if "storage" not in ((spec.get("resources") or {}).get("requests") or {}):
+        causes.append(("spec.resources[storage]", "Required value"))
+
+
+def _check_service(kind: Kind, item: dict[str, Any], causes: Causes) -> None:
+    spec = item.get("spec") or {}
+    if not spec.get("ports") and spec.get("clusterIP") != "None" and spec.get("type") != "ExternalName":
+        causes.append(("spec.ports", "Required value"))
+
+
+def _check_role(kind: Kind, item: dict[str, Any], causes: Causes) -> None:
+    for number, rule in enumerate(item.get("rules") or []):
+        if not rule.get("verbs"):
+            causes.append((f"rules[{number}].verbs", "Required value: verbs must contain at least one value"))
+        if not rule.get("nonResourceURLs"):
+            for field in ("apiGroups", "resources"):
+                if not rule.get(field):
+                    why = "resource rules must supply at least one"
+                    causes.append((f"rules[{number}].{field}", f"Required value: {why}"))
+
+
+def _check_binding(kind: Kind, item: dict[str, Any], causes: Causes) -> None:
+    reference = item.get("roleRef") or {}
+    kinds = ("Role", "ClusterRole") if kind.namespaced else ("ClusterRole",)
+    if reference.get("kind") not in kinds:
+        supported = ", ".join(map(quoted, kinds))
+        said = f"Unsupported value: {quoted(reference.get('kind') or '')}: supported values: {supported}"
+        causes.append(("roleRef.kind", said))
+    if not reference.get("name"):
+        causes.append(("roleRef.name", "Required value"))
+
+
+def _check_event(kind: Kind, item: dict[str, Any], causes: Causes) -> None:
+    namespace = (item.get("involvedObject") or {}).get("namespace") or ""
+    if namespace != item["metadata"].get("namespace"):
+        said = f"Invalid value: {quoted(namespace)}: does not match event.namespace"
+        causes.append(("involvedObject.namespace", said))
+
+
+_RULES: dict[str, Callable[[Kind, dict[str, Any], Causes], None]] = {
+    "configmaps": _check_config_map,
+    "secrets": _check_secret,
+    "persistentvolumeclaims": _check_claim,
+    "services": _check_service,
+    "roles": _check_role,
+    "clusterroles": _check_role,
+    "rolebindings": _check_binding,
+    "clusterrolebindings": _check_binding,
+    "events": _check_event,
+}
+
+
+def wrong_patch(after: dict[str, Any], why: str) -> ApiError:
+    """A patch that makes something of an object that cannot be read."""
+    shown = json.dumps(json.dumps(after))[:2000]
+    return invalid("", "", [("patch", f"Invalid value: {shown}: {why}")])

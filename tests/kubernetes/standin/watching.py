@@ -15,6 +15,7 @@ from .errors import ApiError, bad_request, invalid
 from .kinds import Kind
 from .selectors import Matches
 from .store import Event, Store, Stored
+from .targets import whole_number
 
 _LAST_BOOKMARK = 2.0
 """Seconds before a watch's end."""
@@ -37,11 +38,11 @@ class Watching:
                     "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
                 )
             ]
-            raise invalid("ListOptions.meta.k8s.io", "", causes)
+            raise invalid("ListOptions", "", causes, "meta.k8s.io")
         asked = query.get("resourceVersion") or "0"
         if not asked.isdigit():
             raise bad_request(f"invalid resource version {asked!r}")
-        timeout = float(query.get("timeoutSeconds") or 0) or random.uniform(1800, 3600)
+        timeout = whole_number(query, "timeoutSeconds") or random.uniform(1800, 3600)
         end = time.monotonic() + timeout
 
         def here(stored: Stored) -> bool:
