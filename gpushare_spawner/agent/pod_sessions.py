@@ -228,11 +228,10 @@ class PodSessions:
             return foreign_record(key, devices, self._held.unit_size, now, pod.uid)
 
     def _said_by(self, pod: Pod) -> PodSession | None:
-        try:
-            return kubernetes.pod_session(pod.annotations)
-        except AnnotationProblem as problem:
-            self._say(f"pod {pod.namespace}/{pod.name}: {problem}")
+        if isinstance(pod.said, AnnotationProblem):
+            self._say(f"pod {pod.namespace}/{pod.name}: {pod.said}")
             return None
+        return pod.said
 
     def _is_older(self, session: Session, pod: Pod | None) -> bool:
         """Whether a session's pod has to make way for this one."""

@@ -9,10 +9,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,14 @@ class Pod:
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             ended=(item.get("status") or {}).get("phase") in _ENDED,
         )
+
+    @cached_property
+    def said(self) -> PodSession | AnnotationProblem:
+        """What its annotations say, or what is wrong with them."""
+        try:
+            return kubernetes.pod_session(self.annotations)
+        except AnnotationProblem as problem:
+            return problem
 
     @property
     def path(self) -> str:
