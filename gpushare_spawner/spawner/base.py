@@ -444,3 +444,7 @@ def _running_loop() -> Any:
         return asyncio.get_running_loop()
     except RuntimeError:
         return _NO_LOOP
+
+
+def applied_when_placed(spawner: Any, user_options: dict[str, Any]) -> None:
+    """Nothing for the hub's own hook to do: options are checked and applied after the admin's pre_spawn_hook."""

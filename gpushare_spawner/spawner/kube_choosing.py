@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpushare_spawner.spawner.base import GPUShareBase
+from traitlets import default
+
+from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.kube_offering import OfferingSpawner
 from gpushare_spawner.spawner.kube_profiles import check_choices, default_card
 from gpushare_spawner.spawner.refusal import StartRefused
@@ -20,6 +22,11 @@ class ChoosingSpawner(OfferingSpawner):
         self._overrides.also = ("pvc_name", "pod_name", "dns_name", "secret_name")
         self._settled = False
         """The options of this start were checked and applied."""
+
+    @default("apply_user_options")
+    def _default_apply_user_options(self) -> Callable[..., None] | None:
+        # where there are templates, the hub need not say that nobody takes care of the options
+        return applied_when_placed if self._templates() else None
 
     def run_pre_spawn_hook(self) -> Any:
         """Run the admin's hook; with templates, check the options and get the share too, after a wait if need be.

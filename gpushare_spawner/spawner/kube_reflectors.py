@@ -24,7 +24,14 @@ _renewals: WeakKeyDictionary[Any, asyncio.Task[None]] = WeakKeyDictionary()
 
 
 class ViewStale(Exception):
-    """What the hub knows of the cluster is not fresh, and could not be made so. ``str()`` says what and why."""
+    """What the hub knows of the cluster is not fresh, and could not be made so. ``str()`` says what and why.
+
+    ``forbidden``: the hub's role does not allow it to look.
+    """
+
+    def __init__(self, message: str, forbidden: bool = False) -> None:
+        super().__init__(message)
+        self.forbidden = forbidden
 
 
 class Dated(ResourceReflector):  # type: ignore[misc]
@@ -121,7 +128,8 @@ async def _renew(reflector: Any) -> None:
         await asyncio.wait_for(_start_again(reflector), LIST_WITHIN)
     except Exception as error:
         what = f"the list of {reflector.kind} in {reflector.namespace or 'all namespaces'}"
-        raise ViewStale(f"{what} cannot be had: {_worded(error)}") from error
+        forbidden = getattr(error, "status", None) == 403
+        raise ViewStale(f"{what} cannot be had: {_worded(error)}", forbidden) from error
 
 
 async def _start_again(reflector: Any) -> None:

@@ -24,7 +24,7 @@ from gpushare_spawner.placement import Holding
 from gpushare_spawner.sharing.native_pod import notebook_container
 from gpushare_spawner.spawner.gpu_view import GpuView
 from gpushare_spawner.spawner.kube_manifest import RESERVATION, annotation, created_at, holds_share
-from gpushare_spawner.spawner.kube_reflectors import ViewStale, freshen
+from gpushare_spawner.spawner.kube_reflectors import ViewStale, freshen, has_listed
 
 PODS = "pods"
 REPORTS = "gpushare-reports"
@@ -33,6 +33,9 @@ REPORTS = "gpushare-reports"
 DISTRUST_SECONDS = 10.0
 """How long a node is left alone after it did not admit a pod: the kubelet's status, by which the scheduler goes,
 follows the device plugin within 10 s (``nodeStatusUpdateFrequency``)."""
+
+CLOSED_SECONDS = 60.0
+"""For how long a namespace that the hub may not look into is not tried again."""
 
 
 class ClusterView:
@@ -59,6 +62,7 @@ class ClusterView:
         self._parsed_pods: dict[str, tuple[str, Holding]] = {}
         self._told: set[str] = set()
         self._distrusted: dict[str, float] = {}
+        self._closed: dict[str | None, float] = {}
         self._last: tuple[float, GpuView] | None = None
 
     async def look(self, max_age: float = 0.0, arrived: Iterable[str] = ()) -> GpuView:
@@ -73,12 +77,25 @@ class ClusterView:
         pods = [reflector for key, reflector in list(self.reflectors.items()) if key[0] == PODS]
         if reports is None or not pods:
             raise ViewStale("pods and reports are not watched yet")
-        for reflector in (reports, *pods):
-            await freshen(reflector)
+        await freshen(reports)
+        for reflector in pods:
+            await self._freshen_pods(reflector)
         fresh, awaited = self._fresh_reports(reports)
         view = GpuView(fresh, tuple(self._holdings(fresh, set(arrived))), awaited)
         self._last = (time.monotonic(), view)
         return view
+
+    async def _freshen_pods(self, reflector: Any) -> None:
+        """Raises ViewStale; not for a namespace that this hub never could look into: it has started nothing there."""
+        if not has_listed(reflector) and time.monotonic() < self._closed.get(reflector.namespace, 0.0):
+            return
+        try:
+            await freshen(reflector)
+        except ViewStale as error:
+            if has_listed(reflector) or not error.forbidden:
+                raise
+            self._closed[reflector.namespace] = time.monotonic() + CLOSED_SECONDS
+            self.log.warning("%s; shares are placed without it", error)
 
     def distrust(self, node: str) -> None:
         """Leave a node alone for a moment: it did not admit a pod that it should have had room for."""

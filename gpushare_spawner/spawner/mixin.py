@@ -16,7 +16,7 @@ from gpushare_spawner.model.control import ControlRefused, OpenRequest
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.control_client import AgentClient, default_control_socket
 from gpushare_spawner.sharing.native import merged
-from gpushare_spawner.spawner.base import GPUShareBase
+from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.profiles import Profile, ProfileError, profiles
 from gpushare_spawner.spawner.refusal import StartRefused
 from gpushare_spawner.spawner.reservations import OpenedShare, Reservations
@@ -148,7 +148,7 @@ class GPUShareMixin(GPUShareBase):
 
     @traitlets.default("apply_user_options")
     def _default_apply_user_options(self) -> Callable[..., None]:
-        return _applied_when_placed
+        return applied_when_placed
 
     # -- a start --
 
@@ -249,7 +249,3 @@ class GPUShareMixin(GPUShareBase):
 
 def _show_form(spawner: GPUShareMixin) -> Any:
     return spawner.show_form()
-
-
-def _applied_when_placed(spawner: GPUShareMixin, user_options: dict[str, Any]) -> None:
-    """Nothing for the hub's own hook to do: options are checked and applied after the admin's pre_spawn_hook."""

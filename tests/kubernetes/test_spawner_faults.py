@@ -200,6 +200,18 @@ async def test_nothing_is_placed_on_a_view_that_cannot_be_had(
     assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 201
 
 
+async def test_a_namespace_that_is_closed_to_the_hub_stops_nobody_else(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
+) -> None:
+    elsewhere = {"display_name": "There", "slug": "there", "kubespawner_override": {"namespace": "kube-system"}}
+    await nodes.add(gpus=1)
+    hub = await make_hub(lambda config: config.KubeSpawner.update(profile_list=[elsewhere]))
+    assert (await hub.start_server("ada", {"profile": "there"})).code == 500
+    # KubeSpawner keeps the watch that never came about
+    assert (PODS, "kube-system") in KubeSpawner.reflectors
+    assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 201
+
+
 async def test_lists_that_are_behind_give_nothing_away_twice(
     make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
 ) -> None:
@@ -223,11 +235,18 @@ async def test_reflectors_say_how_fresh_they_are(make_hub: MakeHub, nodes: GpuNo
     reflector = hub.spawner("ada").pod_reflector
     assert isinstance(reflector, Dated)
     before = reflector.listed_at
+    # a watch that hangs: nothing comes, and it does not end either
+    hanging = reflector.watch_task
     reflector.listed_at = time.monotonic() - reflector.oldest_healthy - 1
-    await hub.reservations.view()
+    views = await asyncio.gather(*(hub.reservations.view() for _ in range(3)))
     assert reflector.listed_at is not None
     assert before is not None
     assert reflector.listed_at >= before
+    # it was ended, and one other writes what is seen
+    assert hanging.done()
+    assert reflector.watch_task is not hanging
+    assert not reflector.watch_task.done()
+    assert [len(view.holdings) for view in views] == [1, 1, 1]
 
 
 # hubs

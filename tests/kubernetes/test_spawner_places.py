@@ -182,3 +182,12 @@ async def test_the_pod_of_a_failed_start_is_removed_when_it_shows(
     monkeypatch.undo()
     await until(lambda: not hub.reservations.in_flight())
     assert (await hub.start_server("bob", {"profile": "whole-gpu"})).code == 201
+
+
+async def test_options_of_templates_are_no_news_to_the_hub(
+    make_hub: MakeHub, nodes: GpuNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await nodes.add(gpus=1)
+    hub = await make_hub()
+    assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 201
+    assert "unhandled" not in capsys.readouterr().err
