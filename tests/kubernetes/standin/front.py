@@ -105,6 +105,7 @@ class Front:
             if ask.verb == "watch" and answer.status == 200:
                 return await self._pass_watch(request, answer, kept)
             said = await answer.read()
+            self.faults.on_done(ask)
             if fault == "lost":
                 return fail(request, "reset")
             return web.Response(body=said, status=answer.status, headers=kept)
