@@ -21,11 +21,15 @@ def named_by(visible: str | None, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """The GPUs that $NVIDIA_VISIBLE_DEVICES names, by UUID or index; all where it names none.
 
     A privileged container sees every GPU of the node, whatever NVIDIA's plugin gave to it: only this variable tells.
+    Indices are those on the node: a container that sees no more GPUs than were given to it numbers them anew.
     """
-    wanted = [part.strip() for part in (visible or "").split(",") if part.strip()]
-    if not wanted or any(part in _EVERYTHING for part in wanted):
-        return tuple(gpus)
-    return tuple(gpu for gpu in gpus if gpu.uuid in wanted or str(gpu.index) in wanted)
+    wanted = {part.strip() for part in (visible or "").split(",") if part.strip()}
+    seen = tuple(gpus)
+    if not wanted or not wanted.isdisjoint(_EVERYTHING):
+        return seen
+    if len(wanted) == len(seen) and all(part.isdigit() for part in wanted):
+        return seen
+    return tuple(gpu for gpu in seen if gpu.uuid in wanted or str(gpu.index) in wanted)
 
 
 def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[str, str]:

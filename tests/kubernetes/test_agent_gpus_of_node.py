@@ -82,6 +82,9 @@ def test_claimed_gpus_are_those_that_the_variable_names() -> None:
     assert named_by("GPU-111,GPU-222", GPUS) == (ONE, TWO)
     assert named_by("0", GPUS) == (ZERO,)
     assert named_by("GPU-elsewhere", GPUS) == ()
+    # the second, sixth and seventh GPU of the node are all that this container sees
+    assert named_by("1,5,6", GPUS) == GPUS
+    assert named_by("5,6", GPUS) == ()
 
 
 def handed(offers: dict[str, set[str]], mine: dict[str, set[str]] | None = None) -> Handed:
