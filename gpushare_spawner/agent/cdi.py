@@ -36,16 +36,20 @@ class CdiNames:
         self._gpus = tuple(gpus)
         self._choice = choice
         self._folders = tuple(folders)
-        self._read: object = None
+        self._known: list[tuple[str, int, int]] = []
         self._names: Mapping[str, str] = {}
+
+    async def read(self) -> None:
+        """Read the specifications, if they are others than those that were read."""
+        there = _there(self._folders) if self._choice != OFF else []
+        if there != self._known:
+            # thousands of lines
+            self._names = await asyncio.to_thread(cdi_names, self._gpus, self._choice, self._folders)
+            self._known = there
 
     async def name(self, uuid: str) -> str | None:
         """The qualified name of a GPU, where it has one now."""
-        there = _there(self._folders) if self._choice != OFF else []
-        if there != self._read:
-            # a specification has thousands of lines
-            self._names = await asyncio.to_thread(cdi_names, self._gpus, self._choice, self._folders)
-            self._read = there
+        await self.read()
         return self._names.get(uuid)
 
 

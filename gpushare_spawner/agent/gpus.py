@@ -95,7 +95,8 @@ class Nvml:
             log.warning("%s", sentence)
         if not found:
             raise NoGpu("NVML lists no GPU that can be shared" + "".join(f"; {sentence}" for sentence in skipped))
-        self._xids = XidEvents(gpu.uuid for gpu in found)
+        if self._xids is None:
+            self._xids = XidEvents(gpu.uuid for gpu in found)
         return tuple(found)
 
     def state(self, gpu: Gpu) -> GpuState:

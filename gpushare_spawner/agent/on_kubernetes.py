@@ -107,6 +107,7 @@ class OnKubernetes:
             self._node.changed = self._changed
             # the list of the pods and of their devices first: then what is offered is right from the start
             await self._ask_kubelet()
+            await self._cdi.read()
             self.pods.start()
             stack.push_async_callback(self.pods.close)
             for plugin in self._plugins:
