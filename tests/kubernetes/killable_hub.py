@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import kubernetes_asyncio.config.kube_config
+from sqlalchemy.orm import configure_mappers
 from tornado.httpclient import HTTPClientError
 
 from gpushare_spawner.spawner import kube
@@ -23,7 +25,10 @@ from tests.spawner.running_hub import TOKEN
 from .sharing_hub import SharingHub
 
 PORT = 8081
-# a process that has imported everything, of which each hub is a copy: a hub spends most of its start on imports
+HUB_LOG = "hub.log"
+"""In the folder of the database; all hubs of a test write into it."""
+# a process that has imported everything, of which each hub is a copy: that is most of what a hub's start takes
+configure_mappers()
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__])
 
@@ -46,7 +51,7 @@ class KillableHub:
 
     def __init__(self, settings: HubSettings) -> None:
         self.api = Hub(f"http://{settings.address}:{PORT}", TOKEN)
-        self.log = Path(settings.folder) / "hub.log"
+        self.log = Path(settings.folder) / HUB_LOG
         self._process = _PROCESSES.Process(target=_run, args=(asdict(settings), str(self.log)), daemon=True)
 
     async def start(self, within: float = 60.0) -> None:
@@ -78,6 +83,7 @@ def _run(said: dict[str, Any], log: str) -> None:
     with open(log, "ab") as output:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(output.fileno(), stream.fileno())
+    gc.freeze()
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     settings = HubSettings(**said)
     kubernetes_asyncio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION = settings.kubeconfig

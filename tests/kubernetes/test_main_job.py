@@ -24,8 +24,9 @@ from gpushare_spawner.model.tier import Tier
 from tests.e2e import gpu_cells
 from tests.e2e.kernel import Kernel
 
-from .cluster_stack import ClusterStack, cluster_stack
+from .cluster_stack import ClusterStack
 from .conftest import ControlPlane, cluster_on
+from .logs_of_failures import logs_of_failures
 from .node_agent import GPU_0
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -55,11 +56,11 @@ WITHIN = 90.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(request: pytest.FixtureRequest, control_plane: ControlPlane | None) -> AsyncIterator[ClusterStack]:
-    async with (
-        cluster_on(control_plane) as cluster,
-        cluster_stack(request.config, cluster, TEMPLATES, GPU, nodes=2) as stack,
-    ):
-        yield stack
+    async with cluster_on(control_plane) as cluster:
+        stack = ClusterStack(cluster, TEMPLATES, GPU, nodes=2)
+        with logs_of_failures(request.config, "hub, service, agents and servers", stack.logs):
+            async with stack:
+                yield stack
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +224,10 @@ async def test_stopping_frees_everything(stack: ClusterStack) -> None:
     while running := stack.processes_in_pods():
         assert time.monotonic() < deadline, running
         await asyncio.sleep(0.2)
+    for agent in stack.agents:
+        assert await asyncio.to_thread(agent.end) == 0
+        await stack.offered(agent, 0)
+        assert [path.name for path in agent.kubelet.plugin_folder.glob("*.sock")] == ["kubelet.sock"]
 
 
 def _tier_of(report: Report, user: str) -> Tier | None:
