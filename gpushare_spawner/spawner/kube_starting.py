@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import ClientError
@@ -32,6 +33,14 @@ SCHEDULED_WITHIN = 15.0
 status within 10 s (the kubelet's ``nodeStatusUpdateFrequency``)."""
 
 
+@dataclass(frozen=True)
+class _Missed:
+    """The scheduler's words where it does not find a pod's units, and since when it does not (monotonic clock)."""
+
+    said: str
+    since: float
+
+
 class StartingSpawner(CreatingSpawner):
     """Starts a server with a share; whatever happens, the share ends up in a pod's annotations or is free again."""
 
@@ -51,7 +60,8 @@ class StartingSpawner(CreatingSpawner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._retries = Story()
-        self._unscheduled_since: float | None = None
+        self._looked_at: Any = None
+        self._missed: _Missed | None = None
 
     async def _start(self) -> Any:
         """KubeSpawner's start, on a node that has room; on another one if the first does not admit the pod."""
@@ -92,7 +102,7 @@ class StartingSpawner(CreatingSpawner):
             if self._reservation is None:
                 await self._place(template, min(self.queue_timeout, self.start_timeout / 2), self._retries)
             try:
-                self._unscheduled_since = None
+                self._looked_at = self._missed = None
                 return await super()._start()
             except NotAdmitted as error:
                 await self._leave(error, last=attempt >= self.start_attempts)
@@ -156,22 +166,22 @@ class StartingSpawner(CreatingSpawner):
         reservation = self._reservation
         if running or not self._starting or reservation is None or pod is None:
             return running
-        if annotation(pod, RESERVATION) == reservation.token:
-            ended = ended_by_node(pod) or self._never_scheduled(pod, reservation.placement.node)
+        if pod is not self._looked_at:
+            # asked for again and again, and the same until the watch brings another
+            self._looked_at = pod
+            ours = annotation(pod, RESERVATION) == reservation.token
+            ended = ended_by_node(pod) if ours else None
             if ended is not None:
                 raise NotAdmitted(ended)
+            self._misses_units(lacks_units(pod) if ours else "")
+        if self._missed is not None and time.monotonic() - self._missed.since >= SCHEDULED_WITHIN:
+            raise NotAdmitted(Ended(UNSCHEDULABLE, self._missed.said, reservation.placement.node))
         return running
 
-    def _never_scheduled(self, pod: Any, node: str) -> Ended | None:
+    def _misses_units(self, said: str) -> None:
         """What the agent reports and what the node offers differ: somebody else was quicker, or the plugin is away."""
-        said = lacks_units(pod)
-        if not said:
-            self._unscheduled_since = None
-            return None
-        now = time.monotonic()
-        if self._unscheduled_since is None:
-            self._unscheduled_since = now
-        return Ended(UNSCHEDULABLE, said, node) if now - self._unscheduled_since >= SCHEDULED_WITHIN else None
+        since = self._missed.since if self._missed is not None else time.monotonic()
+        self._missed = _Missed(said, since) if said else None
 
     def _let_go(self) -> None:
         if self._placing is None:

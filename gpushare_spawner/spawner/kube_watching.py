@@ -84,11 +84,21 @@ class WatchingSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """
         if not self._templates():
             return await super()._start_reflector(kind, reflector_class, replace, **kwargs)
-        known = self.reflectors.get(self._get_reflector_key(kind))
+        key = self._get_reflector_key(kind)
         if kind == PODS:
             reflector_class = DatedPodReflector
-            # one from before there were templates does not say how fresh it is
-            replace = replace or (known is not None and not isinstance(known, Dated))
+            if self._undated(key):
+                # from before there were templates: it does not say how fresh it is. One spawner replaces it for all
+                async with self._shared(("replacing", *map(str, key)), asyncio.Lock):
+                    return await self._watch_with(kind, reflector_class, replace or self._undated(key), **kwargs)
+        return await self._watch_with(kind, reflector_class, replace, **kwargs)
+
+    def _undated(self, key: tuple[Any, ...]) -> bool:
+        known = self.reflectors.get(key)
+        return known is not None and not isinstance(known, Dated)
+
+    async def _watch_with(self, kind: str, reflector_class: Any, replace: bool, **kwargs: Any) -> Any:
+        known = self.reflectors.get(self._get_reflector_key(kind))
         if known is not None and not replace:
             if not is_watching(known):
                 try:

@@ -209,8 +209,13 @@ async def test_templates_that_come_later(make_hub: MakeHub, nodes: GpuNodes, clu
     await hub.add_user("bob")
     assert await hub.spawner("bob").get_options_form() == ""
     assert set(KubeSpawner.reflectors) == {("pods", cluster.namespace), ("events", cluster.namespace)}
+    before = hub.spawner("ada").pod_reflector
     (later / "half.yaml").write_text("name: half\ndisplay_name: Half\ngpu: {fraction: 0.5}\n")
     await asyncio.sleep(0.6)
+    # all at once find a watch that does not say how fresh it is: one other takes its place
+    assert await asyncio.gather(*(hub.spawner("ada").poll() for _ in range(20))) == [None] * 20
+    assert hub.spawner("ada").pod_reflector is not before
+    assert before.watch_task is None
     assert "Half" in await hub.spawner("bob").get_options_form()
     assert (await hub.start_server("bob", {"profile": "half"})).code == 201
     assert (await hub.stop_server("ada")).code == 204
