@@ -44,12 +44,21 @@ def parent(pid: int) -> int | None:
 
 
 def cgroup(pid: int | str) -> str | None:
-    """Its cgroup (v2) path; None where it cannot be told."""
+    """Path of its cgroup; None where it cannot be told.
+
+    Where the hierarchies of version 1 are in use it is that of one of them: groups of services and of containers have
+    the same path in each.
+    """
     try:
         lines = (PROC / str(pid) / "cgroup").read_text().splitlines()
     except (OSError, ValueError):
         return None
-    return next((line[3:] for line in lines if line.startswith("0::")), None)
+    # hierarchy:controllers:path, as cgroups(7) says; hierarchy 0 is version 2, and is unused or absent beside version 1
+    paths = {number: path for number, _, path in (line.split(":", 2) for line in lines if line.count(":") > 1)}
+    unified = paths.pop("0", None)
+    if unified in (None, "/"):
+        return next((path for path in paths.values() if path != "/"), unified)
+    return unified
 
 
 def cgroup_of_self() -> str | None:

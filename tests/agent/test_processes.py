@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,49 @@ def test_a_cgroup_of_its_own_names_the_session(child: subprocess.Popen[bytes], m
     monkeypatch.setattr(processes, "variable", lambda pid, name: None)
     found = bypassing([child.pid, stray], [], roots={"ada": 101, "bob": 102, "cleo": 103}, sockets={})
     assert found == {"ada": (child.pid,)}
+
+
+POD = "/kubepods/besteffort/pod862f8ab8-a5cc-48a4-8839-325f1cf45b74"
+
+
+@pytest.mark.parametrize(
+    ("lines", "group"),
+    [
+        (f"0::{POD}/6a", f"{POD}/6a"),
+        (f"0::/../..{POD}/6a", f"/../..{POD}/6a"),  # seen from another cgroup namespace
+        (f"12:cpuset:/\n9:name=systemd:{POD}/6a\n8:pids:{POD}/6a", f"{POD}/6a"),
+        (f"4:memory:{POD}/6a\n0::/", f"{POD}/6a"),
+        ("4:memory:/docker/5f\n0::/system.slice/containerd.service", "/system.slice/containerd.service"),
+        ("12:cpuset:/\n0::/", "/"),
+        ("4:memory:/a:b", "/a:b"),
+        ("", None),
+    ],
+    ids=[
+        "version 2",
+        "another namespace",
+        "version 1",
+        "both",
+        "both, version 2 used",
+        "none",
+        "colon",
+        "nothing told",
+    ],
+)
+def test_the_cgroup_of_both_versions(
+    lines: str, group: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    (tmp_path / "77").mkdir()
+    (tmp_path / "77" / "cgroup").write_text(lines)
+    assert processes.cgroup(77) == group
+
+
+def test_a_process_in_a_pods_cgroup_of_version_1_is_the_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # an agent without capabilities may read nothing else of another user's process
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    (tmp_path / "77").mkdir()
+    (tmp_path / "77" / "cgroup").write_text(f"12:cpuset:/\n8:pids:{POD}/6a\n")
+    assert bypassing([77], [], roots={}, sockets={}, pods={"ada": POD[-36:], "bob": "other"}) == {"ada": (77,)}
 
 
 def test_a_foreign_process_is_nobodys(child: subprocess.Popen[bytes]) -> None:
