@@ -45,7 +45,9 @@ class Agent:
     def __init__(self, folder: Path) -> None:
         self.path = folder
         self.source = GpusOnPaper()
-        self.settings = NodeSettings(name="here", rounds=RoundSettings(look_every=0.05, poll_every=0.05, well_after=0.0))
+        self.settings = NodeSettings(
+            name="here", rounds=RoundSettings(look_every=0.05, poll_every=0.05, well_after=0.0)
+        )
         self.gpus = (FIRST, SECOND)
         self.node: Node
         self.state: StateFolder
