@@ -83,7 +83,7 @@ class RunningHub:
                 "scopes": ["admin:users", "admin:servers", "admin:server_state", "admin:groups"],
             }
         ]
-        config.JupyterHub.tornado_settings = {"slow_spawn_timeout": 10}
+        config.JupyterHub.tornado_settings = {"slow_spawn_timeout": 60}
         config.Authenticator.allow_all = True
         config.GPUShareMixin.templates_dir = str(templates)
         config.GPUShareMixin.agent_socket = str(agent_socket)
@@ -145,7 +145,7 @@ class RunningHub:
         found: Reservations = self.spawner(next(user.name for user in self.app.users.values())).reservations
         return found
 
-    async def api(self, method: str, path: str, body: Any = None, timeout: float = 40) -> HTTPResponse:
+    async def api(self, method: str, path: str, body: Any = None, timeout: float = 90) -> HTTPResponse:
         return await AsyncHTTPClient(force_instance=True).fetch(
             HTTPRequest(
                 f"{self.url}/api/{path}",
