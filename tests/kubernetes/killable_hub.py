@@ -18,7 +18,6 @@ import kubernetes_asyncio.config.kube_config
 from sqlalchemy.orm import configure_mappers
 from tornado.httpclient import HTTPClientError
 
-from gpushare_spawner.spawner import kube
 from tests.e2e.hub_api import Hub
 from tests.spawner.running_hub import TOKEN
 
@@ -88,8 +87,6 @@ def _run(said: dict[str, Any], log: str) -> None:
     settings = HubSettings(**said)
     kubernetes_asyncio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION = settings.kubeconfig
     os.environ.pop("KUBERNETES_SERVICE_HOST", None)
-    # pods that nobody owns are left alone for two minutes; here nobody waits for so long
-    kube._ORPHAN_AGE = 0.0
     asyncio.run(_serve(settings))
 
 

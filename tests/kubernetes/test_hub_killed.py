@@ -2,14 +2,15 @@
 
 The story that it is killed in: ada starts with 60 % of the only GPU and bea with 40 %; cy, who wants 60 %, waits in
 line; ada stops, cy gets her place; all stop. Beside its database the next hub has pods and their annotations to go by.
-Which calls there are is found out: the first hub lives through the story.
+Which calls there are is found out: the first hub lives through the story. Every later one first has to find all in
+order, whatever became of the one before it, and is then told the story and killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ CAPACITY = 100
 
 
 Call = tuple[str, str, int]
-"""Verb, resource, and the how many-th of its kind it is in a hub's life."""
+"""Verb, resource, and the how many-th of its kind it is."""
 
 
 class Killer:
@@ -97,8 +98,7 @@ class Story:
         await self.cluster.admin.follow(path("pods", self.cluster.namespace), listed, changed)
 
     async def tell(self, hub: KillableHub) -> None:
-        """The story, from the hub's start on."""
-        await hub.start()
+        """The story."""
         await start(hub, "ada")
         await start(hub, "bea")
         waiting = asyncio.create_task(start(hub, "cy"))
@@ -111,13 +111,25 @@ class Story:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
-    async def told(self, at: Call | None = None, after: bool = False) -> Killer:
-        """Tell the story to a hub that is killed at that call, or when the story is over."""
+    async def told_while_it_starts(self, at: Call | None) -> Killer:
+        """A new hub that is killed at this call of its life; None: when the story is over."""
+
+        async def whole(hub: KillableHub) -> None:
+            await hub.start()
+            await self.tell(hub)
+
         hub = KillableHub(self.settings)
-        killer = Killer(hub, f"system:serviceaccount:{self.cluster.namespace}:hub", at, after)
+        return await self._told(hub, Killer(hub, self._account, at, after=False), whole(hub))
+
+    async def told(self, at: Call, after: bool) -> Killer:
+        """A new hub that finds everything in order, and is killed at this call of the story."""
+        hub = await self.next_hub()
+        return await self._told(hub, Killer(hub, self._account, at, after), self.tell(hub))
+
+    async def _told(self, hub: KillableHub, killer: Killer, story: Coroutine[Any, Any, None]) -> Killer:
         faults = self.cluster.faults
         faults.rate, faults.kinds, faults.applies_to, faults.on_done = 1.0, ("reset",), killer.arrives, killer.done
-        telling = asyncio.create_task(self.tell(hub))
+        telling = asyncio.create_task(story)
         struck = asyncio.create_task(killer.struck.wait())
         try:
             await asyncio.wait({telling, struck}, return_when=asyncio.FIRST_COMPLETED)
@@ -127,20 +139,23 @@ class Story:
             telling.cancel()
             struck.cancel()
             await asyncio.gather(telling, struck, return_exceptions=True)
-            hub.kill()
-            await hub.gone()
+            await end(hub)
             faults.clear()
             faults.on_done = lambda ask: None
         return killer
 
-    async def recovers(self, still_running: list[str] | None = None) -> None:
-        """The next hub: what runs is its servers', all can be given out again, and everybody can start.
+    @property
+    def _account(self) -> str:
+        return f"system:serviceaccount:{self.cluster.namespace}:hub"
 
-        ``still_running``: users whose servers it must have found.
+    async def next_hub(self, still_running: list[str] | None = None) -> KillableHub:
+        """A hub after one that was killed: what runs is its servers', and all can be given out again, to anybody.
+
+        ``still_running``: users whose servers it must have found. It has none in the end.
         """
         hub = KillableHub(self.settings)
-        await hub.start()
         try:
+            await hub.start()
             found = await running(hub)
             assert still_running is None or found == still_running
             for user in found:
@@ -153,15 +168,21 @@ class Story:
             assert units_held(await self.cluster.pods(SESSION_SELECTOR)) == CAPACITY
             await asyncio.gather(stop(hub, "ada"), stop(hub, "bea"))
             await self._only()
-        finally:
-            hub.kill()
-            await hub.gone()
+        except BaseException:
+            await end(hub)
+            raise
+        return hub
 
     async def _only(self, *names: str) -> None:
         """Wait until there are these pods and no others."""
         async with asyncio.timeout(30):
             while {pod["metadata"]["name"] for pod in await self.cluster.pods(SESSION_SELECTOR)} != {*names}:
                 await asyncio.sleep(0.05)
+
+
+async def end(hub: KillableHub) -> None:
+    hub.kill()
+    await hub.gone()
 
 
 async def start(hub: KillableHub, user: str) -> None:
@@ -241,42 +262,38 @@ CHANGES = {(verb, "pods", number) for verb in ("create", "delete") for number in
 """What the story comes to, if no call has to be made twice."""
 
 
-async def test_before_each_call_in_turn(story: Story) -> None:
-    killed = set()
-    for call in (await story.told()).calls:
-        if (await story.told(call)).struck.is_set():
-            killed.add(call)
-        if changes(call) or await story.cluster.pods():
-            await story.recovers()
-        # else nothing was made yet, and the next hub starts with the same server
-    assert killed >= CHANGES
-    assert {call[:2] for call in killed} >= {("list", "pods"), ("watch", "pods"), ("list", "configmaps")}
-    assert story.most_held == CAPACITY, "never more than there is"
-
-
-async def test_after_each_call_that_changed_something(story: Story) -> None:
-    killed = set()
-    for call in (await story.told()).calls:
-        if changes(call):
-            if (await story.told(call, after=True)).struck.is_set():
-                killed.add(call)
-            await story.recovers()
-    assert killed >= CHANGES
+async def test_at_every_call_in_turn(story: Story) -> None:
+    calls = (await story.told_while_it_starts(at=None)).calls
+    reading = [call for call in calls if not changes(call)]
+    assert {call[:2] for call in reading} >= {("list", "pods"), ("watch", "pods"), ("list", "configmaps")}
+    assert {*calls} >= CHANGES
+    for call in reading:
+        await story.told_while_it_starts(call)
+        if await story.cluster.pods():
+            await end(await story.next_hub())
+        # else it was before the first pod: the next hub starts with the same server, and is killed a call later
+    killed = {False: set[Call](), True: set[Call]()}
+    for call in filter(changes, calls):
+        for after in killed:
+            if (await story.told(call, after)).struck.is_set():
+                killed[after].add(call)
+    await end(await story.next_hub())
+    assert killed[False] >= CHANGES
+    assert killed[True] >= CHANGES
     assert story.most_held == CAPACITY, "never more than there is"
 
 
 async def test_while_somebody_waits_in_line(story: Story) -> None:
     hub = KillableHub(story.settings)
-    await hub.start()
     try:
+        await hub.start()
         await asyncio.gather(start(hub, "ada"), start(hub, "bea"))
         waiting = asyncio.create_task(start(hub, "cy"))
         await stands_in_line(hub, "cy")
     finally:
-        hub.kill()
-        await hub.gone()
+        await end(hub)
     with pytest.raises((OSError, HTTPClientError)):
         await waiting
     assert await story.cluster.pod("jupyter-cy") is None
-    await story.recovers(still_running=["ada", "bea"])
+    await end(await story.next_hub(still_running=["ada", "bea"]))
     assert story.most_held == CAPACITY
