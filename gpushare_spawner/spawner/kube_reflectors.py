@@ -69,9 +69,10 @@ class Dated(ResourceReflector):  # type: ignore[misc]
         """Age (seconds) of the last list while all is well, at most.
 
         KubeSpawner's reflectors end each watch after ``timeout_seconds`` and list again: a watch that hangs shows by
-        the age of its list.
+        the age of its list. A hub that starts hundreds of servers at once is late with that too; it must not be given
+        more to do then, hence ``restart_seconds`` on top.
         """
-        return (self.timeout_seconds or self.restart_seconds or self.request_timeout) + _SLACK
+        return (self.timeout_seconds or self.request_timeout or 60) + self.restart_seconds + _SLACK
 
     @property
     def up_to_date(self) -> bool:
