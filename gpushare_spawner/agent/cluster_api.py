@@ -15,6 +15,7 @@ from kubernetes_asyncio import client
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.sharing.cluster_client import cluster_client
+from gpushare_spawner.sharing.watch_lines import watch_lines
 
 Json = dict[str, Any]
 
@@ -74,7 +75,7 @@ class ClusterApi:
         try:
             if response.status >= 400:
                 raise _failure(response.status, await response.text())
-            async for line in response.content:
+            async for line in watch_lines(response.content):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     raise _failure(int(event["object"].get("code", 500)), line.decode(errors="replace"))

@@ -12,6 +12,8 @@ from kubernetes_asyncio.config import ConfigException
 from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.pods import TRIES_OF_A_WATCH, Pods
 
+from .standin.cluster import Cluster
+
 
 class Script:
     """An API that answers watches from a list: an event's version, or a failure's status."""
@@ -98,5 +100,20 @@ async def test_a_token_that_cannot_be_read_is_a_failed_call() -> None:
         with pytest.raises(ApiFailure, match="Token file exists but empty") as failed:
             await api.list("/api/v1/pods")
         assert failed.value.status == 0
+    finally:
+        await api.close()
+
+
+async def test_a_pod_of_any_size_is_told_of(cluster: Cluster) -> None:
+    api = ClusterApi(cluster.api_client())
+    try:
+        where = f"/api/v1/namespaces/{cluster.namespace}/pods"
+        version = (await api.list(where))["metadata"]["resourceVersion"]
+        await cluster.create_pod("large", annotations={"notes": "n" * 200 * 1024})
+        async with asyncio.timeout(30):
+            async for event in api.watch(where, version):
+                if event["type"] == "ADDED":
+                    break
+        assert len(event["object"]["metadata"]["annotations"]["notes"]) == 200 * 1024
     finally:
         await api.close()

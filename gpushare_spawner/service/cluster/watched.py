@@ -8,12 +8,14 @@ import json
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
 from kubernetes_asyncio.client import ApiException
 from kubernetes_asyncio.config import ConfigException
+
+from gpushare_spawner.sharing.watch_lines import watch_lines
 
 log = logging.getLogger("gpushare.service.cluster")
 
@@ -156,7 +158,7 @@ class Watched:
             # what comes first may have happened while nobody listened
             self._missed_since, self._caught_up = self._heard, time.monotonic() + _CATCHING_UP
             self._heard, self.problem = time.monotonic(), ""
-            async for line in _lines(answer.content):
+            async for line in watch_lines(answer.content):
                 self._heard = time.monotonic()
                 yield json.loads(line)
             self._heard = time.monotonic()
@@ -216,16 +218,6 @@ class Watched:
 
 class _Expired(Exception):
     """The API server no longer knows what happened since the version that was asked for."""
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length: a ConfigMap may have a MiB."""
-    rest = b""
-    async for chunk in content.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            if line.strip():
-                yield line
 
 
 def _version(item: Object) -> str:
