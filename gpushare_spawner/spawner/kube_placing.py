@@ -88,7 +88,7 @@ class PlacingSpawner(ChoosingSpawner):
         pinned = self.node_selector.get(HOSTNAME_LABEL)
         for key in ("nodeSelector", "node_selector"):
             pinned = (self.extra_pod_config.get(key) or {}).get(HOSTNAME_LABEL, pinned)
-        return str(self._expand_all(pinned or ""))
+        return str(self._expand_all(pinned)) if pinned else ""
 
     def _reserved(self, reservation: PodShare) -> None:
         self._reservation = reservation

@@ -162,12 +162,14 @@ class StartingSpawner(CreatingSpawner):
 
         So is one whose units the scheduler does not find on the node, after a while.
         """
+        if self._starting and pod is not None and pod is self._looked_at and self._missed is None:
+            # asked for again and again, and the same until the watch brings another
+            return False
         running: bool = super().is_pod_running(pod)
         reservation = self._reservation
         if running or not self._starting or reservation is None or pod is None:
             return running
         if pod is not self._looked_at:
-            # asked for again and again, and the same until the watch brings another
             self._looked_at = pod
             ours = annotation(pod, RESERVATION) == reservation.token
             ended = ended_by_node(pod) if ours else None

@@ -87,37 +87,38 @@ class WaitingLine:
     def __init__(self, length: int, overtakes: int) -> None:
         self.length = length
         self.overtakes = overtakes
-        self._tickets: list[Ticket] = []
+        self._tickets: dict[int, Ticket] = {}
+        """By identity, first come first: two tickets may wish for the same."""
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def __iter__(self) -> Iterator[Ticket]:
         """The tickets as they are now, first come first; joining and leaving does not disturb the iteration."""
-        return iter(tuple(self._tickets))
+        return iter(tuple(self._tickets.values()))
 
     def __contains__(self, ticket: Ticket) -> bool:
-        return any(other is ticket for other in self._tickets)
+        return id(ticket) in self._tickets
 
     @property
     def full(self) -> bool:
         """Whether as many starts wait as may. One not looked at yet may find room at once: it does not count."""
-        return sum(ticket.ahead is not None and not ticket.result.done() for ticket in self._tickets) >= self.length
+        return sum(ticket.ahead is not None and not ticket.result.done() for ticket in self) >= self.length
 
     def join(self, wish: Wish, now: float) -> Ticket:
         """Queue up, at the end."""
         ticket = Ticket(wish, now)
-        self._tickets.append(ticket)
+        self._tickets[id(ticket)] = ticket
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """Step out of the line; nothing happens if it is not in it."""
-        self._tickets = [other for other in self._tickets if other is not ticket]
+        self._tickets.pop(id(ticket), None)
 
     def ahead_of(self, models: frozenset[str], view: GpuView, ticket: Ticket | None = None) -> int:
         """How many earlier tickets want a GPU of one of these models; all of them where no ticket is given."""
         count = 0
-        for other in self._tickets:
+        for other in self._tickets.values():
             if other is ticket:
                 break
             count += not other.result.done() and not models.isdisjoint(other.wish.models(view))
@@ -126,7 +127,7 @@ class WaitingLine:
     def held_back(self, view: GpuView, before: Ticket | None = None) -> frozenset[str]:
         """Models that later starts may not have, because an earlier one was overtaken often enough."""
         held: set[str] = set()
-        for other in self._tickets:
+        for other in self._tickets.values():
             if other is before:
                 break
             if other.overtaken >= self.overtakes and not other.result.done():
