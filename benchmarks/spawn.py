@@ -189,7 +189,7 @@ async def spawn_times(rounds: int) -> dict[str, float]:
             # a file that was changed a moment ago is read again and again
             await asyncio.sleep(SETTLING_SECONDS)
             with short_waits():
-                one = await compare(cluster, found, templates, 1, 8 * rounds)
+                one = await compare(cluster, found, templates, 1, 4 * rounds)
                 many = await compare(cluster, found, templates, 64, rounds)
     return {
         "plain_1_s": one[0],
@@ -283,7 +283,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spawn", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--rounds", type=int, default=9, help="rounds of 64 spawns (default 9), eight times as many of one"
+        "--rounds", type=int, default=15, help="rounds of 64 spawns (default 15), four times as many of one"
     )
     parser.add_argument("--pods", type=int, default=5000, help="pods in view (default 5000)")
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
