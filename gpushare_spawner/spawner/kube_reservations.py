@@ -26,6 +26,10 @@ by the API server within its own time limits, and a new pod shows in the reflect
 _LOOK_EVERY = 0.5
 
 
+class NoNodeNow(ViewStale):
+    """What is known is fresh, and names no node that could be given a server. ``str()`` is a sentence for its user."""
+
+
 @dataclass(frozen=True)
 class PodShare(Reservation):
     """A share that is put aside for a pod. ``token`` is the pod's annotation by which it is recognised."""
@@ -67,8 +71,11 @@ class PodReservations(WaitingRoom[PodShare]):
     async def _prepare(self, view: GpuView) -> GpuView:
         if not view.reports:
             # nobody can be placed, and why is not for one start to say
-            raise ViewStale(view.awaited)
+            raise NoNodeNow(view.awaited)
         return view
+
+    def _why_nobody_is_placed(self, error: Exception) -> str:
+        return str(error) if isinstance(error, NoNodeNow) else super()._why_nobody_is_placed(error)
 
     async def _give(self, ticket: Ticket, placement: Placement, view: GpuView) -> Holding | None:
         token = secrets.token_hex(8)

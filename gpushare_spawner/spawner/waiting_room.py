@@ -224,13 +224,17 @@ class WaitingRoom(ABC, Generic[Reserved]):
             # the waiter may have left; an exception that nobody fetches must not end up in the log as a bug
             ticket.result.exception()
 
+    def _why_nobody_is_placed(self, error: Exception) -> str:
+        """A sentence for those in the line while the GPUs cannot be looked at."""
+        return f"{self.away}; trying again."
+
     def _nothing_known(self, error: Exception) -> None:
         now = time.monotonic()
         if self._away_since is None:
             self._away_since = now
             self.log.warning("%s: %s", self.away, error)
         for ticket in self.line:
-            ticket.says(ticket.ahead or 0, f"{self.away}; trying again.")
+            ticket.says(ticket.ahead or 0, self._why_nobody_is_placed(error))
             if now - max(ticket.joined, self._away_since) >= self.patience:
                 self._refuse(
                     ticket,

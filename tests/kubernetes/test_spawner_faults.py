@@ -60,6 +60,21 @@ async def test_a_node_that_does_not_admit_is_left_for_another(
     assert not hub.reservations.in_flight()
 
 
+async def test_the_page_says_that_the_only_node_is_left_alone(
+    make_hub: MakeHub, nodes: GpuNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpushare_spawner.spawner.kube_view.DISTRUST_SECONDS", 2.0)
+    node = await nodes.add(gpus=1)
+    hub = await make_hub(lambda config: config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0.1))
+    await hub.start_server("bea", {"profile": "half-gpu"})
+    await hub.started("bea")
+    hub.reservations.cluster.distrust(node)
+    assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 202
+    told = [event["message"] async for event in hub.spawner("ada").progress()]
+    await hub.started("ada")
+    assert any(f"{node} did not admit a server just now" in line for line in told), told
+
+
 async def test_when_no_node_admits_it_ends_with_the_reason(
     make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
 ) -> None:
