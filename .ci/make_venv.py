@@ -167,6 +167,8 @@ def last_error(mark: str = "ERROR:") -> str:
     """The last line of the log that says what went wrong, and where the rest stands."""
     lines = [line.strip() for line in LOG.read_text(errors="replace").splitlines() if line.strip()]
     said = [line.removeprefix(mark).strip() for line in lines if line.startswith(mark)]
+    # npm ends with where its own log is
+    said = [line for line in said if not line.startswith("A complete log")] or said
     return f"{(said or lines)[-1]} (all of it: {LOG.relative_to(ROOT)})"
 
 
