@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pydantic import ValidationError
 
 from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi
+from gpushare_spawner.agent.complaint import Complaint
 from gpushare_spawner.agent.devices import devices_for
 from gpushare_spawner.agent.held_devices import HeldDevices
 from gpushare_spawner.agent.node import Node
@@ -65,7 +66,11 @@ class PodSessions:
         self._absent: dict[PodKey, float] = {}
         self._patches: dict[str, asyncio.Task[None]] = {}
         self._said: set[str] = set()
-        self._complaint = ""
+        self._complaint = Complaint(
+            log,
+            "pods on this node are not told of their tiers for now",
+            "pods on this node are told of their tiers again",
+        )
         self._scheduled: asyncio.Handle | None = None
         self._kubelet_since = self._loop.time()
         self._kubelet_start: float | None = None
@@ -364,11 +369,11 @@ class PodSessions:
                     # the pod is gone, or another has its name; the watch will say so
                     another = failure.status == 422 and "metadata.uid" in str(failure)
                     if failure.status not in (404, 409) and not another:
-                        self._complain_of_patches(str(failure))
+                        self._complaint.about(failure)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
                     continue
-                self._complain_of_patches("")
+                self._complaint.settled()
                 self._pods.put(item)
                 marks = _marks(item["metadata"].get("annotations") or {})
                 hold.seen = (*hold.seen, *(mark for mark in marks if mark not in hold.seen))[-MAX_SEEN:]
@@ -383,13 +388,6 @@ class PodSessions:
         finally:
             del self._patches[session.id]
             self.changed()
-
-    def _complain_of_patches(self, complaint: str) -> None:
-        if complaint and not self._complaint:
-            log.warning("pods on this node are not told of their tiers for now: %s", complaint)
-        elif self._complaint and not complaint:
-            log.info("pods on this node are told of their tiers again")
-        self._complaint = complaint
 
     # -- saying things once -------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.complaint import Complaint
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
 
@@ -76,7 +77,9 @@ class Pods:
         self._changed = changed
         self._pods: dict[str, Pod] = {}
         self._task: asyncio.Task[None] | None = None
-        self._complaint = ""
+        self._complaint = Complaint(
+            log, "pods on this node are not seen for a while", "pods on this node are seen again"
+        )
         self.known = False
         """Whether they have been listed at all: before, a pod that is not here may well be there."""
 
@@ -117,7 +120,7 @@ class Pods:
                     version = event["object"]["metadata"]["resourceVersion"]
                     self._heard(event["type"], event["object"])
                     pause, failures, too_old = FIRST_PAUSE, 0, False
-                self._complain("")
+                self._complaint.settled()
                 pause, failures, too_old = FIRST_PAUSE, 0, False
                 # a server that ends watches at once must not be asked without end
                 await asyncio.sleep(0.05)
@@ -132,7 +135,7 @@ class Pods:
                 # goes on where it was, for some tries
                 if not _may_pass(failure) or failures >= TRIES_OF_A_WATCH:
                     version = ""
-                self._complain(str(failure))
+                self._complaint.about(failure)
             except Exception:
                 log.exception("watching pods failed")
                 version, pause = "", LONGEST_PAUSE
@@ -145,7 +148,7 @@ class Pods:
         for item in answer["items"]:
             self._enter(item)
         self.known = True
-        self._complain("")
+        self._complaint.settled()
         self._changed()
         return str(answer["metadata"]["resourceVersion"])
 
@@ -162,13 +165,6 @@ class Pods:
         with contextlib.suppress(KeyError, ValueError):
             pod = Pod.of(item)
             self._pods[pod.uid] = pod
-
-    def _complain(self, complaint: str) -> None:
-        if complaint and not self._complaint:
-            log.warning("pods on this node are not seen for a while: %s", complaint)
-        elif self._complaint and not complaint:
-            log.info("pods on this node are seen again")
-        self._complaint = complaint
 
 
 def _may_pass(failure: ApiFailure) -> bool:

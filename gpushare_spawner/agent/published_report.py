@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.complaint import Complaint
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.tier import Tier
@@ -64,7 +65,11 @@ class PublishedReport:
         self._task: asyncio.Task[None] | None = None
         self._written: Report | None = None
         self._written_at = float("-inf")
-        self._complaint = ""
+        self._complaint = Complaint(
+            log,
+            "the report of this node is not published, the hub will place nothing here",
+            "the report of this node is published again",
+        )
 
     def start(self) -> None:
         """Begin, with a first report at once."""
@@ -88,13 +93,13 @@ class PublishedReport:
                 if self._is_due(report):
                     await self._write(report)
                     self._written, self._written_at = report, _now()
-                    self._complain("")
+                    self._complaint.settled()
                     pause = self._settings.capacity_every
                     await asyncio.sleep(pause)
             except Exception as failure:
                 if not isinstance(failure, ApiFailure):
                     log.exception("the report of this node cannot be made or written")
-                self._complain(str(failure))
+                self._complaint.about(failure)
                 self._poke.set()  # it is due all the same
                 pause = min(2 * pause, self._settings.at_most_every)
                 await asyncio.sleep(pause)
@@ -148,13 +153,6 @@ class PublishedReport:
                 raise
             new = {"apiVersion": "v1", "kind": "ConfigMap", **item, "metadata": {**metadata, "name": name}}
             await self._api.create(path, new)
-
-    def _complain(self, complaint: str) -> None:
-        if complaint and not self._complaint:
-            log.warning("the report of this node is not published, the hub will place nothing here: %s", complaint)
-        elif self._complaint and not complaint:
-            log.info("the report of this node is published again")
-        self._complaint = complaint
 
 
 def _capacity(report: Report) -> object:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from .sharing_hub import make_hub, nodes, templates
+from tests.spawner.conftest import templates
+
+from .sharing_hub import make_hub, nodes
 from .standin.client import Credentials
 from .standin.cluster import Cluster, real_cluster, standin_cluster
 from .standin.control_plane import api_server, cluster_of

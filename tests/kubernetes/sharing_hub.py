@@ -26,7 +26,6 @@ from gpushare_spawner.model.kubernetes import (
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.spawner.kube import GPUShareSpawner
 from gpushare_spawner.spawner.kube_manifest import holds_share
-from tests.spawner.conftest import TEMPLATES
 from tests.spawner.running_hub import RunningHub
 
 from .standin.client import ApiStatus, path
@@ -174,15 +173,6 @@ class SharingHub(RunningHub):
     async def __aexit__(self, *_: object) -> None:
         # servers of pods are left to the cluster: that is quicker than to stop one by one
         await self.end(cleanup_servers=False)
-
-
-@pytest.fixture
-def templates(tmp_path: Path) -> Path:
-    folder = tmp_path / "templates"
-    folder.mkdir()
-    for name, text in TEMPLATES.items():
-        (folder / f"{name}.yaml").write_text(f"name: {name}\n{text}")
-    return folder
 
 
 @pytest.fixture
