@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpushare_spawner.agent.arbitration import GpuArbitration
 from gpushare_spawner.agent.sessions import Session
 from gpushare_spawner.arbiter import SessionView
+from gpushare_spawner.model.delivered import NOTHING, Delivered
 
 SAME_INSTANT = 0.05
 """Seconds: two readings of one instant differ, as they are made with two clocks."""
@@ -25,6 +26,8 @@ class Activity:
     gpu_seconds: float
     memory_bytes: int
     resident_bytes: int
+    delivered: Delivered
+    """Over all its GPUs and all runs of the agent, since the session was opened."""
 
 
 def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], wall: float) -> Activity:
@@ -47,7 +50,16 @@ def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], wall:
         gpu_seconds=max(0.0, session.past.gpu_seconds + sum(view.gpu_seconds for _, view in views)),
         memory_bytes=sum(view.memory_bytes for _, view in views),
         resident_bytes=sum(view.resident_bytes for _, view in views),
+        delivered=session.past.delivered.plus(counted(view for _, view in views).minus(session.past.delivered_before)),
     )
+
+
+def counted(views: Iterable[SessionView]) -> Delivered:
+    """What the arbiters of a session's GPUs have counted since they began."""
+    total = NOTHING
+    for view in views:
+        total = total.plus(view.delivered)
+    return total
 
 
 def _latest(instants: Iterable[float | None]) -> float | None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpushare_spawner.model.report import Report
@@ -50,6 +50,16 @@ class ReportCollector(Collector):
         bypassing = GaugeMetricFamily(
             "gpushare_session_bypassing_processes", "Processes that use the GPU without the library", labels=of
         )
+        entitled = CounterMetricFamily(
+            "gpushare_session_entitled_seconds", "GPU time it was entitled to while others competed", labels=of
+        )
+        delivered = CounterMetricFamily(
+            "gpushare_session_delivered_seconds", "GPU time it received while others competed", labels=of
+        )
+        waits = CounterMetricFamily("gpushare_session_waits", "Waits of its GPU work for a lease", labels=of)
+        wait = GaugeMetricFamily(
+            "gpushare_session_wait_seconds", "Length of its waits, by quantile", labels=(*of, "quantile")
+        )
         for session in report.sessions:
             label3 = (session.id, session.user, session.template)
             effective.add_metric(label3, session.effective_units)
@@ -59,6 +69,11 @@ class ReportCollector(Collector):
             seconds.add_metric(label3, session.gpu_seconds)
             busy.add_metric(label3, session.gpu_busy)
             bypassing.add_metric(label3, len(session.bypassing_pids))
+            entitled.add_metric(label3, session.delivered.entitled_seconds)
+            delivered.add_metric(label3, session.delivered.delivered_seconds)
+            waits.add_metric(label3, session.delivered.waits)
+            wait.add_metric((*label3, "0.5"), session.delivered.wait_p50_seconds)
+            wait.add_metric((*label3, "0.95"), session.delivered.wait_p95_seconds)
         return [
             capacity,
             total,
@@ -72,6 +87,10 @@ class ReportCollector(Collector):
             seconds,
             busy,
             bypassing,
+            entitled,
+            delivered,
+            waits,
+            wait,
         ]
 
 

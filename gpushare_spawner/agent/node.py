@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.activity import Activity, activity
+from gpushare_spawner.agent.activity import Activity, activity, counted
 from gpushare_spawner.agent.arbitration import GpuArbitration
 from gpushare_spawner.agent.connection import SESSION_CLOSED
 from gpushare_spawner.agent.conversation import Conversation
@@ -341,7 +341,10 @@ class Node:
         record.request = request
         record.process = None
         record.opened_at = self.wall_clock()
-        session.past = Past(gpu_seconds=session.past.gpu_seconds - self._activity(session).gpu_seconds)
+        session.past = Past(
+            gpu_seconds=session.past.gpu_seconds - self._activity(session).gpu_seconds,
+            delivered_before=counted(self.arbitrations[gpu.uuid].view(session.id) for gpu in session.gpus),
+        )
         session.kernels = None
         self._tiers.move(session, Tier.ACTIVE, request.share_units, "it was opened again")
 
@@ -390,6 +393,7 @@ class Node:
     def _save(self, session: Session) -> None:
         doing, record = self._activity(session), session.record
         record.gpu_busy, record.last_gpu_activity, record.gpu_seconds = doing.busy, doing.last, doing.gpu_seconds
+        record.delivered = doing.delivered
         session.saved_at = self.wall_clock()
         self.store.put(record)
         self.changed()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gpushare_spawner.agent.activity import Activity
 from gpushare_spawner.agent.gpus import Gpu, GpuState
 from gpushare_spawner.agent.sessions import Session
-from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import DeliveredReport, GpuReport, Report, SessionReport
 
 
 def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> GpuReport:
@@ -56,6 +56,7 @@ def session_report(session: Session, now: Activity) -> SessionReport:
         processes=len(session.cuda),
         bypassing_pids=session.bypassing,
         announcement=record.announcement,
+        delivered=DeliveredReport.of(now.delivered),
     )
 
 

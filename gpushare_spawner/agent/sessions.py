@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpushare_spawner.agent.gpus import Gpu
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.delivered import NOTHING, Delivered
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import Announcement, Instant, Units
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -71,6 +72,7 @@ class SessionRecord(BaseModel):
     """There was work when this was written."""
     last_gpu_activity: Instant | None = None
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    delivered: Delivered = NOTHING
 
     @classmethod
     def opened(cls, request: OpenRequest, now: float) -> SessionRecord:
@@ -92,11 +94,16 @@ class Past:
     """End of the last burst, seconds since the epoch."""
     gpu_seconds: float = 0.0
     """To be added to what the arbiter counts; negative where that counts too much."""
+    delivered: Delivered = NOTHING
+    """Of earlier runs of the agent."""
+    delivered_before: Delivered = NOTHING
+    """What the arbiter had counted when the session was opened again: of an earlier opening."""
 
     @classmethod
     def recorded(cls, record: SessionRecord, restarted_at: float) -> Past:
         """`restarted_at`: seconds since the epoch; who had work when the agent ended was active until then."""
-        return cls(restarted_at if record.gpu_busy else record.last_gpu_activity, record.gpu_seconds)
+        last = restarted_at if record.gpu_busy else record.last_gpu_activity
+        return cls(last, record.gpu_seconds, record.delivered)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from gpushare_spawner.arbiter.decisions import ClientId
 from gpushare_spawner.arbiter.residency import Residency
 from gpushare_spawner.arbiter.session import Client, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.model.delivered import Delivered
 
 
 class Roster:
@@ -147,6 +148,8 @@ class Roster:
     def granted(self, client: Client, lease: int) -> None:
         """It has a lease, and its working set comes in."""
         self.residency.granted(client, self.room().for_managed)
+        if client.waiting:
+            client.session.waits.add(self.now - client.waiting_since)
         client.lease, client.waiting = lease, False
         client.granted_at = client.burst_since = client.last_granted = self.now
         client.busy_reported = client.busy_before_burst = 0.0
@@ -179,4 +182,5 @@ class Roster:
             resident_bytes=sum(self.residency.of(client) + client.plain for client in clients),
             gpu_seconds=known.gpu_seconds + unreported,
             last_activity=self.now if running else known.last_activity,
+            delivered=Delivered(waits=known.waits.counts),
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gpushare_spawner.arbiter.decisions import ClientId, RevokeReason
 from gpushare_spawner.arbiter.think_time import RecentSpans
+from gpushare_spawner.model.delivered import NOTHING, Delivered, Waits
 
 
 @dataclass(eq=False)
@@ -81,6 +82,8 @@ class Session:
     paused: bool = True
     """Its present request came after a pause."""
     bursts: RecentSpans = field(default_factory=RecentSpans)
+    waits: Waits = field(default_factory=Waits)
+    """Of its clients, from the request to the lease."""
 
     @property
     def weight(self) -> int:
@@ -107,3 +110,5 @@ class SessionView:
     last_activity: float | None
     """End of the last burst, on the clock that the arbiter is driven with; the last news while one is in progress;
     None: no burst yet."""
+    delivered: Delivered = NOTHING
+    """What it was entitled to and received, and how long it waited, since it was added to this arbiter."""

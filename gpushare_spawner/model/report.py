@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
@@ -48,6 +49,31 @@ class Announcement(_Part):
     reason: str
     effective_units: Units = 0
     """What the session will hold after the step."""
+
+
+class DeliveredReport(_Part):
+    """What a session was entitled to while others competed for its GPUs, and what it received."""
+
+    entitled_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """GPU seconds that its guaranteed units gave it a right to, over the time with competition."""
+    delivered_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """GPU seconds that it received in that time."""
+    waits: Annotated[int, Field(ge=0)] = 0
+    """How often its GPU work had to wait for a lease."""
+    wait_p50_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Half of the waits were at most this long; up to 50 % too high."""
+    wait_p95_seconds: Annotated[float, Field(ge=0)] = 0.0
+
+    @classmethod
+    def of(cls, delivered: Delivered) -> DeliveredReport:
+        """The figures of these sums."""
+        return cls(
+            entitled_seconds=delivered.entitled_seconds,
+            delivered_seconds=delivered.delivered_seconds,
+            waits=delivered.wait_count,
+            wait_p50_seconds=delivered.wait_quantile(0.5),
+            wait_p95_seconds=delivered.wait_quantile(0.95),
+        )
 
 
 class SessionReport(_Part):
@@ -101,6 +127,7 @@ class SessionReport(_Part):
     bypassing_pids: tuple[int, ...] = ()
     """Processes of the session that use the GPU without the library: they unset LD_PRELOAD."""
     announcement: Announcement | None = None
+    delivered: DeliveredReport = DeliveredReport()
 
 
 class Report(_Part):

@@ -1,0 +1,57 @@
+"""What the agent records of each session's rights: waits, entitled and delivered GPU time, over its restarts."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.report import DeliveredReport
+from tests.agent.conftest import Agent
+from tests.agent.peers import FIRST, Peer
+
+
+async def wait_for_a_neighbour(agent: Agent, seconds: float) -> tuple[Peer, Peer]:
+    """Let bob wait so long for a lease that ada holds. Returns both processes."""
+    await agent.stop()
+    await agent.start(arbiter=ArbiterSettings(exclusive=True))
+    ada, bob = await agent.peer(agent.open("ada")), await agent.peer(agent.open("bob"))
+    ada.send(Kind.REQUEST, 0, 0, 1, gpu=FIRST.uuid)
+    lease = (await ada.until(Kind.GRANT)).fields[0]
+    bob.send(Kind.REQUEST, 0, 0, 1, gpu=FIRST.uuid)
+    await asyncio.sleep(seconds)
+    ada.send(Kind.RELEASE, lease, 0, 0, gpu=FIRST.uuid)
+    await bob.until(Kind.GRANT)
+    return ada, bob
+
+
+def delivered(agent: Agent, session: str) -> DeliveredReport:
+    report = agent.node.report().session(session)
+    assert report is not None
+    return report.delivered
+
+
+async def test_a_session_that_waited_for_its_neighbour_has_its_wait_in_the_report(agent: Agent) -> None:
+    await wait_for_a_neighbour(agent, 0.1)
+    assert delivered(agent, "ada").waits == 0
+    bob = delivered(agent, "bob")
+    assert bob.waits == 1
+    assert 0.1 <= bob.wait_p50_seconds == bob.wait_p95_seconds < 5
+
+
+async def test_the_record_survives_a_restart_of_the_agent_and_goes_on(agent: Agent) -> None:
+    await wait_for_a_neighbour(agent, 0.05)
+    before = delivered(agent, "bob")
+    for _ in range(2):
+        await agent.stop()
+        await agent.start()
+        assert delivered(agent, "bob") == before
+
+
+async def test_a_session_that_is_opened_again_begins_with_an_empty_record(agent: Agent) -> None:
+    await wait_for_a_neighbour(agent, 0.05)
+    agent.open("bob")
+    assert delivered(agent, "bob") == DeliveredReport()
+    await agent.stop()
+    await agent.start()
+    assert delivered(agent, "bob") == DeliveredReport()
