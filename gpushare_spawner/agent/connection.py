@@ -16,7 +16,7 @@ from itertools import count
 from typing import Protocol
 
 from gpushare_spawner.agent.budget import Budget
-from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, VERSION, Frame, FrameError, Kind
+from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, VERSION, Feature, Frame, FrameError, Kind
 
 MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
 """Codes of ERROR, see docs/protocol.md."""
@@ -29,6 +29,7 @@ COSTS = {Kind.QUERY: 50}
 """In frames, where it is not one: the answer looks at all sessions on the GPU."""
 PAUSE = 0.02
 """Seconds until a session that sent too much is read again."""
+KNOWN_FEATURES = sum(Feature)
 HELLO_WITHIN = 10.0
 """Seconds; a connection that says nothing is closed."""
 
@@ -83,6 +84,8 @@ class Connection:
     def __init__(self, home: Home, peer_socket: socket.socket, peer: Peer) -> None:
         self.number = next(_numbers)
         self.peer = peer
+        self.features = Feature(0)
+        """What the process says that it can do; none before HELLO."""
         self._home = home
         self._socket = peer_socket
         self._loop = home.loop
@@ -100,8 +103,9 @@ class Connection:
     def __repr__(self) -> str:
         return f"connection {self.number} of process {self.peer.pid}"
 
-    def greeted(self) -> None:
-        """It said HELLO in time."""
+    def greeted(self, features: int) -> None:
+        """It said HELLO in time, with these feature bits. Unknown bits are of newer versions, and are ignored."""
+        self.features = Feature(features & KNOWN_FEATURES)
         self._patience.cancel()
 
     def send(self, kind: Kind, *fields: int, gpu: bytes = NO_GPU, flags: int = 0) -> None:

@@ -8,13 +8,15 @@ from typing import Protocol
 from gpushare_spawner.agent.arbitration import NANOSECONDS, GpuArbitration
 from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
 from gpushare_spawner.agent.sessions import Kernels, Session
-from gpushare_spawner.model.frames import Frame, Kind, LeaseState, Role, gpu_bytes
+from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
 
 _FOR_ARBITER = frozenset({Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT})
 _FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY})
 _NEVER = 2**64 - 1
+AGENT_FEATURES = Feature(0)
+"""What this agent can do, for WELCOME."""
 
 
 class Surroundings(Protocol):
@@ -107,7 +109,7 @@ class Conversation:
             role = Role(frame.fields[0])
         except ValueError:
             raise Refused(MALFORMED, f"HELLO with role {frame.fields[0]}") from None
-        connection.greeted()
+        connection.greeted(frame.fields[3])
         connection.send(
             Kind.WELCOME,
             record.request.share_units,
@@ -116,6 +118,7 @@ class Conversation:
             record.borrowed_units,
             int(record.request.oversubscribe),
             len(session.gpus),
+            AGENT_FEATURES,
         )
         for gpu in session.gpus:
             connection.send(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import uuid
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 FRAME_BYTES = 128
 MAGIC = 0x48535047  # "GPSH"
@@ -57,6 +57,20 @@ class Role(IntEnum):
     """A process with libgpushare.so that called cuInit."""
     OBSERVER = 2
     """The notebook server or ``gpushare status``: holds no lease, is told tiers and announcements."""
+
+
+class Feature(IntFlag):
+    """What one side can do beyond the first form of version 1, in HELLO and WELCOME.
+
+    A side sends what needs a feature only to a peer that has its bit. A peer that is older than these bits sends 0.
+    """
+
+    PACE = 1
+    """A lease can have a pace: an upper bound of queued GPU work, in GRANT."""
+    RESERVE = 2
+    """Device memory is reserved with the agent before it is allocated."""
+    DELIVERED = 4
+    """Observers are sent DELIVERED frames."""
 
 
 class LeaseState(IntEnum):

@@ -34,13 +34,13 @@ class Peer:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.serial = 0
 
-    async def connect(self, role: Role | None = Role.CUDA) -> list[Frame]:
+    async def connect(self, role: Role | None = Role.CUDA, features: int = 0) -> list[Frame]:
         """Connect, and say HELLO where a role is given; returns WELCOME and the DEVICE frames."""
         self.socket.connect(self.path)
         self.socket.setblocking(False)
         if role is None:
             return []
-        self.send(Kind.HELLO, role, os.getpid(), 100)
+        self.send(Kind.HELLO, role, os.getpid(), 100, features)
         welcome = await self.expect(Kind.WELCOME)
         return [welcome, *[await self.expect(Kind.DEVICE) for _ in range(welcome.fields[5])]]
 

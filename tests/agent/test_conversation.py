@@ -7,8 +7,9 @@ import os
 import time
 
 from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
+from gpushare_spawner.agent.conversation import AGENT_FEATURES
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
-from gpushare_spawner.model.frames import Frame, Kind, LeaseState, Role, gpu_bytes
+from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
@@ -24,6 +25,17 @@ async def test_hello_is_answered_with_the_share_and_its_gpus(agent: Agent) -> No
         (gpu_bytes(gpu.uuid), (8 * GIB, 16 * GIB)) for gpu in (FIRST, SECOND)
     ]
     assert [frame.serial for frame in (welcome, *devices)] == [1, 2, 3]
+
+
+async def test_feature_bits_of_hello_are_kept_and_unknown_bits_are_ignored(agent: Agent) -> None:
+    path = agent.open()
+    older, newer = Peer(path), Peer(path)
+    agent.peers += [older, newer]
+    await older.connect()
+    welcome, *_ = await newer.connect(features=Feature.PACE | Feature.DELIVERED | 1 << 63)
+    assert welcome.fields[6] == AGENT_FEATURES
+    features = {connection.features for connection in agent.node.sessions["ada"].cuda}
+    assert features == {Feature(0), Feature.PACE | Feature.DELIVERED}
 
 
 async def test_without_oversubscription_no_more_than_the_gpu_is_shown(agent: Agent) -> None:

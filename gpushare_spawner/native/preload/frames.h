@@ -44,3 +44,7 @@ enum frame_type {
 enum { ROLE_CUDA_PROCESS = 1 };
 enum { RELEASE_IDLE = 0, RELEASE_REVOKED = 1 };
 enum { WELCOME_OVERSUBSCRIBED = 1 };
+
+/* What a side can do, in HELLO and WELCOME. */
+enum feature { FEATURE_PACE = 1, FEATURE_RESERVE = 2, FEATURE_DELIVERED = 4 };
+#define LIBRARY_FEATURES 0

@@ -30,6 +30,8 @@ static int wake_file = -1;
 static _Atomic bool woken;
 static _Atomic uint32_t first_try; /* futex: 1 when the first connection has been greeted, or has failed */
 
+static _Atomic uint64_t agent_features; /* of WELCOME; 0 without an agent */
+
 static struct {
     bool greeted;
     int devices_to_come;
@@ -45,6 +47,10 @@ static struct {
 
 bool worker_runs(void) {
     return atomic_load_explicit(&runs, memory_order_relaxed);
+}
+
+bool worker_agent_has(enum feature feature) {
+    return (atomic_load_explicit(&agent_features, memory_order_relaxed) & feature) != 0;
 }
 
 void worker_wake(void) {
@@ -67,6 +73,7 @@ static void first_try_over(void) {
 static void connection_lost(const char *why) {
     if (session.greeted) log_line(LOG_INFO, "no agent (%s): work goes on without it", why);
     socket_close();
+    atomic_store(&agent_features, 0);
     /* one that greets and leaves again and again is tried less and less often, too */
     if (session.greeted && now_ns() - session.greeted_at > LAST_BACKOFF) session.backoff = FIRST_BACKOFF;
     session.greeted = false;
@@ -84,7 +91,8 @@ static void connect_now(void) {
     }
     session.greeting_until = now_ns() + 30 * SECOND;
     session.devices_to_come = -1;
-    struct frame hello = {.type = FRAME_HELLO, .f = {ROLE_CUDA_PROCESS, (uint64_t)getpid(), LIBRARY_VERSION}};
+    struct frame hello = {.type = FRAME_HELLO,
+                          .f = {ROLE_CUDA_PROCESS, (uint64_t)getpid(), LIBRARY_VERSION, LIBRARY_FEATURES}};
     if (!socket_send(&hello)) connection_lost("it does not take frames");
 }
 
@@ -125,6 +133,7 @@ static bool take(const struct frame *frame) {
     if (session.devices_to_come < 0) {
         if (frame->type != FRAME_WELCOME || frame->f[5] > MAX_GPUS) return false;
         managed_set(frame->f[4] & WELCOME_OVERSUBSCRIBED);
+        atomic_store(&agent_features, frame->f[6]);
         for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].shared, false);
         session.devices_to_come = (int)frame->f[5];
         if (session.devices_to_come == 0) greeting_complete();
@@ -274,5 +283,6 @@ void worker_forget(void) {
     atomic_store(&runs, false);
     atomic_store(&woken, false);
     atomic_store(&first_try, 0);
+    atomic_store(&agent_features, 0);
     memset(accounts, 0, sizeof accounts);
 }

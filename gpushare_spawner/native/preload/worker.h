@@ -1,6 +1,7 @@
 /* The background thread: one per process, started by cuInit. It owns the socket, the leases and the pager. */
 #pragma once
 
+#include "frames.h"
 #include "gpus.h"
 
 /* Start it, and wait (a second at most) for the agent's WELCOME: the first allocation must know how it is to be made.
@@ -14,6 +15,9 @@ void worker_wake(void);
 
 /* The account of a GPU changed: to be told within 10 ms. */
 void worker_memory_changed(struct gpu *gpu);
+
+/* Whether the agent that is connected now said that it has this feature. Any thread, no lock. */
+bool worker_agent_has(enum feature feature);
 
 /* In a forked child: there is no such thread any more, and its files are closed. */
 void worker_forget(void);
