@@ -86,9 +86,16 @@ def page_environment(prefix: str, hub_prefix: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters |= {"size": format_bytes, "duration": format_duration, "gpus": format_gpus}
+    pages.filters |= {"size": format_bytes, "duration": format_duration, "wait": format_wait, "gpus": format_gpus}
     pages.globals |= {"prefix": prefix, "hub_prefix": hub_prefix, "version": __version__}
     return pages
+
+
+def format_wait(seconds: float) -> str:
+    """0.0337 -> "34 ms", 1.7 -> "1.7 s", from a minute on like other durations."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
 
 
 def format_duration(seconds: float) -> str:

@@ -124,6 +124,7 @@ def _session(
         "waiting": session.waiting,
         "gpu_idle_seconds": 0.0 if session.gpu_busy else max(0.0, now - decision.idle_since),
         "gpu_seconds": session.gpu_seconds,
+        "delivered": session.delivered.model_dump(),
         "kernels": session.kernels,
         "kernels_busy": session.kernels_busy,
         "memory_bytes": session.memory_bytes,

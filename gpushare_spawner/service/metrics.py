@@ -74,15 +74,31 @@ def _sessions(looked: Sequence[Looked], now: float) -> Iterator[Metric]:
     resident = GaugeMetricFamily("gpushare_session_resident_bytes", "The part of it thought on the GPU", labels=labels)
     idle = GaugeMetricFamily("gpushare_session_gpu_idle_seconds", "Time since its last GPU work", labels=labels)
     worked = CounterMetricFamily("gpushare_session_gpu_seconds", "GPU time since it was opened", labels=labels)
+    entitled = CounterMetricFamily(
+        "gpushare_session_entitled_seconds", "GPU time it was entitled to while others competed", labels=labels
+    )
+    delivered = CounterMetricFamily(
+        "gpushare_session_delivered_seconds", "GPU time it received while others competed", labels=labels
+    )
+    waits = CounterMetricFamily("gpushare_session_waits", "Waits of its GPU work for a lease", labels=labels)
+    wait = GaugeMetricFamily(
+        "gpushare_session_wait_seconds", "Length of its waits, by quantile", labels=[*labels, "quantile"]
+    )
     for one in looked:
         key = [one.node, one.session.user, one.session.server]
+        record = one.session.delivered
+        entitled.add_metric(key, record.entitled_seconds)
+        delivered.add_metric(key, record.delivered_seconds)
+        waits.add_metric(key, record.waits)
+        wait.add_metric([*key, "0.5"], record.wait_p50_seconds)
+        wait.add_metric([*key, "0.95"], record.wait_p95_seconds)
         share.add_metric(key, one.session.share_units)
         effective.add_metric(key, one.session.effective_units)
         memory.add_metric(key, one.session.memory_bytes)
         resident.add_metric(key, one.session.resident_bytes)
         idle.add_metric(key, 0.0 if one.session.gpu_busy else max(0.0, now - one.decision.idle_since))
         worked.add_metric(key, one.session.gpu_seconds)
-    yield from (count, share, effective, memory, resident, idle, worked)
+    yield from (count, share, effective, memory, resident, idle, worked, entitled, delivered, waits, wait)
 
 
 def _culler(counters: Counters) -> Iterator[Metric]:

@@ -21,7 +21,8 @@ def plain(html: str) -> str:
 
 def test_the_page_tells_each_sessions_story():
     text = plain(page(view()))
-    assert "ann 0.25 GPU whole share 0.25 of 0.25 on GPU 0 GPU busy 1 kernel, 1 busy 6 GiB of 16 GiB" in text
+    assert "ann 0.25 GPU whole share 0.25 of 0.25 on GPU 0 received 24 min of 25 min GPU time" in text
+    assert "GPU busy 1 kernel, 1 busy 12 waits, 95 % under 194 ms 6 GiB of 16 GiB" in text
     assert "bob / thesis" in text
     assert "GPU idle for 41 min" in text
     assert "share lent out in 4 min announced" in text
@@ -101,6 +102,10 @@ def test_metrics():
         f"gpushare_gpu_waiting_sessions{{{gpu}}} 1.0",
         'gpushare_sessions{node="workstation",template="quarter",tier="active"} 2.0',
         'gpushare_session_gpu_idle_seconds{node="workstation",server="thesis",user="bob"} 2460.0',
+        'gpushare_session_entitled_seconds_total{node="workstation",server="",user="ann"} 1500.0',
+        'gpushare_session_delivered_seconds_total{node="workstation",server="",user="ann"} 1482.0',
+        'gpushare_session_waits_total{node="workstation",server="",user="ann"} 12.0',
+        'gpushare_session_wait_seconds{node="workstation",quantile="0.95",server="",user="ann"} 0.194',
         'gpushare_culler_steps_total{tier="downgraded"} 0.0',
         'gpushare_culler_failures_total{where="hub"} 1.0',
         "gpushare_culler_last_round_timestamp_seconds 1e+06",
