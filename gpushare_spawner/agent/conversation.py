@@ -15,7 +15,7 @@ from gpushare_spawner.model.tier import Tier
 _FOR_ARBITER = frozenset({Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT})
 _FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY})
 _NEVER = 2**64 - 1
-AGENT_FEATURES = Feature(0)
+AGENT_FEATURES = Feature.DELIVERED
 """What this agent can do, for WELCOME."""
 
 
@@ -148,6 +148,11 @@ class Conversation:
             since = 0
         elif report.last_gpu_activity is not None:
             since = max(0, round((self._around.wall_clock() - report.last_gpu_activity) * NANOSECONDS))
+        if Feature.DELIVERED in connection.features:
+            got = report.delivered
+            seconds = (got.entitled_seconds, got.delivered_seconds, got.wait_p50_seconds, got.wait_p95_seconds)
+            entitled, delivered, half, most = (round(one * NANOSECONDS) for one in seconds)
+            connection.send(Kind.DELIVERED, entitled, delivered, got.waits, half, most)
         for gpu in session.gpus:
             view = self._around.arbitrations[gpu.uuid].view(session.id)
             on_gpu, with_work = self._around.sessions_on(gpu.uuid)

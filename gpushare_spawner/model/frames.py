@@ -47,6 +47,7 @@ class Kind(IntEnum):
     TIER = 69
     ANNOUNCE = 70
     STATUS = 71
+    DELIVERED = 76
     ERROR = 127
 
 

@@ -112,3 +112,10 @@ PercentOrBytes = Annotated[
     PlainSerializer(str),
 ]
 """A part of a GPU's memory, as "80%" or as "12Gi"; `resolve_bytes` makes it bytes."""
+
+
+def format_wait(seconds: float) -> str:
+    """Return a wait as people say it: 0.0337 -> "34 ms", 1.74 -> "1.7 s", 75 -> "1 min 15 s"."""
+    if round(seconds * 1000) < 1000:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 59.95 else format_seconds(round(seconds))

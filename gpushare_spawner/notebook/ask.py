@@ -6,7 +6,7 @@ import os
 import socket
 import time
 
-from gpushare_spawner.model.frames import FRAME_BYTES, Frame, FrameError, Kind, Role
+from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, Role
 from gpushare_spawner.notebook.share_status import ShareStatus
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
@@ -20,6 +20,9 @@ ERRORS = {
     4: "the agent has closed this session",
 }
 
+ANSWER = (Kind.STATUS, Kind.DELIVERED)
+"""What an answer to QUERY consists of."""
+
 
 class AgentAway(Exception):
     """The agent does not answer; the message says what happened."""
@@ -27,7 +30,7 @@ class AgentAway(Exception):
 
 def hello() -> Frame:
     """How an observer introduces itself."""
-    return Frame(Kind.HELLO, (Role.OBSERVER, os.getpid(), LIBRARY_VERSION), serial=1)
+    return Frame(Kind.HELLO, (Role.OBSERVER, os.getpid(), LIBRARY_VERSION, Feature.DELIVERED), serial=1)
 
 
 def session_socket() -> str | None:
@@ -58,11 +61,17 @@ def _ask(path: str, deadline: float) -> ShareStatus:
         connection.send(hello().pack())
         gpus = _next(connection, deadline, Kind.WELCOME).fields[5]
         connection.send(Frame(Kind.QUERY, serial=2).pack())
-        return ShareStatus.of([_next(connection, deadline, Kind.STATUS) for _ in range(gpus)])
+        answer: list[Frame] = []
+        while sum(frame.kind is Kind.STATUS for frame in answer) < gpus:
+            answer.append(_next(connection, deadline, *ANSWER))
+        return ShareStatus.of(answer)
 
 
-def _next(connection: socket.socket, deadline: float, wanted: Kind) -> Frame:
-    """The next frame of this kind; others are passed over. Raises TimeoutError, OSError, ValueError or AgentAway."""
+def _next(connection: socket.socket, deadline: float, *wanted: Kind) -> Frame:
+    """The next frame of one of these kinds; others are passed over.
+
+    Raises TimeoutError, OSError, ValueError or AgentAway.
+    """
     while True:
         connection.settimeout(_left(deadline))
         data = connection.recv(FRAME_BYTES + 1)
@@ -74,7 +83,7 @@ def _next(connection: socket.socket, deadline: float, wanted: Kind) -> Frame:
             raise AgentAway(f"the agent's answer is not understood: {error}") from error
         if frame.kind is Kind.ERROR:
             raise AgentAway(ERRORS.get(frame.fields[0], f"the agent refused (code {frame.fields[0]})"))
-        if frame.kind is wanted:
+        if frame.kind in wanted:
             return frame
 
 

@@ -123,9 +123,10 @@ class SessionClient:
                 self._gpus = frame.fields[5]
                 if self._kernels is not None:
                     await self._send(Kind.KERNELS, *self._kernels.fields())
-            case Kind.STATUS:
+            case Kind.STATUS | Kind.DELIVERED:
                 self._answer.append(frame)
-                if self._answered is not None and not self._answered.done() and len(self._answer) >= self._gpus:
+                complete = sum(one.kind is Kind.STATUS for one in self._answer) >= self._gpus
+                if self._answered is not None and not self._answered.done() and complete:
                     self._answered.set_result(self._answer)
             case Kind.TIER | Kind.ANNOUNCE:
                 self._last = None  # the next question gets a new answer

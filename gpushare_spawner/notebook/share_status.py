@@ -33,6 +33,19 @@ class GpuStatus:
 
 
 @dataclass(frozen=True)
+class DeliveredStatus:
+    """What the session was entitled to while others competed for its GPUs, and what it received."""
+
+    entitled_seconds: float
+    """GPU seconds that its guaranteed share gave it a right to."""
+    delivered_seconds: float
+    waits: int
+    """How often its GPU work waited for a lease."""
+    wait_p50_seconds: float
+    wait_p95_seconds: float
+
+
+@dataclass(frozen=True)
 class Step:
     """A step down that has been announced."""
 
@@ -62,6 +75,8 @@ class ShareStatus:
     """Since the last GPU work, 0 while there is some; None: none yet."""
     gpus: tuple[GpuStatus, ...] = field(default=())
     announced: Step | None = None
+    delivered: DeliveredStatus | None = None
+    """None: the agent does not say."""
 
     @property
     def known(self) -> bool:
@@ -106,16 +121,21 @@ class ShareStatus:
 
     @classmethod
     def of(cls, frames: Sequence[Frame]) -> ShareStatus:
-        """From the agent's answer to QUERY: one STATUS for each GPU. Raises ValueError for what is none."""
-        if not frames or any(frame.kind is not Kind.STATUS for frame in frames):
+        """From the agent's answer to QUERY: one STATUS for each GPU, and DELIVERED where the agent sends it.
+
+        Raises ValueError for frames that are no such answer.
+        """
+        by_gpu = [frame for frame in frames if frame.kind is Kind.STATUS]
+        others = [frame for frame in frames if frame.kind is not Kind.STATUS]
+        if not by_gpu or any(frame.kind is not Kind.DELIVERED for frame in others):
             raise ValueError("an answer to QUERY has one STATUS for each GPU")
-        first = frames[0]
+        first = by_gpu[0]
         share, tier, effective, borrowed, guaranteed = first.fields[:5]
         at = first.fields[11]
         step = None
         if at:
             step = Step(Tier.from_depth(first.flags & 0xFF), at / NANOSECONDS, first.flags >> 8 & 0xFF)
-        quiet = min(frame.fields[9] for frame in frames)
+        quiet = min(frame.fields[9] for frame in by_gpu)
         return cls(
             share_units=share,
             tier=Tier.from_depth(tier),
@@ -123,8 +143,9 @@ class ShareStatus:
             borrowed_units=borrowed,
             guaranteed_units=guaranteed,
             idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
-            gpus=tuple(_gpu(frame) for frame in frames),
+            gpus=tuple(_gpu(frame) for frame in by_gpu),
             announced=step,
+            delivered=_delivered(others[-1]) if others else None,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -140,6 +161,17 @@ class ShareStatus:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """In a notebook the cell's value reads like ``gpushare status``."""
         printer.text(str(self))
+
+
+def _delivered(frame: Frame) -> DeliveredStatus:
+    entitled, delivered, waits, half, most = frame.fields[:5]
+    return DeliveredStatus(
+        entitled_seconds=entitled / NANOSECONDS,
+        delivered_seconds=delivered / NANOSECONDS,
+        waits=waits,
+        wait_p50_seconds=half / NANOSECONDS,
+        wait_p95_seconds=most / NANOSECONDS,
+    )
 
 
 def _gpu(frame: Frame) -> GpuStatus:

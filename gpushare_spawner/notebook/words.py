@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
+from gpushare_spawner.model.quantity import format_wait
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook.share_status import ShareStatus, Step
 
@@ -93,11 +94,27 @@ def explanation(status: ShareStatus) -> str:
         )
     resident, held = gibibytes(status.resident_bytes), gibibytes(status.memory_bytes)
     said.append(f"Memory: {held} GiB allocated, {resident} GiB of that on the GPU, the rest in host memory.")
+    said += [f"{name[0].upper()}{name[1:]}: {text}." for name, text in delivered(status)]
     others = status.neighbours
     said.append(
         f"{others} {'neighbour shares' if others == 1 else 'neighbours share'} the GPU." if others else "No neighbours."
     )
     return "\n".join(said)
+
+
+def delivered(status: ShareStatus) -> list[tuple[str, str]]:
+    """What the share has given so far, as (name, text); nothing where nobody competed for the GPU yet."""
+    got = status.delivered
+    said = []
+    if got is not None and got.entitled_seconds >= 1:
+        received, entitled = duration(got.delivered_seconds), duration(got.entitled_seconds)
+        said.append(
+            ("GPU time", f"received {received} of the {entitled} that it was entitled to while others competed")
+        )
+    if got is not None and got.waits:
+        half, most = format_wait(got.wait_p50_seconds), format_wait(got.wait_p95_seconds)
+        said.append(("waits", f"{got.waits}, half of them under {half}, 95 % under {most}"))
+    return said
 
 
 def tier_now(status: ShareStatus) -> str:
@@ -163,6 +180,7 @@ def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
     if status.announced is not None:
         when = at(status.announced.at)
         rows.append(("announced", announcement(status, status.announced).replace("{time}", when)))
+    rows += delivered(status)
     for number, gpu in enumerate(status.gpus):
         prefix = f"GPU {number}: " if gpus > 1 else ""
         memory = (

@@ -16,7 +16,7 @@ from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler, authenticated
 
 from gpushare_spawner import __version__
-from gpushare_spawner.model.quantity import format_bytes, format_seconds
+from gpushare_spawner.model.quantity import format_bytes, format_seconds, format_wait
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.board_view import Viewer, board_view
@@ -89,13 +89,6 @@ def page_environment(prefix: str, hub_prefix: str) -> Environment:
     pages.filters |= {"size": format_bytes, "duration": format_duration, "wait": format_wait, "gpus": format_gpus}
     pages.globals |= {"prefix": prefix, "hub_prefix": hub_prefix, "version": __version__}
     return pages
-
-
-def format_wait(seconds: float) -> str:
-    """0.0337 -> "34 ms", 1.7 -> "1.7 s", from a minute on like other durations."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
 
 
 def format_duration(seconds: float) -> str:

@@ -35,16 +35,23 @@ class Script:
     with_work: int = 1
     step: tuple[Tier, float, int] | None = None
     gpus: list[str] = field(default_factory=lambda: [GPU])
+    delivered: tuple[float, float, int, float, float] | None = None
+    """Seconds entitled and delivered, number of waits, and two quantiles of them in seconds; None: it does not say."""
 
     def status(self) -> list[Frame]:
-        """One STATUS for each GPU."""
+        """DELIVERED where there is something to say, and one STATUS for each GPU."""
         tier, at, units = self.step or (Tier.ACTIVE, 0.0, 0)
         values = (
             self.share, self.tier.depth, self.effective, self.borrowed, self.guaranteed, self.memory, self.resident,
             self.limit, self.lease, self.quiet, self.sessions | self.with_work << 32, round(at * 1e9),
         )  # fmt: skip
         flags = tier.depth | units << 8
-        return [Frame(Kind.STATUS, values, gpu=gpu_bytes(uuid), flags=flags) for uuid in self.gpus]
+        before = []
+        if self.delivered is not None:
+            entitled, received, waits, half, most = self.delivered
+            seconds = [round(one * 1e9) for one in (entitled, received, half, most)]
+            before = [Frame(Kind.DELIVERED, (*seconds[:2], waits, *seconds[2:]))]
+        return before + [Frame(Kind.STATUS, values, gpu=gpu_bytes(uuid), flags=flags) for uuid in self.gpus]
 
 
 class ScriptedAgent:

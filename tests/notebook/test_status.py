@@ -15,7 +15,7 @@ from gpushare_spawner.cli import main
 from gpushare_spawner.model.frames import Frame, Kind, LeaseState
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import status, words
-from gpushare_spawner.notebook.share_status import ShareStatus, Step
+from gpushare_spawner.notebook.share_status import DeliveredStatus, ShareStatus, Step
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script, ScriptedAgent
 
 
@@ -69,6 +69,23 @@ def test_an_announced_step_a_burst_and_two_gpus(agent):
 )
 def test_the_line_in_the_status_bar(changes, line):
     assert words.line(of(**changes)) == line
+
+
+def test_status_shows_what_the_share_delivered_beside_what_it_promised(agent):
+    agent.script.delivered = (1500.0, 1482.0, 12, 0.0224, 1.94)
+    now = status()
+    assert now.delivered == DeliveredStatus(1500.0, 1482.0, 12, 0.0224, 1.94)
+    assert "received 24 min of the 25 min that it was entitled to while others competed" in str(now)
+    assert "12, half of them under 22 ms, 95 % under 1.9 s" in str(now)
+    explanation = words.explanation(now)
+    assert "GPU time: received 24 min of the 25 min that it was entitled to while others competed." in explanation
+    assert "Waits: 12, half of them under 22 ms, 95 % under 1.9 s." in explanation
+
+
+def test_without_competition_or_with_an_older_agent_status_says_nothing_of_gpu_time():
+    for nothing in (of(), of(delivered=(0.0, 0.0, 0, 0.0, 0.0))):
+        assert words.delivered(nothing) == []
+        assert "entitled" not in words.page(nothing)
 
 
 def test_the_explanation_tells_what_happens_to_the_work():
