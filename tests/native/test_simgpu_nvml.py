@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 MIB = 1 << 20
 
 LOOK = """
@@ -137,3 +139,122 @@ def test_statistics_are_in_both_libraries(said) -> None:
         """
     )
     assert heard == [0, 1, True, 1, 0, -1, [6 * MIB, 0, -1]]
+
+
+PROCESS_TIME = """
+nvidia_ml = ctypes.CDLL("libnvidia-ml.so.1")
+nvidia_ml.simgpu_gpu_time.restype = ctypes.c_int64
+"""
+
+
+def test_gpu_time_is_counted_per_process_and_can_be_read_after_its_end(simulated, said) -> None:
+    """One process computes for 100 ms in a burst of which half is another's; each has what it computed."""
+    work = """
+    machine = Machine()
+    say(os.getpid())
+    listen()
+    for _ in range({count}):
+        machine.launch("spin", 10_000_000)
+    machine.synchronize()
+    say(0)
+    listen()
+    """
+    programs = [simulated(work.format(count=count)) for count in (10, 30)]
+    pids = [program.hear() for program in programs]
+    look = LOOK + PROCESS_TIME + f"say([nvidia_ml.simgpu_gpu_time(0, pid) for pid in {[*pids, 1, -1]}])"
+    assert said(look) == [0, 0, 0, 0]
+    for program in programs:
+        program.say()
+    for program in programs:
+        program.hear()
+    programs[0].say()
+    programs[0].finish()
+    programs[1].kill()
+    first, second, *others = said(look)
+    assert 100e6 <= first <= 101e6
+    assert 300e6 <= second <= 301e6
+    assert others == [0, 0]
+    assert said(LOOK + PROCESS_TIME + "say(nvidia_ml.simgpu_gpu_time(5, 1))") == -1
+
+
+def test_process_utilisation_is_each_processes_share_since_the_last_look(simulated, said) -> None:
+    """Two processes: one computes alone for half a second and then shares the GPU with the other."""
+    work = """
+    machine = Machine()
+    say(os.getpid())
+    for _ in range(2):
+        for _ in range(listen()):
+            machine.launch("spin", 5_000_000)
+        machine.synchronize()
+        say(0)
+    """
+    watch = simulated(
+        LOOK
+        + """
+def look(since):
+    try:
+        found = nvml.nvmlDeviceGetProcessUtilization(device, since)
+    except nvml.NVMLError as error:
+        return str(error)
+    return {one.pid: [one.smUtil, one.timeStamp] for one in found}
+while True:
+    since = listen()
+    say([look(since), time.time_ns() // 1000])
+"""
+    )
+
+    def look(since: int) -> tuple[dict[int, list[int]] | str, int]:
+        watch.say(since)
+        found, now = watch.hear()
+        return found if isinstance(found, str) else {int(pid): one for pid, one in found.items()}, now
+
+    one, other = simulated(work), simulated(work)
+    first, second = one.hear(), other.hear()
+    found, start = look(0)
+    assert found == "Not Found"
+    one.say(120)
+    one.hear()
+    time.sleep(0.2)
+    found, now = look(start)
+    assert set(found) == {first}
+    busy, at = found[first]
+    assert start < at <= now
+    # 600 ms of 800, in samples of 1/6 s
+    assert 55 <= busy <= 100, busy
+    one.say(60)
+    other.say(60)
+    one.hear()
+    other.hear()
+    time.sleep(0.2)
+    found, then = look(now)
+    assert set(found) == {first, second}
+    assert abs(found[first][0] - found[second][0]) <= 8, found
+    assert 30 <= found[first][0] <= 50, found
+    # nothing is told twice: not to one who asks from the latest timestamp on
+    assert look(max(at for _, at in found.values()))[0] == "Not Found"
+    # and the whole buffer has both
+    assert set(look(0)[0]) == {first, second}
+
+
+def test_process_utilisation_asks_for_room_as_nvml_does(said) -> None:
+    heard = said(
+        LOOK
+        + """
+machine = Machine()
+call, count = nvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization"), ctypes.c_uint(0)
+samples = (nvml.c_nvmlProcessUtilizationSample_t * 300)()
+since = ctypes.c_ulonglong(0)
+nothing = call(device, None, ctypes.byref(count), since)
+machine.launch("spin", 350_000_000)
+machine.synchronize()
+asked = call(device, None, ctypes.byref(count), since)
+room = count.value
+count.value = 0
+short = call(device, samples, ctypes.byref(count), since)
+count.value = 300
+fits = call(device, samples, ctypes.byref(count), since)
+say([nothing, asked, room > 0, short, fits, count.value, samples[0].pid == os.getpid(),
+     call(device, None, None, since), call(None, None, ctypes.byref(count), since)])
+"""
+    )
+    assert heard == [6, 7, True, 7, 0, 1, True, 2, 2]

@@ -88,12 +88,21 @@ int processes_join(struct state *state) {
         }
     }
     int found = -1;
-    for (int slot = 0; slot < MAX_PROCESSES && found < 0; slot++) {
-        if (state->processes[slot].pid == 0) {
-            state->processes[slot].start = start_time(getpid());
-            __atomic_store_n(&state->processes[slot].pid, getpid(), __ATOMIC_RELEASE);
-            found = slot;
+    for (uint32_t i = 0; i < MAX_PROCESSES && found < 0; i++) {
+        uint32_t slot = (state->next_slot + i) % MAX_PROCESSES;
+        if (state->processes[slot].pid == 0) found = (int)slot;
+    }
+    if (found >= 0) {
+        struct process *process = &state->processes[found];
+        state->next_slot = (uint32_t)found + 1;
+        for (int gpu = 0; gpu < (int)state->settings.devices; gpu++) {
+            gpu_lock(state, gpu);
+            memset(&state->gpus[gpu].usage[found], 0, sizeof state->gpus[gpu].usage[found]);
+            gpu_unlock(state, gpu);
         }
+        process->start = start_time(getpid());
+        process->last_pid = getpid();
+        __atomic_store_n(&process->pid, getpid(), __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&state->lock);
     return found;

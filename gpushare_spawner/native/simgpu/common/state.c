@@ -15,7 +15,7 @@
 #include "turns.h"
 
 /* "SIMGPU" and the number of the layout */
-#define MAGIC (0x5550474d49530000ull + 4)
+#define MAGIC (0x5550474d49530000ull + 5)
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static struct state *opened;

@@ -16,6 +16,9 @@
 #define NO_FRAME       UINT32_MAX
 #define BUSY_BUCKETS   32
 #define BUSY_BUCKET_NS (50 * 1000000ull)
+/* NVML samples the utilisation of processes six times a second; the buffer holds about ten seconds. */
+#define USAGE_PERIODS   64
+#define USAGE_PERIOD_NS (1000000000ull / 6)
 
 enum frame_kind { FRAME_FREE, FRAME_PLAIN, FRAME_MANAGED };
 
@@ -48,8 +51,14 @@ struct turns {
 };
 
 struct busy {
-    uint64_t bucket; /* which stretch of BUSY_BUCKET_NS */
+    uint64_t bucket; /* which stretch of BUSY_BUCKET_NS, or of USAGE_PERIOD_NS */
     uint64_t ns;
+};
+
+/* Time that one process computed on one GPU. Kept after its end until its slot is taken again. */
+struct usage {
+    uint64_t total_ns;
+    struct busy periods[USAGE_PERIODS];
 };
 
 struct gpu {
@@ -62,12 +71,14 @@ struct gpu {
     struct engine compute, h2d, d2h;
     struct turns turns;
     struct busy busy[BUSY_BUCKETS];
+    struct usage usage[MAX_PROCESSES];
     struct simgpu_stats stats;
 };
 
 struct process {
-    int32_t pid;    /* 0: the slot is free */
-    uint64_t start; /* start time in clock ticks: tells a reused pid */
+    int32_t pid;      /* 0: the slot is free */
+    uint64_t start;   /* start time in clock ticks: tells a reused pid */
+    int32_t last_pid; /* of the process that has, or had, the slot; 0: nobody yet */
 };
 
 struct state {
@@ -77,6 +88,7 @@ struct state {
     uint64_t frames;      /* per GPU */
     pthread_mutex_t lock; /* the process slots; taken before any GPU's lock */
     uint64_t next_serial;
+    uint32_t next_slot; /* slots are taken in turn, so that what an ended process leaves stays readable for a while */
     uint64_t reaped_at;
     struct process processes[MAX_PROCESSES];
     struct gpu gpus[MAX_GPUS];

@@ -32,3 +32,14 @@ EXPORT int64_t simgpu_resident(int gpu, int32_t pid) {
     gpu_unlock(state, gpu);
     return bytes;
 }
+
+EXPORT int64_t simgpu_gpu_time(int gpu, int32_t pid) {
+    struct state *state = state_open();
+    if (!state || gpu < 0 || gpu >= (int)state->settings.devices) return -1;
+    gpu_lock(state, gpu);
+    int64_t ns = 0;
+    for (int slot = 0; slot < MAX_PROCESSES; slot++)
+        if (pid > 0 && state->processes[slot].last_pid == pid) ns += (int64_t)state->gpus[gpu].usage[slot].total_ns;
+    gpu_unlock(state, gpu);
+    return ns;
+}

@@ -32,4 +32,8 @@ int simgpu_stats(int gpu, struct simgpu_stats *out, size_t size);
 /* Bytes of VRAM that a process holds on a GPU; 0 for a process that holds none. -1 as above. */
 int64_t simgpu_resident(int gpu, int32_t pid);
 
+/* Nanoseconds for which a process had the compute engine of a GPU, faults included; 0 for a process that never had it.
+ * An ended process stays readable until 255 others have come after it. -1 as above. */
+int64_t simgpu_gpu_time(int gpu, int32_t pid);
+
 #endif

@@ -96,7 +96,7 @@ uint64_t compute_run(struct stream *stream, const struct work *work, uint64_t re
         gpu_lock(state, number);
         uint64_t spent = slice(work, number, pages, &touched, &computed);
         end = engine_take(&gpu->compute, ready, spent);
-        engine_count_busy(gpu, end - spent, end);
+        engine_count_busy(gpu, driver.slot, end - spent, end);
         gpu->stats.busy_ns += spent;
         gpu->stats.kernels += first && work->kernel;
         gpu_unlock(state, number);

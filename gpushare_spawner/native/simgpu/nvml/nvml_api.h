@@ -53,6 +53,12 @@ typedef struct {
 } nvmlProcessInfo_t; /* of the calls with _v2 and _v3 */
 
 typedef struct {
+    unsigned pid;
+    unsigned long long at;                 /* microseconds of CLOCK_REALTIME */
+    unsigned sm, memory, encoder, decoder; /* percent */
+} nvmlProcessUtilizationSample_t;
+
+typedef struct {
     unsigned version, sensor;
     int temperature;
 } nvmlTemperature_t;

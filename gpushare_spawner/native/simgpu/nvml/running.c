@@ -1,4 +1,8 @@
-/* Which processes use a GPU. */
+/* Which processes use a GPU, and how much. */
+#include <time.h>
+
+#include "../common/clock.h"
+#include "../common/engines.h"
 #include "../common/processes.h"
 #include "library.h"
 
@@ -74,4 +78,44 @@ EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t devi
 EXPORT nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
                                                                nvmlProcessInfo_t *out) {
     return none(device, count);
+}
+
+/* Microseconds of CLOCK_REALTIME at an instant of the simulator. */
+static uint64_t wall_us(uint64_t instant, int64_t offset_ns) {
+    return (uint64_t)((int64_t)instant + offset_ns) / 1000;
+}
+
+/* As NVML: one entry for each process that computed since `seen`, with its mean over all samples since then, and the
+ * time of the latest sample in which it computed. Like a driver it asks for a buffer of fixed size, so that the number
+ * of processes may grow between the two calls. */
+EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out,
+                                                    unsigned *count, unsigned long long seen) {
+    /* the clocks are not read at one instant, so the end of a period varies by microseconds from call to call */
+    enum { SAME_US = 10000 };
+    struct timespec wall;
+    uint64_t first, last;
+    unsigned found = 0;
+    REQUIRE_DEVICE(device, count);
+    struct state *state = nvml_state();
+    struct gpu *gpu = &state->gpus[nvml_gpu(device)];
+    uint64_t now = clock_now(), end = engine_periods(now, &first);
+    clock_gettime(CLOCK_REALTIME, &wall);
+    int64_t offset = (int64_t)wall.tv_sec * (int64_t)NS_PER_SECOND + wall.tv_nsec - (int64_t)now;
+    while (first < end && wall_us((first + 1) * USAGE_PERIOD_NS, offset) <= seen + (seen ? SAME_US : 0)) first++;
+    gpu_lock(state, nvml_gpu(device));
+    for (unsigned slot = 0; slot < MAX_PROCESSES && first < end; slot++) {
+        uint64_t ns = engine_usage(gpu, slot, first, end, &last), window = (end - first) * USAGE_PERIOD_NS;
+        unsigned percent = (unsigned)((ns * 100 + window / 2) / window);
+        if (!state->processes[slot].last_pid || !percent) continue;
+        if (out && found < *count)
+            out[found] = (nvmlProcessUtilizationSample_t){.pid = (unsigned)state->processes[slot].last_pid,
+                                                          .at = wall_us((last + 1) * USAGE_PERIOD_NS, offset),
+                                                          .sm = percent > 100 ? 100 : percent};
+        found++;
+    }
+    gpu_unlock(state, nvml_gpu(device));
+    REQUIRE(found, NVML_ERROR_NOT_FOUND);
+    int fits = out && found <= *count;
+    *count = out ? found : MAX_PROCESSES;
+    return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
