@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
@@ -33,6 +34,26 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class GpuProcess:
+    """What NVML says about one process on one GPU."""
+
+    memory_bytes: int | None = None
+    """Device memory that it holds, managed memory that is resident included; None where the driver does not say."""
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """How much of a GPU's time one process had, as the driver measured it."""
+
+    pid: int
+    at: float
+    """End of the latest sample in which it computed, in seconds since the epoch."""
+    busy: float
+    """Mean share of the GPU's time over all samples since the instant that was asked for, from 0 to 1. The driver
+    rounds to 1 %, and leaves out processes at 0. Samples are about 1/6 s long."""
+
+
+@dataclass(frozen=True)
 class GpuState:
     """What NVML says about a GPU at one moment."""
 
@@ -40,8 +61,13 @@ class GpuState:
     trouble: str = "does not answer its driver"
     """What is wrong with it where it is not healthy, to be read after "the GPU"."""
     memory_used_bytes: int = 0
-    pids: tuple[int, ...] = ()
-    """Processes that have a CUDA context on it, as this machine numbers them."""
+    processes: Mapping[int, GpuProcess] = field(default_factory=dict)
+    """Processes that have a CUDA context on it, by pid as this machine numbers them."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The pids of its processes, in order."""
+        return tuple(sorted(self.processes))
 
 
 class Nvml:
@@ -120,12 +146,31 @@ class Nvml:
             )
         if _in_mig_mode(handle):
             return GpuState(healthy=False, trouble="has been split by MIG", memory_used_bytes=used)
-        try:
-            pids = tuple(sorted({int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}))
-        except pynvml.NVMLError:
-            # some drivers do not list processes; the GPU is well all the same
-            pids = ()
-        return GpuState(healthy=True, memory_used_bytes=used, pids=pids)
+        return GpuState(healthy=True, memory_used_bytes=used, processes=_processes(handle))
+
+    def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
+        """Each process's share of the GPU since an instant (seconds since the epoch; 0: as far back as is known).
+
+        None where the GPU or the driver does not tell (MIG, vGPU, old GPUs, no permission): ask no more. An empty tuple
+        where no process computed, or no sample has ended since, or the GPU did not answer this time. Blocks for a
+        millisecond or two; the driver remembers some seconds, so ask at least once a second.
+        """
+        # nvidia-ml-py makes two calls, and the second one fails if a process has come between them
+        for _ in range(3):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                samples = pynvml.nvmlDeviceGetProcessUtilization(handle, max(0, round(since * 1e6)))
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                    continue
+                return None if error.value in _TELLS_NOTHING else ()
+            # some drivers fill the rest of their buffer with zeros or with old and senseless values
+            return tuple(
+                Utilisation(pid=int(one.pid), at=one.timeStamp / 1e6, busy=one.smUtil / 100)
+                for one in samples
+                if one.pid > 0 and one.smUtil <= 100 and one.timeStamp / 1e6 > since
+            )
+        return ()
 
     def close(self) -> None:
         """Let NVML go."""
@@ -133,6 +178,29 @@ class Nvml:
             self._xids.close()
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+_TELLS_NOTHING = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+)
+"""What a driver answers that will never tell."""
+
+
+def _processes(handle: Any) -> dict[int, GpuProcess]:
+    try:
+        listed = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        # some drivers do not list processes; the GPU is well all the same
+        return {}
+    found: dict[int, GpuProcess] = {}
+    for process in listed:
+        pid, memory = int(process.pid), getattr(process, "usedGpuMemory", None)
+        before = found.get(pid, GpuProcess()).memory_bytes
+        # a pid stands there twice where a process computes in two ways, such as by itself and through MPS
+        found[pid] = GpuProcess(before if memory is None else int(memory) + (before or 0))
+    return found
 
 
 def _minor(handle: Any) -> int | None:

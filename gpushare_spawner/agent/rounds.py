@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gpushare_spawner.agent.activity import Activity
 from gpushare_spawner.agent.bypass import bypassing
-from gpushare_spawner.agent.gpus import Gpu, GpuState
+from gpushare_spawner.agent.gpus import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.sessions import Session
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,9 @@ class GpuSource(Protocol):
 
     def state(self, gpu: Gpu) -> GpuState:
         """What it says now; may block for milliseconds."""
+
+    def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
+        """Each process's share of the GPU since an instant (seconds since the epoch); None where it never tells."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 import socket
 from pathlib import Path
 
-from gpushare_spawner.agent.gpus import Gpu, GpuState
+from gpushare_spawner.agent.gpus import Gpu, GpuState, Utilisation
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, Role, gpu_bytes
 
 GIB = 2**30
@@ -21,9 +21,14 @@ class GpusOnPaper:
 
     def __init__(self) -> None:
         self.states: dict[str, GpuState] = {}
+        self.utilised: dict[str, tuple[Utilisation, ...]] = {}
+        """By UUID; without an entry the GPU does not tell."""
 
     def state(self, gpu: Gpu) -> GpuState:
         return self.states.get(gpu.uuid, GpuState(healthy=True))
+
+    def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
+        return self.utilised.get(gpu.uuid)
 
 
 class Peer:

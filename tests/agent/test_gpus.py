@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpushare_spawner.agent.gpus import NoGpu, Nvml
+from gpushare_spawner.agent.gpus import GpuProcess, NoGpu, Nvml, Utilisation
 
 
 def fake_nvml(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
@@ -83,6 +83,75 @@ def test_a_driver_that_lists_no_processes_is_well(monkeypatch: pytest.MonkeyPatc
     nvml = Nvml()
     state = nvml.state(nvml.gpus()[0])
     assert (state.healthy, state.pids) == (True, ())
+
+
+def test_a_process_has_the_memory_that_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [
+        SimpleNamespace(pid=7, usedGpuMemory=2**30),
+        SimpleNamespace(pid=9, usedGpuMemory=None),
+        SimpleNamespace(pid=7, usedGpuMemory=2**20),
+    ]
+    fake_nvml(monkeypatch, nvmlDeviceGetComputeRunningProcesses=lambda handle: listed)
+    nvml = Nvml()
+    state = nvml.state(nvml.gpus()[0])
+    assert state.processes == {7: GpuProcess(2**30 + 2**20), 9: GpuProcess(None)}
+    assert state.pids == (7, 9)
+
+
+def sample(pid: int, at: int, sm: int) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, timeStamp=at, smUtil=sm)
+
+
+def test_utilisation_is_in_seconds_and_shares_and_without_a_drivers_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(handle: int, since: int) -> list[SimpleNamespace]:
+        asked.append(since)
+        return [
+            sample(7, 1_500_000_166_667, 40),
+            sample(9, 1_500_000_333_333, 7),
+            sample(0, 1_500_000_333_333, 3),  # the rest of a buffer that is larger than the answer
+            sample(7, 1_499_999_000_000, 90),  # from before
+            sample(8, 1_500_000_333_333, 4_294_967),
+        ]
+
+    fake_nvml(monkeypatch, nvmlDeviceGetProcessUtilization=answer)
+    nvml = Nvml()
+    found = nvml.utilisation(nvml.gpus()[0], 1_500_000.0)
+    assert found == (Utilisation(7, 1_500_000.166667, 0.4), Utilisation(9, 1_500_000.333333, 0.07))
+    assert asked == [1_500_000_000_000]
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, None),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, None),
+        (pynvml.NVML_ERROR_NO_PERMISSION, None),
+        (pynvml.NVML_ERROR_NOT_FOUND, ()),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, ()),
+        (pynvml.NVML_ERROR_INSUFFICIENT_SIZE, ()),
+    ],
+)
+def test_a_driver_that_never_tells_utilisation_is_told_apart_from_one_with_no_samples(
+    monkeypatch: pytest.MonkeyPatch, code: int, found: tuple[Utilisation, ...] | None
+) -> None:
+    fake_nvml(monkeypatch, nvmlDeviceGetProcessUtilization=fails(code))
+    nvml = Nvml()
+    assert nvml.utilisation(nvml.gpus()[0], 0) == found
+
+
+def test_a_process_that_comes_between_nvmls_two_calls_makes_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [pynvml.NVML_ERROR_INSUFFICIENT_SIZE]
+
+    def answer(handle: int, since: int) -> list[SimpleNamespace]:
+        if errors:
+            raise pynvml.NVMLError(errors.pop())
+        return [sample(7, 1_000_000, 100)]
+
+    fake_nvml(monkeypatch, nvmlDeviceGetProcessUtilization=answer)
+    nvml = Nvml()
+    assert nvml.utilisation(nvml.gpus()[0], 0) == (Utilisation(7, 1.0, 1.0),)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.gpus import Gpu, GpuState
+from gpushare_spawner.agent.gpus import Gpu, GpuProcess, GpuState
 from gpushare_spawner.agent.rounds import RoundSettings
 from gpushare_spawner.model.control import AnnounceRequest, ConfirmRequest, ControlRefused, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
@@ -357,7 +357,9 @@ async def test_bypassing_processes_are_reported_after_a_second_look(agent: Agent
     agent.node.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        agent.source.states[FIRST.uuid] = GpuState(healthy=True, pids=(child.pid, os.getpid(), 1))
+        agent.source.states[FIRST.uuid] = GpuState(
+            healthy=True, processes={pid: GpuProcess() for pid in (child.pid, os.getpid(), 1)}
+        )
         await eventually(lambda: session(agent).bypassing_pids == tuple(sorted((os.getpid(), child.pid))))
         await agent.peer(path)  # this process has the library after all
         await eventually(lambda: session(agent).bypassing_pids == (child.pid,))

@@ -226,7 +226,7 @@ while True:
     one.hear()
     other.hear()
     time.sleep(0.2)
-    found, then = look(now)
+    found, _ = look(now)
     assert set(found) == {first, second}
     assert abs(found[first][0] - found[second][0]) <= 8, found
     assert 30 <= found[first][0] <= 50, found
