@@ -74,8 +74,9 @@ class Peer:
                 return False
         return False
 
-    def grant(self, gpu: bytes, lease: int, prefetch: int = 0) -> None:
-        self.send(Kind.GRANT, lease, 0, prefetch, gpu=gpu)
+    def grant(self, gpu: bytes, lease: int, prefetch: int = 0, pace: float = 0) -> None:
+        """`pace` in seconds of queued work."""
+        self.send(Kind.GRANT, lease, 0, prefetch, round(pace * 1e9), gpu=gpu)
 
     def revoke(self, gpu: bytes, lease: int, page_out: int = 0, reason: int = 1) -> None:
         self.send(Kind.REVOKE, lease, page_out, reason, gpu=gpu)

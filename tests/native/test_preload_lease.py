@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpushare_spawner.model.frames import Frame, Kind
+from gpushare_spawner.model.frames import Feature, Frame, Kind
 from tests.native.preload_agent import ScriptedAgent
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_hello_and_account(start: Start, agent: ScriptedAgent, gpus: list[bytes]
     peer = agent.peer()
     assert peer.hello is not None
     assert peer.hello.fields[:3] == (1, client.process.pid, 100)
-    assert peer.hello.fields[3] == 0, "feature bits"
+    assert peer.hello.fields[3] == Feature.PACE
     memory = peer.hear()
     assert memory is not None
     assert (memory.kind, memory.gpu, memory.fields[:2]) == (Kind.MEMORY, gpus[0], (16 * MIB, 0))

@@ -49,9 +49,10 @@ struct context *context_entry(CUcontext handle) {
     return context;
 }
 
-static struct lane *lane_entry(struct context *context, CUstream stream) {
+static struct lane *lane_entry(struct context *context, CUstream stream, const struct passage *passage) {
+    const struct passage *thread = stream == CU_STREAM_PER_THREAD ? passage : NULL;
     for (struct lane *lane = context->lanes; lane; lane = lane->next)
-        if (lane->stream == stream) return lane;
+        if (lane->stream == stream && lane->thread == thread) return lane;
     struct lane *lane = free_lanes;
     if (lane)
         free_lanes = lane->next;
@@ -60,6 +61,7 @@ static struct lane *lane_entry(struct context *context, CUstream stream) {
     lane->gpu = context->gpu;
     lane->context = context;
     lane->stream = stream;
+    lane->thread = thread;
     lane->mark = NULL;
     lane->pending = false;
     atomic_store(&lane->burst, 0);
@@ -94,7 +96,7 @@ struct lane *lane_of(struct passage *passage, CUstream stream) {
     if (!owner && real.cuStreamGetCtx(stream, &owner) != CUDA_SUCCESS) owner = NULL;
     if (!owner && real.cuCtxGetCurrent(&owner) != CUDA_SUCCESS) owner = NULL;
     struct context *entry = owner ? context_entry(owner) : NULL;
-    struct lane *lane = entry ? lane_entry(entry, stream) : NULL;
+    struct lane *lane = entry ? lane_entry(entry, stream, passage) : NULL;
     pthread_mutex_unlock(&contexts_lock);
     if (lane) {
         passage->near[at].context = context;
@@ -127,6 +129,7 @@ void stream_forget(CUstream stream) {
                 real.cuEventDestroy_v2(lane->mark);
             }
             free(orphan);
+            pace_lane_gone(lane, false);
             lane->mark = NULL;
             *link = lane->next;
             lane->next = free_lanes;
@@ -145,6 +148,7 @@ static void context_forget(CUcontext handle, uint64_t until) {
         if (context->handle != handle) continue;
         while (context->lanes) {
             struct lane *lane = context->lanes;
+            pace_lane_gone(lane, true);
             context->lanes = lane->next;
             lane->next = free_lanes;
             free_lanes = lane;

@@ -40,6 +40,7 @@ static void thread_ended(void *value) {
 
 void gate_prepare(void) {
     static bool keyed;
+    pace_prepare();
     if (!keyed) keyed = pthread_key_create(&thread_end, thread_ended) == 0;
 #ifdef GATE_ALWAYS_FENCES
     gate_fences = true;
@@ -69,6 +70,7 @@ static struct passage *passage_of_new_thread(void) {
     passage->stream = NO_STREAM;
     passage->context = NULL;
     passage->epoch = 0;
+    passage->paced = NULL;
     pthread_setspecific(thread_end, passage);
     return my_passage = passage;
 }
@@ -112,13 +114,20 @@ struct passage *gate_enter_slowly(struct passage *passage, CUstream stream) {
         passage->stream = NO_STREAM;
         atomic_store(&passage->lane, lane);
         atomic_thread_fence(memory_order_seq_cst);
-        if (atomic_load(&lane->gpu->open)) {
+        struct gpu *gpu = atomic_load(&lane->gpu);
+        if (atomic_load(&gpu->open)) {
+            if (!pace_admits(passage, lane)) {
+                atomic_store(&passage->depth, 0);
+                pace_wait(gpu, lane);
+                atomic_store(&passage->depth, 1);
+                continue;
+            }
             if (lane_is_certain(stream)) passage->stream = stream;
             gate_count(passage, lane);
             break;
         }
         atomic_store(&passage->depth, 0);
-        bool in_time = gate_wait(lane->gpu);
+        bool in_time = gate_wait(gpu);
         atomic_store(&passage->depth, 1);
         if (!in_time) {
             log_line(LOG_ERROR, "no lease in %d s: going on without one", (int)(PATIENCE / SECOND));
@@ -131,7 +140,7 @@ struct passage *gate_enter_slowly(struct passage *passage, CUstream stream) {
 }
 
 static void refresh(struct gpu *gpu) {
-    atomic_store(&gpu->fast, atomic_load(&gpu->open) && !captures_in_progress());
+    atomic_store(&gpu->fast, atomic_load(&gpu->open) && !pace_is_set(gpu) && !captures_in_progress());
 }
 
 void gate_refresh(struct gpu *gpu) {

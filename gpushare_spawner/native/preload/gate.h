@@ -8,6 +8,7 @@
 #pragma once
 
 #include "gpus.h"
+#include "pace.h"
 
 struct context;
 
@@ -17,9 +18,11 @@ struct lane {
     struct gpu *_Atomic gpu;
     struct context *context;
     CUstream stream;
-    _Atomic uint32_t burst; /* the last burst of the GPU in which work was put here */
-    CUevent mark;           /* recorded by the background thread to learn when the work is done */
+    const struct passage *thread; /* of the thread's own default stream: whose; else NULL */
+    _Atomic uint32_t burst;       /* the last burst of the GPU in which work was put here */
+    CUevent mark;                 /* recorded by the background thread to learn when the work is done */
     bool pending;
+    struct lane_pace pace;
     struct lane *next;
 };
 
@@ -39,6 +42,9 @@ struct passage {
         struct lane *lane;
     } near[NEAR_LANES];
     _Atomic uint64_t launches[MAX_GPUS]; /* calls that put work on a GPU */
+    struct lane *paced;                  /* of a launch that the pace has admitted and that is being made; else NULL */
+    struct pace *pace;
+    uint32_t pace_generation;
     struct passage *next;
     _Atomic bool used;
 } __attribute__((aligned(128)));
@@ -84,6 +90,7 @@ static inline struct passage *gate_enter(CUstream stream) {
 /* After it. */
 static inline void gate_leave(struct passage *passage) {
     if (unlikely(!passage)) return;
+    if (unlikely(passage->paced)) pace_left(passage);
     atomic_signal_fence(memory_order_seq_cst);
     uint32_t depth = atomic_load_explicit(&passage->depth, memory_order_relaxed);
     atomic_store_explicit(&passage->depth, depth - 1, memory_order_release);
@@ -101,7 +108,7 @@ static inline void gate_context_changed(void) {
 void gate_prepare(void);            /* once per process, before the first launch */
 void gate_open(struct gpu *gpu);    /* and wake the threads that wait */
 void gate_shut(struct gpu *gpu);    /* afterwards every thread sees it shut, or is seen inside */
-void gate_refresh(struct gpu *gpu); /* `fast` follows `open` and the captures in progress */
+void gate_refresh(struct gpu *gpu); /* `fast` follows `open`, the pace and the captures in progress */
 bool gate_inside(const struct gpu *gpu);
 uint64_t gate_launches(const struct gpu *gpu);
 void gate_forget_threads(void); /* in a forked child: only this thread is left */

@@ -34,6 +34,7 @@ static struct lease {
     uint64_t asked_at;
     uint64_t bursts;
     uint64_t page_in;
+    uint64_t pace; /* nanoseconds of queued work, 0: no bound */
     uint64_t shut_at, reopened_until;
     uint64_t page_out; /* after the release that is under way */
     uint32_t reason;
@@ -61,6 +62,7 @@ void lease_unarbitrated(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     pager_cut(gpu);
     *lease = (struct lease){.state = UNARBITRATED, .bursts = lease->bursts};
+    pace_begin(gpu, 0);
     gate_open(gpu);
 }
 
@@ -112,6 +114,7 @@ static void hold(struct gpu *gpu) {
     lease->state = HELD;
     burst_lease_begins(gpu);
     atomic_fetch_add(&gpu->progress, 1);
+    pace_begin(gpu, lease->pace);
     gate_open(gpu);
 }
 
@@ -123,8 +126,13 @@ void lease_granted(struct gpu *gpu, const struct frame *frame) {
         return;
     }
     if (lease->state == UNARBITRATED) return;
+    if (frame->f[0] == lease->last_id) return; /* its pace: crossed with our giving it back */
     lease->id = frame->f[0];
-    if (lease->state == HELD) return;
+    lease->pace = frame->f[3];
+    if (lease->state == HELD) {
+        pace_set(gpu, lease->pace);
+        return;
+    }
     if (lease->state == SHUTTING) {
         /* crossed with our giving back: what is under way is finished, for the new lease */
         return;
@@ -211,6 +219,7 @@ later:
                  "GPU %d: work does not end while threads wait to launch more; letting them through for a moment",
                  gpu->index);
         lease->reopened_until = now + DEADLOCK_MOMENT;
+        pace_relax(gpu);
         gate_open(gpu);
     }
     uint64_t waited = now - lease->shut_at;
@@ -253,6 +262,7 @@ uint64_t lease_step(struct gpu *gpu) {
         if (now >= next) {
             log_line(LOG_ERROR, "the agent has not answered for %d s: work on GPU %d goes on without a lease",
                      (int)(ANSWER_PATIENCE / SECOND), gpu->index);
+            pace_begin(gpu, 0);
             gate_open(gpu);
             next = UINT64_MAX;
         }

@@ -1,0 +1,327 @@
+#define _GNU_SOURCE
+#include "pace.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "capture.h"
+#include "contexts.h"
+#include "gate.h"
+#include "resolve.h"
+
+/* Two launches keep a GPU busy: one runs, one waits behind it. More than a driver's own queue holds are of no use. */
+#define LEAST_WINDOW 2
+#define MOST_WINDOW  1024
+/* A mark stands behind this part of a window. */
+#define SEGMENTS    8
+#define SHORT_SLEEP (50 * MILLISECOND / 1000)
+#define LONG_SLEEP  (2 * MILLISECOND)
+/* Work that makes no progress for so long while threads wait may be waiting for their launches: some are let through,
+   again after twice the time, and so on. */
+#define DEADLOCK_PATIENCE (5 * SECOND)
+
+struct pace {
+    _Atomic uint64_t nanoseconds; /* 0: none */
+    /* Upper half: the generation. Lower half: launches that were admitted and are not known to be done. In one word, so
+       that a launch is never taken off another generation's account. */
+    _Atomic uint64_t account;
+    _Atomic uint32_t window, segment;
+    _Atomic uint32_t extra; /* beyond the window: let through by the escape from a deadlock */
+    _Atomic uint64_t busy_since;
+    pthread_mutex_t lock; /* of all that follows, and of the lanes' marks. Taken after contexts_lock and the turn of
+                             capture.h */
+    struct lane *lanes;   /* with launches in this generation */
+    uint64_t launch_time; /* nanoseconds of one launch, estimated; 0: not known */
+    bool backlog;         /* work from before this generation may be ahead of what is counted */
+    uint64_t stuck_since, patience;
+};
+
+static struct pace paces[MAX_GPUS];
+static uint32_t generations;
+
+static uint32_t generation_of(uint64_t account) {
+    return (uint32_t)(account >> 32);
+}
+
+static uint32_t outstanding(const struct pace *pace) {
+    return (uint32_t)atomic_load_explicit(&pace->account, memory_order_relaxed);
+}
+
+static void take_off(struct pace *pace, uint32_t generation, uint64_t launches) {
+    uint64_t account = atomic_load(&pace->account);
+    while (generation_of(account) == generation && launches) {
+        uint64_t counted = account & UINT32_MAX, less = launches < counted ? launches : counted;
+        if (atomic_compare_exchange_weak(&pace->account, &account, account - less)) return;
+    }
+}
+
+static void adapt(struct pace *pace) {
+    uint64_t room = pace->launch_time ? atomic_load(&pace->nanoseconds) / pace->launch_time : 0;
+    uint32_t window = room < LEAST_WINDOW ? LEAST_WINDOW : room > MOST_WINDOW ? MOST_WINDOW : (uint32_t)room;
+    atomic_store(&pace->window, window);
+    atomic_store(&pace->segment, window < 2 * SEGMENTS ? 1 : window / SEGMENTS);
+}
+
+void pace_begin(struct gpu *gpu, uint64_t nanoseconds) {
+    struct pace *pace = &paces[gpu->index];
+    pthread_mutex_lock(&pace->lock);
+    atomic_store(&pace->nanoseconds, nanoseconds);
+    atomic_store(&pace->account, (uint64_t)++generations << 32);
+    atomic_store(&pace->extra, 0);
+    atomic_store(&pace->busy_since, 0);
+    pace->lanes = NULL;
+    pace->backlog = false;
+    adapt(pace);
+    pthread_mutex_unlock(&pace->lock);
+    gate_refresh(gpu);
+}
+
+void pace_set(struct gpu *gpu, uint64_t nanoseconds) {
+    struct pace *pace = &paces[gpu->index];
+    bool begins = nanoseconds && !atomic_load(&pace->nanoseconds);
+    if (begins) pace_begin(gpu, 0);
+    pthread_mutex_lock(&pace->lock);
+    if (begins) pace->backlog = true;
+    atomic_store(&pace->nanoseconds, nanoseconds);
+    adapt(pace);
+    pthread_mutex_unlock(&pace->lock);
+    gate_refresh(gpu);
+}
+
+bool pace_is_set(const struct gpu *gpu) {
+    return atomic_load(&paces[gpu->index].nanoseconds) != 0;
+}
+
+void pace_relax(struct gpu *gpu) {
+    atomic_fetch_add(&paces[gpu->index].extra, LEAST_WINDOW + atomic_load(&gpu->waiters));
+}
+
+void pace_prepare(void) {
+    for (int i = 0; i < MAX_GPUS; i++) {
+        struct pace *pace = &paces[i];
+        atomic_store(&pace->nanoseconds, 0);
+        pace->lanes = NULL;
+        pace->launch_time = 0;
+        pthread_mutex_init(&pace->lock, NULL);
+    }
+}
+
+/* A default stream orders the work of others too, so that an event must not be put into it but beside a launch there.
+ */
+static bool is_default(const struct lane *lane) {
+    return lane->stream == NULL || lane->stream == CU_STREAM_PER_THREAD;
+}
+
+/* ---- with the lock held ---- */
+
+static void lane_begins(struct pace *pace, struct lane *lane, uint32_t generation) {
+    struct lane_pace *own = &lane->pace;
+    if (atomic_load(&own->generation) == generation || generation_of(atomic_load(&pace->account)) != generation) return;
+    atomic_store(&own->submitted, 0);
+    atomic_store(&own->marked, 0);
+    atomic_store(&own->pending, 0);
+    own->done = 0;
+    own->first = 0;
+    own->next = pace->lanes;
+    pace->lanes = lane;
+    atomic_store(&own->generation, generation);
+}
+
+/* Launches of the lane up to this one are done. Returns how many that are. */
+static uint64_t done_upto(struct pace *pace, struct lane *lane, uint64_t upto) {
+    uint64_t launches = upto - lane->pace.done;
+    lane->pace.done = upto;
+    take_off(pace, atomic_load(&lane->pace.generation), launches);
+    return launches;
+}
+
+static uint64_t look_at_marks(struct pace *pace, struct lane *lane) {
+    struct lane_pace *own = &lane->pace;
+    uint64_t launches = 0;
+    uint32_t pending = atomic_load(&own->pending);
+    /* an error is no reason to wait */
+    while (pending && real.cuEventQuery(own->marks[own->first].event) != CUDA_ERROR_NOT_READY) {
+        launches += done_upto(pace, lane, own->marks[own->first].upto);
+        own->first = (own->first + 1) % PACE_MARKS;
+        atomic_store(&own->pending, --pending);
+    }
+    return launches;
+}
+
+/* Put a mark behind the lane's launches. Where that fails they are no longer counted. */
+static void put_mark(struct pace *pace, struct lane *lane) {
+    struct lane_pace *own = &lane->pace;
+    uint32_t pending = atomic_load(&own->pending);
+    uint64_t submitted = atomic_load(&own->submitted);
+    if (pending == PACE_MARKS || submitted == atomic_load(&own->marked)) return;
+    CUcontext current = NULL, meant = lane->context->handle;
+    real.cuCtxGetCurrent(&current);
+    bool switched = current != meant && real.cuCtxPushCurrent_v2(meant) == CUDA_SUCCESS;
+    uint32_t at = (own->first + pending) % PACE_MARKS;
+    if (!own->marks[at].event && real.cuEventCreate(&own->marks[at].event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        own->marks[at].event = NULL;
+    bool put = own->marks[at].event && real.cuEventRecord(own->marks[at].event, lane->stream) == CUDA_SUCCESS;
+    if (switched) real.cuCtxPopCurrent_v2(&current);
+    atomic_store(&own->marked, submitted);
+    if (put) {
+        own->marks[at].upto = submitted;
+        atomic_store(&own->pending, pending + 1);
+    } else if (!pending) {
+        done_upto(pace, lane, submitted);
+    }
+}
+
+/* Estimate the time of a launch from what was seen to be done. `awaited`: a thread waits for the window. */
+static void learn(struct pace *pace, uint64_t launches, bool awaited) {
+    uint64_t now = now_ns(), since = atomic_load(&pace->busy_since), known = pace->launch_time;
+    bool empty = outstanding(pace) == 0;
+    if (launches) {
+        uint64_t seen = since && !pace->backlog ? (now - since) / launches + 1 : known;
+        if (!known)
+            pace->launch_time = seen;
+        else
+            pace->launch_time = seen > known ? (known + seen) / 2 : (3 * known + seen) / 4;
+        pace->backlog = false;
+        atomic_store(&pace->busy_since, empty ? 0 : now);
+        atomic_store(&pace->extra, 0);
+        pace->stuck_since = now;
+        pace->patience = DEADLOCK_PATIENCE;
+        if (awaited && empty) {
+            /* the queue ran dry before this thread looked: however late that was, the window was too small */
+            if (known && pace->launch_time > known) pace->launch_time = known;
+            if (!pace->launch_time) pace->launch_time = atomic_load(&pace->nanoseconds) / LEAST_WINDOW;
+            pace->launch_time = pace->launch_time / 2 + 1;
+        }
+        adapt(pace);
+    } else if (since && known && !pace->backlog) {
+        /* that nothing was done says something too */
+        uint64_t at_least = (now - since) / (2 * atomic_load(&pace->segment));
+        if (at_least <= known) return;
+        pace->launch_time = at_least;
+        adapt(pace);
+    }
+}
+
+static void look(struct pace *pace, const struct lane *mine) {
+    uint64_t launches = 0;
+    for (struct lane *lane = pace->lanes; lane; lane = lane->pace.next) {
+        launches += look_at_marks(pace, lane);
+        if (atomic_load(&lane->pace.pending)) continue;
+        if (lane == mine || !is_default(lane))
+            put_mark(pace, lane);
+        else /* fewer than a segment; nothing would ever say that they are done */
+            done_upto(pace, lane, atomic_load(&lane->pace.submitted));
+    }
+    learn(pace, launches, true);
+}
+
+/* Let more through if nothing has been done for long. */
+static void escape(struct gpu *gpu, struct pace *pace, uint64_t now, uint64_t waiting_since) {
+    uint64_t since = pace->stuck_since > waiting_since ? pace->stuck_since : waiting_since;
+    if (!pace->patience) pace->patience = DEADLOCK_PATIENCE;
+    if (now - since < pace->patience) return;
+    log_line(LOG_INFO, "GPU %d: queued work makes no progress while threads wait to launch more; letting some through",
+             gpu->index);
+    atomic_fetch_add(&pace->extra, LEAST_WINDOW);
+    pace->stuck_since = now;
+    pace->patience *= 2;
+}
+
+/* ---- without it ---- */
+
+bool pace_admits(struct passage *passage, struct lane *lane) {
+    struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
+    struct pace *pace = &paces[gpu->index];
+    if (!atomic_load(&pace->nanoseconds)) return true;
+    uint64_t account = atomic_load(&pace->account);
+    do {
+        uint32_t generation = generation_of(account);
+        if (atomic_load(&lane->pace.generation) != generation) {
+            pthread_mutex_lock(&pace->lock);
+            lane_begins(pace, lane, generation);
+            pthread_mutex_unlock(&pace->lock);
+        }
+        /* while anything is being captured no event may be put anywhere, so that nobody could say when there is room */
+        if ((uint32_t)account >= atomic_load(&pace->window) + atomic_load(&pace->extra) && !captures_in_progress())
+            return false;
+    } while (!atomic_compare_exchange_weak(&pace->account, &account, account + 1));
+    if (!(uint32_t)account) atomic_store(&pace->busy_since, now_ns());
+    passage->paced = lane;
+    passage->pace = pace;
+    passage->pace_generation = generation_of(account);
+    return true;
+}
+
+void pace_left(struct passage *passage) {
+    if (atomic_load_explicit(&passage->depth, memory_order_relaxed) > 1) return; /* a call inside the admitted one */
+    struct lane *lane = passage->paced;
+    struct pace *pace = passage->pace;
+    uint32_t generation = passage->pace_generation;
+    struct lane_pace *own = &lane->pace;
+    passage->paced = NULL;
+    if (atomic_load(&own->generation) != generation) { /* its stream went meanwhile */
+        take_off(pace, generation, 1);
+        return;
+    }
+    uint64_t submitted = atomic_fetch_add(&own->submitted, 1) + 1;
+    if (atomic_load(&own->pending) && submitted - atomic_load(&own->marked) < atomic_load(&pace->segment) &&
+        outstanding(pace) < atomic_load(&pace->window))
+        return;
+    int kept = errno;
+    captures_hold_off();
+    pthread_mutex_lock(&pace->lock);
+    if (!captures_in_progress() && atomic_load(&own->generation) == generation &&
+        generation_of(atomic_load(&pace->account)) == generation) {
+        learn(pace, look_at_marks(pace, lane), false);
+        put_mark(pace, lane);
+    }
+    pthread_mutex_unlock(&pace->lock);
+    captures_let_on();
+    errno = kept;
+}
+
+void pace_wait(struct gpu *gpu, struct lane *lane) {
+    struct pace *pace = &paces[gpu->index];
+    uint64_t waiting_since = now_ns();
+    while (atomic_load(&gpu->open) && atomic_load(&pace->nanoseconds)) {
+        captures_hold_off();
+        pthread_mutex_lock(&pace->lock);
+        bool capturing = captures_in_progress();
+        if (!capturing) look(pace, lane);
+        uint32_t room = atomic_load(&pace->window) + atomic_load(&pace->extra), segment = atomic_load(&pace->segment);
+        bool free = outstanding(pace) + segment <= room;
+        if (!free) escape(gpu, pace, now_ns(), waiting_since);
+        uint64_t sleep = pace->launch_time * segment / 2;
+        pthread_mutex_unlock(&pace->lock);
+        captures_let_on();
+        if (free || capturing) return;
+        if (sleep < SHORT_SLEEP) sleep = SHORT_SLEEP;
+        if (sleep > LONG_SLEEP) sleep = LONG_SLEEP;
+        struct timespec timeout = {0, (long)sleep};
+        /* a shut gate ends it */
+        syscall(SYS_futex, &gpu->open, FUTEX_WAIT_PRIVATE, 1, &timeout, NULL, 0);
+    }
+}
+
+void pace_lane_gone(struct lane *lane, bool with_context) {
+    struct lane_pace *own = &lane->pace;
+    struct pace *pace = &paces[lane->context->gpu->index];
+    pthread_mutex_lock(&pace->lock);
+    for (struct lane **link = &pace->lanes; *link; link = &(*link)->pace.next) {
+        if (*link != lane) continue;
+        *link = own->next;
+        done_upto(pace, lane, atomic_load(&own->submitted));
+        break;
+    }
+    atomic_store(&own->generation, 0);
+    atomic_store(&own->pending, 0);
+    for (int i = 0; i < PACE_MARKS; i++) {
+        if (own->marks[i].event && !with_context) real.cuEventDestroy_v2(own->marks[i].event);
+        own->marks[i].event = NULL;
+    }
+    pthread_mutex_unlock(&pace->lock);
+}
