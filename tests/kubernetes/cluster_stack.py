@@ -20,8 +20,9 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HT
 from gpushare_spawner.model.kubernetes import PodSession, pod_session
 from tests.e2e.hub_api import Hub
 
+from .agent_account import agent_token
 from .cluster_agent import ClusterAgent
-from .node_agent import AGENT_RULES, GPU_0
+from .node_agent import GPU_0
 from .sharing_hub import SHARING_RULES
 from .standin.client import path
 from .standin.cluster import Cluster
@@ -63,10 +64,9 @@ class ClusterStack:
 
     async def __aenter__(self) -> ClusterStack:
         try:
-            token = await self.cluster.service_account("gpushare-agent", AGENT_RULES)
             kubeconfig = self.cluster.kubeconfig(await self.cluster.service_account("hub", HUB_RULES))
             kubelets = [await self.cluster.make_node() for _ in range(self._nodes)]
-            self.agents = [self._agent(kubelet, token) for kubelet in kubelets]
+            self.agents = [self._agent(kubelet, await agent_token(self.cluster, kubelet.name)) for kubelet in kubelets]
             async with asyncio.TaskGroup() as starting:
                 for agent in self.agents:
                     starting.create_task(self._start_agent(agent))

@@ -31,11 +31,6 @@ from .standin.client import path
 from .standin.cluster import Cluster, a_pod
 from .standin.kubelet import StandInKubelet
 
-AGENT_RULES = [
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "patch"]},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]},
-]
-"""All that the agent may do."""
 GPU_0, GPU_1 = kubernetes.resource_name(0), kubernetes.resource_name(1)
 LIBRARY = Path("/opt/gpushare/libgpushare.so")
 

@@ -16,7 +16,8 @@ from gpushare_spawner.model.frames import Role
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, SECOND, Peer
 
-from .node_agent import AGENT_RULES, GPU_0, NodeAgent, inode, session
+from .agent_account import agent_token
+from .node_agent import GPU_0, NodeAgent, inode, session
 from .standin.client import path
 from .standin.cluster import Cluster, a_pod
 
@@ -24,7 +25,7 @@ from .standin.cluster import Cluster, a_pod
 @pytest.fixture
 async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[NodeAgent]:  # noqa: F811
     kubelet = await cluster.make_node()
-    agent = NodeAgent(cluster, kubelet, await cluster.service_account("agent", AGENT_RULES), short_folder)
+    agent = NodeAgent(cluster, kubelet, await agent_token(cluster, kubelet.name), short_folder)
     await agent.start()
     await agent.ready()
     yield agent

@@ -21,14 +21,15 @@ from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, SECOND
 
-from .node_agent import AGENT_RULES, GPU_0, GPU_1, LIBRARY, NodeAgent
+from .agent_account import agent_token
+from .node_agent import GPU_0, GPU_1, LIBRARY, NodeAgent
 from .standin.cluster import Cluster
 
 
 @pytest.fixture
 async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[NodeAgent]:  # noqa: F811
     kubelet = await cluster.make_node()
-    token = await cluster.service_account("agent", AGENT_RULES)
+    token = await agent_token(cluster, kubelet.name)
     agent = NodeAgent(cluster, kubelet, token, short_folder)
     await agent.start()
     yield agent

@@ -21,8 +21,9 @@ from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
 from tests.agent.peers import GIB, Peer
 
+from .agent_account import agent_token
 from .cluster_agent import ClusterAgent
-from .node_agent import AGENT_RULES, GPU_0
+from .node_agent import GPU_0
 from .standin.client import path
 from .standin.cluster import Cluster, a_pod
 
@@ -30,7 +31,7 @@ from .standin.cluster import Cluster, a_pod
 @pytest.fixture
 async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[ClusterAgent]:  # noqa: F811
     kubelet = await cluster.make_node()
-    agent = ClusterAgent(short_folder, cluster, kubelet, await cluster.service_account("agent", AGENT_RULES))
+    agent = ClusterAgent(short_folder, cluster, kubelet, await agent_token(cluster, kubelet.name))
     await agent.start()
     await cluster.wait_for_allocatable(kubelet.name, GPU_0, 100)
     yield agent

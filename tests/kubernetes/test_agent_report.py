@@ -15,7 +15,7 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Announcement, GpuReport, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
 
-from .node_agent import AGENT_RULES
+from .agent_account import AGENT_RULES
 from .standin.client import path
 from .standin.cluster import Cluster
 

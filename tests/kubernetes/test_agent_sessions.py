@@ -20,7 +20,8 @@ from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 
-from .node_agent import AGENT_RULES, GPU_0, NodeAgent, session
+from .agent_account import agent_token
+from .node_agent import GPU_0, NodeAgent, session
 from .standin.cluster import Cluster
 from .standin.faults import by_service_accounts
 
@@ -28,7 +29,7 @@ from .standin.faults import by_service_accounts
 @pytest.fixture
 async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[NodeAgent]:  # noqa: F811
     kubelet = await cluster.make_node()
-    token = await cluster.service_account("agent", AGENT_RULES)
+    token = await agent_token(cluster, kubelet.name)
     agent = NodeAgent(cluster, kubelet, token, short_folder)
     await agent.start()
     await agent.ready()

@@ -19,6 +19,7 @@ from gpushare_spawner.model.kubernetes import resource_name
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template_yaml import parse_template
 from gpushare_spawner.native import simgpu_folder
+from tests.kubernetes.agent_account import POLICY_KINDS
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, notes, one, render
 from tests.kubernetes.write_values import with_templates
 
@@ -70,12 +71,13 @@ def test_every_object_is_named_labelled_and_in_the_releases_namespace(values):
     assert len({(item["kind"], item["metadata"]["name"]) for item in items}) == len(items)
     for item in items:
         assert item["apiVersion"]
-        assert item["metadata"]["namespace"] == "jhub"
+        assert item["metadata"].get("namespace", "jhub") == "jhub"
+        assert ("namespace" in item["metadata"]) is (item["kind"] not in POLICY_KINDS)
         assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "gpushare"
 
 
-def test_there_is_no_object_that_reaches_beyond_the_namespace():
-    kinds = {item["kind"] for values in ALL.values() for item in render(values)}
+def test_no_object_reaches_beyond_the_namespace_but_the_policies_that_bind_the_agents():
+    kinds = {item["kind"] for values in ALL.values() for item in render(values)} - POLICY_KINDS.keys()
     assert kinds == {
         "DaemonSet", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "ConfigMap", "Service", "ServiceMonitor",
         "Deployment",
@@ -279,7 +281,7 @@ def test_an_image_is_named_by_tag_or_digest():
 def test_nothing_is_made_that_is_not_wanted():
     off = {
         "serviceAccount": {"create": False, "name": "mine"},
-        "rbac": {"create": False},
+        "rbac": {"create": False, "admissionPolicy": "never"},
         "hub": {"createRole": False},
         "networkPolicy": {"enabled": False},
     }
@@ -320,6 +322,7 @@ def test_long_names_stay_valid():
         ({"affinity": {"node": {}}}, "/affinity", "node"),
         ({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts", "minItems"),
         ({"nodeSelector": {"a": True}}, "/nodeSelector/a", "string"),
+        ({"rbac": {"admissionPolicy": "on"}}, "/rbac/admissionPolicy", "always"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_path(values, where, why):
@@ -369,6 +372,7 @@ def test_notes_say_what_to_do_next():
     [
         ({"hub": {"createRole": False}}, "The hub needs more rights"),
         ({"rbac": {"create": False}}, "service account gpushare needs"),
+        ({"rbac": {"admissionPolicy": "never"}}, "an agent's token can change every pod"),
         ({"metrics": {"serviceMonitor": {"enabled": True}}}, "networkPolicy.metricsFrom"),
         ({"templates": None}, "create configmap gpushare-templates"),
     ],

@@ -19,6 +19,7 @@ from gpushare_spawner.service.cluster.node import NodeAgent as SeenNode
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB
 
+from .agent_account import agent_token
 from .charts import one, render
 from .node_agent import NodeAgent
 from .sharing_hub import SharingHub, kube_access
@@ -59,7 +60,7 @@ def roles() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 @pytest.fixture
 async def agent(cluster: Cluster, roles: Any, short_folder: Path) -> AsyncIterator[NodeAgent]:  # noqa: F811
     kubelet = await cluster.make_node(programs=Listeners())
-    token = await cluster.service_account("agent", roles[0])
+    token = await agent_token(cluster, kubelet.name, roles[0])
     agent = NodeAgent(cluster, kubelet, token, short_folder)
     await agent.start()
     await agent.ready()

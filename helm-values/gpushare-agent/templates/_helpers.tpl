@@ -33,3 +33,13 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
+
+{{- /* "true" where ValidatingAdmissionPolicy is of the API (1.30) and tokens name their node (on by default from 1.30). */ -}}
+{{- define "gpushare-agent.admissionPolicy" -}}
+{{- $policy := .Values.rbac.admissionPolicy -}}
+{{- if eq $policy "auto" -}}
+{{- semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version -}}
+{{- else -}}
+{{- eq $policy "always" -}}
+{{- end -}}
+{{- end }}

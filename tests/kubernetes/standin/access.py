@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ApiError, forbidden
@@ -14,12 +14,15 @@ from .kinds import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES
 from .store import Store
 
 MASTERS = "system:masters"
+NODE_NAME = "authentication.kubernetes.io/node-name"
+"""What a token that is bound to a node, or to a pod of it, says of its user."""
 
 
 @dataclass(frozen=True)
 class User:
     name: str
     groups: frozenset[str] = frozenset()
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -45,18 +48,21 @@ class Access:
         self._store = store
         self._users: dict[str, User] = {}
 
-    def add_user(self, name: str, *groups: str, token: str | None = None) -> str:
-        """A bearer token for a user of any name."""
+    def add_user(self, name: str, *groups: str, token: str | None = None, node: str = "") -> str:
+        """A bearer token for a user of any name; `node`: the name of the node that it is bound to."""
         token = token or secrets.token_urlsafe(24)
-        self._users[token] = User(name, frozenset({*groups, "system:authenticated"}))
+        extra = {NODE_NAME: (node,)} if node else {}
+        self._users[token] = User(name, frozenset({*groups, "system:authenticated"}), extra)
         return token
 
-    def add_service_account_token(self, namespace: str, name: str) -> str:
+    def add_service_account_token(self, namespace: str, name: str, node: str = "") -> str:
         """Like a real one a JSON web token, that says whose it is."""
         user = f"system:serviceaccount:{namespace}:{name}"
         claims = base64.urlsafe_b64encode(json.dumps({"sub": user}).encode()).decode().rstrip("=")
         token = f"e30.{claims}.{secrets.token_urlsafe(24)}"
-        return self.add_user(user, "system:serviceaccounts", f"system:serviceaccounts:{namespace}", token=token)
+        return self.add_user(
+            user, "system:serviceaccounts", f"system:serviceaccounts:{namespace}", token=token, node=node
+        )
 
     def user(self, authorization: str | None) -> User:
         """Raises ApiError 401."""

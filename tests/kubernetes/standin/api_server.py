@@ -13,8 +13,9 @@ from typing import Any
 
 from aiohttp import web
 
-from . import defaults, deletion, immutable, patches, validation
+from . import admission, defaults, deletion, immutable, patches, validation
 from .access import MASTERS, Access, Ask, User
+from .admission import Write
 from .answers import fail, json_answer, raw_answer
 from .deletion import timestamp
 from .errors import (
@@ -31,7 +32,7 @@ from .errors import (
     not_found,
 )
 from .faults import Faults
-from .kinds import CONFIG_MAPS, NAMESPACES, NODES, PODS, PRIORITY_CLASSES, SERVICE_ACCOUNTS, Kind
+from .kinds import CONFIG_MAPS, NAMESPACES, NODES, PODS, POLICIES, PRIORITY_CLASSES, SERVICE_ACCOUNTS, Kind
 from .names import quoted
 from .selectors import selector
 from .store import Store, Stored
@@ -122,19 +123,19 @@ class StandInApiServer:
             return self._list(request, target) if not target.name else raw_answer(self._found(target).raw)
         body = await _body(request)
         if request.method == "DELETE":
-            return self._delete(request, target, body)
+            return self._delete(request, target, body, user)
         if request.method == "POST":
             if target.kind is SERVICE_ACCOUNTS and target.subresource == "token":
                 return self._make_token(target, body)
             if target.kind is PODS and target.subresource == "binding":
-                return self._bind(target, body)
+                return self._bind(target, body, user)
             if target.name:
                 raise no_method()
             if target.kind.plural == "selfsubjectaccessreviews":
                 return json_answer(self._review(user, body), 201)
-            return raw_answer(self._create(target, body, request.query).raw, 201)
+            return raw_answer(self._create(target, body, request.query, user).raw, 201)
         if request.method in ("PUT", "PATCH") and target.name:
-            return raw_answer(self._update(request, target, body).raw)
+            return raw_answer(self._update(request, target, body, user).raw)
         raise no_method()
 
     def _found(self, target: Target) -> Stored:
@@ -207,7 +208,8 @@ class StandInApiServer:
                 return stale
         return self.store.version
 
-    def _create(self, target: Target, item: dict[str, Any], query: Any) -> Stored:
+    def _create(self, target: Target, item: dict[str, Any], query: Any, user: User | None = None) -> Stored:
+        """Without a user by the server itself."""
         kind = target.kind
         metadata = item.setdefault("metadata", {})
         given_kind, given_version = item.get("kind"), item.get("apiVersion")
@@ -228,6 +230,8 @@ class StandInApiServer:
         validation.check(kind, item)
         if kind is PODS:
             self._check_priority_class(item)
+        elif kind is POLICIES:
+            admission.check_policy(item)
         key = metadata.get("namespace", ""), metadata["name"]
         if self.store.get(kind, key) is not None:
             raise already_exists(kind.plural, metadata["name"], kind.group)
@@ -235,6 +239,9 @@ class StandInApiServer:
         if kind.has_status:
             item["status"] = _first_status(kind, item)
         validation.check_size(json.dumps(item).encode())
+        if user is not None:
+            write = Write(user, "CREATE", kind, metadata.get("namespace", ""), metadata["name"])
+            admission.admit(self.store, write, None, item)
         if query.get("dryRun"):
             metadata["resourceVersion"] = str(self.store.version)
             return Stored(item)
@@ -268,7 +275,7 @@ class StandInApiServer:
             why = f"unable to create new content in namespace {target.namespace} because it is being terminated"
             raise forbidden(f'{target.kind.plural} "{metadata.get("name")}" is forbidden: {why}')
 
-    def _update(self, request: web.Request, target: Target, body: Any) -> Stored:
+    def _update(self, request: web.Request, target: Target, body: Any, user: User) -> Stored:
         kind = target.kind
         if target.subresource not in ("", "status") or (target.subresource == "status" and not kind.has_status):
             raise no_resource()
@@ -302,13 +309,14 @@ class StandInApiServer:
         if not target.subresource:
             immutable.check_update(kind, before, after)
         validation.check_size(json.dumps(after).encode())
+        admission.admit(self.store, _write(user, "UPDATE", target), before, after)
         if after == before or request.query.get("dryRun"):
             return Stored(after) if after != before else stored
         if deletion.is_finished(after):
             return self.store.remove(kind, stored.key)
         return self.store.put(kind, after)
 
-    def _delete(self, request: web.Request, target: Target, options: Any) -> web.Response:
+    def _delete(self, request: web.Request, target: Target, options: Any, user: User) -> web.Response:
         options = dict(options or {})
         if not request.body_exists:
             # with a body the query's options do not count
@@ -322,6 +330,7 @@ class StandInApiServer:
         kind = target.kind
         if target.name:
             stored = self._found(target)
+            admission.admit(self.store, _write(user, "DELETE", target), stored.item, None)
             if options.get("dryRun"):
                 deletion.check_preconditions(kind, stored, options.get("preconditions") or {})
                 return raw_answer(stored.raw)
@@ -337,14 +346,18 @@ class StandInApiServer:
             )
         matches = selector(kind, *_selectors(request))
         chosen = [stored for stored in self.store.items(kind, target.namespace) if matches(stored.item)]
+        for stored in chosen:
+            write = Write(user, "DELETE", kind, *stored.key)
+            admission.admit(self.store, write, stored.item, None)
         last_states = [deletion.delete(self.store, kind, stored, options)[0].item for stored in chosen]
         metadata = {"resourceVersion": str(self.store.version)}
         return json_answer(
             {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": last_states}
         )
 
-    def _bind(self, target: Target, binding: dict[str, Any]) -> web.Response:
+    def _bind(self, target: Target, binding: dict[str, Any], user: User) -> web.Response:
         stored = self._found(target)
+        admission.admit(self.store, _write(user, "CREATE", target), None, binding)
         if stored.item["metadata"].get("deletionTimestamp"):
             raise modified("pods/binding", target.name)
         if node := stored.item["spec"].get("nodeName"):
@@ -367,15 +380,26 @@ class StandInApiServer:
             said = f"Invalid value: {seconds}: may not specify a duration less than 10 minutes"
             raise invalid("TokenRequest", "", [("spec.expirationSeconds", said)], "authentication.k8s.io")
         expires = datetime.now(UTC) + timedelta(seconds=seconds)
-        token = self.access.add_service_account_token(target.namespace, target.name)
+        bound = (request.get("spec") or {}).get("boundObjectRef") or {}
+        node = self._node_of(target.namespace, bound)
+        token = self.access.add_service_account_token(target.namespace, target.name, node)
         answer = {
             "kind": "TokenRequest",
             "apiVersion": "authentication.k8s.io/v1",
             "metadata": {"name": target.name, "namespace": target.namespace},
-            "spec": {"audiences": [ISSUER], "expirationSeconds": seconds, "boundObjectRef": None},
+            "spec": {"audiences": [ISSUER], "expirationSeconds": seconds, "boundObjectRef": bound or None},
             "status": {"token": token, "expirationTimestamp": timestamp(expires)},
         }
         return json_answer(answer, 201)
+
+    def _node_of(self, namespace: str, bound: dict[str, Any]) -> str:
+        """The node that a token names which is bound to this object: a node, or a pod that runs on one."""
+        if bound.get("kind") == "Node":
+            return self._found(Target(NODES, "", bound["name"], "")).key[1]
+        if bound.get("kind") == "Pod":
+            pod = self._found(Target(PODS, namespace, bound["name"], "")).item
+            return str(pod["spec"].get("nodeName", ""))
+        return ""
 
     def _review(self, user: User, body: dict[str, Any]) -> dict[str, Any]:
         asked = (body.get("spec") or {}).get("resourceAttributes") or {}
@@ -385,6 +409,10 @@ class StandInApiServer:
         names = {field: asked.get(field, "") for field in ("verb", "group", "namespace", "name")}
         kind = {"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1"}
         return {**kind, **body, "status": {"allowed": self.access.allows(user, Ask(resource=resource, **names))}}
+
+
+def _write(user: User, operation: str, target: Target) -> Write:
+    return Write(user, operation, target.kind, target.namespace, target.name, target.subresource)
 
 
 def _selectors(request: web.Request) -> tuple[str, str]:

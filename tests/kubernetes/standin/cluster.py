@@ -154,15 +154,25 @@ class Cluster:
         if cluster_rules:
             full_name = {"name": f"{namespace}-{name}"}
             await self._bind("ClusterRole", full_name, cluster_rules, subject, "")
-        request = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": 7200},
-        }
-        answer = await self.admin.create(path("serviceaccounts", namespace, name, "token"), request)
-        token: str = answer["status"]["token"]
+        token = await self.token(name)
         if self._waits_for_roles and rules:
             await self._wait_for_role(token, rules[-1])
+        return token
+
+    async def make_cluster_wide(self, plural: str, group: str, item: dict[str, Any]) -> None:
+        """An object that is in no namespace, and goes with the cluster."""
+        await self.admin.create(path(plural, group=group), item)
+        self._cluster_wide.append(path(plural, name=item["metadata"]["name"], group=group))
+
+    async def token(self, service_account: str, node: str = "") -> str:
+        """One more token of a service account; with `node` like that of a pod on this node."""
+        spec: dict[str, Any] = {"expirationSeconds": 7200}
+        if node:
+            uid = (await self.node(node))["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        where = path("serviceaccounts", self.namespace, service_account, "token")
+        token: str = (await self.admin.create(where, request))["status"]["token"]
         return token
 
     async def _remove_namespace(self, name: str) -> None:

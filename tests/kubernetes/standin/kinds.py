@@ -38,6 +38,7 @@ _EVENT_FIELDS = {
     "reason", "reportingComponent", "source", "type",
 }  # fmt: skip
 _RBAC = "rbac.authorization.k8s.io"
+_ADMISSION = "admissionregistration.k8s.io"
 
 PODS = Kind("pods", "Pod", has_status=True, returns_deleted=True, fields=METADATA_FIELDS | _POD_FIELDS)
 NODES = Kind(
@@ -57,6 +58,12 @@ ROLES = Kind("roles", "Role", _RBAC)
 ROLE_BINDINGS = Kind("rolebindings", "RoleBinding", _RBAC)
 CLUSTER_ROLES = Kind("clusterroles", "ClusterRole", _RBAC, namespaced=False)
 CLUSTER_ROLE_BINDINGS = Kind("clusterrolebindings", "ClusterRoleBinding", _RBAC, namespaced=False)
+POLICIES = Kind(
+    "validatingadmissionpolicies", "ValidatingAdmissionPolicy", _ADMISSION, namespaced=False, has_status=True
+)
+POLICY_BINDINGS = Kind(
+    "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", _ADMISSION, namespaced=False
+)
 PRIORITY_CLASSES = Kind("priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False)
 
 KINDS = (
@@ -80,6 +87,8 @@ KINDS = (
     Kind("ingresses", "Ingress", "networking.k8s.io", has_status=True),
     Kind("networkpolicies", "NetworkPolicy", "networking.k8s.io"),
     PRIORITY_CLASSES,
+    POLICIES,
+    POLICY_BINDINGS,
 )
 
 _BY_PATH = {(kind.group, kind.version, kind.plural): kind for kind in KINDS}

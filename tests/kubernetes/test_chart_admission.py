@@ -1,0 +1,248 @@
+"""The chart's admission policies: what an agent's token may change, and what not, whatever its Role allows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+
+from gpushare_spawner.agent.cluster_api import ClusterApi
+from gpushare_spawner.agent.published_report import Owner, PublishedReport
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.tier import Tier
+
+from .agent_account import ADMISSION, AGENT, POLICY_KINDS, has_policies, make_policies
+from .charts import AGENT_CHART, objects, one, render
+from .standin.client import ApiStatus, KubeClient, path
+from .standin.cluster import Cluster, a_pod
+
+EVERYTHING = [{"apiGroups": [""], "resources": ["pods", "pods/status", "pods/binding", "configmaps"], "verbs": ["*"]}]
+"""Rights that are far more than the chart's: only the policies stand in the way."""
+FOREIGN = "cni.example.org/ip"
+
+
+@dataclass
+class Agents:
+    """Clients with the tokens of two nodes' agents, of none, and of another service account with the same rights."""
+
+    cluster: Cluster
+    own: KubeClient
+    other: KubeClient
+    unbound: KubeClient
+    stranger: KubeClient
+    own_node: str
+    other_node: str
+
+    def pod(self, name: str) -> str:
+        return path("pods", self.cluster.namespace, name)
+
+    def report(self, node: str) -> str:
+        return path("configmaps", self.cluster.namespace, kubernetes.report_name(node))
+
+
+@pytest.fixture
+async def agents(cluster: Cluster) -> AsyncIterator[Agents]:
+    if not await has_policies(cluster):
+        pytest.skip("this API server is older than 1.31: it has no tokens that are bound to a node")
+    nodes = [(await cluster.make_node()).name for _ in range(2)]
+    unbound = await cluster.service_account(AGENT, EVERYTHING)
+    stranger = await cluster.service_account("stranger", EVERYTHING)
+    await make_policies(cluster, AGENT)
+    tokens = [await cluster.token(AGENT, node) for node in nodes]
+    clients = [KubeClient(cluster.credentials(token)) for token in (*tokens, unbound, stranger)]
+    for name, node in zip(("mine", "theirs"), nodes, strict=True):
+        manifest = a_pod(
+            name,
+            annotations={kubernetes.TIER: "active", kubernetes.SESSION: "ada", FOREIGN: "10.0.0.1"},
+            labels=kubernetes.labels(),
+            nodeSelector={kubernetes.HOSTNAME_LABEL: node},
+        )
+        await cluster.admin.create(path("pods", cluster.namespace), manifest)
+        await cluster.wait_for_phase(name, "Running")
+    for client in clients:
+        await client.__aenter__()
+    yield Agents(cluster, *clients, *nodes)
+    for client in clients:
+        await client.__aexit__(None, None, None)
+
+
+async def denied(call: Any) -> str:
+    """The message of the denial."""
+    with pytest.raises(ApiStatus) as refused:
+        await call
+    assert (refused.value.code, refused.value.reason) == (403, "Forbidden"), refused.value.message
+    assert "ValidatingAdmissionPolicy" in refused.value.message
+    return refused.value.message
+
+
+def annotations(**changes: str | None) -> dict[str, Any]:
+    return {"metadata": {"annotations": {name.replace("__", "/"): value for name, value in changes.items()}}}
+
+
+async def test_annotations_with_the_prefix_are_set_changed_and_removed_on_pods_of_the_own_node(agents: Agents) -> None:
+    for patch in (
+        kubernetes.tier_patch(Tier.RELEASED, 1.0, 0, idle_since=2.0),
+        kubernetes.tier_patch(Tier.ACTIVE, 3.0, 25),
+        kubernetes.borrowed_patch(5),
+        {kubernetes.TIER: None},
+    ):
+        await agents.own.patch(agents.pod("mine"), {"metadata": {"annotations": patch}})
+    found = (await agents.cluster.pod("mine") or {})["metadata"]["annotations"]
+    assert kubernetes.TIER not in found
+    assert (found[kubernetes.EFFECTIVE_SHARE], found[kubernetes.BORROWED], found[FOREIGN]) == ("25", "5", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("patch", "why"),
+    [
+        ({"metadata": {"annotations": {FOREIGN: "6.6.6.6"}}}, "annotations that begin with"),
+        ({"metadata": {"annotations": {FOREIGN: None}}}, "annotations that begin with"),
+        ({"metadata": {"annotations": {"new.example.org/a": "b"}}}, "annotations that begin with"),
+        ({"metadata": {"annotations": {"gpushare-spawner.io.example.org/a": "b"}}}, "annotations that begin with"),
+        ({"metadata": {"annotations": {"gpushare-spawner.io/tier": "released", "a": "b"}}}, "annotations that begin"),
+        ({"metadata": {"annotations": {kubernetes.SESSION: "bob"}}}, "whose session"),
+        ({"metadata": {"annotations": {kubernetes.SESSION: None}}}, "whose session"),
+        ({"metadata": {"annotations": {kubernetes.HUB: "http://other"}}}, "whose session"),
+        ({"metadata": {"labels": {"component": "hub"}}}, "labels, finalizers or owners"),
+        ({"metadata": {"labels": None}}, "labels, finalizers or owners"),
+        ({"metadata": {"finalizers": ["example.org/keep"]}}, "labels, finalizers or owners"),
+        (
+            {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "1"}]}},
+            "labels, finalizers or owners",
+        ),
+        ({"spec": {"activeDeadlineSeconds": 1}}, "spec or status"),
+    ],
+    ids=str,
+)
+async def test_nothing_else_of_the_own_nodes_pods_can_be_changed(agents: Agents, patch: Any, why: str) -> None:
+    before = (await agents.cluster.pod("mine") or {})["metadata"]
+    assert why in await denied(agents.own.patch(agents.pod("mine"), patch))
+    after = (await agents.cluster.pod("mine") or {})["metadata"]
+    assert (after["annotations"], after["labels"]) == (before["annotations"], before["labels"])
+
+
+async def test_neither_image_nor_tolerations_of_a_pod_of_the_own_node_can_be_changed(agents: Agents) -> None:
+    pod = await agents.cluster.pod("mine") or {}
+    pod["spec"].setdefault("tolerations", []).append({"operator": "Exists"})
+    assert "spec or status" in await denied(agents.own.call("PUT", agents.pod("mine"), pod))
+    pod = await agents.cluster.pod("mine") or {}
+    pod["spec"]["containers"][0]["image"] = "evil:1"
+    assert "spec or status" in await denied(agents.own.call("PUT", agents.pod("mine"), pod))
+
+
+async def test_pods_are_neither_created_nor_deleted_nor_written_through_subresources(agents: Agents) -> None:
+    namespace = agents.cluster.namespace
+    await denied(agents.own.create(path("pods", namespace), a_pod("evil")))
+    await denied(agents.own.delete(agents.pod("mine")))
+    await denied(agents.own.patch(f"{agents.pod('mine')}/status", {"status": {"phase": "Failed"}}))
+    await denied(agents.own.patch(f"{agents.pod('mine')}/status", {"metadata": {"labels": {"a": "b"}}}))
+    assert (await agents.cluster.pod("mine") or {})["status"]["phase"] == "Running"
+
+
+async def test_a_pod_of_another_node_is_denied_and_so_is_a_token_without_a_node(agents: Agents) -> None:
+    patch = {"metadata": {"annotations": {kubernetes.TIER: "released"}}}
+    assert "own node" in await denied(agents.own.patch(agents.pod("theirs"), patch))
+    assert "own node" in await denied(agents.unbound.patch(agents.pod("mine"), patch))
+    await agents.other.patch(agents.pod("theirs"), patch)
+
+
+async def test_a_pod_that_is_on_no_node_yet_is_nobodys(agents: Agents) -> None:
+    await agents.cluster.create_pod("waits", nodeSelector={"there-is": "no-such-node"})
+    patch = {"metadata": {"annotations": {kubernetes.TIER: "released"}}}
+    for client in (agents.own, agents.unbound):
+        await denied(client.patch(agents.pod("waits"), patch))
+
+
+async def test_only_the_own_nodes_report_is_written(agents: Agents) -> None:
+    where = path("configmaps", agents.cluster.namespace)
+
+    def named(name: str, **labels: str) -> dict[str, Any]:
+        return {"metadata": {"name": name, "labels": labels}, "data": {"a": "b"}}
+
+    await denied(agents.own.create(where, named(kubernetes.report_name(agents.other_node))))
+    await denied(agents.own.create(where, named("gpushare-templates")))
+    await denied(agents.unbound.create(where, named(kubernetes.report_name(agents.own_node))))
+    await denied(agents.own.create(where, {"metadata": {"generateName": "gpushare-report-"}, "data": {}}))
+    component = {kubernetes.REPORT_COMPONENT_LABEL: kubernetes.REPORT_COMPONENT}
+    await agents.own.create(where, named(kubernetes.report_name(agents.own_node), **component))
+    await agents.own.patch(agents.report(agents.own_node), {"data": {"a": "c"}})
+    dashboard = {"metadata": {"labels": {"grafana_dashboard": "1"}}}
+    assert "label" in await denied(agents.own.patch(agents.report(agents.own_node), dashboard))
+    # an admin's label does not keep the agent from writing
+    await agents.cluster.admin.patch(agents.report(agents.own_node), {"metadata": {"labels": {"team": "ml"}}})
+    await agents.own.patch(agents.report(agents.own_node), {"data": {"a": "d"}})
+    for client in (agents.other, agents.unbound):
+        await denied(client.patch(agents.report(agents.own_node), {"data": {"a": "x"}}))
+        await denied(client.delete(agents.report(agents.own_node)))
+    await agents.own.delete(agents.report(agents.own_node))
+
+
+async def test_the_policies_are_about_the_agents_account_alone(agents: Agents) -> None:
+    await agents.stranger.patch(agents.pod("theirs"), {"metadata": {"labels": {"a": "b"}}})
+    await agents.cluster.admin.delete(agents.pod("theirs"))
+
+
+async def test_an_agent_publishes_its_report_with_its_pod_as_the_owner(agents: Agents) -> None:
+    api = ClusterApi(agents.cluster.api_client(agents.own.credentials.token))
+    uid = (await agents.cluster.pod("mine") or {})["metadata"]["uid"]
+    report = Report(node=agents.own_node, published_at=1.0, gpus=(), sessions=())
+    published = PublishedReport(api, agents.cluster.namespace, lambda: report, owner=Owner("mine", uid))
+    try:
+        await published._write(report)  # created
+        await published._write(report)  # patched
+        metadata = (await agents.cluster.admin.get(agents.report(agents.own_node)))["metadata"]
+        assert [owner["uid"] for owner in metadata["ownerReferences"]] == [uid]
+    finally:
+        await api.close()
+
+
+def rendered(version: str, values: dict[str, Any], folder: Path) -> set[str]:
+    """The kinds that the chart makes where helm sees an API server of this version."""
+    shutil.copytree(AGENT_CHART, folder)
+    helpers = folder / "templates" / "_helpers.tpl"
+    text, replaced = re.subn(r"\.Capabilities\.KubeVersion\.Version", f'"{version}"', helpers.read_text())
+    assert replaced == 1
+    helpers.write_text(text)
+    chart = helm_python.Chart.load(folder)
+    return {item["kind"] for item in objects(chart.render(values, name="gpushare", namespace="jhub"))}
+
+
+@pytest.mark.parametrize(
+    ("version", "policy", "made"),
+    [
+        ("v1.29.14", "auto", False),
+        ("v1.29.14-gke.1000", "auto", False),
+        ("v1.30.0", "auto", True),
+        ("v1.30.0-eks-1234567", "auto", True),
+        ("v1.34.1+k3s1", "auto", True),
+        ("v1.29.14", "always", True),
+        ("v1.34.1", "never", False),
+    ],
+)
+def test_the_policies_are_made_from_kubernetes_1_30_on_unless_said_otherwise(
+    version: str, policy: str, made: bool, tmp_path: Path
+) -> None:
+    kinds = rendered(version, {"rbac": {"admissionPolicy": policy}}, tmp_path / "chart")
+    assert (kinds >= POLICY_KINDS.keys()) is made
+    assert bool(kinds & POLICY_KINDS.keys()) is made
+
+
+def test_each_policy_is_in_force_for_the_agents_account_wherever_it_is_installed() -> None:
+    values = {"serviceAccount": {"name": "mine"}, "fullnameOverride": "agents", "rbac": {"admissionPolicy": "always"}}
+    items = render(values, namespace="hub-2")
+    for name in ("hub-2-agents-pods", "hub-2-agents-reports"):
+        policy = one(items, "ValidatingAdmissionPolicy", name)
+        binding = one(items, "ValidatingAdmissionPolicyBinding", name)
+        assert policy["apiVersion"] == binding["apiVersion"] == ADMISSION
+        assert binding["spec"] == {"policyName": name, "validationActions": ["Deny"]}
+        assert policy["spec"]["failurePolicy"] == "Fail"
+        (condition,) = policy["spec"]["matchConditions"]
+        assert condition["expression"] == 'request.userInfo.username == "system:serviceaccount:hub-2:mine"'
+        assert {check["reason"] for check in policy["spec"]["validations"]} == {"Forbidden"}
