@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 
 class Budget:
-    """How much a session may do: `rate` a second, at most `store` saved up."""
+    """How much a session may do: `rate` a second, at most `store` saved up, and never more than `debt` overdrawn.
 
-    def __init__(self, clock: Callable[[], float], rate: float, store: float) -> None:
-        self._clock, self._rate, self._store = clock, rate, store
+    The bound on the debt is a promise: after at most `debt` / `rate` seconds of silence it may do something again,
+    however much it did before.
+    """
+
+    def __init__(self, clock: Callable[[], float], rate: float, store: float, debt: float = math.inf) -> None:
+        self._clock, self._rate, self._store, self._debt = clock, rate, store, debt
         self._left, self._at = store, clock()
 
     def spend(self, cost: float = 1) -> bool:
         """Take so much, even where there is less; False if nothing is left then."""
-        now = self._clock()
-        self._left = min(self._store, self._left + (now - self._at) * self._rate) - cost
-        self._at = now
+        self._left = max(-self._debt, self._now() - cost)
         return self._left > 0
+
+    def wait(self) -> float:
+        """Seconds until something may be spent again; 0 if it may now."""
+        left = self._now()
+        # a hair more than nothing: sums of floats do not come out even
+        return (1e-3 - left) / self._rate if left <= 0 else 0.0
+
+    def _now(self) -> float:
+        now = self._clock()
+        self._left = min(self._store, self._left + (now - self._at) * self._rate)
+        self._at = now
+        return self._left

@@ -1,7 +1,7 @@
 """One process connected to a session's socket: packets in and out. What frames mean: conversation.py.
 
-A peer cannot hurt others: packets are read a few at a time, a session that sends too many is read more slowly, nothing
-is ever waited for, and a peer that does not read what it is sent is disconnected.
+A peer cannot hurt others: reading.py says when a connection is read, nothing is ever waited for, and a peer that does
+not read what it is sent is disconnected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from gpushare_spawner.agent.budget import Budget
+from gpushare_spawner.agent.reading import FairReading
 from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, VERSION, Feature, Frame, FrameError, Kind
 
 MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
@@ -23,12 +23,8 @@ MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
 
 MAX_UNREAD_FRAMES = 256
 """Frames kept for a peer whose socket buffer is full."""
-FRAMES_AT_ONCE = 16
-"""Frames read from a connection before the others have their turn."""
-COSTS = {Kind.QUERY: 50}
-"""In frames, where it is not one: the answer looks at all sessions on the GPU."""
-PAUSE = 0.02
-"""Seconds until a session that sent too much is read again."""
+COSTS = {Kind.QUERY: 50, Kind.REQUEST: 8}
+"""In frames, where it is not one: the answer looks at all sessions on the GPU, or at all processes."""
 KNOWN_FEATURES = sum(Feature)
 HELLO_WITHIN = 10.0
 """Seconds; a connection that says nothing is closed."""
@@ -51,8 +47,8 @@ class Home(Protocol):
 
     loop: asyncio.AbstractEventLoop
     listener: Listener
-    budget: Budget
-    """Frames that the session may send."""
+    reading: FairReading
+    """When the session's connections are read."""
 
     def complain(self, message: str, *arguments: object, trace: bool = False) -> None:
         """Say in the log what a peer did."""
@@ -93,12 +89,11 @@ class Connection:
         self._unsent: deque[bytes] = deque()
         self._open = True
         self._pidfd = _watch_process(peer.pid)
-        self._loop.add_reader(self._socket, self._readable)
+        self.go_on()
         if self._pidfd is not None:
             # a killed process whose forked child still holds the socket would never be seen as gone otherwise
             self._loop.add_reader(self._pidfd, self._process_gone)
         self._patience = self._loop.call_later(HELLO_WITHIN, self._too_quiet)
-        self._resume: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"connection {self.number} of process {self.peer.pid}"
@@ -141,8 +136,7 @@ class Connection:
                 self._socket.send(Frame(Kind.ERROR, (code,), serial=self._serial).pack())
         self._open = False
         self._patience.cancel()
-        if self._resume is not None:
-            self._resume.cancel()
+        self._home.reading.forget(self)
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
@@ -151,32 +145,34 @@ class Connection:
             os.close(self._pidfd)
         self._home.forget(self)
 
-    def _readable(self) -> None:
-        for _ in range(FRAMES_AT_ONCE):
-            try:
-                # one byte more than a frame: a longer packet shows
-                data = self._socket.recv(FRAME_BYTES + 1)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.end()
-                return
-            affordable = self._deal_with(data)
-            if not self._open:
-                return
-            if not affordable:
-                self._pause()
-                return
+    def hold(self) -> None:
+        """Read nothing until `go_on`."""
+        self._loop.remove_reader(self._socket)
 
-    def _deal_with(self, data: bytes) -> bool:
-        """One packet. False if the session has sent more than it may."""
+    def go_on(self) -> None:
+        """Read what comes."""
+        if self._open:
+            self._loop.add_reader(self._socket, self._home.reading.readable, self)
+
+    def read_one(self) -> float | None:
+        """Deal with one packet. Its cost, in frames; None if there is none, or the connection has ended."""
+        try:
+            # one byte more than a frame: a longer packet shows
+            data = self._socket.recv(FRAME_BYTES + 1)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            data = b""
+        if not data:
+            self.end()
+            return None
+        return self._deal_with(data)
+
+    def _deal_with(self, data: bytes) -> float:
         try:
             frame = Frame.unpack(data)
-            affordable = self._home.budget.spend(COSTS.get(frame.kind, 1))
             self._home.listener.received(self, frame)
-            return affordable
+            return COSTS.get(frame.kind, 1)
         except FrameError as error:
             self._home.complain("%s ends: %s", self, error)
             self.end(WRONG_VERSION if _is_other_version(data) else MALFORMED)
@@ -186,16 +182,7 @@ class Connection:
         except Exception:
             self._home.complain("%s ends: a frame could not be dealt with: %s", self, data.hex(), trace=True)
             self.end(MALFORMED)
-        return False
-
-    def _pause(self) -> None:
-        self._loop.remove_reader(self._socket)
-        self._resume = self._loop.call_later(PAUSE, self._go_on)
-
-    def _go_on(self) -> None:
-        self._resume = None
-        if self._open:
-            self._loop.add_reader(self._socket, self._readable)
+        return 1
 
     def _writable(self) -> None:
         while self._unsent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -15,6 +16,10 @@ from gpushare_spawner.model.tier import Tier
 _FOR_ARBITER = frozenset({Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT})
 _FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY})
 _NEVER = 2**64 - 1
+MEMORY_EVERY = 0.01
+"""Seconds; what a session's processes say about their memory is dealt with this often, and of each process the last."""
+MEMORY_AT_ONCE = 4
+"""Processes whose memory is dealt with then; the others' turn is next."""
 AGENT_FEATURES = Feature.DELIVERED
 """What this agent can do, for WELCOME."""
 
@@ -49,6 +54,12 @@ class Conversation:
         self._session = session
         self._around = surroundings
         self._uuids = {gpu_bytes(gpu.uuid): gpu.uuid for gpu in session.gpus}
+        self._loop = asyncio.get_running_loop()
+        self._memory_at = 0.0
+        """When what a process says about its memory was last dealt with, the event loop's time."""
+        self._memory: dict[tuple[Connection, str], Frame] = {}
+        """What processes have said since, the oldest first."""
+        self._memory_timer: asyncio.TimerHandle | None = None
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Raises Refused for a frame out of turn, of the other side, or about a GPU that is not the session's."""
@@ -60,18 +71,21 @@ class Conversation:
             if uuid is None:
                 raise Refused(NOT_ALLOWED, f"{frame.kind.name} for a GPU that is not this session's")
             session.moved = True
+            if frame.kind is Kind.MEMORY:
+                self._memory_said(connection, uuid, frame)
+                return
+            if frame.kind is Kind.REQUEST:
+                self._memory.pop((connection, uuid), None)  # it says the same, and is newer
             if frame.kind in (Kind.REQUEST, Kind.BUSY):
                 self._around.work_begins(session)
             self._around.arbitrations[uuid].receive(connection, frame)
         elif connection in session.observers and frame.kind in _FROM_OBSERVERS:
             if frame.kind is Kind.KERNELS:
                 busy, alive, instant = frame.fields[:3]
-                worked = session.kernels is not None and session.kernels.busy > 0
-                session.kernels = Kernels(
+                kernels = Kernels(
                     alive=min(alive, 100_000), busy=min(busy, alive, 100_000), last_activity=self._past(instant)
                 )
-                if worked != (session.kernels.busy > 0):
-                    self._around.news()
+                self._kernels_said(connection, kernels)
             else:
                 self._status(connection)
         elif connection in session.connections:
@@ -82,11 +96,14 @@ class Conversation:
     def ended(self, connection: Connection) -> None:
         """A process left or died: its leases go on to others."""
         session = self._session
-        session.observers.discard(connection)
         session.moved = True
+        if connection in session.observers:
+            session.observers.discard(connection)
+            self._kernels_said(connection, None)
         if connection in session.cuda:
             session.cuda.discard(connection)
             for gpu in session.gpus:
+                self._memory.pop((connection, gpu.uuid), None)
                 self._around.arbitrations[gpu.uuid].leave(connection)
 
     def tell_tier(self) -> None:
@@ -100,6 +117,37 @@ class Conversation:
         """Tell the session's observers what comes, or that nothing comes."""
         for connection in self._session.observers:
             self._announce(connection)
+
+    def _memory_said(self, connection: Connection, uuid: str, frame: Frame) -> None:
+        self._memory[connection, uuid] = frame
+        if self._memory_timer is not None:
+            return
+        due = self._memory_at + MEMORY_EVERY
+        if self._loop.time() >= due:
+            self._deal_with_memory()
+        else:
+            self._memory_timer = self._loop.call_at(due, self._deal_with_memory)
+
+    def _deal_with_memory(self) -> None:
+        self._memory_timer = None
+        self._memory_at = self._loop.time()
+        for key in list(self._memory)[:MEMORY_AT_ONCE]:
+            connection, uuid = key
+            self._around.arbitrations[uuid].receive(connection, self._memory.pop(key))
+        if self._memory:
+            self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._deal_with_memory)
+
+    def _kernels_said(self, connection: Connection, kernels: Kernels | None) -> None:
+        """What an observer says about the session's kernels; None: it has left, and its word with it."""
+        session = self._session
+        worked = session.kernels is not None and session.kernels.busy > 0
+        if kernels is None:
+            session.kernels_said.pop(connection, None)
+        else:
+            session.kernels_said[connection] = kernels
+        works = session.kernels is not None and session.kernels.busy > 0
+        if worked != works:
+            self._around.news()
 
     def _hello(self, connection: Connection, frame: Frame) -> None:
         session, record = self._session, self._session.record

@@ -345,7 +345,7 @@ class Node:
             gpu_seconds=session.past.gpu_seconds - self._activity(session).gpu_seconds,
             delivered_before=counted(self.arbitrations[gpu.uuid].view(session.id) for gpu in session.gpus),
         )
-        session.kernels = None
+        session.kernels_said.clear()
         self._tiers.move(session, Tier.ACTIVE, request.share_units, "it was opened again")
 
     def _take_up(self, session: Session) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpushare_spawner.agent.connection import Listener
 from gpushare_spawner.agent.session_folder import SOCKET_NAME, SessionFolder
-from gpushare_spawner.agent.session_socket import SessionSocket
+from gpushare_spawner.agent.session_socket import SessionSocket, Traffic
 
 BELOW = "s"
 """The session's folder in a grant's."""
@@ -69,10 +69,11 @@ class PodSockets:
         """`grants`: the ids of each. Raises OSError or PathTooLong where a socket cannot be made."""
         self._folders = [grant_folder(parent, ids) for ids in grants]
         self._sockets: list[SessionSocket] = []
+        traffic = Traffic()
         try:
             for folder in self._folders:
                 make(folder)
-                self._sockets.append(SessionSocket(SessionFolder(folder, BELOW), None, listener))
+                self._sockets.append(SessionSocket(SessionFolder(folder, BELOW), None, listener, traffic))
         except BaseException:
             self.close()
             raise

@@ -12,7 +12,8 @@ import struct
 from pathlib import Path
 
 from gpushare_spawner.agent.budget import Budget
-from gpushare_spawner.agent.connection import FRAMES_AT_ONCE, NOT_ALLOWED, PAUSE, Connection, Listener, Peer
+from gpushare_spawner.agent.connection import NOT_ALLOWED, Connection, Listener, Peer
+from gpushare_spawner.agent.reading import FairReading
 from gpushare_spawner.agent.session_folder import SessionFolder
 from gpushare_spawner.model.frames import Frame, Kind
 
@@ -20,12 +21,10 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 128
 """Of one session at a time: a notebook server has a few CUDA processes and a few observers."""
-FRAMES_PER_SECOND = 4000
-"""What a session may send for long; a burst of work begins and ends some hundred times a second at most."""
-FRAMES_IN_STORE = 2000
-"""What it may send at once after a pause."""
-COST_OF_CONNECTION = 40
-"""In frames."""
+CONNECTIONS_PER_SECOND = 100
+"""What a session may make for long. As many as it may have it may make at once: after a restart all come back."""
+ACCEPTED_AT_ONCE = 16
+"""Connections of one socket that are accepted before other sessions have their turn."""
 COMPLAINTS_PER_SECOND = 0.2
 COMPLAINTS_IN_STORE = 20
 """Lines in the log about one session's peers."""
@@ -33,19 +32,33 @@ COMPLAINTS_IN_STORE = 20
 _CREDENTIALS = struct.Struct("3i")
 
 
+class Traffic:
+    """What the sockets of one session have in common: connections, what they may send, lines in the log."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.reading = FairReading(loop)
+        self.connects = Budget(loop.time, CONNECTIONS_PER_SECOND, MAX_CONNECTIONS, debt=1)
+        self.complaints = Budget(loop.time, COMPLAINTS_PER_SECOND, COMPLAINTS_IN_STORE, debt=1)
+        self.connections: set[Connection] = set()
+
+
 class SessionSocket:
     """Listens for one session and lets its user in, the agent's own user, and root."""
 
-    def __init__(self, folder: SessionFolder, uid: int | None, listener: Listener) -> None:
-        """`uid`: who is let in beside the agent's own user and root; None: whoever reaches the folder.
+    def __init__(
+        self, folder: SessionFolder, uid: int | None, listener: Listener, traffic: Traffic | None = None
+    ) -> None:
+        """`uid`: who is let in beside the agent's own user and root; None: whoever reaches the folder. `traffic` is
+        shared by the sockets of one session.
 
         Raises OSError where the socket cannot be made.
         """
         self._folder = folder
         self.listener = listener
         self.loop = asyncio.get_running_loop()
-        self.budget = Budget(self.loop.time, FRAMES_PER_SECOND, FRAMES_IN_STORE)
-        self._complaints = Budget(self.loop.time, COMPLAINTS_PER_SECOND, COMPLAINTS_IN_STORE)
+        self._traffic = traffic if traffic is not None else Traffic()
+        self.reading = self._traffic.reading
         self._uids = None if uid is None else {uid, os.geteuid(), 0}
         self._connections: set[Connection] = set()
         self._socket = folder.listen(uid)
@@ -69,16 +82,17 @@ class SessionSocket:
 
     def complain(self, message: str, *arguments: object, trace: bool = False) -> None:
         """Say in the log what a peer did, but not as often as it does it."""
-        if self._complaints.spend():
+        if self._traffic.complaints.spend():
             log.log(logging.ERROR if trace else logging.INFO, message, *arguments, exc_info=trace)
 
     def forget(self, connection: Connection) -> None:
         """The connection ended."""
         self._connections.discard(connection)
+        self._traffic.connections.discard(connection)
         self.listener.ended(connection)
 
     def _acceptable(self) -> None:
-        for _ in range(FRAMES_AT_ONCE):
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, _address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -90,8 +104,8 @@ class SessionSocket:
                 self._pause(1.0)
                 return
             self._welcome(accepted)
-            if not self.budget.spend(COST_OF_CONNECTION):
-                self._pause(PAUSE)
+            if not self._traffic.connects.spend():
+                self._pause(self._traffic.connects.wait())
                 return
 
     def _welcome(self, accepted: socket.socket) -> None:
@@ -101,11 +115,15 @@ class SessionSocket:
         if self._uids is not None and uid not in self._uids:
             self.complain("process %d of uid %d may not use the socket %s", pid, uid, self.path)
             _turn_away(accepted)
-        elif len(self._connections) >= MAX_CONNECTIONS:
-            self.complain("%s has %d connections: process %d is turned away", self.path, MAX_CONNECTIONS, pid)
+        elif len(self._traffic.connections) >= MAX_CONNECTIONS:
+            self.complain(
+                "the session of %s has %d connections: process %d is turned away", self.path, MAX_CONNECTIONS, pid
+            )
             _turn_away(accepted)
         else:
-            self._connections.add(Connection(self, accepted, Peer(pid, uid)))
+            connection = Connection(self, accepted, Peer(pid, uid))
+            self._connections.add(connection)
+            self._traffic.connections.add(connection)
 
     def _pause(self, seconds: float) -> None:
         self.loop.remove_reader(self._socket)

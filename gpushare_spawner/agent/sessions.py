@@ -106,9 +106,9 @@ class Past:
         return cls(last, record.gpu_seconds, record.delivered)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Kernels:
-    """What the notebook server last said about its kernels."""
+    """What a notebook server says about its kernels."""
 
     alive: int
     busy: int
@@ -123,7 +123,8 @@ class Session:
     record: SessionRecord
     gpus: tuple[Gpu, ...]
     guaranteed_units: int = 0
-    kernels: Kernels | None = None
+    kernels_said: dict[Connection, Kernels] = field(default_factory=dict)
+    """What each observer that is connected last said about the session's kernels."""
     bypassing: tuple[int, ...] = ()
     past: Past = Past()
     saved_at: float = 0.0
@@ -146,6 +147,19 @@ class Session:
     def connections(self) -> set[Connection]:
         """All that said HELLO."""
         return self.cuda | self.observers
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """What its observers say about its kernels. Several may speak of the same kernels: they are not added up."""
+        said = self.kernels_said.values()
+        if not said:
+            return None
+        instants = [one.last_activity for one in said if one.last_activity is not None]
+        return Kernels(
+            alive=max(one.alive for one in said),
+            busy=max(one.busy for one in said),
+            last_activity=max(instants, default=None),
+        )
 
     @property
     def weight(self) -> int:

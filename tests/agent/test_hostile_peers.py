@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.agent import connection, session_socket
+from gpushare_spawner.agent import connection, reading, session_socket
 from gpushare_spawner.agent.budget import Budget
 from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
@@ -152,7 +152,7 @@ async def test_a_flood_is_slowed_down_and_others_are_served(agent: Agent) -> Non
         serving += 1
     assert serving >= 20
     assert sorted(waits)[len(waits) // 2] < 0.2
-    assert sent < 4 * 1500 + session_socket.FRAMES_IN_STORE + 2 * session_socket.FRAMES_PER_SECOND
+    assert sent < 4 * 1500 + reading.FRAMES_IN_STORE + 2 * reading.FRAMES_PER_SECOND
 
 
 async def test_a_peer_that_does_not_read_is_disconnected(agent: Agent, eventually: Eventually) -> None:
