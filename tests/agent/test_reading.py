@@ -137,11 +137,16 @@ async def test_flood_of_frames_does_not_delay_the_neighbours(agent: Agent, kind:
     async with flooded(path, 100, Role.CUDA, kind, 1000, seconds=0.2):
         waits = await round_trips(victim, 1.5)
     # on a machine that is busy with something else nobody is answered soon
-    assert waits < max(0.020, 4 * quiet)
+    assert percentile(waits, 50) < max(0.010, 4 * percentile(quiet, 50))
+    assert percentile(waits, 95) < max(0.060, 4 * percentile(quiet, 95))
 
 
-async def round_trips(peer: Peer, seconds: float) -> float:
-    """Ask for leases for so long; the 95th percentile of the times until one was granted, in seconds."""
+def percentile(values: list[float], percent: int) -> float:
+    return sorted(values)[len(values) * percent // 100]
+
+
+async def round_trips(peer: Peer, seconds: float) -> list[float]:
+    """Ask for leases for so long; the times until they were granted, in seconds."""
     waits = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -151,7 +156,7 @@ async def round_trips(peer: Peer, seconds: float) -> float:
         waits.append(time.monotonic() - begun)
         peer.send(Kind.RELEASE, lease, 0, 0, gpu=FIRST.uuid)
         await asyncio.sleep(0.002)
-    return sorted(waits)[int(len(waits) * 0.95)]
+    return waits
 
 
 async def test_last_memory_frame_counts_however_many_come(agent: Agent, eventually: Eventually) -> None:
