@@ -23,16 +23,10 @@ MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
 
 MAX_UNREAD_FRAMES = 256
 """Frames kept for a peer whose socket buffer is full."""
-COSTS = {
-    Kind.QUERY: 50,
-    Kind.REQUEST: 8,
-    Kind.BUSY: 2,
-    Kind.IDLE: 2,
-    Kind.RELEASE: 2,
-    Kind.PAGED_IN: 2,
-    Kind.PAGED_OUT: 2,
-}
-"""In frames, where it is not one: the answer looks at all sessions on the GPU, or the arbiter looks at all processes."""
+KNOWN_FEATURES = sum(Feature)
+COSTS = dict.fromkeys((Kind.BUSY, Kind.IDLE, Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
+"""In frames, where it is not one: the arbiter looks at all processes, the answer at all sessions on the GPU."""
+COSTS |= {Kind.REQUEST: 8, Kind.QUERY: 50}
 HELLO_WITHIN = 10.0
 """Seconds; a connection that says nothing is closed."""
 
