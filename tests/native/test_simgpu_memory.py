@@ -319,3 +319,79 @@ def test_two_devices(said) -> None:
         SIMGPU_DEVICES="2",
     )
     assert heard == [12, [4 << 20, 0], [0, 4 << 20], 2 << 20, 1]
+
+
+SLOW_WORK_AND_A_COPY = """
+    machine = Machine()
+    stream = machine.stream(1)
+    n = {words}
+    address = machine.plain(4 * n)
+    pageable, pinned = np.zeros(n, dtype=np.uint32), host(check(cu.cuMemHostAlloc(4 * n, 0)), n)
+    registered = np.zeros(n, dtype=np.uint32)
+    check(cu.cuMemHostRegister(registered.ctypes.data, registered.nbytes, 0))
+    half = np.zeros(2 * n, dtype=np.uint32)
+    check(cu.cuMemHostRegister(half.ctypes.data, half.nbytes // 4, 0))
+
+    def busy():
+        machine.launch("spin", 80_000_000, stream=stream)
+        machine.launch("add_u32", address, n, 1, stream=stream)
+
+    def at_once(call, *arguments):
+        "Whether the stream still works when the call returns, and how long the call took."
+        began = time.monotonic()
+        check(call(*arguments, stream))
+        took = time.monotonic() - began
+        return [code(cu.cuStreamQuery(stream)) == "CUDA_SUCCESS", took > 0.04]
+"""
+
+
+def test_an_asynchronous_copy_to_pageable_memory_is_done_when_it_returns(said) -> None:
+    """CUDA's manual, "API synchronization behavior": only pinned memory makes a copy to the host asynchronous."""
+    heard = said(
+        SLOW_WORK_AND_A_COPY.format(words=100_000)
+        + """
+    machine.write(address, np.full(n, 41, dtype=np.uint32))
+    targets = {"pageable": pageable, "pinned": pinned, "registered": registered, "half registered": half[:n]}
+    found = {}
+    for name, target in targets.items():
+        busy()
+        found[name] = at_once(cu.cuMemcpyDtoHAsync, target.ctypes.data, address, 4 * n)
+        found[name].append(int(target[-1]))
+        check(cu.cuStreamSynchronize(stream))
+        found[name].append(int(target[-1]))
+    busy()
+    found["rows"] = [code(cu.cuMemcpyAsync(pageable.ctypes.data, address, 4 * n, stream)), int(pageable[0])]
+    busy()
+    found["host to host"] = at_once(cu.cuMemcpyAsync, registered.ctypes.data, pinned.ctypes.data, 4 * n)
+    say(found)
+    """
+    )
+    assert heard == {
+        "pageable": [True, True, 42, 42],
+        "pinned": [False, False, 0, 43],
+        "registered": [False, False, 0, 44],
+        "half registered": [True, True, 45, 45],
+        "rows": ["CUDA_SUCCESS", 46],
+        "host to host": [True, True],
+    }
+
+
+def test_an_asynchronous_copy_from_pageable_memory_has_read_it_when_it_returns(said) -> None:
+    """Small ones are put aside, and the call does not wait; larger ones are waited for. Pinned memory is read later."""
+    code = (
+        SLOW_WORK_AND_A_COPY
+        + """
+    found = {{}}
+    for name, source in {{"pageable": pageable, "pinned": pinned}}.items():
+        source[:] = 1
+        busy()
+        found[name] = at_once(cu.cuMemcpyHtoDAsync, address, source.ctypes.data, 4 * n)
+        source[:] = 2
+        check(cu.cuStreamSynchronize(stream))
+        found[name].append(sorted(set(machine.read(address, n).tolist())))
+    say(found)
+    """
+    )
+    small, large = said(code.format(words=1000)), said(code.format(words=100_000))
+    assert small == {"pageable": [False, False, [1]], "pinned": [False, False, [2]]}
+    assert large == {"pageable": [True, True, [1]], "pinned": [False, False, [2]]}

@@ -1,4 +1,8 @@
 /* The driver calls that copy. All come down to one rectangle, in a stream, waited for or not. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "capture.h"
 #include "copy_rectangle.h"
 #include "memory.h"
 #include "ptsz.h"
@@ -9,10 +13,52 @@ static struct operation linear(uint64_t dst, uint64_t src, size_t size) {
                               .copy = {.dst = dst, .src = src, .width = size, .height = 1, .depth = 1}};
 }
 
+/* Pageable memory up to this size is copied aside by the call, as CUDA does it. */
+#define STAGED_MOST (64u << 10)
+
+enum side_kind { SIDE_DEVICE, SIDE_PINNED, SIDE_PAGEABLE };
+
+/* Managed memory counts as the device's. Memory that is registered in part only is pageable. */
+static enum side_kind kind_of(uint64_t address, uint64_t size) {
+    enum side_kind kind = SIDE_PAGEABLE;
+    pthread_mutex_lock(&memory_lock);
+    struct allocation *allocation = allocation_find(address);
+    if (allocation && allocation->kind != KIND_HOST && allocation->kind != KIND_REGISTERED)
+        kind = SIDE_DEVICE;
+    else if (allocation && size <= allocation->span.base + allocation->span.size - address)
+        kind = SIDE_PINNED;
+    pthread_mutex_unlock(&memory_lock);
+    return kind;
+}
+
+static uint64_t extent(uint64_t width, uint64_t pitch, uint64_t slice, const struct rectangle *r) {
+    return width + (r->height - 1) * pitch + (r->depth - 1) * slice;
+}
+
+/* What "asynchronous" means for a copy depends on its memory (CUDA's manual, "API synchronization behavior"): to
+ * pageable memory, and between host memory, it has been done when the call returns; from pageable memory the source
+ * has been read. Only with pinned memory, and on the device, does the call leave before the copy. */
 static CUresult enqueue(const struct operation *operation, CUstream handle) {
     struct stream *stream;
+    const struct rectangle *r = &operation->copy;
     CUresult error = stream_resolve(handle, &stream);
-    return error ? error : stream_put(stream, operation, NULL);
+    if (error) return error;
+    if (stream_is_captured(stream) || r->width == 0 || r->height == 0 || r->depth == 0)
+        return stream_put(stream, operation, NULL);
+    enum side_kind dst = kind_of(r->dst, extent(r->width, r->dst_pitch, r->dst_slice, r)),
+                   src = kind_of(r->src, extent(r->width, r->src_pitch, r->src_slice, r));
+    if (dst == SIDE_PAGEABLE || (dst == SIDE_PINNED && src != SIDE_DEVICE))
+        return stream_put_and_wait(stream, operation);
+    if (src != SIDE_PAGEABLE) return stream_put(stream, operation, NULL);
+    void *aside = r->height == 1 && r->depth == 1 && r->width <= STAGED_MOST ? malloc(r->width) : NULL;
+    if (!aside) return stream_put_and_wait(stream, operation);
+    struct operation staged = *operation;
+    memcpy(aside, (const void *)(uintptr_t)r->src, r->width);
+    staged.copy.src = (uint64_t)(uintptr_t)aside;
+    staged.copy.staged = 1;
+    error = stream_put(stream, &staged, NULL);
+    if (error) free(aside);
+    return error;
 }
 
 static CUresult carry_out(const struct operation *operation, CUstream handle) {

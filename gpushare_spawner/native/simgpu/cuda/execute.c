@@ -1,5 +1,6 @@
 #include "execute.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "../common/clock.h"
@@ -80,7 +81,10 @@ uint64_t execute(struct stream *stream, const struct operation *operation, uint6
     case OPERATION_NOTHING:
     case OPERATION_QUIT: return ready;
     case OPERATION_KERNEL: return dead(stream) ? ready : kernel_run(stream, &operation->kernel, ready);
-    case OPERATION_COPY: return dead(stream) ? ready : execute_copy(stream, &operation->copy, ready);
+    case OPERATION_COPY:
+        if (!dead(stream)) ready = execute_copy(stream, &operation->copy, ready);
+        if (operation->copy.staged) free((void *)(uintptr_t)operation->copy.src);
+        return ready;
     case OPERATION_SET: return dead(stream) ? ready : set(stream, operation, ready);
     case OPERATION_PREFETCH:
         if (dead(stream)) return ready;

@@ -29,6 +29,7 @@ struct rectangle {
     uint64_t width, height, depth; /* bytes, rows, slices */
     uint64_t dst_pitch, src_pitch; /* bytes from row to row */
     uint64_t dst_slice, src_slice; /* bytes from slice to slice */
+    int staged;                    /* src is the driver's own copy of pageable memory: freed after use */
 };
 
 struct kernel_launch {
