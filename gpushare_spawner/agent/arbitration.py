@@ -63,7 +63,8 @@ class GpuArbitration:
         self._carry_out(self._arbiter.add_session(session, weight, self._clock()))
 
     def set_weight(self, session: str, weight: int) -> None:
-        """Another weight; 0 releases the session: it leaves the GPU until its next burst."""
+        """Another weight; 0 releases the session: it holds no lease until its next burst. Its pages leave the GPU only
+        when somebody needs the memory."""
         self._carry_out(self._arbiter.set_weight(session, weight, self._clock()))
 
     def remove_session(self, session: str) -> None:

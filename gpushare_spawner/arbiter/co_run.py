@@ -24,21 +24,21 @@ class Room:
             return True
         if self._exclusive and any(client.session is not clients[0].session for client in clients):
             return False
-        return not self._overfull and sum(client.managed for client in clients) <= self.for_managed
+        return not self._overfull and sum(client.footprint for client in clients) <= self.for_managed
 
     def fill(self, order: Iterable[Client], group: Iterable[Client] = ()) -> list[Client]:
         """The group, and in this order whoever still fits beside it."""
         chosen = dict.fromkeys(group)
-        taken = sum(client.managed for client in chosen)
+        taken = sum(client.footprint for client in chosen)
         session = next((client.session for client in chosen), None)
         for client in order:
             if client in chosen:
                 continue
             alone = not chosen
             stranger = self._exclusive and client.session is not session
-            if alone or not (self._overfull or stranger or taken + client.managed > self.for_managed):
+            if alone or not (self._overfull or stranger or taken + client.footprint > self.for_managed):
                 chosen[client] = None
-                taken += client.managed
+                taken += client.footprint
                 session = session or client.session
         return list(chosen)
 
@@ -53,8 +53,8 @@ class Room:
                 return strangers
         if self._overfull:
             return list(group)
-        excess = sum(client.managed for client in group) + waiter.managed - self.for_managed
+        excess = sum(client.footprint for client in group) + waiter.footprint - self.for_managed
         if excess <= 0 or not group:
             return []
-        alone = self.for_managed - waiter.managed
-        return [client for client in group if client.managed >= excess or client.managed > alone] or list(group)
+        alone = self.for_managed - waiter.footprint
+        return [client for client in group if client.footprint >= excess or client.footprint > alone] or list(group)

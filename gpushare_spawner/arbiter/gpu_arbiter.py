@@ -46,7 +46,8 @@ class GpuArbiter:
         return self._decide()
 
     def set_weight(self, session: str, weight: int, now: float) -> list[Decision]:
-        """Change the session's weight. 0 releases it: its leases are revoked, and all its pages go to host memory.
+        """Change the session's weight. 0 releases it: its leases are revoked. Its pages stay on the GPU until somebody
+        needs the memory.
 
         A released session that asks again is served as if its weight were 1, until a weight is set.
         """
@@ -59,10 +60,7 @@ class GpuArbiter:
         if weight == 0:
             for client in known.clients.values():
                 if client.held:
-                    everything = self._residency.order_out(client, client.managed)
-                    decisions.append(self._revoke(client, RevokeReason.RELEASED, everything))
-                elif not client.lease and not client.waiting:
-                    decisions += self._page_out(client, client.managed)
+                    decisions.append(self._revoke(client, RevokeReason.RELEASED, 0))
         return decisions + self._decide()
 
     def remove_session(self, session: str, now: float) -> list[Decision]:
@@ -73,6 +71,7 @@ class GpuArbiter:
             self._roster.forget(client)
         del self._roster.sessions[session]
         self._charging.forget(session)
+        self._cost.forget(session)
         return self._decide()
 
     # -- clients -----------------------------------------------------------------------------------------------------
@@ -95,6 +94,29 @@ class GpuArbiter:
         known = self._roster.client(client)
         self._advance(now)
         self._roster.set_memory(known, managed, plain)
+        return self._decide()
+
+    def device_memory(self, client: ClientId, amount: int | None, now: float) -> list[Decision]:
+        """What the driver shows for the client's process on this GPU, in bytes: managed, plain and CUDA context.
+
+        None: the driver does not show the process. Then its plain memory is reckoned with only while it works.
+        """
+        known = self._roster.client(client)
+        self._check_amount(amount)
+        self._advance(now)
+        self._roster.device_memory(known, amount)
+        return self._decide()
+
+    def working_set(self, client: ClientId, resident: int, now: float) -> list[Decision]:
+        """Bytes of the client's managed memory that are on the GPU now; an upper bound, as well as the driver shows it.
+
+        The largest such figure, with what had been paged out at the time, is taken for its working set. Without one a
+        client is taken to use all that it has allocated; and so it is for what it allocated after it last worked.
+        """
+        known = self._roster.client(client)
+        self._check_amount(resident)
+        self._advance(now)
+        self._roster.working_set(known, resident)
         return self._decide()
 
     def request(self, client: ClientId, managed: int, plain: int, now: float) -> list[Decision]:
@@ -138,30 +160,36 @@ class GpuArbiter:
         """The client gives its lease back; what it was told to page out follows."""
         known = self._roster.client(client)
         self._advance(now)
-        decisions: list[Decision] = []
         if lease and lease == known.lease:
             again = known.again
             self._roster.report_busy(known, busy_seconds)
             self._roster.released(known)
             if again:
                 self._roster.wait(known)
-            elif known.session.share == 0:
-                decisions += self._page_out(known, known.managed)
-        return decisions + self._decide()
+        return self._decide()
 
     def paged_in(self, client: ClientId, amount: int, seconds: float, now: float) -> list[Decision]:
-        """The client has prefetched so many bytes in so many seconds."""
-        self._roster.client(client)
+        """The client says that it has prefetched so many bytes in so many seconds.
+
+        It counts as the answer to the grant that told it to, within the bytes of the grant and the time since.
+        """
+        known = self._roster.client(client)
         self._advance(now)
-        self._cost.bandwidth_in.learn(amount, seconds)
+        answer = self._residency.paged_in(known, amount, seconds, self._roster.now)
+        if answer is not None:
+            self._cost.bandwidth_in.learn(known.session.id, answer.amount, answer.seconds)
         return self._decide()
 
     def paged_out(self, client: ClientId, amount: int, seconds: float, now: float) -> list[Decision]:
-        """The client has moved so many bytes to host memory in so many seconds."""
+        """The client says that it has moved so many bytes to host memory in so many seconds.
+
+        It counts as the answer to the oldest order, within the bytes of the order and the time since.
+        """
         known = self._roster.client(client)
         self._advance(now)
-        self._cost.bandwidth_out.learn(amount, seconds)
-        self._residency.paged_out(known, amount)
+        answer = self._residency.paged_out(known, amount, seconds, self._roster.now)
+        if answer is not None:
+            self._cost.bandwidth_out.learn(known.session.id, answer.amount, answer.seconds)
         return self._decide()
 
     # -- time --------------------------------------------------------------------------------------------------------
@@ -195,6 +223,11 @@ class GpuArbiter:
     def _check_weight(weight: int) -> None:
         if weight < 0:
             raise ValueError(f"a weight is at least 0, not {weight}")
+
+    @staticmethod
+    def _check_amount(amount: int | None) -> None:
+        if amount is not None and amount < 0:
+            raise ValueError(f"an amount of memory is at least 0, not {amount}")
 
     def _advance(self, now: float) -> None:
         before = self._roster.now
@@ -231,37 +264,39 @@ class GpuArbiter:
         if not incoming and roster.holder_grew and self._residency.free(room.for_managed) < 0:
             need = self._settings.page_out_step
         roster.holder_grew = False
-        # Those without a lease make room first, the longest quiet ones before the others.
+        # Those without a lease make room first, the least recently used before the others, and before those that wait.
         bystanders = sorted(
             (client for client in roster.clients if not client.lease and client not in incoming),
-            key=lambda client: (client.waiting, client.last_granted),
+            key=lambda client: (client.waiting, client.last_used),
         )
         # Without need nothing is ordered, whatever is thought to be on the GPU: who cannot page out is not asked for
         # ever.
-        orders = self._residency.make_room(need, room.for_managed, [*bystanders, *outgoing]) if need else []
+        orders = self._residency.make_room(need, room.for_managed, [*bystanders, *outgoing], roster.now) if need else []
         amounts = dict(orders)
 
         decisions: list[Decision] = []
-        forced = False
+        # What clients of one session do to each other is no overhead of the others.
+        forced = {client.session for client in outgoing if client.quiet_since is None}
+        comers = {client.session for client in incoming}
         for client in outgoing:
             quiet = client.quiet_since is not None
-            forced = forced or not quiet
-            client.displaced = client.displaced or not quiet
+            client.displaced = client.displaced or not (quiet or comers == {client.session})
             decisions.append(
                 self._revoke(client, RevokeReason.IDLE if quiet else choice.reason, amounts.get(client, 0))
             )
         decisions += [PageOut(client.id, amount) for client, amount in orders if client not in outgoing]
         for client in incoming:
-            client.forced_in = client.forced_in or forced
+            client.forced_in = client.forced_in or bool(forced - {client.session})
             if room.fits([*(other for other in roster.clients if other.in_the_room), client]):
                 decisions.append(self._grant(client, crowded))
         return decisions
 
     def _grant(self, client: Client, crowded: bool) -> Grant:
         beside_others = bool(self._roster.staying)
-        prefetch = self._residency.missing(client, self._roster.room().for_managed)
+        prefetch = self._residency.prefetch(client, self._roster.room().for_managed)
         if client.forced_in or client.displaced:
-            self._schedule.credit.spend(self._cost.both_ways_at_once(prefetch))
+            missing = self._residency.missing(client, self._roster.room().for_managed)
+            self._schedule.credit.spend(self._cost.both_ways_at_once(missing))
         self._roster.granted(client, next(self._leases))
         self._schedule.granted(client, beside_others)
         turn = self._schedule.turn
@@ -272,7 +307,3 @@ class GpuArbiter:
         client.revoked = reason
         client.revoke_deadline = self._roster.now + self._settings.revoke_timeout
         return Revoke(client.id, client.lease, page_out, reason)
-
-    def _page_out(self, client: Client, amount: int) -> list[Decision]:
-        ordered = self._residency.order_out(client, amount)
-        return [PageOut(client.id, ordered)] if ordered else []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
@@ -11,26 +12,44 @@ SLOWEST, FASTEST = 1e7, 2e12
 """Bytes per second. Measurements outside are errors of a clock, not of a bus: NVLink-C2C has 0.4e12."""
 
 
+TRUST = 4.0
+"""Factor by which the measurements of one session alone may differ from the guess: a process may say anything, and
+with a wrong figure it would lengthen everybody's turns, or make the GPU do nothing but move memory."""
+
+
 class Bandwidth:
-    """Bytes per second of bulk paging in one direction: a moving average of what was measured."""
+    """Bytes per second of bulk paging in one direction, as the sessions measured it.
+
+    Each session has a moving average of its own. The estimate is their median: with three sessions or more no single
+    one moves it beyond what the others measured. Of two, the guess is the third. One alone is believed up to `TRUST`.
+    """
 
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
-        self._measured: float | None = None
+        self._measured: dict[str, float] = {}
+        """Seconds per byte, by session: it is times that are added up when costs are."""
 
     @property
     def value(self) -> float:
         """The estimate; before the first measurement the guess of the settings."""
-        return self._settings.bandwidth_guess if self._measured is None else self._measured
+        guess = self._settings.bandwidth_guess
+        measured = list(self._measured.values())
+        if len(measured) > 1:
+            return 1 / median(measured if len(measured) > 2 else [*measured, 1 / guess])
+        return min(guess * TRUST, max(guess / TRUST, 1 / measured[0])) if measured else guess
 
-    def learn(self, amount: int, seconds: float) -> None:
-        """So many bytes took so long."""
+    def learn(self, session: str, amount: int, seconds: float) -> None:
+        """A transfer of the session: so many bytes took so long."""
         if amount < self._settings.measured_from or seconds <= 0:
             return
-        now = min(FASTEST, max(SLOWEST, amount / seconds))
+        now = 1 / min(FASTEST, max(SLOWEST, amount / seconds))
         memory = self._settings.bandwidth_memory
-        # Averaged as time per byte: it is times that are added up when costs are.
-        self._measured = now if self._measured is None else 1 / (memory / self._measured + (1 - memory) / now)
+        before = self._measured.get(session, now)
+        self._measured[session] = memory * before + (1 - memory) * now
+
+    def forget(self, session: str) -> None:
+        """The session is gone."""
+        self._measured.pop(session, None)
 
 
 class HandOffCost:
@@ -41,9 +60,18 @@ class HandOffCost:
         self.bandwidth_in = Bandwidth(settings)
         self.bandwidth_out = Bandwidth(settings)
 
+    def forget(self, session: str) -> None:
+        """The session is gone, with what it measured."""
+        self.bandwidth_in.forget(session)
+        self.bandwidth_out.forget(session)
+
     def one_after_the_other(self, amount: int) -> float:
         """Seconds to bring so many bytes in and out again, if nothing overlaps: what a turn must be worth."""
         return self._settings.switch_seconds + amount / self.bandwidth_in.value + amount / self.bandwidth_out.value
+
+    def of_session(self, working_sets: Iterable[int], most: int) -> float:
+        """Seconds of a session's hand-offs in a round: of all its clients together, and for at most `most` bytes."""
+        return self.one_after_the_other(min(sum(working_sets), most))
 
     def both_ways_at_once(self, amount: int) -> float:
         """Seconds that the GPU stands still while so many bytes come in and as many of others' go out."""

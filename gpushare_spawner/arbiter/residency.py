@@ -1,7 +1,8 @@
-"""A model of whose pages are on the GPU: what an incomer lacks, and who must make room for it.
+"""A model of which managed pages are on the GPU: what an incomer lacks, and who makes room for it.
 
 It is a model: the driver does not tell. A client that got a lease is taken to have its working set on the GPU, as far
-as it fits; orders to page out are taken to be obeyed, and corrected by what the clients report.
+as it fits; orders to page out are taken to be obeyed, and corrected by what the clients report. A report counts only
+as the answer to an order, and only up to the bytes of the order.
 """
 
 from __future__ import annotations
@@ -13,11 +14,39 @@ from dataclasses import dataclass, field
 from gpushare_spawner.arbiter.session import Client
 
 
+@dataclass(frozen=True)
+class Answered:
+    """A client has answered an order to move memory."""
+
+    amount: int
+    """Bytes that were moved, at most those of the order."""
+    seconds: float
+    """Time that the move took, at most the time from the order to the answer."""
+
+
+@dataclass
+class _Order:
+    amount: int
+    """Bytes."""
+    at: float
+    """Instant of the order."""
+    superseded: bool = False
+    """The client got a lease before it answered: the grant has counted these bytes as missing."""
+
+    def answered(self, amount: int, seconds: float, now: float) -> Answered:
+        return Answered(max(0, min(amount, self.amount)), max(0.0, min(seconds, now - self.at)))
+
+
 @dataclass
 class _Pages:
     resident: int = 0
-    ordered: deque[int] = field(default_factory=deque)
-    """Bytes of the page-outs that are under way, oldest first."""
+    away: int = 0
+    """Bytes that were paged out on an order and not fetched since. The rest of what is not on the GPU was never there,
+    as far as is known: fetching it would only populate it."""
+    outward: deque[_Order] = field(default_factory=deque)
+    """Page-outs that are under way, oldest first."""
+    inward: _Order | None = None
+    """The prefetch of the present lease, until it is answered."""
 
 
 class Residency:
@@ -38,42 +67,69 @@ class Residency:
         """Managed bytes of the client that are on the GPU."""
         return self._pages[client].resident
 
+    def away(self, client: Client) -> int:
+        """Bytes of the client that were paged out and not fetched since, without those that are on their way out."""
+        pages = self._pages[client]
+        return max(0, pages.away - sum(order.amount for order in pages.outward if not order.superseded))
+
     def missing(self, client: Client, room: int) -> int:
         """Bytes that the client lacks of its working set, as far as that fits into `room` bytes."""
-        return max(0, min(client.managed, room) - self._pages[client].resident)
+        return max(0, min(client.working_set, room) - self._pages[client].resident)
+
+    def prefetch(self, client: Client, room: int) -> int:
+        """The part of what the client lacks that was paged out before: memory that it never used is not fetched."""
+        return min(self.missing(client, room), self._pages[client].away)
 
     def free(self, room: int) -> int:
         """Bytes of `room` that nobody's managed pages occupy; negative: more is thought to be there than can be."""
         return room - sum(pages.resident for pages in self._pages.values())
 
     def resized(self, client: Client, room: int, used_now: int) -> None:
-        """The client's allocations changed. `used_now`: new bytes of a holder, which is about to use them on the
-        GPU."""
+        """The client's memory changed. `used_now`: new bytes of a holder, which is about to use them on the GPU."""
         pages = self._pages[client]
-        pages.resident = min(client.managed, room, pages.resident + used_now)
+        pages.resident = min(client.working_set, room, pages.resident + used_now)
+        pages.away = max(0, min(pages.away, client.allocated - pages.resident))
 
-    def granted(self, client: Client, room: int) -> None:
+    def granted(self, client: Client, room: int, now: float) -> None:
         """The client got a lease: its working set comes in."""
         pages = self._pages[client]
-        pages.resident = min(client.managed, room)
-        pages.ordered.clear()
+        fetched = self.prefetch(client, room)
+        pages.away -= fetched
+        pages.inward = _Order(fetched, now) if fetched else None
+        pages.resident = min(client.working_set, room)
+        for order in pages.outward:
+            order.superseded = True
 
-    def order_out(self, client: Client, amount: int) -> int:
+    def order_out(self, client: Client, amount: int, now: float) -> int:
         """The client is told to page out so much, or what it has. Returns the bytes of the order."""
         pages = self._pages[client]
         amount = min(amount, pages.resident)
         if amount > 0:
             pages.resident -= amount
-            pages.ordered.append(amount)
+            pages.away += amount
+            pages.outward.append(_Order(amount, now))
         return amount
 
-    def paged_out(self, client: Client, amount: int) -> None:
-        """The client has paged out `amount` bytes, on the oldest order or by itself."""
+    def paged_in(self, client: Client, amount: int, seconds: float, now: float) -> Answered | None:
+        """The client says that it has prefetched. None: it was not told to."""
         pages = self._pages[client]
-        ordered = pages.ordered.popleft() if pages.ordered else 0
-        pages.resident = max(0, min(client.managed, pages.resident + ordered - amount))
+        order, pages.inward = pages.inward, None
+        return order.answered(amount, seconds, now) if order is not None else None
 
-    def make_room(self, need: int, room: int, candidates: Iterable[Client]) -> list[tuple[Client, int]]:
+    def paged_out(self, client: Client, amount: int, seconds: float, now: float) -> Answered | None:
+        """The client says that it has paged out, on the oldest order. None: there was no order."""
+        pages = self._pages[client]
+        if not pages.outward:
+            return None
+        order = pages.outward.popleft()
+        answer = order.answered(amount, seconds, now)
+        stayed = order.amount - answer.amount
+        if stayed and not order.superseded:
+            pages.away = max(0, pages.away - stayed)
+            pages.resident = min(client.working_set, pages.resident + stayed)
+        return answer
+
+    def make_room(self, need: int, room: int, candidates: Iterable[Client], now: float) -> list[tuple[Client, int]]:
         """Who pages out how much, in this order, so that `need` bytes of `room` are free. The orders are taken as
         given."""
         orders = []
@@ -81,7 +137,7 @@ class Residency:
         for client in candidates:
             if lacking <= 0:
                 break
-            amount = self.order_out(client, lacking)
+            amount = self.order_out(client, lacking, now)
             if amount > 0:
                 orders.append((client, amount))
                 lacking -= amount

@@ -17,7 +17,7 @@ class Roster:
     """Who is there. `now` is the last instant that the arbiter was told; unknown names raise KeyError."""
 
     def __init__(self, vram_bytes: int, settings: ArbiterSettings) -> None:
-        self._vram = vram_bytes
+        self.vram = vram_bytes
         self._settings = settings
         self.sessions: dict[str, Session] = {}
         self._clients: dict[ClientId, Client] = {}
@@ -60,7 +60,7 @@ class Roster:
         connected = Client(client, known)
         self._clients[client] = known.clients[client] = connected
         self.residency.add(connected)
-        self._room = None
+        self._reckon(connected)
 
     def forget(self, client: Client) -> None:
         """The client is gone, with its lease and its memory."""
@@ -73,24 +73,62 @@ class Roster:
     def room(self) -> Room:
         """The GPU's memory, less what cannot leave it."""
         if self._room is None:
-            always = sum(client.plain for client in self.clients) + len(self._clients) * self._settings.context_bytes
-            self._room = Room(self._vram, always, self._settings.exclusive)
+            self._room = Room(self.vram, sum(client.plain for client in self.clients), self._settings.exclusive)
         return self._room
 
-    def excess(self) -> int:
-        """Bytes by which all who work exceed the memory together: no more than this has to move for anybody."""
-        return max(0, sum(c.managed for c in self.clients if c.waiting or c.lease) - self.room().for_managed)
+    def excess(self) -> dict[Session, int]:
+        """Bytes by which all who work exceed the memory together, by session: no more has to move for its clients.
+
+        A session counts for the others with at most the GPU's memory, however many clients it has.
+        """
+        sums = {
+            session: sum(client.footprint for client in session.clients.values() if client.waiting or client.lease)
+            for session in self.sessions.values()
+        }
+        together = sum(min(self.vram, own) for own in sums.values()) - self.room().for_managed
+        return {session: max(0, together + own - min(self.vram, own)) for session, own in sums.items()}
 
     # -- what happens to a client ------------------------------------------------------------------------------------
 
     def set_memory(self, client: Client, managed: int, plain: int) -> None:
+        """The client says what it has allocated, in bytes."""
         if managed < 0 or plain < 0:
             raise ValueError(f"amounts of memory are at least 0, not {managed} and {plain}")
-        grown = max(0, managed - client.managed) if client.held else 0
-        client.managed, client.plain = managed, plain
+        grown = max(0, managed - client.allocated)
+        if grown:
+            client.untried += grown
+            client.grown_at = self.now
+        client.allocated, client.claimed_plain = managed, plain
+        self._reckon(client, grown if client.held else 0)
+        self.holder_grew = self.holder_grew or (client.held and grown > 0)
+
+    def device_memory(self, client: Client, amount: int | None) -> None:
+        """The driver shows so many bytes for the client's process, its CUDA context included; None: it does not."""
+        if client.device_memory != amount:
+            client.device_memory = amount
+            self._reckon(client)
+
+    def working_set(self, client: Client, resident: int) -> None:
+        """So many bytes of the client's managed memory are on the GPU now, at most."""
+        before = client.working_set
+        client.touched = max(client.touched or 0, resident + self.residency.away(client))
+        at_work = client.bursting and self.now - max(client.grown_at, client.granted_at) >= self._settings.look_after
+        if at_work or client.worked_until > client.grown_at:
+            client.untried = 0
+        self._reckon(client)
+        if client.held and client.working_set > before:
+            self._reckon(client, client.working_set - before)
+            self.holder_grew = True
+
+    def _reckon(self, client: Client, used_now: int = 0) -> None:
+        """Find what is to be reckoned with of the client's memory. `used_now`: bytes that a holder has begun to use."""
+        fixed = min(client.claimed_plain + self._settings.context_bytes, self.vram)
+        client.plain = min(fixed, client.device_memory or 0)
+        client.unconfirmed = fixed - client.plain
+        used = client.allocated if client.touched is None else client.touched + client.untried
+        client.working_set = min(client.allocated, used, self.vram)
         self._room = None
-        self.residency.resized(client, self.room().for_managed, grown)
-        self.holder_grew = self.holder_grew or grown > 0
+        self.residency.resized(client, self.room().for_managed, used_now)
 
     def wait(self, client: Client) -> None:
         """It wants a lease from now on."""
@@ -114,7 +152,7 @@ class Roster:
     def quiet(self, client: Client, since: float) -> None:
         """Its burst ended at that instant; it keeps its lease."""
         client.session.bursts.learn(client.busy_reported - client.busy_before_burst)
-        client.quiet_since = client.last_quiet = since
+        client.quiet_since = client.last_quiet = client.worked_until = since
         self._no_longer_active(client.session, since)
 
     def report_busy(self, client: Client, busy_seconds: float) -> None:
@@ -138,6 +176,8 @@ class Roster:
         if not client.lease:
             return
         was_bursting = client.bursting
+        client.last_used = self.now if client.quiet_since is None else client.quiet_since
+        client.worked_until = client.last_used
         client.lease = 0
         client.quiet_since = client.revoked = None
         client.overdue = client.again = False
@@ -147,7 +187,7 @@ class Roster:
 
     def granted(self, client: Client, lease: int) -> None:
         """It has a lease, and its working set comes in."""
-        self.residency.granted(client, self.room().for_managed)
+        self.residency.granted(client, self.room().for_managed, self.now)
         if client.waiting:
             client.session.waits.add(self.now - client.waiting_since)
         client.lease, client.waiting = lease, False
@@ -178,8 +218,8 @@ class Roster:
             waiting=any(client.waiting for client in clients),
             running=bool(running),
             held=any(client.lease for client in clients),
-            memory_bytes=sum(client.managed + client.plain for client in clients),
-            resident_bytes=sum(self.residency.of(client) + client.plain for client in clients),
+            memory_bytes=sum(client.allocated + client.claimed_plain for client in clients),
+            resident_bytes=sum(self.residency.of(client) + min(client.claimed_plain, self.vram) for client in clients),
             gpu_seconds=known.gpu_seconds + unreported,
             last_activity=self.now if running else known.last_activity,
             delivered=Delivered(waits=known.waits.counts),

@@ -48,7 +48,7 @@ class Schedule:
         self.credit = HandOffCredit(settings)
         self.turns = Turns(0.0, {})
         self.turn: Turn | None = None
-        self._excess = 0
+        self._excess: dict[Session, int] = {}
         self._in_order: list[Client] = []
         """Those who wait, by their right to a turn, as of the last choice."""
 
@@ -61,9 +61,10 @@ class Schedule:
             for session in self._roster.sessions.values()
         }
         self._excess = excess = self._roster.excess()
+        vram = self._roster.vram
         weights = {session.id: session.weight for session, clients in wanting.items() if clients}
         costs = {
-            session.id: sum(self.hand_off_seconds(client, excess) for client in clients)
+            session.id: self._cost.of_session((min(c.working_set, excess[session]) for c in clients), vram)
             for session, clients in wanting.items()
             if clients
         }
@@ -154,7 +155,7 @@ class Schedule:
     def hand_off_seconds(self, client: Client, excess: int) -> float:
         """What it costs to hand the GPU to the client and, later, to another, where no more than `excess` bytes must
         move."""
-        return self._cost.one_after_the_other(min(client.managed, excess))
+        return self._cost.one_after_the_other(min(client.working_set, excess))
 
     def _blocked(self, room: Room) -> bool:
         """Whether somebody waits who does not fit beside those that stay, and not only until those that leave have
@@ -166,7 +167,7 @@ class Schedule:
         """When this holder's quiet no longer protects it from those who wait; never while it works."""
         if client.quiet_since is None:
             return NEVER
-        cost = self.hand_off_seconds(client, self._excess)
+        cost = self.hand_off_seconds(client, self._excess.get(client.session, 0))
         return client.quiet_since + client.gaps.patience(cost)
 
     def _turn_over_at(self) -> float:
@@ -207,7 +208,7 @@ class Schedule:
         turn, settings = self.turn, self._settings
         if turn is None or turn.start is None:
             return NEVER
-        excess = max(0, sum(c.managed for c in [newcomer, *firm]) - self._roster.room().for_managed)
+        excess = max(0, sum(c.footprint for c in [newcomer, *firm]) - self._roster.room().for_managed)
         return_cost = max((self.hand_off_seconds(holder, excess) for holder in firm), default=0.0)
         # A holder that may itself be about to finish a short burst is not made to give way to another such.
         alike = any((holder.session.bursts.typical or 0.0) <= settings.short_burst for holder in firm)

@@ -15,10 +15,29 @@ class Client:
 
     id: ClientId
     session: Session
-    managed: int = 0
-    """Allocated as managed memory: can leave the GPU."""
+    allocated: int = 0
+    """Managed memory, which can leave the GPU, as the client says."""
+    working_set: int = 0
+    """The part of `allocated` that it is taken to use, and at most the GPU's memory."""
+    claimed_plain: int = 0
+    """Memory that cannot leave the GPU, as the client says."""
     plain: int = 0
-    """Allocated otherwise: always on the GPU."""
+    """The part of `claimed_plain`, with the CUDA context, that the driver confirms: on the GPU whether it works or
+    not."""
+    unconfirmed: int = 0
+    """The part that the driver does not confirm: it is reckoned with while the client works or waits, like a working
+    set, so that a false claim keeps nobody else from running together."""
+    device_memory: int | None = None
+    """What the driver shows for its process; None: it does not show it."""
+    touched: int | None = None
+    """The most of its managed memory that was ever seen on the GPU, or known to have been paged out; None: never
+    looked."""
+    untried: int = 0
+    """Managed bytes that were allocated since it was last seen at work: it may use all of them."""
+    grown_at: float = float("-inf")
+    """When it last allocated managed memory."""
+    worked_until: float = float("-inf")
+    """End of its last burst."""
 
     waiting: bool = False
     waiting_since: float = 0.0
@@ -29,6 +48,8 @@ class Client:
     """0: none."""
     granted_at: float = 0.0
     last_granted: float = -1.0
+    last_used: float = -1.0
+    """When its last lease ended: who has not used its pages for longest pages out first."""
     revoked: RevokeReason | None = None
     revoke_deadline: float = 0.0
     overdue: bool = False
@@ -50,6 +71,11 @@ class Client:
     """Somebody was made to give way for it."""
 
     gaps: RecentSpans = field(default_factory=RecentSpans)
+
+    @property
+    def footprint(self) -> int:
+        """Bytes that must fit into the GPU's memory, beside what is always there, while it works."""
+        return self.working_set + self.unconfirmed
 
     @property
     def held(self) -> bool:

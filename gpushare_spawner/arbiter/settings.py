@@ -42,6 +42,9 @@ class ArbiterSettings:
     itself after 1 s, so an honest report is never longer."""
     page_out_step: int = 256 * 2**20
     """Bytes; a holder that grows makes others page out in steps of this size, not in one order for each allocation."""
+    look_after: float = 1.0
+    """Seconds of work after which what a client was seen to use on the GPU says what it will use: until then all that
+    it has allocated counts."""
     context_bytes: int = 0
     """Device memory that each connected process takes beside its allocations (its CUDA context: some hundred MiB on a
     real GPU, nothing on a simulated one)."""

@@ -219,21 +219,26 @@ async def test_tiers_and_units_that_do_not_go_together(agent: Agent) -> None:
     assert refused.value.code == "unknown-session"
 
 
-async def test_a_release_pages_out_and_a_downgrade_does_not(agent: Agent) -> None:
+async def test_a_released_sessions_pages_leave_when_somebody_needs_the_memory(agent: Agent) -> None:
     peer = await agent.peer(agent.open())
-    peer.send(Kind.REQUEST, 2 * GIB, 0, 1, gpu=FIRST.uuid)
+    peer.send(Kind.REQUEST, 10 * GIB, 0, 1, gpu=FIRST.uuid)
     lease = (await peer.expect(Kind.GRANT)).fields[0]
     peer.send(Kind.RELEASE, lease, 1000, 0, gpu=FIRST.uuid)
     to_tier(agent, "ada", Tier.DOWNGRADED, 10)
     assert (await peer.expect(Kind.TIER)).fields[:4] == (1, 10, 0, 10)
     await peer.quiet(0.05)
     to_tier(agent, "ada", Tier.RELEASED, 0)
-    frames = [await peer.expect(Kind.TIER, Kind.PAGE_OUT) for _ in range(2)]
-    page_out = next(frame for frame in frames if frame.kind is Kind.PAGE_OUT)
+    await peer.expect(Kind.TIER)
+    await peer.quiet(0.05)
+    assert session(agent).resident_bytes == 10 * GIB
+    other = await agent.peer(agent.open("bob"))
+    other.send(Kind.REQUEST, 8 * GIB, 0, 1, gpu=FIRST.uuid)
+    await other.until(Kind.GRANT)
+    page_out = await peer.until(Kind.PAGE_OUT)
     assert page_out.fields[0] == 2 * GIB
     peer.send(Kind.PAGED_OUT, 2 * GIB, 1_000_000, 0, gpu=FIRST.uuid)
     await peer.quiet(0.05)
-    assert (session(agent).memory_bytes, session(agent).resident_bytes) == (2 * GIB, 0)
+    assert (session(agent).memory_bytes, session(agent).resident_bytes) == (10 * GIB, 8 * GIB)
 
 
 async def test_an_announced_step_is_gone_once_it_was_taken(agent: Agent) -> None:

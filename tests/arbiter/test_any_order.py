@@ -19,13 +19,15 @@ SECONDS = st.sampled_from([0.0, 1e-7, 0.0005, 0.01, 0.3, 1.0, 7.0, 50.0, 1000.0]
 WEIGHTS = st.sampled_from([0, 1, 10, 25, 50, 100])
 
 
-@dataclass
+@dataclass(eq=False)
 class Peer:
     """A client as it sees itself: it obeys, if perhaps late."""
 
     session: str
     managed: int = 0
     plain: int = 0
+    shown: int | None = None
+    """What the driver shows for its process."""
     waiting: bool = False
     waiting_since: float = 0.0
     lease: int = 0
@@ -184,6 +186,15 @@ class AnyOrder(RuleBasedStateMachine):
         self.obey(report(name, amount, max(seconds, amount / 1e9), self.now))
 
     @precondition(lambda self: self.peers)
+    @rule(data=st.data(), amount=st.one_of(st.none(), SIZES))
+    def the_driver_shows(self, data: st.DataObject, amount: int | None) -> None:
+        name, peer = self.some_peer(data)
+        peer.shown = amount
+        self.obey(self.arbiter.device_memory(name, amount, self.now))
+        if amount is not None:
+            self.obey(self.arbiter.working_set(name, amount, self.now))
+
+    @precondition(lambda self: self.peers)
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
         name, _ = self.some_peer(data)
@@ -237,16 +248,22 @@ class AnyOrder(RuleBasedStateMachine):
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 
-    def room(self) -> int:
-        plain = sum(peer.plain for peer in self.peers.values())
-        return VRAM - plain - len(self.peers) * self.settings.context_bytes
+    def fixed(self, peer: Peer) -> tuple[int, int]:
+        """Bytes that cannot leave the GPU: those that the driver confirms, and those that it does not."""
+        claimed = min(VRAM, peer.plain + self.settings.context_bytes)
+        confirmed = min(claimed, peer.shown or 0)
+        return confirmed, claimed - confirmed
 
     def fit(self, peers: list[Peer]) -> bool:
         if len(peers) <= 1:
             return True
         if self.settings.exclusive and len({peer.session for peer in peers}) > 1:
             return False
-        return self.room() >= 0 and sum(peer.managed for peer in peers) <= self.room()
+        room = VRAM - sum(self.fixed(peer)[0] for peer in self.peers.values())
+        used = {name: self.arbiter._roster.client(name).working_set for name in self.peers}
+        assert all(used[name] <= min(VRAM, peer.managed) for name, peer in self.peers.items())
+        together = [used[name] + self.fixed(peer)[1] for name, peer in self.peers.items() if peer in peers]
+        return room >= 0 and sum(together) <= room
 
     @invariant()
     def leases_held_together_fit(self) -> None:

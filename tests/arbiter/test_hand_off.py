@@ -45,13 +45,13 @@ class Desk:
 def test_the_next_is_granted_on_release_and_the_page_out_follows() -> None:
     desk = Desk()
     (first,) = desk.ask("a", 12)
-    assert first == Grant("a", 1, 0.0, 12 * GIB)
+    assert first == Grant("a", 1, 0.0, 0)  # nothing of it was ever anywhere else
     desk.ask("b", 10)
     (revoke,) = desk.quiet("a")
     assert revoke == Revoke("a", 1, 6 * GIB, RevokeReason.IDLE)
     (grant,) = desk.give_back("a")
     assert isinstance(grant, Grant)
-    assert (grant.client, grant.prefetch) == ("b", 10 * GIB)
+    assert (grant.client, grant.prefetch) == ("b", 0)
     assert desk.resident("a") == 6
     assert desk.resident("b") == 10
 
@@ -108,19 +108,30 @@ def test_a_lone_working_set_larger_than_the_gpu_fills_it() -> None:
     desk.give_back("a")
     decisions = desk.ask("b", 40)
     assert PageOut("a", 4 * GIB) in decisions
-    (grant,) = [d for d in decisions if isinstance(d, Grant)]
-    assert grant.prefetch == 16 * GIB
+    assert [d.client for d in decisions if isinstance(d, Grant)] == ["b"]
     assert desk.resident("b") == 16
+    desk.ask("a", 4)
+    assert desk.quiet("b") == [Revoke("b", desk.lease["b"], 4 * GIB, RevokeReason.IDLE)]
+    desk.give_back("b")
+    desk.arbiter.paged_out("b", 4 * GIB, 0.3, desk.now)
+    desk.give_back("a")
+    order, grant = desk.ask("b", 40)
+    assert order == PageOut("a", 4 * GIB)
+    assert isinstance(grant, Grant)
+    assert grant.prefetch == 4 * GIB
 
 
-def test_plain_memory_is_on_the_gpu_and_leaves_less_for_the_rest() -> None:
+def test_confirmed_plain_memory_is_on_the_gpu_and_leaves_less_for_the_rest() -> None:
     desk = Desk()
+    desk.arbiter.device_memory("a", 6 * GIB, 0.0)
     desk.ask("a", 0, plain=6)
     desk.give_back("a")
-    (grant,) = desk.ask("b", 12)
-    assert isinstance(grant, Grant)
-    assert grant.prefetch == 10 * GIB
+    desk.ask("b", 8)
+    desk.give_back("b")
+    decisions = desk.ask("c", 12)
+    assert PageOut("b", 8 * GIB) in decisions  # 10 GiB are left for all of c's 12
     assert desk.resident("a") == 6
+    assert desk.resident("c") == 10
 
 
 def test_a_growing_holder_makes_the_quiet_page_out_in_bulk() -> None:
@@ -144,12 +155,35 @@ def test_a_page_out_that_did_less_than_ordered_is_reckoned_with() -> None:
     assert desk.resident("a") == 10
 
 
-def test_pages_that_a_client_moved_by_itself_are_reckoned_with() -> None:
+def test_a_page_out_that_nobody_ordered_is_not_believed() -> None:
     desk = Desk()
     desk.ask("a", 12)
     desk.give_back("a")
     desk.arbiter.paged_out("a", 12 * GIB, 1.0, desk.now)
-    assert desk.resident("a") == 0
+    assert desk.resident("a") == 12
+
+
+def test_a_page_out_counts_up_to_its_order() -> None:
+    desk = Desk()
+    desk.ask("a", 12)
+    desk.ask("b", 10)
+    desk.quiet("a")
+    desk.give_back("a")
+    desk.arbiter.paged_out("a", 2**63, 0.2, desk.now)
+    assert desk.resident("a") == 6
+
+
+def test_a_page_out_answered_after_the_next_grant_is_fetched_back() -> None:
+    desk = Desk()
+    desk.ask("a", 6)
+    desk.give_back("a")
+    desk.ask("b", 12)  # a is told to page out 2 GiB
+    assert desk.resident("a") == 4
+    desk.give_back("b")
+    grants = [d for d in desk.ask("a", 6) if isinstance(d, Grant)]
+    assert [grant.prefetch for grant in grants] == [2 * GIB]
+    desk.arbiter.paged_out("a", GIB, 0.1, desk.now)
+    assert desk.resident("a") == 6
 
 
 def test_freed_memory_is_not_on_the_gpu() -> None:
@@ -159,26 +193,42 @@ def test_freed_memory_is_not_on_the_gpu() -> None:
     assert desk.resident("a") == 1
 
 
-def test_a_released_session_pages_out_everything() -> None:
+def test_a_released_session_keeps_its_pages_until_somebody_needs_the_memory() -> None:
     desk = Desk()
     desk.ask("a", 5)
     desk.ask("b", 5)
     desk.give_back("b")
-    decisions = desk.arbiter.set_weight("a", 0, desk.now)
-    assert decisions == [Revoke("a", desk.lease["a"], 5 * GIB, RevokeReason.RELEASED)]
-    assert desk.arbiter.set_weight("b", 0, desk.now) == [PageOut("b", 5 * GIB)]
-    assert desk.resident("a") == desk.resident("b") == 0
+    assert desk.arbiter.set_weight("a", 0, desk.now) == [Revoke("a", desk.lease["a"], 0, RevokeReason.RELEASED)]
+    assert desk.give_back("a") == []
+    assert desk.arbiter.set_weight("b", 0, desk.now) == []
+    assert desk.resident("a") == desk.resident("b") == 5
+    desk.ask("c", 8)
+    assert (desk.resident("a"), desk.resident("b")) == (5, 3)
+    desk.arbiter.set_weight("a", 50, desk.now)
+    (grant,) = [d for d in desk.ask("a", 5) if isinstance(d, Grant)]
+    assert grant.prefetch == 0
 
 
-def test_a_lease_revoked_before_its_session_was_released_pages_out_the_rest_on_release() -> None:
+def test_the_least_recently_used_pages_leave_first_released_or_not() -> None:
+    desk = Desk("abcd")
+    for name in "ab":
+        desk.ask(name, 4)
+    desk.give_back("b")
+    desk.arbiter.set_weight("a", 0, desk.now)
+    desk.give_back("a")  # granted first, used last
+    desk.ask("c", 10)
+    assert (desk.resident("a"), desk.resident("b")) == (4, 2)
+
+
+def test_a_lease_revoked_before_its_session_was_released_pages_out_what_was_needed_and_no_more() -> None:
     desk = Desk()
     desk.ask("a", 12)
     desk.ask("b", 10)
     desk.quiet("a")
     assert desk.arbiter.set_weight("a", 0, desk.now) == []
     decisions = desk.give_back("a")
-    assert PageOut("a", 6 * GIB) in decisions
-    assert [d.client for d in decisions if isinstance(d, Grant)] == ["b"]
+    assert [(type(d), d.client) for d in decisions] == [(Grant, "b")]
+    assert desk.resident("a") == 6
 
 
 def test_a_released_session_comes_back_with_its_weight() -> None:
@@ -186,10 +236,11 @@ def test_a_released_session_comes_back_with_its_weight() -> None:
     desk.ask("a", 5)
     desk.arbiter.set_weight("a", 0, desk.now)
     desk.give_back("a")
+    desk.ask("b", 15)  # pages out 4 of a's 5
+    desk.give_back("b")
     desk.arbiter.set_weight("a", 50, desk.now)
-    (grant,) = desk.ask("a", 5)
-    assert isinstance(grant, Grant)
-    assert grant.prefetch == 5 * GIB
+    (grant,) = [d for d in desk.ask("a", 5) if isinstance(d, Grant)]
+    assert grant.prefetch == 4 * GIB
 
 
 def test_several_clients_of_one_session_come_and_go_together_where_they_fit() -> None:
