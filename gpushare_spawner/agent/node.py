@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -48,6 +49,9 @@ from gpushare_spawner.model.tier import Tier
 
 log = logging.getLogger(__name__)
 
+MAX_UID = 2**32 - 2
+"""The kernel's uids have 32 bits, and the highest number means none."""
+
 
 @dataclass(frozen=True)
 class NodeSettings:
@@ -79,6 +83,7 @@ class Node:
         self._tiers = Tiers(self._shares, self._activity, self._save, self.wall_clock)
         self._watch = ProcessWatch(self._server_gone)
         self._rounds = Rounds(settings.rounds, self.gpus, source)
+        self._draining: asyncio.Future[None] | None = None
         self.withheld: Mapping[str, str] = {}
         """GPUs (UUIDs) that are not to be given out, each with the reason."""
         self.changed: Callable[[], None] = _nothing
@@ -88,21 +93,29 @@ class Node:
         """Take up the sessions that the state folder knows, and begin to look around."""
         now = self.wall_clock()
         for record in self._folder.records.load():
-            if record.process is not None and not processes.alive(record.process):
-                log.info("session %s ended while no agent ran", record.request.id)
-                self.store.remove(record.request.id)
-                continue
-            gpus = tuple(self.gpus[uuid] for uuid in record.request.gpus if uuid in self.gpus)
-            if len(gpus) < len(record.request.gpus):
-                log.error("session %s has a share of a GPU that this machine no longer has", record.request.id)
-            session = Session(record, gpus, past=Past.recorded(record, restarted_at=now))
-            self._take_up(session)
-            if (reason := self._listen(session)) is not None:
-                log.error("the socket of session %s cannot be made: %s", session.id, reason)
+            try:
+                self._recover(record, now)
+            except Exception:
+                # what is wrong with one of them is none of the others' trouble
+                log.exception("session %s cannot be taken up again", record.request.id)
+                self._sessions.pop(record.request.id, None)
         if self._sessions:
             log.info("%d sessions taken up again", len(self._sessions))
         self._folder.remove_strangers({short_name(name) for name in self._sessions})
         await self._rounds.start(self._sessions, self._look)
+
+    def _recover(self, record: SessionRecord, now: float) -> None:
+        if record.process is not None and not processes.alive(record.process):
+            log.info("session %s ended while no agent ran", record.request.id)
+            self.store.remove(record.request.id)
+            return
+        gpus = tuple(self.gpus[uuid] for uuid in record.request.gpus if uuid in self.gpus)
+        if len(gpus) < len(record.request.gpus):
+            log.error("session %s has a share of a GPU that this machine no longer has", record.request.id)
+        session = Session(record, gpus, past=Past.recorded(record, restarted_at=now))
+        self._take_up(session)
+        if (reason := self._listen(session)) is not None:
+            log.error("the socket of session %s cannot be made: %s", session.id, reason)
 
     async def close(self) -> None:
         """Stop. The sessions stay in the state folder; their processes run on unarbitrated until an agent is back."""
@@ -292,7 +305,10 @@ class Node:
         if session.socket is not None:
             session.socket.close(None if keep_folders else SESSION_CLOSED)
             if not keep_folders:
-                session.socket.remove()
+                try:
+                    session.socket.remove()
+                except OSError as error:
+                    log.warning("the folder of session %s stays: %s", name, error)
         del self._sessions[name]
         self.store.remove(name)
         self._tiers.changed(self._shares.leave(session))
@@ -308,8 +324,8 @@ class Node:
                 )
             if len(set(request.gpus)) < len(request.gpus):
                 raise ValueError("gpus: the same GPU is named twice")
-            if request.uid < 0:
-                raise ValueError(f"uid: {request.uid} is no user")
+            if not 0 <= request.uid <= MAX_UID:
+                raise ValueError(f"uid: {request.uid} is no user; a uid is a number from 0 to {MAX_UID}")
             if os.geteuid() not in (0, request.uid):
                 raise ValueError(
                     f"uid: this agent runs as uid {os.geteuid()} and cannot give a socket to uid {request.uid}; "
@@ -362,9 +378,9 @@ class Node:
             if session.record.pod is not None:
                 session.socket = PodSockets(self._folder.pods, session.record.pod.grants, session.conversation)
                 return None
-            folder = SessionFolder(self._folder.sockets, short_name(session.id))
+            folder = SessionFolder(self._folder.sockets, short_name(session.id), self._folder.discarded)
             session.socket = SessionSocket(folder, session.record.request.uid, session.conversation)
-        except (OSError, PathTooLong) as error:
+        except (OSError, OverflowError, PathTooLong) as error:
             return str(error)
         return None
 
@@ -375,17 +391,29 @@ class Node:
 
     def _look(self) -> None:
         now = self.wall_clock()
-        for name, session in list(self._sessions.items()):
-            if self._rounds.overdue(session, now):
-                self.end_session(name, f"nobody confirmed it within {session.record.request.confirm_within:g} s")
-            elif session.moved or session.record.gpu_busy:
-                doing = self._activity(session)
-                if self._rounds.worth_saving(session, doing, now):
-                    self._save(session)
-                # a burst goes on, or its end is to be written later
-                session.moved = doing.busy or doing.last != session.record.last_gpu_activity
+        for session in list(self._sessions.values()):
+            try:
+                self._look_at(session, now)
+            except Exception:
+                log.exception("session %s cannot be looked after for now", session.id)
         self._watch.look()
         self.store.retry()
+        if not self._folder.discarded.empty and (self._draining is None or self._draining.done()):
+            self._draining = asyncio.get_running_loop().run_in_executor(None, self._folder.discarded.drain)
+
+    def _look_at(self, session: Session, now: float) -> None:
+        name = session.id
+        if self._rounds.overdue(session, now):
+            self.end_session(name, f"nobody confirmed it within {session.record.request.confirm_within:g} s")
+            return
+        if session.socket is None and session.record.pod is None and self._listen(session) is None:
+            log.info("session %s has its socket now", name)
+        if session.moved or session.record.gpu_busy:
+            doing = self._activity(session)
+            if self._rounds.worth_saving(session, doing, now):
+                self._save(session)
+            # a burst goes on, or its end is to be written later
+            session.moved = doing.busy or doing.last != session.record.last_gpu_activity
 
     def _activity(self, session: Session) -> Activity:
         return activity(session, self.arbitrations, self.wall_clock())

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpushare_spawner.agent import discarded
 from gpushare_spawner.agent.connection import Listener
-from gpushare_spawner.agent.session_folder import SOCKET_NAME, SessionFolder
+from gpushare_spawner.agent.discarded import Discarded
+from gpushare_spawner.agent.session_folder import SOCKET_NAME, PathTooLong, SessionFolder
 from gpushare_spawner.agent.session_socket import SessionSocket, Traffic
 
 BELOW = "s"
@@ -59,7 +60,20 @@ def make(folder: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Take a grant's folder away; what cannot be removed is left."""
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError, PathTooLong):
+        aside = _discarded(folder)
+        try:
+            SessionFolder(folder, BELOW, aside).remove()
+            os.rmdir(folder)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            aside.take(folder)
+
+
+def _discarded(folder: Path) -> Discarded:
+    """What a grant's folder is moved to where something else is in it."""
+    return Discarded(folder.parent.parent / discarded.FOLDER)
 
 
 class PodSockets:
@@ -73,7 +87,9 @@ class PodSockets:
         try:
             for folder in self._folders:
                 make(folder)
-                self._sockets.append(SessionSocket(SessionFolder(folder, BELOW), None, listener, traffic))
+                self._sockets.append(
+                    SessionSocket(SessionFolder(folder, BELOW, _discarded(folder)), None, listener, traffic)
+                )
         except BaseException:
             self.close()
             raise

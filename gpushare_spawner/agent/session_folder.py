@@ -1,13 +1,17 @@
-"""Where a session's socket lies: a folder that only the session's user may enter."""
+"""Where a session's socket lies: a folder of the agent's own that the session's user can pass and not write to."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import socket
+import stat
 from pathlib import Path
 
+from gpushare_spawner.agent.discarded import Discarded
+
 SOCKET_NAME = "gpu"
+_FRESH = f"{SOCKET_NAME}+"
 MAX_PATH_BYTES = 107
 """sun_path has 108 bytes, the last one for the zero."""
 
@@ -28,51 +32,64 @@ def check_length(path: Path) -> None:
 class SessionFolder:
     """The folder of one session.
 
-    Everything is made in a fresh folder that is the agent's own, and handed to the user last: the agent, which may be
-    root, never works inside a folder where the user could have laid a trap.
+    The folder belongs to the agent and the socket in it to the session's user, who can connect and make nothing: so
+    the agent, which may be root, meets nothing in it that somebody else has put there.
     """
 
-    def __init__(self, parent: Path, name: str) -> None:
-        """Raises PathTooLong."""
+    def __init__(self, parent: Path, name: str, discarded: Discarded) -> None:
+        """`discarded`: where what is in the way is moved to. Raises PathTooLong."""
         self.path = parent / name
-        self._fresh = parent / f"{name}+"
-        check_length(self._fresh / SOCKET_NAME)
+        self._discarded = discarded
+        check_length(self.path / _FRESH)
 
     @property
     def socket_path(self) -> Path:
         return self.path / SOCKET_NAME
 
     def listen(self, uid: int | None) -> socket.socket:
-        """A listening, non-blocking SOCK_SEQPACKET socket in place of whatever was there. Raises OSError.
+        """A listening, non-blocking SOCK_SEQPACKET socket in place of whatever was there. Raises OSError or
+        OverflowError (a uid that no user can have).
 
-        `uid`: whose folder it is; None where the folder is seen by its user alone anyhow, under whatever uid.
+        `uid`: whose socket it is; None where the folder is seen by its user alone anyhow, under whatever uid.
         """
-        self._empty(self._fresh)
-        self._fresh.mkdir(mode=0o700)
+        self._make()
+        fresh = self.path / _FRESH
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            listener.bind(os.fspath(self._fresh / SOCKET_NAME))
-            # the folder is what keeps others out
-            os.chmod(self._fresh / SOCKET_NAME, 0o666)
+            fresh.unlink(missing_ok=True)
+            listener.bind(os.fspath(fresh))
+            os.chmod(fresh, 0o666 if uid is None else 0o600)
+            if uid is not None and uid != os.geteuid():
+                os.chown(fresh, uid, -1)
+            os.chmod(self.path, 0o755 if uid is None else 0o700 if uid == os.geteuid() else 0o711)
             listener.listen(128)
-            if uid is None:
-                os.chmod(self._fresh, 0o755)
-            elif uid != os.geteuid():
-                os.chown(self._fresh, uid, -1)
-            self._empty(self.path)
-            os.rename(self._fresh, self.path)
+            if self.socket_path.is_dir() and not self.socket_path.is_symlink():
+                self._discarded.take(self.socket_path)
+            os.rename(fresh, self.socket_path)
         except BaseException:
             listener.close()
-            self._empty(self._fresh)
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
             raise
         return listener
 
     def remove(self) -> None:
-        """Take the folder away; what cannot be removed is left."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Take the folder away. Raises OSError."""
+        try:
+            for name in (SOCKET_NAME, _FRESH):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.path / name)
+            os.rmdir(self.path)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            self._discarded.take(self.path)
 
-    def _empty(self, path: Path) -> None:
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        elif path.exists():
-            shutil.rmtree(path)
+    def _make(self) -> None:
+        """The folder, in place of one that is somebody else's: an earlier version's, which the user could write to."""
+        with contextlib.suppress(FileNotFoundError):
+            found = os.lstat(self.path)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                self._discarded.take(self.path)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path, mode=0o700)

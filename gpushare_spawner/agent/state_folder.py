@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
 from pathlib import Path
 
+from gpushare_spawner.agent import discarded
+from gpushare_spawner.agent.discarded import Discarded
 from gpushare_spawner.agent.lock import FolderLock
-from gpushare_spawner.agent.session_folder import SOCKET_NAME, check_length
+from gpushare_spawner.agent.session_folder import SOCKET_NAME, PathTooLong, SessionFolder, check_length
 from gpushare_spawner.agent.store import RecordFolder, short_name
+
+log = logging.getLogger(__name__)
 
 
 class StateFolder:
@@ -22,7 +26,7 @@ class StateFolder:
         self.path = path
         self.sockets = path / "s"
         self.pods = path / "pods"
-        check_length(self.sockets / f"{short_name('')}+" / SOCKET_NAME)
+        check_length(self.sockets / short_name("") / f"{SOCKET_NAME}+")
         if not path.is_dir():
             path.mkdir(parents=True)
             # users pass through to their own folders, and cannot list what else is there
@@ -31,6 +35,7 @@ class StateFolder:
         self.sockets.mkdir(exist_ok=True)
         os.chmod(self.sockets, 0o711)
         self.records = RecordFolder(path / "records")
+        self.discarded = Discarded(path / discarded.FOLDER)
 
     def barrier(self) -> Path | None:
         """A folder on the way to the sockets that other users cannot pass; None: there is none."""
@@ -40,7 +45,10 @@ class StateFolder:
         """Take away socket folders of sessions that are no more."""
         for entry in self.sockets.iterdir():
             if entry.name not in names:
-                shutil.rmtree(entry, ignore_errors=True)
+                try:
+                    SessionFolder(self.sockets, entry.name, self.discarded).remove()
+                except (OSError, PathTooLong) as error:
+                    log.warning("%s, of a session that is no more, cannot be removed: %s", entry, error)
 
     def close(self) -> None:
         """Let another agent have the folder."""

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +26,18 @@ def short_name(session_id: str) -> str:
     return hashlib.sha256(session_id.encode()).hexdigest()[:16]
 
 
+def _content(path: Path) -> bytes:
+    """A file's content, without waiting for anything else than the disk. Raises OSError or ValueError."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(file, "rb") as opened:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
+        if found.st_size > MAX_RECORD_BYTES:
+            raise ValueError(f"the file has {found.st_size} bytes, more than any record")
+        return opened.read(MAX_RECORD_BYTES)
+
+
 class RecordFolder:
     """Reads and writes the files. Calls block on the disk."""
 
@@ -37,9 +50,7 @@ class RecordFolder:
         records = []
         for path in sorted(self.folder.glob("*.json")):
             try:
-                if path.stat().st_size > MAX_RECORD_BYTES:
-                    raise ValueError(f"the file has {path.stat().st_size} bytes, more than any record")
-                record = SessionRecord.model_validate_json(path.read_bytes())
+                record = SessionRecord.model_validate_json(_content(path))
                 if path.stem != short_name(record.request.id):
                     raise ValueError(f"the record of session {record.request.id} does not belong under this name")
                 records.append(record)
@@ -58,7 +69,8 @@ class RecordFolder:
         else:
             fresh = path.with_suffix(".new")
             try:
-                with open(fresh, "wb") as file:
+                fresh.unlink(missing_ok=True)
+                with open(fresh, "xb") as file:
                     file.write(record)
                     file.flush()
                     os.fsync(file.fileno())
@@ -82,7 +94,10 @@ class RecordFolder:
         log.error("the record %s cannot be read and is set aside as %s: %s", path, aside.name, reason)
         with contextlib.suppress(OSError):
             os.replace(path, aside)
-            aside.with_suffix(".reason").write_text(reason + "\n")
+            beside = aside.with_suffix(".reason")
+            beside.unlink(missing_ok=True)
+            with open(beside, "x") as file:
+                file.write(reason + "\n")
 
 
 class Store:

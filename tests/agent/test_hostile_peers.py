@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -285,8 +286,9 @@ async def test_another_user_cannot_enter(agent: Agent, monkeypatch: pytest.Monke
     path = agent.open()
     agent.path.chmod(0o711)
     assert await asyncio.to_thread(stranger, path) == "denied"
-    # even where the folder would let him in
+    # even where folder and socket would let him in
     os.chmod(os.path.dirname(path), 0o777)
+    os.chmod(path, 0o666)
     said = await asyncio.to_thread(stranger, path)
     error = Frame.unpack(bytes.fromhex(said))
     assert (error.kind, error.fields[0]) == (Kind.ERROR, NOT_ALLOWED)
@@ -298,7 +300,9 @@ async def test_the_socket_is_its_users(agent: Agent, caplog: pytest.LogCaptureFi
     path = agent.open(uid=65534)
     assert f"{agent.path} lets nobody through" in caplog.text
     agent.path.chmod(0o711)
-    assert os.stat(os.path.dirname(path)).st_uid == 65534
+    assert (os.stat(path).st_uid, stat.S_IMODE(os.stat(path).st_mode)) == (65534, 0o600)
+    folder = os.stat(os.path.dirname(path))
+    assert (folder.st_uid, stat.S_IMODE(folder.st_mode)) == (0, 0o711)
     said = await asyncio.to_thread(stranger, path)  # lets him in, and tells him that "x" is no frame
     assert Frame.unpack(bytes.fromhex(said)).fields[0] == MALFORMED
 
