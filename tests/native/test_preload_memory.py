@@ -33,6 +33,14 @@ def account(agent: GenerousAgent) -> tuple[int, ...]:
     return next((f.fields[:2] for _, f in reversed(agent.frames) if f.kind is Kind.MEMORY), (0, 0))
 
 
+def nothing_taken(agent: GenerousAgent) -> bool:
+    """Whether all memory is the driver's again within 4 s: a second of quiet, and the giving back."""
+    deadline = time.monotonic() + 4
+    while account(agent) != (0, 0) and time.monotonic() < deadline:
+        pass
+    return account(agent) == (0, 0)
+
+
 def test_device_memory_is_converted_and_says_it_is_not(start: Start, agent: GenerousAgent) -> None:
     client = start("""
         d = Driver()
@@ -185,24 +193,183 @@ def test_stream_ordered_memory_keeps_the_streams_order(start: Start, agent: Gene
     assert client.hear() == [5, 6, 7]
     assert client.hear() == [0, 1 << 20]
     assert client.hear() == TOTAL
-    assert account(agent) == (0, 0)
+    assert nothing_taken(agent)
 
 
-def test_parked_blocks_go_back_when_it_is_quiet(start: Start, agent: GenerousAgent) -> None:
-    """The limit is met by allocations that follow frees in the same stream, again and again."""
-    client = start("""
-        d = Driver()
-        stream = d.stream()
-        for i in range(20):
-            at = d.alloc_async(300 * MIB, stream)
-            d.fill(at, 1024, i, stream)
-            d.free_async(at, stream)
-        d.synchronize()
-        time.sleep(0.1)
-        say(d.memory()[0])
-        hear()
-    """)
-    assert client.hear() == TOTAL
+TRUTH = """
+import pynvml
+pynvml.nvmlInit()
+def resident():
+    "MiB that this process has on the GPU, as the driver says."
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return sum(process.usedGpuMemory for process in running if process.pid == os.getpid()) // MIB
+def in_host():
+    "MiB of host memory, where the simulated driver keeps all contents."
+    fields = dict(line.split(":") for line in open("/proc/self/status"))
+    return (int(fields["RssAnon"].split()[0]) + int(fields["RssShmem"].split()[0])) // 1024
+def until(true, seconds=4):
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return true()
+def cell(size, stream=None, value=1):
+    at = d.alloc_async(size, stream)
+    d.fill(at, size // 4, value, stream)
+    d.free_async(at, stream)
+"""
+
+
+def test_freed_blocks_go_back_to_the_driver_when_the_gpu_has_been_quiet(start: Start, agent: GenerousAgent) -> None:
+    """Five cells of sizes that do not serve each other: all of it is the driver's again a second later."""
+    client = start(
+        TRUTH
+        + """
+d = Driver()
+before = in_host()
+for size in (20, 30, 40, 60, 80):
+    cell(size * MIB)
+    d.synchronize()
+say([resident() <= 230, d.memory()[0] // MIB])
+say([until(lambda: resident() == 0), until(lambda: in_host() < before + 30)])
+at = d.alloc_async(10 * MIB)
+d.fill(at, 100, 7)
+d.synchronize()
+say(d.read(at, 1)[0])
+d.free_async(at)
+hear()
+"""
+    )
+    assert client.hear() == [True, TOTAL // MIB], "to the program they are free at once"
+    assert client.hear() == [True, True]
+    assert client.hear() == 7
+    assert nothing_taken(agent)
+
+
+def test_freed_blocks_stay_for_the_next_step_over_a_short_pause(start: Start, agent: GenerousAgent) -> None:
+    client = start(
+        TRUTH
+        + """
+d = Driver()
+stream = d.stream()
+addresses = set()
+for step in range(4):
+    for size in (10, 30, 20):
+        at = d.alloc_async(size * MIB - 512 * step, stream)
+        d.fill(at, 1024, 1, stream)
+        addresses.add(at)
+        d.free_async(at, stream)
+    d.synchronize()
+    time.sleep(0.1)
+say(len(addresses))
+hear()
+"""
+    )
+    assert client.hear() == 3
+    assert account(agent)[0] >= 60 * MIB, "what is cached takes memory: the agent is told"
+
+
+def test_the_cache_is_bounded_by_what_was_in_use_at_once(start: Start, agent: GenerousAgent) -> None:
+    """Within one burst, sizes that never fit each other."""
+    client = start(
+        TRUTH
+        + """
+d = Driver()
+stream = d.stream()
+most = 0
+for i in range(40):
+    cell((20 + 7 * (i % 13)) * MIB + i * 4 * MIB, stream)
+    most = max(most, resident())
+say(most)
+d.synchronize()
+"""
+    )
+    largest = 20 + 7 * 12 + 39 * 4
+    assert client.hear() <= 2 * largest + 10, "MiB"
+    client.end()
+
+
+def test_allocations_get_what_is_cached_when_memory_is_short(start: Start, agent: GenerousAgent) -> None:
+    """By fit, or given back to the driver first: of any kind, within the limit, while the stream is still busy."""
+    client = start(
+        TRUTH
+        + """
+d = Driver()
+stream = d.stream()
+for i in range(20):
+    at = d.alloc_async(300 * MIB, stream)
+    d.fill(at, 1024, i, stream)
+    d.free_async(at, stream)
+d.spin(0.05, stream)
+say([d.memory()[0], resident()])
+at = d.alloc(400 * MIB)
+d.fill(at, 1024, 9)
+d.synchronize()
+say([d.read(at, 1)[0], resident() <= 402])
+d.free(at)
+d.free_async(d.alloc_async(300 * MIB, stream), stream)
+at = d.alloc_async(500 * MIB, stream)
+d.fill(at, 1024, 5, stream)
+d.synchronize()
+say(d.read(at, 1)[0])
+"""
+    )
+    free, resident = client.hear()
+    assert free == TOTAL
+    assert resident <= 302
+    assert client.hear() == [9, True]
+    assert client.hear() == 5
+    client.end()
+
+
+def test_a_block_serves_another_stream_only_after_its_own_has_passed(start: Start, agent: GenerousAgent) -> None:
+    client = start(
+        TRUTH
+        + """
+d = Driver()
+first, second, third = d.stream(), d.stream(), d.stream()
+at = d.alloc_async(8 * MIB, first)
+d.fill(at, 1024, 1, first)
+d.spin(0.2, first)
+d.free_async(at, first)
+other = d.alloc_async(8 * MIB, second)
+d("cuStreamSynchronize", first)
+again = d.alloc_async(7 * MIB, third)
+d.free_async(again, third)
+d("cuStreamDestroy_v2", third)
+time.sleep(0.05)
+last = d.alloc_async(8 * MIB, second)
+small = d.alloc_async(5 * MIB, second)
+say([other != at, again == at, last == at, small != at])
+hear()
+"""
+    )
+    assert client.hear() == [True, True, True, True], "and no block serves an allocation that would waste most of it"
+
+
+def test_a_cached_block_of_another_context_goes_back_too(start: Start, agent: GenerousAgent) -> None:
+    """The thread's own current context is as it was."""
+    client = start(
+        TRUTH
+        + """
+d = Driver()
+other, now = c.c_void_p(), c.c_void_p()
+d("cuCtxCreate_v2", c.byref(other), c.c_uint(0), c.c_int(0))
+d.load()
+cell(50 * MIB)
+d.synchronize()
+d("cuCtxSetCurrent", d.context)
+del d.module
+cell(40 * MIB)
+d.synchronize()
+say(until(lambda: resident() == 0))
+d("cuCtxGetCurrent", c.byref(now))
+say(now.value == d.context.value)
+hear()
+"""
+    )
+    assert client.hear() is True
+    assert client.hear() is True
 
 
 def test_allocations_while_capturing_are_the_drivers(start: Start, agent: GenerousAgent) -> None:

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "block_cache.h"
 #include "resolve.h"
 #include "stream_ordered.h"
 #include "worker.h"
@@ -99,7 +100,12 @@ static void take_out(struct allocation *node) {
     unlink_by_use(node);
 }
 
-bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
+static void give_back(struct gpu *gpu, size_t bytes, bool managed) {
+    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
+    *account = *account > bytes ? *account - bytes : 0;
+}
+
+static bool take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
     bool fits = true;
     pthread_mutex_lock(&lock);
     uint64_t total = atomic_load(&gpu->total), taken = gpu->managed + gpu->plain;
@@ -108,13 +114,28 @@ bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
     else
         *(managed ? &gpu->managed : &gpu->plain) += bytes;
     pthread_mutex_unlock(&lock);
+    return fits;
+}
+
+bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
+    bool fits = take(gpu, bytes, managed, limited);
+    /* what the program has freed itself must not be what is missing */
+    if (!fits && stream_ordered_trim(gpu, bytes)) fits = take(gpu, bytes, managed, limited);
     if (fits) worker_memory_changed(gpu);
     return fits;
 }
 
-static void give_back(struct gpu *gpu, size_t bytes, bool managed) {
-    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
-    *account = *account > bytes ? *account - bytes : 0;
+void account_cached(struct gpu *gpu, size_t bytes, bool begins) {
+    pthread_mutex_lock(&lock);
+    if (begins) {
+        gpu->managed += bytes;
+        gpu->cached += bytes;
+    } else {
+        give_back(gpu, bytes, true);
+        gpu->cached -= bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    worker_memory_changed(gpu);
 }
 
 void account_return(struct gpu *gpu, size_t bytes, bool managed) {
@@ -196,7 +217,7 @@ uint64_t allocations_newest(void) {
 }
 
 void allocations_of_context_gone(CUcontext context, uint64_t until) {
-    stream_ordered_context_gone(context);
+    block_cache_context_gone(context);
     pthread_mutex_lock(&lock);
     struct allocation *node;
     while ((node = any_of(root, context, until))) {

@@ -28,6 +28,9 @@ struct allocation {
 bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited);
 void account_return(struct gpu *gpu, size_t bytes, bool managed);
 
+/* A freed block of so many bytes begins or ends to be cached: it is accounted for as managed memory meanwhile. */
+void account_cached(struct gpu *gpu, size_t bytes, bool begins);
+
 /* Remember a new allocation, already accounted for. What lay there belonged to a context that is being destroyed just
  * now: it is forgotten, and given back to the account. */
 void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind);

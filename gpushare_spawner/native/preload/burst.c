@@ -2,9 +2,9 @@
 
 #include <string.h>
 
+#include "block_cache.h"
 #include "gate.h"
 #include "marks.h"
-#include "stream_ordered.h"
 
 /* Looking costs a context switch of this process: often while an end may be near, seldom while launches keep coming. */
 #define OFTEN  (1 * MILLISECOND)
@@ -100,7 +100,7 @@ void burst_over(struct gpu *gpu, uint64_t now) {
     burst->phase = QUIET;
     burst->told = true;
     atomic_fetch_add(&gpu->burst, 1);
-    stream_ordered_quiet(gpu);
+    block_cache_quiet(gpu);
 }
 
 uint64_t burst_busy_time(const struct gpu *gpu) {

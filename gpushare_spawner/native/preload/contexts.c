@@ -3,9 +3,9 @@
 #include <stdlib.h>
 
 #include "allocations.h"
+#include "block_cache.h"
 #include "capture.h"
 #include "resolve.h"
-#include "stream_ordered.h"
 
 pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 struct context *contexts;
@@ -108,7 +108,7 @@ struct lane *lane_of(struct passage *passage, CUstream stream) {
 
 void stream_forget(CUstream stream) {
     if (is_default(stream)) return;
-    stream_ordered_stream_gone(stream);
+    block_cache_stream_gone(stream);
     pthread_mutex_lock(&contexts_lock);
     for (struct context *context = contexts; context; context = context->next) {
         for (struct lane **link = &context->lanes; *link; link = &(*link)->next) {

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "allocations.h"
+#include "block_cache.h"
 #include "burst.h"
 #include "capture.h"
 #include "contexts.h"
@@ -22,6 +23,7 @@ static void in_child(void) {
     gate_forget_threads();
     contexts_forget();
     allocations_forget();
+    block_cache_forget();
     stream_ordered_forget();
     plain_memory_forget();
     captures_forget();

@@ -25,6 +25,7 @@ struct gpu {
     /* Accounting, bytes (allocations.c). */
     _Atomic uint64_t managed;
     _Atomic uint64_t plain;
+    _Atomic uint64_t cached;   /* of `managed`: freed by the program, kept for its next allocations (block_cache.c) */
     _Atomic bool graph_memory; /* memory nodes of graphs were seen; the driver knows their size */
 
     /* What the agent said (lease.c). */

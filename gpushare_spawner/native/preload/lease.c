@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "block_cache.h"
 #include "burst.h"
 #include "marks.h"
 #include "pager.h"
@@ -87,6 +88,7 @@ static void begin_page_out(struct gpu *gpu, uint64_t bytes, uint64_t for_lease) 
     }
     lease->paging_out = true;
     lease->paging_out_for = for_lease;
+    block_cache_give_back(gpu);
     pager_start(gpu, false, bytes);
 }
 
@@ -193,6 +195,7 @@ static void release(struct gpu *gpu) {
     lease->last_id = lease->id;
     lease->id = 0;
     lease->state = NONE;
+    if (lease->reason == RELEASE_IDLE) block_cache_give_back(gpu);
     if (lease->page_out) begin_page_out(gpu, lease->page_out, lease->last_id);
 }
 
@@ -286,5 +289,7 @@ uint64_t lease_step(struct gpu *gpu) {
     case HELD: next = held_step(gpu, now); break;
     case SHUTTING: next = shutting_step(gpu, now); break;
     }
-    return next < moving_next ? next : moving_next;
+    if (moving_next < next) next = moving_next;
+    uint64_t freeing_next = block_cache_step(gpu, now);
+    return next < freeing_next ? next : freeing_next;
 }

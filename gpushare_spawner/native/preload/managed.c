@@ -49,8 +49,8 @@ static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes
     if (!account_take(gpu, bytes, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUdeviceptr at;
     if (managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
-        /* freed blocks that wait for their streams may be what is missing */
-        if (!stream_ordered_trim(gpu) || managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
+        /* freed blocks that are kept for the next allocations may be what is missing */
+        if (!stream_ordered_trim(gpu, bytes) || managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
             account_return(gpu, bytes, true);
             return CUDA_ERROR_NOT_FOUND;
         }

@@ -1,28 +1,16 @@
-/* A block that is freed in a stream is parked with an event behind the work that may still use it. An allocation in the
-   same stream takes a parked block at once, since the stream keeps the order; one in another stream only when the event
-   has passed. The driver gets parked blocks back when the GPU is quiet, or when memory is short: a free of managed
-   memory may wait for the whole device, and a training step must not. */
+/* A block that is freed in a stream goes into the cache (block_cache.c), from which later allocations take it. The
+   driver gets it back when memory is short or the GPU has been quiet for a while: a free of managed memory may wait for
+   the whole device, and a training step must not. */
 #include "stream_ordered.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 
 #include "allocations.h"
+#include "block_cache.h"
 #include "capture.h"
-#include "contexts.h"
-#include "driver_turn.h"
 #include "managed.h"
 #include "resolve.h"
-
-struct parked {
-    CUdeviceptr at;
-    size_t capacity;
-    struct gpu *gpu;
-    CUcontext context;
-    CUstream stream;
-    CUevent passed;
-    struct parked *next;
-};
 
 /* Pools that managed memory cannot stand in for: those that are shared between processes, or do not lie on a GPU. */
 struct plain_pool {
@@ -31,7 +19,6 @@ struct plain_pool {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct parked *parked;
 static struct plain_pool *plain_pools;
 
 /* Blocks are rounded up so that one can serve another allocation of about its size. */
@@ -40,93 +27,20 @@ static size_t rounded(size_t bytes) {
     return bytes > SIZE_MAX - step ? bytes : (bytes + step - 1) / step * step;
 }
 
-static bool passed(const struct parked *block) {
-    return real.cuEventQuery(block->passed) != CUDA_ERROR_NOT_READY;
-}
-
-static struct parked *take_parked(struct gpu *gpu, CUcontext context, size_t capacity, CUstream stream) {
-    struct parked *found = NULL, **place = NULL;
-    pthread_mutex_lock(&lock);
-    for (struct parked **link = &parked; *link; link = &(*link)->next) {
-        struct parked *block = *link;
-        if (block->gpu != gpu || block->context != context || block->capacity != capacity) continue;
-        /* the thread's own default stream has one handle for many streams */
-        bool same = block->stream == stream && stream != CU_STREAM_PER_THREAD;
-        if (same || passed(block)) {
-            found = block;
-            place = link;
-            break;
-        }
-    }
-    if (found) *place = found->next;
-    pthread_mutex_unlock(&lock);
-    return found;
-}
-
-/* With contexts_lock held: no context goes meanwhile, and takes its events and memory with it. */
-static bool trim(struct gpu *gpu) {
-    struct parked *done = NULL;
-    pthread_mutex_lock(&lock);
-    for (struct parked **link = &parked; *link;) {
-        struct parked *block = *link;
-        if (block->gpu == gpu && passed(block)) {
-            *link = block->next;
-            block->next = done;
-            done = block;
-        } else {
-            link = &block->next;
-        }
-    }
-    pthread_mutex_unlock(&lock);
-    bool any = done != NULL;
-    while (done) {
-        struct parked *next = done->next;
-        real.cuEventDestroy_v2(done->passed);
-        real.cuMemFree_v2(done->at);
-        free(done);
-        done = next;
-    }
-    return any;
-}
-
-bool stream_ordered_trim(struct gpu *gpu) {
-    pthread_mutex_lock(&contexts_lock);
-    bool any = trim(gpu);
-    pthread_mutex_unlock(&contexts_lock);
-    return any;
-}
-
-void stream_ordered_quiet(struct gpu *gpu) {
-    if (captures_in_progress() || !driver_turn_begin()) return;
-    trim(gpu);
-    driver_turn_end();
-}
-
-void stream_ordered_context_gone(CUcontext context) {
-    pthread_mutex_lock(&lock);
-    for (struct parked **link = &parked; *link;) {
-        struct parked *block = *link;
-        if (block->context == context) {
-            *link = block->next;
-            free(block);
-        } else {
-            link = &block->next;
-        }
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-void stream_ordered_stream_gone(CUstream stream) {
-    pthread_mutex_lock(&lock);
-    for (struct parked *block = parked; block; block = block->next)
-        if (block->stream == stream) block->stream = CU_STREAM_PER_THREAD; /* its handle may be given to another */
-    pthread_mutex_unlock(&lock);
+bool stream_ordered_trim(struct gpu *gpu, size_t bytes) {
+    CUcontext current = NULL;
+    if (!atomic_load(&gpu->cached) || real.cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current) return false;
+    return block_cache_trim(gpu, current, bytes);
 }
 
 void stream_ordered_forget(void) {
-    parked = NULL;
     plain_pools = NULL;
     pthread_mutex_init(&lock, NULL);
+}
+
+static struct cache_stream used_by(CUcontext current, CUstream stream) {
+    if (stream == CU_STREAM_LEGACY) stream = NULL;
+    return (struct cache_stream){current, stream, stream == CU_STREAM_PER_THREAD ? block_cache_thread() : 0};
 }
 
 static bool is_plain(CUmempool pool) {
@@ -139,26 +53,27 @@ static bool is_plain(CUmempool pool) {
 
 /* CUDA_ERROR_NOT_FOUND: not converted. */
 static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes, CUstream stream) {
-    if (!account_take(gpu, bytes, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
-    size_t capacity = rounded(bytes);
-    CUcontext context = NULL;
-    real.cuCtxGetCurrent(&context);
-    struct parked *block = take_parked(gpu, context, capacity, stream);
-    if (block) {
-        *out = block->at;
-        real.cuEventDestroy_v2(block->passed);
-        free(block);
-    } else {
-        uint64_t total = atomic_load(&gpu->total);
-        if (total && bytes > total / 16) stream_ordered_trim(gpu);
-        CUdeviceptr at;
-        if (managed_allocate(gpu, &at, capacity) != CUDA_SUCCESS) {
+    CUcontext current = NULL;
+    real.cuCtxGetCurrent(&current);
+    struct cache_stream by = used_by(current, stream);
+    struct cached_memory block = {0, rounded(bytes)};
+    bool again = block_cache_take(gpu, current, &by, block.capacity, &block);
+    if (!account_take(gpu, bytes, true, true)) {
+        if (again && !block_cache_put(gpu, current, &by, block)) real.cuMemFree_v2(block.at);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (!again) {
+        block_cache_make_room(gpu, current, block.capacity);
+        CUresult result = managed_allocate(gpu, &block.at, block.capacity);
+        if (result != CUDA_SUCCESS && stream_ordered_trim(gpu, block.capacity))
+            result = managed_allocate(gpu, &block.at, block.capacity);
+        if (result != CUDA_SUCCESS) {
             account_return(gpu, bytes, true);
             return CUDA_ERROR_NOT_FOUND;
         }
-        *out = at;
     }
-    allocations_add(gpu, *out, bytes, capacity, ALLOCATION_CONVERTED);
+    *out = block.at;
+    allocations_add(gpu, *out, bytes, block.capacity, ALLOCATION_CONVERTED);
     return CUDA_SUCCESS;
 }
 
@@ -209,36 +124,31 @@ CUresult wrapped_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CU
 }
 EXPORTED(cuMemAllocFromPoolAsync_ptsz);
 
-/* Park a converted block behind the stream's work. False: it is not one of ours, the driver frees it. */
-static bool park(CUdeviceptr at, CUstream stream, CUresult *result) {
+/* Put a converted block into the cache behind the stream's work. False: it is not one of ours, the driver frees it. */
+static bool keep(CUdeviceptr at, CUstream stream, CUresult *result) {
     struct allocation allocation;
     if (!allocations_find(at, &allocation) || allocation.at != at || allocation.kind != ALLOCATION_CONVERTED)
         return false;
-    if (captures_in_progress() && is_capturing(stream)) {
-        *result = CUDA_ERROR_INVALID_VALUE; /* not memory of a graph: what the driver says of such a free */
+    int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    /* the driver's own answer to a stream that is none, or that is being captured: the block is not a graph's memory */
+    *result = driver_has(cuStreamIsCapturing) ? real.cuStreamIsCapturing(stream, &status) : CUDA_SUCCESS;
+    if (*result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE) *result = CUDA_ERROR_INVALID_VALUE;
+    if (*result != CUDA_SUCCESS) return true;
+    CUcontext current = NULL;
+    real.cuCtxGetCurrent(&current);
+    struct cache_stream by = used_by(current ? current : allocation.context, stream);
+    if (!allocations_remove(at, &allocation)) {
+        *result = CUDA_ERROR_INVALID_VALUE; /* freed by another thread just now */
         return true;
     }
-    struct parked *block = malloc(sizeof *block);
-    CUevent event;
-    *result = block ? real.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (*result == CUDA_SUCCESS && (*result = real.cuEventRecord(event, stream)) != CUDA_SUCCESS)
-        real.cuEventDestroy_v2(event);
-    if (*result != CUDA_SUCCESS) {
-        free(block);
-        return true;
-    }
-    allocations_remove(at, &allocation);
-    *block = (struct parked){at, allocation.capacity, allocation.gpu, allocation.context, stream, event, NULL};
-    pthread_mutex_lock(&lock);
-    block->next = parked;
-    parked = block;
-    pthread_mutex_unlock(&lock);
+    struct cached_memory block = {at, allocation.capacity};
+    if (!block_cache_put(allocation.gpu, allocation.context, &by, block)) *result = real.cuMemFree_v2(at);
     return true;
 }
 
 CUresult wrapped_cuMemFreeAsync(CUdeviceptr at, CUstream stream) {
     CUresult result;
-    if (park(at, stream, &result)) return result;
+    if (keep(at, stream, &result)) return result;
     struct allocation allocation;
     bool known = allocations_remove(at, &allocation);
     result = real.cuMemFreeAsync(at, stream);
@@ -249,7 +159,7 @@ EXPORTED(cuMemFreeAsync);
 
 CUresult wrapped_cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream stream) {
     CUresult result;
-    if (park(at, own(stream), &result)) return result;
+    if (keep(at, own(stream), &result)) return result;
     struct allocation allocation;
     bool known = allocations_remove(at, &allocation);
     result = real.cuMemFreeAsync_ptsz(at, stream);

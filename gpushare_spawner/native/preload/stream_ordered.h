@@ -3,12 +3,8 @@
 
 #include "gpus.h"
 
-/* Free the parked blocks whose streams have passed them. True if any was freed. */
-bool stream_ordered_trim(struct gpu *gpu);
+/* Give freed blocks of the calling thread's context back to the driver, `bytes` of them at least; waits for the streams
+   that have not passed them. True if any was given back. */
+bool stream_ordered_trim(struct gpu *gpu, size_t bytes);
 
-/* For the background thread, while a GPU is known to be quiet. Takes the lock of contexts.c. */
-void stream_ordered_quiet(struct gpu *gpu);
-
-void stream_ordered_stream_gone(CUstream stream);
-void stream_ordered_context_gone(CUcontext context);
 void stream_ordered_forget(void); /* in a forked child */
