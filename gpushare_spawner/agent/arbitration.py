@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -55,6 +55,8 @@ class GpuArbitration:
         """Since when a client has heard nothing about its request."""
         self._granted: dict[int, tuple[int, float]] = {}
         """The lease that a client was given last, and when."""
+        self._shown: dict[int, int | None] = {}
+        """Bytes that the driver last showed for a client's process."""
         self._timer: Handle | None = None
         self._due: float | None = None
 
@@ -81,7 +83,19 @@ class GpuArbitration:
         if self._clients.pop(client.number, None) is not None:
             self._waits.pop(client.number, None)
             self._granted.pop(client.number, None)
+            self._shown.pop(client.number, None)
             self._carry_out(self._arbiter.disconnect(client.number, self._clock()))
+
+    def device_memory(self, amounts: Mapping[int, int | None]) -> None:
+        """What the driver shows for the clients' processes on this GPU, in bytes, by client number; None: nothing.
+
+        The driver knows processes: of several connections of one process, one has the figure and the others have 0.
+        """
+        now = self._clock()
+        for number, amount in amounts.items():
+            if number in self._clients and amount != self._shown.get(number):
+                self._shown[number] = amount
+                self._carry_out(self._arbiter.device_memory(number, amount, now))
 
     def receive(self, client: Client, frame: Frame) -> None:
         """A frame of a client that joined: one of REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT."""

@@ -16,7 +16,7 @@ from gpushare_spawner.agent.arbitration import GpuArbitration
 from gpushare_spawner.agent.connection import SESSION_CLOSED
 from gpushare_spawner.agent.conversation import Conversation
 from gpushare_spawner.agent.environment import Libraries, session_environment
-from gpushare_spawner.agent.gpus import Gpu
+from gpushare_spawner.agent.gpus import Gpu, GpuState
 from gpushare_spawner.agent.pod_sockets import PodSockets
 from gpushare_spawner.agent.report import gpu_report, node_report, session_report
 from gpushare_spawner.agent.rounds import GpuSource, Rounds, RoundSettings
@@ -82,7 +82,7 @@ class Node:
         self._shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
         self._tiers = Tiers(self._shares, self._activity, self._save, self.wall_clock)
         self._watch = ProcessWatch(self._server_gone)
-        self._rounds = Rounds(settings.rounds, self.gpus, source)
+        self._rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen)
         self._draining: asyncio.Future[None] | None = None
         self.withheld: Mapping[str, str] = {}
         """GPUs (UUIDs) that are not to be given out, each with the reason."""
@@ -386,6 +386,21 @@ class Node:
 
     def _server_gone(self, name: str) -> None:
         self.end_session(name, "its server's process is gone")
+
+    # -- rounds -------------------------------------------------------------------------------------------------------
+
+    def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
+        """Tell the arbiters how much device memory the driver shows for each connected process."""
+        for uuid, state in states.items():
+            amounts: dict[int, int | None] = {}
+            told: set[int] = set()
+            for session in self._sessions.values():
+                for connection in sorted(session.cuda, key=lambda one: one.number):
+                    pid = connection.peer.pid
+                    shown = state.processes.get(pid)
+                    amounts[connection.number] = (0 if pid in told else shown.memory_bytes) if shown else None
+                    told.add(pid)
+            self.arbitrations[uuid].device_memory(amounts)
 
     # -- records ------------------------------------------------------------------------------------------------------
 

@@ -47,8 +47,16 @@ class RoundSettings:
 class Rounds:
     """Drops what nobody confirmed, keeps activity on the disk, asks NVML, and finds who goes past the library."""
 
-    def __init__(self, settings: RoundSettings, gpus: Mapping[str, Gpu], source: GpuSource) -> None:
+    def __init__(
+        self,
+        settings: RoundSettings,
+        gpus: Mapping[str, Gpu],
+        source: GpuSource,
+        polled: Callable[[Mapping[str, GpuState]], None] = lambda states: None,
+    ) -> None:
+        """`polled` is called with each answer of NVML, by the GPU's UUID."""
         self._settings = settings
+        self._polled = polled
         self._gpus = gpus
         self._source = source
         self._suspects: dict[str, set[int]] = {}
@@ -101,6 +109,7 @@ class Rounds:
                 else:
                     log.info("GPU %s answers again", uuid)
         self.states = states
+        self._polled(states)
         await self._find_bypassing({pid for state in states.values() for pid in state.pids}, sessions)
 
     async def _ask(self) -> dict[str, GpuState]:

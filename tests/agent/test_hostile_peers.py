@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from gpushare_spawner.agent import connection, reading, session_socket
 from gpushare_spawner.agent.budget import Budget
 from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED
+from gpushare_spawner.agent.gpus import GpuProcess, GpuState
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
@@ -323,3 +324,94 @@ async def test_a_trap_in_the_users_folder_hurts_nobody(agent: Agent, short_folde
     assert treasure.stat().st_uid == 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
         peer.connect(path)
+
+
+def shows(agent: Agent, amount: int, pid: int | None = None) -> None:
+    """NVML lists a process of this machine, this one unless told otherwise, with so many bytes on the first GPU."""
+    agent.source.states[FIRST.uuid] = GpuState(
+        healthy=True, processes={os.getpid() if pid is None else pid: GpuProcess(amount)}
+    )
+
+
+async def run_together(agent: Agent, *peers: Peer, gib: int) -> bool:
+    """Whether these get leases beside each other, each for so much managed memory."""
+    for peer in peers:
+        peer.send(Kind.REQUEST, gib * GIB, 0, 1, gpu=FIRST.uuid)
+    with contextlib.suppress(TimeoutError):
+        for peer in peers:
+            await peer.until(Kind.GRANT, timeout=0.5)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("shown", [None, 2 * GIB])
+async def test_a_false_claim_of_plain_memory_serialises_nobody(agent: Agent, shown: int | None) -> None:
+    if shown is not None:
+        shows(agent, shown)
+    bob, cyd = await agent.peer(agent.open("bob")), await agent.peer(agent.open("cyd"))
+    eve = [await agent.peer(agent.open("eve")) for _ in range(3)]
+    for peer in eve:
+        peer.send(Kind.MEMORY, 0, 2**63, gpu=FIRST.uuid)
+    await asyncio.sleep(0.2)  # the agent has asked NVML since
+    assert await run_together(agent, bob, cyd, gib=7)
+
+
+async def test_plain_memory_that_nvml_confirms_counts(agent: Agent) -> None:
+    shows(agent, 8 * GIB)
+    eve = await agent.peer(agent.open("eve"))
+    bob, cyd = await agent.peer(agent.open("bob")), await agent.peer(agent.open("cyd"))
+    eve.send(Kind.MEMORY, 0, 8 * GIB, gpu=FIRST.uuid)
+    await asyncio.sleep(0.2)
+    assert not await run_together(agent, bob, cyd, gib=6)
+    shows(agent, GIB)
+    await cyd.until(Kind.GRANT, timeout=1)
+
+
+async def quantum_of_the_next(agent: Agent, lies: list[tuple[Kind, int, int]]) -> float:
+    """Seconds of the turn that a neighbour is told, after another session has said what it likes of its transfers."""
+    eve, bob = await agent.peer(agent.open("eve")), await agent.peer(agent.open("bob"))
+    eve.send(Kind.REQUEST, 12 * GIB, 0, 1, gpu=FIRST.uuid)
+    lease = (await eve.until(Kind.GRANT)).fields[0]
+    for kind, amount, nanoseconds in lies:
+        eve.send(kind, amount, nanoseconds, 0, gpu=FIRST.uuid)
+    bob.send(Kind.REQUEST, 12 * GIB, 0, 1, gpu=FIRST.uuid)
+    await asyncio.sleep(0.05)
+    eve.send(Kind.IDLE, lease, 0, 0, gpu=FIRST.uuid)
+    await eve.until(Kind.REVOKE)
+    eve.send(Kind.REQUEST, 12 * GIB, 0, 2, gpu=FIRST.uuid)
+    eve.send(Kind.RELEASE, lease, 0, 1, gpu=FIRST.uuid)
+    for kind, amount, nanoseconds in lies:
+        eve.send(kind, amount, nanoseconds, lease, gpu=FIRST.uuid)
+    await bob.until(Kind.GRANT)
+    eve.send(Kind.MEMORY, 12 * GIB, 0, gpu=FIRST.uuid)
+    bob.send(Kind.REQUEST, 12 * GIB, 0, 2, gpu=FIRST.uuid)
+    await asyncio.sleep(0.05)
+    requests = agent.node.arbitrations[FIRST.uuid]._arbiter._schedule.turns.requests
+    return requests["bob"]
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        [(Kind.PAGED_IN, 2**63, 2**64 - 1), (Kind.PAGED_OUT, 2**63, 2**64 - 1)],
+        [(Kind.PAGED_IN, 2**63, 1), (Kind.PAGED_OUT, 2**63, 1)],
+    ],
+)
+async def test_false_times_of_transfers_move_nobodys_turn_beyond_the_stated_limits(
+    agent: Agent, lies: list[tuple[Kind, int, int]]
+) -> None:
+    guessed = 2 * 8 * GIB / 8e9 / 0.025
+    assert guessed / 4 < await quantum_of_the_next(agent, lies) < guessed * 4
+
+
+@pytest.mark.parametrize(("connections", "managed"), [(1, 2**63), (60, 12 * GIB), (1, 48 * GIB)])
+async def test_a_claim_beyond_the_gpu_stretches_no_turn_beyond_the_gpu(
+    agent: Agent, connections: int, managed: int
+) -> None:
+    eve = [await agent.peer(agent.open("eve")) for _ in range(connections)]
+    bob = await agent.peer(agent.open("bob"))
+    for peer in [*eve, bob]:
+        peer.send(Kind.REQUEST, 12 * GIB if peer is bob else managed, 0, 1, gpu=FIRST.uuid)
+    await asyncio.sleep(0.2)
+    turns = agent.node.arbitrations[FIRST.uuid]._arbiter._schedule.turns
+    assert turns.round_seconds < 1.01 * (16 + 12) * GIB * 2 / 8e9 / 0.025
