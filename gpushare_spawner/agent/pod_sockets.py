@@ -4,6 +4,10 @@ The kubelet asks for each grant by itself, and does not say for whom: a folder i
 grant, and mounted into the container. Later, when it is known which pod holds the devices, the session's socket is made
 in each of its grants' folders. The mount is of the folder as it was then, so that what lies below it can be made anew
 by a later agent, and the folder itself never.
+
+The folders belong to root and are mounted read-only: a container connects to its socket and writes nothing, whatever
+user it runs as. The agent relies on that as little as it can: it removes the files that it made, by their names, and
+never looks for others.
 """
 
 from __future__ import annotations
@@ -44,9 +48,11 @@ def socket_in(folder: Path) -> Path:
 
 
 def make_fresh(folder: Path) -> None:
-    """An empty folder in place of what an earlier holder of the same devices had. Raises OSError."""
+    """Make an empty folder in place of what an earlier holder of the same devices had. Raises OSError."""
     remove(folder)
-    make(folder)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir()
+    os.chmod(folder, 0o755)
 
 
 def make(folder: Path) -> None:

@@ -75,6 +75,9 @@ class SessionFolder:
 
     def remove(self) -> None:
         """Take the folder away. Raises OSError."""
+        if self.path.is_symlink():
+            self._discarded.take(self.path)
+            return
         try:
             for name in (SOCKET_NAME, _FRESH):
                 with contextlib.suppress(FileNotFoundError):
