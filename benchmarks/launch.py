@@ -7,7 +7,12 @@ The library holds a lease all the while, granted by an agent in this program. Sy
 on the launching thread, between the first and the last launch; those of the library's background thread are shown
 per second.
 
-Bars: at most 10 ns added, 0 system calls per launch.
+``added_ns_by_streams``: the same for 1, 8 and 32 streams per thread in turn, in CPU time of the launching threads, the
+worse of 1 and 4 threads. The other figures of that kind are for 8 streams and one thread: in a process with two
+contexts (one of the streams is the default stream), while another thread captures a graph, and under a lease with a
+pace.
+
+Bars: at most 10 ns added (by streams too), 0 system calls per launch.
 """
 
 from __future__ import annotations
@@ -22,7 +27,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, FrameError, Kind, gpu_bytes
 from gpushare_spawner.native import build, preload_library, simgpu_folder
@@ -30,6 +37,9 @@ from gpushare_spawner.native import build, preload_library, simgpu_folder
 HERE = Path(__file__).parent
 PTX = Path(build.__file__).parent / "simgpu" / "kernels.ptx"
 BATCHES, LAUNCHES, COUNTED = 40, 50_000, 10_000_000
+STREAMS, THREADS, STREAM_BATCHES = (1, 8, 32), (1, 4), 10
+PACE = 20_000_000
+"""Nanoseconds."""
 
 
 class GrantingAgent:
@@ -37,6 +47,7 @@ class GrantingAgent:
 
     def __init__(self, path: Path, gpu: bytes) -> None:
         self.gpu = gpu
+        self.pace = 0
         self.grants = 0
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
@@ -60,13 +71,13 @@ class GrantingAgent:
                     connection.send(Frame(Kind.DEVICE, (8 << 30, 2 << 30), self.gpu).pack())
                 elif frame.kind is Kind.REQUEST:
                     self.grants += 1
-                    connection.send(Frame(Kind.GRANT, (self.grants,), frame.gpu).pack())
+                    connection.send(Frame(Kind.GRANT, (self.grants, 0, 0, self.pace), frame.gpu).pack())
 
 
 def compile_loop(folder: Path) -> Path:
     """The program that launches. Raises CalledProcessError."""
     program = folder / "launch_loop"
-    command = [*build.compiler(), "-O2", "-std=gnu11", "-Wall", "-fno-sanitize=all", "-o", str(program)]
+    command = [*build.compiler(), "-O2", "-std=gnu11", "-Wall", "-fno-sanitize=all", "-pthread", "-o", str(program)]
     subprocess.run([*command, str(HERE / "launch_loop.c"), "-ldl"], check=True)
     return program
 
@@ -89,7 +100,17 @@ def first_gpu(bare: dict[str, str]) -> bytes:
     return gpu_bytes(done.stdout.strip())
 
 
-def measure(rounds: int) -> dict[str, float]:
+def added_by_streams(
+    program: Path, bare: dict[str, str], shared: dict[str, str], rounds: int, streams: int, threads: int, kind: str
+) -> float:
+    """Nanoseconds of CPU time that the library adds to a launch into that many streams in turn."""
+    loop = ["--streams", str(streams), str(threads), kind, str(PTX), str(STREAM_BATCHES), str(LAUNCHES)]
+    pairs = [(run(program, loop, bare), run(program, loop, shared)) for _ in range(rounds)]
+    without, with_ = (statistics.median(statistics.median(run) for run in runs) for runs in zip(*pairs, strict=True))
+    return with_ - without
+
+
+def measure(rounds: int) -> dict[str, Any]:
     """All figures, nanoseconds and counts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -111,6 +132,13 @@ def measure(rounds: int) -> dict[str, float]:
             raise SystemExit(
                 f"the library asked for {agent.grants} leases in {rounds} runs: it was not under the program"
             )
+        by_streams, added = [], partial(added_by_streams, program, bare, shared, min(rounds, 5))
+        for streams in STREAMS:
+            by_streams.append(max(added(streams, threads, "plain") for threads in THREADS))
+        contexts, capture = added(8, 1, "contexts"), added(8, 1, "capture")
+        agent.pace = PACE
+        paced = added(8, 1, "plain")
+        agent.pace = 0
         counting = ["--count", str(PTX), str(COUNTED)]
         bare_calls = run(program, counting, bare)
         milliseconds, own, others = run(program, counting, shared)
@@ -120,6 +148,12 @@ def measure(rounds: int) -> dict[str, float]:
             "shared_ns": round(with_, 2),
             "added_ns": round(with_ - without, 2),
             "added_ns_min": round(min(times["shared"]) - min(times["bare"]), 2),
+            "added_ns_by_streams": {
+                str(streams): round(ns, 2) for streams, ns in zip(STREAMS, by_streams, strict=True)
+            },
+            "added_ns_two_contexts": round(contexts, 2),
+            "added_ns_during_capture": round(capture, 2),
+            "added_ns_paced": round(paced, 2),
             "syscalls_per_launch": own / COUNTED,
             "bare_syscalls_per_launch": bare_calls[1] / COUNTED,
             "background_syscalls_per_second": round(others / milliseconds * 1000, 1),
@@ -138,6 +172,13 @@ def main() -> None:
         ("bare driver", f"{figures['bare_ns']:.2f} ns"),
         ("under libgpushare.so", f"{figures['shared_ns']:.2f} ns"),
         ("added", f"{figures['added_ns']:.2f} ns (bar: 10; best runs: {figures['added_ns_min']:.2f})"),
+        *(
+            (f"added, {n} streams in turn", f"{ns:.2f} ns (bar: 10)")
+            for n, ns in figures["added_ns_by_streams"].items()
+        ),
+        ("added, two contexts", f"{figures['added_ns_two_contexts']:.2f} ns"),
+        ("added, capture elsewhere", f"{figures['added_ns_during_capture']:.2f} ns"),
+        ("added, paced lease", f"{figures['added_ns_paced']:.2f} ns"),
         ("system calls per launch", f"{figures['syscalls_per_launch']:.4f} (bar: 0)"),
         ("background thread, traced", f"{figures['background_syscalls_per_second']:.0f} system calls per second"),
     ]

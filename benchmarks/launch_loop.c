@@ -1,12 +1,17 @@
 /* Launches one kernel again and again and says what a launch costs. Run by benchmarks/launch.py.
 
    launch_loop PTX BATCHES LAUNCHES      prints the nanoseconds per launch of each batch, one a line
-   launch_loop --count PTX LAUNCHES      runs itself under ptrace; prints the system calls of the launching thread
-   between the first and the last launch, then those of all other threads in that time, then its milliseconds */
+   launch_loop --streams N THREADS KIND PTX BATCHES LAUNCHES      each thread launches into N streams of its own in
+   turn; prints the nanoseconds of CPU time per launch of each batch of each thread. KIND: plain; contexts (the process
+   has two, and the default stream is one of the N); capture (another thread keeps a capture open meanwhile) launch_loop
+   --count PTX LAUNCHES      runs itself under ptrace; prints the system calls of the launching thread between the first
+   and the last launch, then those of all other threads in that time, then its milliseconds */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +47,9 @@ static void must(const char *what, int code) {
     exit(1);
 }
 
-static int measure(const char *ptx_path, int batches, long launches, int marked) {
-    static char ptx[1 << 20];
+static char ptx[1 << 20];
+
+static int load_driver(const char *ptx_path) {
     FILE *file = fopen(ptx_path, "rb");
     if (!file || !fread(ptx, 1, sizeof ptx - 1, file)) {
         fprintf(stderr, "cannot read %s\n", ptx_path);
@@ -54,6 +60,11 @@ static int measure(const char *ptx_path, int batches, long launches, int marked)
         fprintf(stderr, "%s\n", dlerror());
         return 1;
     }
+    return 0;
+}
+
+static int measure(const char *ptx_path, int batches, long launches, int marked) {
+    if (load_driver(ptx_path)) return 1;
     void *context, *module, *function, *stream;
     must("cuInit", ((int (*)(unsigned))find("cuInit"))(0));
     must("cuDevicePrimaryCtxRetain", ((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&context, 0));
@@ -78,6 +89,79 @@ static int measure(const char *ptx_path, int batches, long launches, int marked)
         syscall(SYS_getppid);
         printf("%.3f\n", (now() - began) / 1e6);
     }
+    return 0;
+}
+
+#define MOST_THREADS 16
+
+static struct {
+    int streams, threads, batches, has_default;
+    long launches;
+    void *context, *function;
+    launch_call launch;
+    pthread_barrier_t ready;
+    double *results;
+} many;
+
+static double cpu_time(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static void *launch_into_streams(void *number) {
+    void **streams = calloc((size_t)many.streams, sizeof *streams);
+    unsigned long long nothing = 0;
+    void *arguments[] = {&nothing};
+    must("cuCtxSetCurrent", ((int (*)(void *))find("cuCtxSetCurrent"))(many.context));
+    int (*create)(void **, unsigned) = (int (*)(void **, unsigned))find("cuStreamCreate");
+    for (int i = many.has_default; i < many.streams; i++) must("cuStreamCreate", create(&streams[i], 1));
+    for (int i = 0; i < 1000; i++)
+        must("cuLaunchKernel",
+             many.launch(many.function, 1, 1, 1, 1, 1, 1, 0, streams[i % many.streams], arguments, NULL));
+    pthread_barrier_wait(&many.ready);
+    double *results = many.results + (size_t)(uintptr_t)number * (size_t)many.batches;
+    for (int batch = 0; batch < many.batches; batch++) {
+        double start = cpu_time();
+        for (long i = 0; i < many.launches; i += many.streams)
+            for (int at = 0; at < many.streams; at++)
+                many.launch(many.function, 1, 1, 1, 1, 1, 1, 0, streams[at], arguments, NULL);
+        results[batch] =
+            (cpu_time() - start) / (double)((many.launches + many.streams - 1) / many.streams * many.streams);
+    }
+    return NULL;
+}
+
+static int measure_streams(const char *kind, const char *ptx_path) {
+    if (load_driver(ptx_path)) return 1;
+    void *module, *other = NULL, *stream = NULL, *graph;
+    must("cuInit", ((int (*)(unsigned))find("cuInit"))(0));
+    must("cuDevicePrimaryCtxRetain", ((int (*)(void **, int))find("cuDevicePrimaryCtxRetain"))(&many.context, 0));
+    must("cuCtxSetCurrent", ((int (*)(void *))find("cuCtxSetCurrent"))(many.context));
+    must("cuModuleLoadData", ((int (*)(void **, const void *))find("cuModuleLoadData"))(&module, ptx));
+    must("cuModuleGetFunction",
+         ((int (*)(void **, void *, const char *))find("cuModuleGetFunction"))(&many.function, module, "spin"));
+    many.launch = (launch_call)find("cuLaunchKernel");
+    many.results = calloc((size_t)many.threads * (size_t)many.batches, sizeof *many.results);
+    if (strcmp(kind, "contexts") == 0) {
+        unsigned long long at;
+        many.has_default = 1;
+        must("cuCtxCreate_v2", ((int (*)(void **, unsigned, int))find("cuCtxCreate_v2"))(&other, 0, 0));
+        must("cuMemAlloc_v2", ((int (*)(unsigned long long *, size_t))find("cuMemAlloc_v2"))(&at, 4096));
+        /* work in it, so that the library knows it */
+        must("cuMemsetD8_v2", ((int (*)(unsigned long long, unsigned char, size_t))find("cuMemsetD8_v2"))(at, 0, 4096));
+        must("cuCtxSetCurrent", ((int (*)(void *))find("cuCtxSetCurrent"))(many.context));
+    }
+    if (strcmp(kind, "capture") == 0) {
+        must("cuStreamCreate", ((int (*)(void **, unsigned))find("cuStreamCreate"))(&stream, 1));
+        must("cuStreamBeginCapture_v2", ((int (*)(void *, int))find("cuStreamBeginCapture_v2"))(stream, 2));
+    }
+    pthread_barrier_init(&many.ready, NULL, (unsigned)many.threads);
+    pthread_t threads[MOST_THREADS];
+    for (int i = 0; i < many.threads; i++) pthread_create(&threads[i], NULL, launch_into_streams, (void *)(uintptr_t)i);
+    for (int i = 0; i < many.threads; i++) pthread_join(threads[i], NULL);
+    if (stream) must("cuStreamEndCapture", ((int (*)(void *, void **))find("cuStreamEndCapture"))(stream, &graph));
+    for (int i = 0; i < many.threads * many.batches; i++) printf("%.3f\n", many.results[i]);
     return 0;
 }
 
@@ -143,6 +227,15 @@ int main(int argc, char **argv) {
     }
     if (argc == 4 && strcmp(argv[1], "--marked") == 0) return measure(argv[2], 1, atol(argv[3]), 1);
     if (argc == 4) return measure(argv[1], atoi(argv[2]), atol(argv[3]), 0);
-    fprintf(stderr, "usage: launch_loop PTX BATCHES LAUNCHES | --count PTX LAUNCHES\n");
+    if (argc == 8 && strcmp(argv[1], "--streams") == 0) {
+        many.streams = atoi(argv[2]);
+        many.threads = atoi(argv[3]);
+        many.batches = atoi(argv[6]);
+        many.launches = atol(argv[7]);
+        if (many.streams > 0 && many.threads > 0 && many.threads <= MOST_THREADS && many.batches > 0)
+            return measure_streams(argv[4], argv[5]);
+    }
+    fprintf(stderr, "usage: launch_loop PTX BATCHES LAUNCHES | --count PTX LAUNCHES |\n"
+                    "       --streams N THREADS plain|contexts|capture PTX BATCHES LAUNCHES\n");
     return 2;
 }

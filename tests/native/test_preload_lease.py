@@ -471,3 +471,81 @@ def test_a_page_out_asked_for_during_another_has_an_answer_of_its_own(
         answers.append(peer.expect(Kind.PAGED_OUT).fields[2])
     client.say()
     client.end()
+
+
+def test_thread_that_switches_between_gpus_waits_for_the_lease_of_each(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    """The default stream is another one in each context, and 40 streams have more names than a thread's table lines."""
+    client = start("""
+        a, b = Driver(0), Driver(1)
+        streams = {}
+        kernels = {}
+        for d in (a, b):
+            d("cuCtxSetCurrent", d.context)
+            streams[d] = [None] + [d.stream() for _ in range(40)]
+            kernels[d] = d.kernel("spin")
+        say("ready")
+        def launch(d):
+            hear()
+            d("cuCtxSetCurrent", d.context)
+            for stream in streams[d]:
+                d.launch(kernels[d], c.c_uint64(1000), stream=stream)
+            say(d.device)
+        for d in (a, b, a, b, b):
+            launch(d)
+        hear()
+    """)
+    peer = agent.peer()
+    client.hear()
+    leases = {0: 0, 1: 0}
+    for number, device in enumerate((0, 1, 0, 1, 1), 1):
+        client.say()
+        if not leases[device]:
+            request = peer.expect(Kind.REQUEST, skip=(Kind.MEMORY, Kind.IDLE, Kind.BUSY))
+            assert request.gpu == gpus[device], "it asked for the other GPU"
+            assert not _ready(client)
+            peer.grant(gpus[device], number)
+            leases[device] = number
+        assert client.hear() == device
+        if number == 3:  # only the first GPU's gate is shut: the second's launches go on
+            peer.revoke(gpus[0], leases[0])
+            peer.expect(Kind.RELEASE)
+    client.say()
+
+
+def test_stream_that_joins_a_capture_is_no_longer_gated(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+    """What was learnt of a stream while another is captured does not outlive cuStreamWaitEvent."""
+    client = start("""
+        d = Driver()
+        spin = d.kernel("spin")
+        first, second, event = d.stream(), d.stream(), c.c_void_p()
+        d("cuEventCreate", c.byref(event), c.c_uint(2))
+        d("cuStreamBeginCapture_v2", first, c.c_int(2))
+        d.launch(spin, c.c_uint64(1000), stream=second)  # done, not recorded
+        say("launched")
+        hear()
+        d("cuEventRecord", event, first)
+        d("cuStreamWaitEvent", second, event, c.c_uint(0))
+        d.launch(spin, c.c_uint64(1000), stream=second)
+        say("recorded")
+        d("cuEventRecord", event, second)
+        d("cuStreamWaitEvent", first, event, c.c_uint(0))
+        graph = c.c_void_p()
+        d("cuStreamEndCapture", first, c.byref(graph))
+        d.launch(spin, c.c_uint64(1000), stream=second)
+        say("after")
+        hear()
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 1)
+    assert client.hear() == "launched"
+    peer.revoke(gpus[0], 1)
+    peer.expect(Kind.RELEASE)
+    client.say()
+    assert client.hear() == "recorded", "a recorded launch waited for a lease"
+    peer.expect(Kind.REQUEST)
+    assert not _ready(client)
+    peer.grant(gpus[0], 2)
+    assert client.hear() == "after"

@@ -8,12 +8,9 @@
 
 #define CUDA_ERROR_STREAM_CAPTURE_IMPLICIT 906
 
-static _Atomic int captures;
+_Atomic int captures;
+_Atomic uint32_t captures_news = 1;
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* of beginning a capture, and of calls that one forbids */
-
-bool captures_in_progress(void) {
-    return atomic_load(&captures) > 0;
-}
 
 void captures_hold_off(void) {
     pthread_mutex_lock(&turn);
@@ -39,6 +36,7 @@ bool is_capturing(CUstream stream) {
 
 static void changed_by(int step) {
     if (atomic_fetch_add(&captures, step) + step < 0) atomic_store(&captures, 0);
+    atomic_fetch_add(&captures_news, 1);
     for (int i = 0; i < gpu_count; i++) gate_refresh(&gpus[i]);
 }
 
@@ -47,7 +45,7 @@ static void changed_by(int step) {
     captures_hold_off();                                                                                               \
     changed_by(+1);                                                                                                    \
     CUresult result = call;                                                                                            \
-    if (result != CUDA_SUCCESS) changed_by(-1);                                                                        \
+    changed_by(result == CUDA_SUCCESS ? 0 : -1); /* a thread may have asked about the stream in between */             \
     captures_let_on();                                                                                                 \
     return result
 
@@ -95,3 +93,24 @@ CUresult wrapped_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *out) {
     return result;
 }
 EXPORTED(cuStreamEndCapture_ptsz);
+
+/* A stream that waits for an event of a captured one is captured from then on. */
+static void capture_spreads(void) {
+    if (captures_in_progress()) atomic_fetch_add(&captures_news, 1);
+}
+
+CUresult wrapped_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    capture_spreads();
+    CUresult result = real.cuStreamWaitEvent(stream, event, flags);
+    capture_spreads(); /* another thread may have asked about the stream in between */
+    return result;
+}
+EXPORTED(cuStreamWaitEvent);
+
+CUresult wrapped_cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned flags) {
+    capture_spreads();
+    CUresult result = real.cuStreamWaitEvent_ptsz(stream, event, flags);
+    capture_spreads();
+    return result;
+}
+EXPORTED(cuStreamWaitEvent_ptsz);

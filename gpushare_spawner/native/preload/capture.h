@@ -1,9 +1,16 @@
 /* Stream capture: calls that are recorded into a graph are no work, and must be neither held up nor disturbed. */
 #pragma once
 
+#include <stdatomic.h>
+
 #include "common.h"
 
-bool captures_in_progress(void);
+extern _Atomic int captures;           /* under way in this process */
+extern _Atomic uint32_t captures_news; /* changes whenever a stream may have begun to be captured */
+
+static inline bool captures_in_progress(void) {
+    return atomic_load_explicit(&captures, memory_order_relaxed) > 0;
+}
 
 /* For the background thread: while it holds the turn, no thread begins a capture. */
 void captures_hold_off(void);

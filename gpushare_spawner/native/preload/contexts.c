@@ -1,5 +1,6 @@
 #include "contexts.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "allocations.h"
@@ -12,14 +13,6 @@ struct context *contexts;
 
 static struct lane *free_lanes;
 static _Atomic int contexts_known; /* while it is one, a thread with a context has that one */
-
-static bool is_default(CUstream stream) {
-    return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
-}
-
-bool lane_is_certain(CUstream stream) {
-    return !is_default(stream) || atomic_load(&contexts_known) <= 1;
-}
 
 bool lane_is_active(const struct lane *lane) {
     /* the burst before counts too: a thread may have read its number just before it was over */
@@ -65,32 +58,14 @@ static struct lane *lane_entry(struct context *context, CUstream stream, const s
     lane->mark = NULL;
     lane->pending = false;
     atomic_store(&lane->burst, 0);
+    atomic_store(&lane->uncaptured, 0);
     lane->next = context->lanes;
     context->lanes = lane;
     return lane;
 }
 
-struct lane *lane_of(struct passage *passage, CUstream stream) {
-    if (stream == NO_STREAM) return NULL;
-    uint32_t epoch = atomic_load(&lanes_epoch);
-    if (passage->epoch != epoch) {
-        for (int i = 0; i < NEAR_LANES; i++) passage->near[i].lane = NULL;
-        passage->context = NULL;
-        passage->stream = NO_STREAM;
-        passage->epoch = epoch;
-    }
-
-    CUcontext context = NULL; /* of a default stream; another one's handle is enough */
-    if (is_default(stream)) {
-        if (stream == CU_STREAM_LEGACY) stream = NULL;
-        if (!passage->context || atomic_load(&contexts_known) > 1)
-            if (real.cuCtxGetCurrent(&passage->context) != CUDA_SUCCESS) passage->context = NULL;
-        if (!(context = passage->context)) return NULL;
-    }
-    size_t at = (((uintptr_t)stream ^ (uintptr_t)context) * 0x9E3779B97F4A7C15ull >> 60) % NEAR_LANES;
-    if (passage->near[at].lane && passage->near[at].stream == stream && passage->near[at].context == context)
-        return passage->near[at].lane;
-
+static struct lane *lane_found(struct passage *passage, CUstream stream, CUcontext context) {
+    int kept = errno;
     pthread_mutex_lock(&contexts_lock);
     CUcontext owner = context;
     if (!owner && real.cuStreamGetCtx(stream, &owner) != CUDA_SUCCESS) owner = NULL;
@@ -98,16 +73,55 @@ struct lane *lane_of(struct passage *passage, CUstream stream) {
     struct context *entry = owner ? context_entry(owner) : NULL;
     struct lane *lane = entry ? lane_entry(entry, stream, passage) : NULL;
     pthread_mutex_unlock(&contexts_lock);
-    if (lane) {
-        passage->near[at].context = context;
-        passage->near[at].stream = stream;
-        passage->near[at].lane = lane;
+    errno = kept;
+    return lane;
+}
+
+static void remember(struct passage *passage, CUstream stream, struct lane *lane) {
+    struct near_lane *set = near_set(passage, stream);
+    set[1] = set[0];
+    set[0] = (struct near_lane){stream, lane};
+}
+
+/* A default stream belongs to the current context. While there is one context that is known, the handle says which lane
+ * it is; with more the driver is asked at each launch. */
+static struct lane *default_lane(struct passage *passage, CUstream stream) {
+    bool one = atomic_load_explicit(&contexts_known, memory_order_relaxed) <= 1;
+    struct near_lane *place = &passage->near[(uintptr_t)stream];
+    if (one && place->stream == stream) return place->lane;
+    CUstream meant = stream == CU_STREAM_LEGACY ? NULL : stream;
+    if ((!one || !passage->context) && real.cuCtxGetCurrent(&passage->context) != CUDA_SUCCESS) passage->context = NULL;
+    CUcontext context = passage->context;
+    if (!context) return NULL;
+    if (one) {
+        struct lane *lane = lane_found(passage, meant, context);
+        /* it may have been the second context that was just found */
+        if (lane && atomic_load(&contexts_known) <= 1) *place = (struct near_lane){stream, lane};
+        return lane;
     }
+    /* remembered under a number that is odd, as no handle of a stream is */
+    CUstream name = (CUstream)(((uintptr_t)context | 1) + (uintptr_t)meant);
+    struct lane *lane = near_lane(passage, name);
+    if (!lane && (lane = lane_found(passage, meant, context))) remember(passage, name, lane);
+    return lane;
+}
+
+struct lane *lane_of(struct passage *passage, CUstream stream) {
+    if (stream == NO_STREAM) return NULL;
+    uint32_t epoch = atomic_load_explicit(&lanes_epoch, memory_order_acquire);
+    if (unlikely(passage->epoch != epoch)) {
+        for (int i = 0; i < NEAR_PLACES; i++) passage->near[i] = (struct near_lane){NO_STREAM, NULL};
+        passage->context = NULL;
+        passage->epoch = epoch;
+    }
+    if (IS_DEFAULT(stream)) return default_lane(passage, stream);
+    struct lane *lane = near_lane(passage, stream);
+    if (!lane && (lane = lane_found(passage, stream, NULL))) remember(passage, stream, lane);
     return lane;
 }
 
 void stream_forget(CUstream stream) {
-    if (is_default(stream)) return;
+    if (IS_DEFAULT(stream)) return;
     block_cache_stream_gone(stream);
     pthread_mutex_lock(&contexts_lock);
     for (struct context *context = contexts; context; context = context->next) {

@@ -28,9 +28,6 @@ extern struct context *contexts;
 /* The lane that a launch into `stream` by this thread goes to; NULL where there is none that is arbitrated. */
 struct lane *lane_of(struct passage *passage, CUstream stream);
 
-/* Whether the handle alone says which lane it is, so that the thread need not ask again. */
-bool lane_is_certain(CUstream stream);
-
 /* With contexts_lock held: the entry of a context, made current to the calling thread while it is being looked up. */
 struct context *context_entry(CUcontext handle);
 

@@ -40,6 +40,8 @@ WRAPPED(cuStreamBeginCaptureToGraph_ptsz, "cuStreamBeginCaptureToGraph", 12030, 
         (CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, int mode))
 WRAPPED(cuStreamEndCapture, "cuStreamEndCapture", 10000, 0, (CUstream stream, CUgraph *out))
 WRAPPED(cuStreamEndCapture_ptsz, "cuStreamEndCapture", 10000, 1, (CUstream stream, CUgraph *out))
+WRAPPED(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, 0, (CUstream stream, CUevent event, unsigned flags))
+WRAPPED(cuStreamWaitEvent_ptsz, "cuStreamWaitEvent", 7000, 1, (CUstream stream, CUevent event, unsigned flags))
 
 /* managed.c */
 WRAPPED(cuMemAlloc_v2, "cuMemAlloc", 3020, 0, (CUdeviceptr * out, size_t bytes))

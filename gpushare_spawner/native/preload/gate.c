@@ -67,9 +67,7 @@ static struct passage *passage_of_new_thread(void) {
         while (!atomic_compare_exchange_weak(&passages, &passage->next, passage)) {
         }
     }
-    passage->stream = NO_STREAM;
-    passage->context = NULL;
-    passage->epoch = 0;
+    passage->epoch = 0; /* whatever is remembered is of another thread */
     passage->paced = NULL;
     pthread_setspecific(thread_end, passage);
     return my_passage = passage;
@@ -77,6 +75,7 @@ static struct passage *passage_of_new_thread(void) {
 
 /* Wait at the shut gate. False: no answer for too long, go on without a lease. */
 static bool gate_wait(struct gpu *gpu) {
+    int kept = errno;
     uint32_t progress = atomic_load(&gpu->progress);
     uint64_t deadline = now_ns() + PATIENCE;
     bool in_time = true;
@@ -95,48 +94,63 @@ static bool gate_wait(struct gpu *gpu) {
         }
     }
     atomic_fetch_sub(&gpu->waiters, 1);
+    errno = kept;
     return in_time;
 }
 
 struct passage *gate_enter_slowly(struct passage *passage, CUstream stream) {
-    int kept = errno;
     if (!passage) {
+        int kept = errno;
         if (!worker_runs() || !(passage = passage_of_new_thread())) return NULL;
-        atomic_store(&passage->depth, 1);
+        errno = kept;
     }
+    uint32_t depth = atomic_load_explicit(&passage->depth, memory_order_relaxed);
+    if (!depth) return gate_pass_slowly(passage, NULL, stream);
     /* called by the driver, inside another call of this thread: that one has passed the gate */
-    if (atomic_load_explicit(&passage->depth, memory_order_relaxed) > 1) return passage;
-
-    for (;;) {
-        struct lane *lane = lane_of(passage, stream);
-        if (!lane) break; /* no current context, or a GPU that is not arbitrated */
-        if (captures_in_progress() && is_capturing(stream)) break;
-        passage->stream = NO_STREAM;
-        atomic_store(&passage->lane, lane);
-        atomic_thread_fence(memory_order_seq_cst);
-        struct gpu *gpu = atomic_load(&lane->gpu);
-        if (atomic_load(&gpu->open)) {
-            if (!pace_admits(passage, lane)) {
-                atomic_store(&passage->depth, 0);
-                pace_wait(gpu, lane);
-                atomic_store(&passage->depth, 1);
-                continue;
-            }
-            if (lane_is_certain(stream)) passage->stream = stream;
-            gate_count(passage, lane);
-            break;
-        }
-        atomic_store(&passage->depth, 0);
-        bool in_time = gate_wait(gpu);
-        atomic_store(&passage->depth, 1);
-        if (!in_time) {
-            log_line(LOG_ERROR, "no lease in %d s: going on without one", (int)(PATIENCE / SECOND));
-            gate_count(passage, lane);
-            break;
-        }
-    }
-    errno = kept;
+    atomic_store_explicit(&passage->depth, depth + 1, memory_order_relaxed);
     return passage;
+}
+
+/* Outside while it waits: nobody must wait for this thread. */
+static void stand_aside(struct passage *passage) {
+    atomic_store_explicit(&passage->depth, 0, memory_order_release);
+}
+
+/* Whether the launch is recorded instead of being done. The driver is asked once in a lane for each news. */
+static bool is_recorded(struct lane *lane, CUstream stream) {
+    uint32_t news = atomic_load(&captures_news);
+    if (atomic_load_explicit(&lane->uncaptured, memory_order_relaxed) == news) return false;
+    if (is_capturing(stream)) return true;
+    atomic_store_explicit(&lane->uncaptured, news, memory_order_relaxed);
+    return false;
+}
+
+struct passage *gate_pass_slowly(struct passage *passage, struct lane *lane, CUstream stream) {
+    for (;; lane = NULL) {
+        if (!lane) lane = lane_of(passage, stream);
+        if (!lane || (captures_in_progress() && is_recorded(lane, stream))) {
+            /* no current context, a GPU that is not arbitrated, or a call that is only recorded */
+            gate_announce(passage, &no_lane);
+            return passage;
+        }
+        gate_announce(passage, lane);
+        struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
+        if (likely(atomic_load_explicit(&gpu->open, memory_order_relaxed))) {
+            if (likely(pace_admits(passage, lane))) {
+                gate_count(passage, lane);
+                return passage;
+            }
+            stand_aside(passage);
+            pace_wait(gpu, lane);
+            continue;
+        }
+        stand_aside(passage);
+        if (gate_wait(gpu)) continue;
+        log_line(LOG_ERROR, "no lease in %d s: going on without one", (int)(PATIENCE / SECOND));
+        gate_announce(passage, lane);
+        gate_count(passage, lane);
+        return passage;
+    }
 }
 
 static void refresh(struct gpu *gpu) {

@@ -236,7 +236,7 @@ static void escape(struct gpu *gpu, struct pace *pace, uint64_t now, uint64_t wa
 bool pace_admits(struct passage *passage, struct lane *lane) {
     struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
     struct pace *pace = &paces[gpu->index];
-    if (!atomic_load(&pace->nanoseconds)) return true;
+    if (!atomic_load_explicit(&pace->nanoseconds, memory_order_relaxed)) return true;
     uint64_t account = atomic_load(&pace->account);
     do {
         uint32_t generation = generation_of(account);
@@ -268,7 +268,7 @@ void pace_left(struct passage *passage) {
         return;
     }
     uint64_t submitted = atomic_fetch_add(&own->submitted, 1) + 1;
-    if (atomic_load(&own->pending) && submitted - atomic_load(&own->marked) < atomic_load(&pace->segment) &&
+    if (submitted - atomic_load(&own->marked) < atomic_load(&pace->segment) &&
         outstanding(pace) < atomic_load(&pace->window))
         return;
     int kept = errno;
@@ -287,6 +287,7 @@ void pace_left(struct passage *passage) {
 void pace_wait(struct gpu *gpu, struct lane *lane) {
     struct pace *pace = &paces[gpu->index];
     uint64_t waiting_since = now_ns();
+    int kept = errno;
     while (atomic_load(&gpu->open) && atomic_load(&pace->nanoseconds)) {
         captures_hold_off();
         pthread_mutex_lock(&pace->lock);
@@ -298,13 +299,14 @@ void pace_wait(struct gpu *gpu, struct lane *lane) {
         uint64_t sleep = pace->launch_time * segment / 2;
         pthread_mutex_unlock(&pace->lock);
         captures_let_on();
-        if (free || capturing) return;
+        if (free || capturing) break;
         if (sleep < SHORT_SLEEP) sleep = SHORT_SLEEP;
         if (sleep > LONG_SLEEP) sleep = LONG_SLEEP;
         struct timespec timeout = {0, (long)sleep};
         /* a shut gate ends it */
         syscall(SYS_futex, &gpu->open, FUTEX_WAIT_PRIVATE, 1, &timeout, NULL, 0);
     }
+    errno = kept;
 }
 
 void pace_lane_gone(struct lane *lane, bool with_context) {
