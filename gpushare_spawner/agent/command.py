@@ -8,7 +8,6 @@ import contextlib
 import logging
 import math
 import os
-import resource
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from gpushare_spawner import native
 from gpushare_spawner.agent import kubernetes_options
 from gpushare_spawner.agent.control_socket import CannotListen, ControlSocket
+from gpushare_spawner.agent.descriptors import allow_many
 from gpushare_spawner.agent.environment import Libraries
 from gpushare_spawner.agent.gpus import NoGpu, Nvml
 from gpushare_spawner.agent.kubernetes_options import Unusable
@@ -131,7 +131,7 @@ async def _serve(options: argparse.Namespace) -> None:
     cluster = kubernetes_options.read(options)
     state_dir = Path(os.path.abspath(options.state_dir or (cluster.host_dir if cluster else _default_state_dir())))
     control_path = options.control_socket or Path(os.environ.get("GPUSHARE_CONTROL") or state_dir / "control.sock")
-    _allow_many_files()
+    allow_many()
     async with contextlib.AsyncExitStack() as stack:
         nvml = Nvml()
         stack.callback(nvml.close)
@@ -218,11 +218,3 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
     return int(text)
-
-
-def _allow_many_files() -> None:
-    """Every connection has two file descriptors; the usual soft limit of 1024 would be a few hundred kernels."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

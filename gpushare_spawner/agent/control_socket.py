@@ -15,12 +15,23 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gpushare_spawner.agent.complaint import Complaint
+from gpushare_spawner.agent.descriptors import Acceptor
 from gpushare_spawner.agent.session_folder import check_length
 from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
+MAX_AT_ONCE = 64
+"""Requests that are worked on; others wait for their turn."""
+MAX_CONNECTIONS = 1024
+"""With a request or without one. More are told to come back later."""
+BACKLOG = 4096
+"""Connections that the kernel keeps until they are accepted; it may keep fewer (net.core.somaxconn)."""
+QUIET_AFTER = 300.0
+"""Seconds without a request after which a connection is closed."""
+READ_WITHIN = 5.0
+"""Seconds that a peer has to send its request when there are too many connections."""
 WRITE_WITHIN = 30.0
 """Seconds that a peer has to take its answer."""
 
@@ -36,8 +47,15 @@ class ControlSocket:
         """`answer` does what is asked, or raises ControlRefused."""
         self.path = path
         self._answer = answer
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._at_work = asyncio.Semaphore(MAX_AT_ONCE)
+        self._crowded = Complaint(
+            log,
+            "requests on the control socket are turned away",
+            "requests on the control socket are answered again",
+            10.0,
+        )
 
     async def start(self) -> None:
         """Listen. Raises CannotListen or PathTooLong."""
@@ -58,42 +76,62 @@ class ControlSocket:
             raise CannotListen(f"the control socket {self.path} cannot be made: {why}") from None
         finally:
             os.umask(before)
-        self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MAX_LINE_BYTES)
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        complaint = Complaint(
+            log, "nobody can connect to the control socket", "the control socket can be connected to again", lasts=10.0
+        )
+        self._acceptor = Acceptor(listener, self._accepted, complaint, at_once=64)
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
         self.path.unlink(missing_ok=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accepted(self, connection: socket.socket) -> None:
+        pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (os.geteuid(), 0):
+            log.warning("process %d of uid %d may not use the control socket", pid, uid)
+            connection.close()
+            return
+        too_many = len(self._connections) >= MAX_CONNECTIONS
+        if len(self._connections) >= 2 * MAX_CONNECTIONS:
+            connection.close()  # those that are told so are too many, too
+            return
+        if too_many:
+            self._crowded.about(f"there are {MAX_CONNECTIONS} connections; the last is of process {pid}")
+        else:
+            self._crowded.settled()
+        connection.setblocking(False)
+        task = asyncio.get_running_loop().create_task(self._connected(connection, too_many))
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _connected(self, connection: socket.socket, too_many: bool) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_LINE_BYTES)
         try:
-            peer: socket.socket = writer.get_extra_info("socket")
-            pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid not in (os.geteuid(), 0):
-                log.warning("process %d of uid %d may not use the control socket", pid, uid)
-            elif len(self._connections) > MAX_CONNECTIONS:
-                log.warning(
-                    "more than %d connections on the control socket: process %d is turned away", MAX_CONNECTIONS, pid
-                )
+            if too_many:
+                # read first: a connection that is closed with something unread loses what it was told
+                async with asyncio.timeout(READ_WITHIN):
+                    await reader.readline()
+                message = f"the agent has {MAX_CONNECTIONS} connections on its control socket; try again in a second"
+                await _write(writer, _failure("overloaded", message))
             else:
                 await self._serve(reader, writer)
-        except (OSError, TimeoutError, asyncio.CancelledError):
-            pass  # the peer is gone, or we are
+        except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
+            pass  # the peer is gone, or says nothing, or we are
         finally:
-            self._connections.discard(task)
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             try:
-                line = await reader.readline()
+                async with asyncio.timeout(QUIET_AFTER):
+                    line = await reader.readline()
             except ValueError:
                 await _write(
                     writer, _failure("bad-request", f"a request is one line of at most {MAX_LINE_BYTES} bytes")
@@ -101,7 +139,9 @@ class ControlSocket:
                 return
             if not line:
                 return
-            await _write(writer, await self._deal_with(line))
+            async with self._at_work:
+                answer = await self._deal_with(line)
+            await _write(writer, answer)
 
     async def _deal_with(self, line: bytes) -> Answer:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import socket
@@ -12,7 +11,9 @@ import struct
 from pathlib import Path
 
 from gpushare_spawner.agent.budget import Budget
+from gpushare_spawner.agent.complaint import Complaint
 from gpushare_spawner.agent.connection import NOT_ALLOWED, Connection, Listener, Peer
+from gpushare_spawner.agent.descriptors import Acceptor, is_reserved
 from gpushare_spawner.agent.reading import FairReading
 from gpushare_spawner.agent.session_folder import SessionFolder
 from gpushare_spawner.model.frames import Frame, Kind
@@ -29,6 +30,10 @@ COMPLAINTS_PER_SECOND = 0.2
 COMPLAINTS_IN_STORE = 20
 """Lines in the log about one session's peers."""
 
+_NO_DESCRIPTORS = Complaint(
+    log, "connections of sessions are turned away", "connections of sessions are accepted again", lasts=10.0
+)
+"""One for all sockets: it concerns all of them."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -62,12 +67,11 @@ class SessionSocket:
         self._uids = None if uid is None else {uid, os.geteuid(), 0}
         self._connections: set[Connection] = set()
         self._socket = folder.listen(uid)
-        self.loop.add_reader(self._socket, self._acceptable)
+        self._acceptor = Acceptor(self._socket, self._welcome, _NO_DESCRIPTORS, ACCEPTED_AT_ONCE)
 
     def close(self, code: int | None = None) -> None:
         """Stop listening and end all connections; the folder stays."""
-        self.loop.remove_reader(self._socket)
-        self._socket.close()
+        self._acceptor.close()
         for connection in list(self._connections):
             connection.end(code)
 
@@ -91,24 +95,13 @@ class SessionSocket:
         self._traffic.connections.discard(connection)
         self.listener.ended(connection)
 
-    def _acceptable(self) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
-            try:
-                accepted, _address = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    raise
-                self.complain("no connection can be accepted for a while: %s", error.strerror)
-                self._pause(1.0)
-                return
-            self._welcome(accepted)
-            if not self._traffic.connects.spend():
-                self._pause(self._traffic.connects.wait())
-                return
-
     def _welcome(self, accepted: socket.socket) -> None:
+        if not self._traffic.connects.spend():
+            self._acceptor.pause(self._traffic.connects.wait())
+        if is_reserved(accepted.fileno()):
+            _NO_DESCRIPTORS.about("too many files are open; raise the agent's limit (ulimit -n, LimitNOFILE)")
+            _turn_away(accepted)
+            return
         accepted.setblocking(False)
         credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _gid = _CREDENTIALS.unpack(credentials)
@@ -124,14 +117,6 @@ class SessionSocket:
             connection = Connection(self, accepted, Peer(pid, uid))
             self._connections.add(connection)
             self._traffic.connections.add(connection)
-
-    def _pause(self, seconds: float) -> None:
-        self.loop.remove_reader(self._socket)
-        self.loop.call_later(seconds, self._listen_again)
-
-    def _listen_again(self) -> None:
-        if self._socket.fileno() >= 0:
-            self.loop.add_reader(self._socket, self._acceptable)
 
 
 def _turn_away(accepted: socket.socket) -> None:

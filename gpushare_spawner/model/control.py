@@ -114,8 +114,17 @@ REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 """Validates one line: `REQUEST.validate_json(line)`."""
 
 ErrorCode = Literal[
-    "bad-request", "no-room", "exists", "unknown-session", "unknown-gpu", "unhealthy-gpu", "busy", "internal"
+    "bad-request",
+    "no-room",
+    "exists",
+    "unknown-session",
+    "unknown-gpu",
+    "unhealthy-gpu",
+    "busy",
+    "overloaded",
+    "internal",
 ]
+"""`busy`: the session works; `overloaded`: the agent has too many requests, the same one may be sent again."""
 
 
 class Failure(BaseModel):

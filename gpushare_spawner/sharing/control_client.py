@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -81,7 +82,7 @@ class AgentClient:
     async def _ask(self, request: BaseModel) -> dict[str, object]:
         try:
             async with asyncio.timeout(self.timeout):
-                line = await self._exchange(request.model_dump_json().encode() + b"\n")
+                answer = await self._answer(request.model_dump_json().encode() + b"\n")
         except TimeoutError:
             raise AgentUnreachable(f"the agent on {self.socket} did not answer within {self.timeout:g} s") from None
         except FileNotFoundError:
@@ -96,20 +97,48 @@ class AgentClient:
             ) from None
         except (OSError, ValueError) as error:
             raise AgentUnreachable(f"the agent on {self.socket} cannot be asked: {error}") from None
-        try:
-            answer = Answer.model_validate_json(line)
-        except ValidationError:
-            said = "closed the connection without an answer" if not line else "sent an answer that cannot be read"
-            raise AgentUnreachable(f"the agent on {self.socket} {said}") from None
         if answer.error is not None:
             raise ControlRefused(answer.error)
         return answer.result
 
+    async def _answer(self, line: bytes) -> Answer:
+        """The agent's answer; an agent that is overloaded is asked again while there is time."""
+        clock = asyncio.get_running_loop().time
+        end, pause = clock() + self.timeout, 0.05
+        while True:
+            said = await self._exchange(line)
+            try:
+                answer = Answer.model_validate_json(said)
+            except ValidationError:
+                what = "closed the connection without an answer" if not said else "sent an answer that cannot be read"
+                raise AgentUnreachable(f"the agent on {self.socket} {what}") from None
+            if answer.error is None or answer.error.code != "overloaded":
+                return answer
+            if clock() + pause > end - 0.1:
+                raise AgentUnreachable(f"the agent on {self.socket} is overloaded: {answer.error.message}")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
     async def _exchange(self, line: bytes) -> bytes:
-        reader, writer = await asyncio.open_unix_connection(str(self.socket), limit=MAX_LINE_BYTES)
+        reader, writer = await asyncio.open_unix_connection(sock=await self._connected(), limit=MAX_LINE_BYTES)
         try:
             writer.write(line)
             await writer.drain()
             return await reader.readline()
         finally:
             writer.close()
+
+    async def _connected(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            while True:
+                try:
+                    connection.connect(str(self.socket))
+                    return connection
+                except BlockingIOError:
+                    # the agent has not accepted those before us yet; such a socket does not connect by itself later
+                    await asyncio.sleep(0.01)
+        except BaseException:
+            connection.close()
+            raise

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -141,16 +143,71 @@ async def test_half_a_line_and_gone(control: ControlSocket) -> None:
     assert (await AgentClient(control.path).report()).node == "here"
 
 
-async def test_connections_are_limited(control: ControlSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_connections_are_told_to_come_back_later(
+    control: ControlSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control_socket, "MAX_CONNECTIONS", 2)
     held = [await asyncio.open_unix_connection(str(control.path)) for _ in range(2)]
-    with pytest.raises(AgentUnreachable):
-        await AgentClient(control.path).report()
+    [answer] = await said(control, b'{"op": "report"}\n')
+    assert answer["error"]["code"] == "overloaded"
+    with pytest.raises(AgentUnreachable, match="overloaded: the agent has 2 connections"):
+        await AgentClient(control.path, timeout=0.5).report()
+    waits = asyncio.create_task(AgentClient(control.path).report())
+    await asyncio.sleep(0.1)
     for _, writer in held:
         writer.close()
         await writer.wait_closed()
-    await asyncio.sleep(0.05)
-    assert (await AgentClient(control.path).report()).node == "here"
+    assert (await waits).node == "here"
+
+
+async def test_three_hundred_requests_at_once_are_all_answered(control: ControlSocket) -> None:
+    """At most 64 are worked on, the others wait; none is reset."""
+    client = AgentClient(control.path, timeout=30.0)
+    reports = await asyncio.gather(*(client.report() for _ in range(300)))
+    assert {report.node for report in reports} == {"here"}
+
+
+async def test_more_than_the_kernel_keeps_are_answered(short_folder: Path) -> None:
+    """While the agent is at something else connections wait in the kernel's queue, those beyond it with the client."""
+    path = short_folder / "control.sock"
+
+    def serve() -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen(1)
+        listening.set()
+        time.sleep(0.3)
+        for _ in range(10):
+            connection, _address = listener.accept()
+            with connection, connection.makefile("rb") as lines:
+                lines.readline()
+                connection.sendall(b'{"version": 1, "result": {}}\n')
+        listener.close()
+
+    listening = threading.Event()
+    server = asyncio.create_task(asyncio.to_thread(serve))
+    await asyncio.to_thread(listening.wait)
+    await asyncio.gather(*(AgentClient(path).close("ada") for _ in range(10)))
+    await server
+
+
+async def test_requests_are_worked_on_a_few_at_a_time(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_socket, "MAX_AT_ONCE", 3)
+    now = most = 0
+
+    async def slow(_: object) -> dict[str, Any]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.01)
+        now -= 1
+        return {}
+
+    control = ControlSocket(short_folder / "other.sock", slow)
+    await control.start()
+    await asyncio.gather(*(AgentClient(control.path).close("ada") for _ in range(20)))
+    await control.close()
+    assert most == 3
 
 
 async def test_a_failure_inside_is_an_answer_too(agent: Agent, short_folder: Path) -> None:
