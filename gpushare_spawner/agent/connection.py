@@ -26,7 +26,7 @@ MAX_UNREAD_FRAMES = 256
 KNOWN_FEATURES = sum(Feature)
 COSTS = dict.fromkeys((Kind.BUSY, Kind.IDLE, Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
 """In frames, where it is not one: the arbiter looks at all processes, the answer at all sessions on the GPU."""
-COSTS |= {Kind.REQUEST: 8, Kind.QUERY: 50}
+COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.QUERY: 50}
 HELLO_WITHIN = 10.0
 """Seconds; a connection that says nothing is closed."""
 

@@ -14,13 +14,14 @@ from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
 
 _FOR_ARBITER = frozenset({Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT})
+_FOR_MEMORY = frozenset({Kind.RESERVE, Kind.RETURN})
 _FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY})
 _NEVER = 2**64 - 1
 MEMORY_EVERY = 0.01
 """Seconds; what a session's processes say about their memory is dealt with this often, and of each process the last."""
 MEMORY_AT_ONCE = 4
 """Processes whose memory is dealt with then; the others' turn is next."""
-AGENT_FEATURES = Feature.DELIVERED
+AGENT_FEATURES = Feature.DELIVERED | Feature.RESERVE
 """What this agent can do, for WELCOME."""
 
 
@@ -51,7 +52,9 @@ class Conversation:
     """The listener of one session's socket."""
 
     def __init__(self, session: Session, surroundings: Surroundings) -> None:
+        assert session.memory is not None
         self._session = session
+        self._limits = session.memory
         self._around = surroundings
         self._uuids = {gpu_bytes(gpu.uuid): gpu.uuid for gpu in session.gpus}
         self._loop = asyncio.get_running_loop()
@@ -66,11 +69,16 @@ class Conversation:
         session = self._session
         if frame.kind is Kind.HELLO:
             self._hello(connection, frame)
-        elif connection in session.cuda and frame.kind in _FOR_ARBITER:
+        elif connection in session.cuda and frame.kind in _FOR_ARBITER | _FOR_MEMORY:
             uuid = self._uuids.get(frame.gpu)
             if uuid is None:
                 raise Refused(NOT_ALLOWED, f"{frame.kind.name} for a GPU that is not this session's")
             session.moved = True
+            if frame.kind in _FOR_MEMORY:
+                self._limits.received(connection, uuid, frame)
+                return
+            if frame.kind in (Kind.REQUEST, Kind.MEMORY):
+                self._limits.states(connection, uuid, *frame.fields[:2])
             if frame.kind is Kind.MEMORY:
                 self._memory_said(connection, uuid, frame)
                 return
@@ -102,6 +110,7 @@ class Conversation:
             self._kernels_said(connection, None)
         if connection in session.cuda:
             session.cuda.discard(connection)
+            self._limits.leave(connection)
             for gpu in session.gpus:
                 self._memory.pop((connection, gpu.uuid), None)
                 self._around.arbitrations[gpu.uuid].leave(connection)
@@ -174,6 +183,7 @@ class Conversation:
             )
         if role is Role.CUDA:
             session.cuda.add(connection)
+            self._limits.join(connection, frame.fields[1])
             for gpu in session.gpus:
                 self._around.arbitrations[gpu.uuid].join(connection, session.id)
         else:
@@ -201,6 +211,7 @@ class Conversation:
             seconds = (got.entitled_seconds, got.delivered_seconds, got.wait_p50_seconds, got.wait_p95_seconds)
             entitled, delivered, half, most = (round(one * NANOSECONDS) for one in seconds)
             connection.send(Kind.DELIVERED, entitled, delivered, got.waits, half, most)
+        self._limits.tell_observer(connection)
         for gpu in session.gpus:
             view = self._around.arbitrations[gpu.uuid].view(session.id)
             on_gpu, with_work = self._around.sessions_on(gpu.uuid)

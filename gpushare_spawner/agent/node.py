@@ -21,6 +21,7 @@ from gpushare_spawner.agent.pod_sockets import PodSockets
 from gpushare_spawner.agent.report import gpu_report, node_report, session_report
 from gpushare_spawner.agent.rounds import GpuSource, Rounds, RoundSettings
 from gpushare_spawner.agent.session_folder import PathTooLong, SessionFolder
+from gpushare_spawner.agent.session_memory import SessionMemory
 from gpushare_spawner.agent.session_socket import SessionSocket
 from gpushare_spawner.agent.sessions import Past, Session, SessionRecord
 from gpushare_spawner.agent.shares import Shares
@@ -126,6 +127,8 @@ class Node:
         for session in self._sessions.values():
             if session.socket is not None:
                 session.socket.close()
+            if session.memory is not None:
+                session.memory.close()
         for arbitration in self.arbitrations.values():
             arbitration.close()
         await self.store.close()
@@ -309,6 +312,8 @@ class Node:
                     session.socket.remove()
                 except OSError as error:
                     log.warning("the folder of session %s stays: %s", name, error)
+        if session.memory is not None:
+            session.memory.close()
         del self._sessions[name]
         self.store.remove(name)
         self._tiers.changed(self._shares.leave(session))
@@ -362,10 +367,14 @@ class Node:
             delivered_before=counted(self.arbitrations[gpu.uuid].view(session.id) for gpu in session.gpus),
         )
         session.kernels_said.clear()
+        if session.memory is not None:
+            session.memory.begin_anew({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
         self._tiers.move(session, Tier.ACTIVE, request.share_units, "it was opened again")
 
     def _take_up(self, session: Session) -> None:
         self._sessions[session.id] = session
+        limits = {gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus}
+        session.memory = SessionMemory(limits, self.wall_clock, session.record.memory_hits)
         session.conversation = Conversation(session, self)
         self._tiers.changed(other for other in self._shares.enter(session) if other is not session)
         if session.record.process is not None:
@@ -428,7 +437,11 @@ class Node:
             if self._rounds.worth_saving(session, doing, now):
                 self._save(session)
             # a burst goes on, or its end is to be written later
-            session.moved = doing.busy or doing.last != session.record.last_gpu_activity
+            session.moved = (
+                doing.busy
+                or doing.last != session.record.last_gpu_activity
+                or session.memory_hits != session.record.memory_hits
+            )
 
     def _activity(self, session: Session) -> Activity:
         return activity(session, self.arbitrations, self.wall_clock())
@@ -437,6 +450,7 @@ class Node:
         doing, record = self._activity(session), session.record
         record.gpu_busy, record.last_gpu_activity, record.gpu_seconds = doing.busy, doing.last, doing.gpu_seconds
         record.delivered = doing.delivered
+        record.memory_hits = session.memory_hits
         session.saved_at = self.wall_clock()
         self.store.put(record)
         self.changed()

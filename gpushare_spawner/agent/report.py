@@ -56,6 +56,7 @@ def session_report(session: Session, now: Activity) -> SessionReport:
         processes=len(session.cuda),
         bypassing_pids=session.bypassing,
         announcement=record.announcement,
+        memory_limit_hits=session.memory_hits,
         delivered=DeliveredReport.of(now.delivered),
     )
 

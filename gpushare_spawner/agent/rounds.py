@@ -92,6 +92,7 @@ class Rounds:
         """Whether its record is behind what it does."""
         record = session.record
         news = doing.busy != record.gpu_busy or doing.last != record.last_gpu_activity
+        news = news or session.memory_hits != record.memory_hits
         return news and now >= session.saved_at + self._settings.save_every
 
     async def _poll(self, sessions: Mapping[str, Session]) -> None:

@@ -11,6 +11,7 @@ from gpushare_spawner.agent.gpus import Gpu
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.delivered import NOTHING, Delivered
+from gpushare_spawner.model.memory_limits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import Announcement, Instant, Units
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gpushare_spawner.agent.connection import Connection
     from gpushare_spawner.agent.conversation import Conversation
     from gpushare_spawner.agent.pod_sockets import PodSockets
+    from gpushare_spawner.agent.session_memory import SessionMemory
     from gpushare_spawner.agent.session_socket import SessionSocket
 
 
@@ -73,6 +75,7 @@ class SessionRecord(BaseModel):
     last_gpu_activity: Instant | None = None
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     delivered: Delivered = NOTHING
+    memory_hits: MemoryLimitHits = NO_HITS
 
     @classmethod
     def opened(cls, request: OpenRequest, now: float) -> SessionRecord:
@@ -133,6 +136,7 @@ class Session:
     """When its last burst ended, as it was said before, seconds since the epoch."""
     moved: bool = True
     """A process has said something since activity and record were last compared; else neither can have changed."""
+    memory: SessionMemory | None = None
     conversation: Conversation | None = None
     socket: SessionSocket | PodSockets | None = None
     cuda: set[Connection] = field(default_factory=set)
@@ -160,6 +164,11 @@ class Session:
             busy=max(one.busy for one in said),
             last_activity=max(instants, default=None),
         )
+
+    @property
+    def memory_hits(self) -> MemoryLimitHits:
+        """Allocations that were refused since the session was opened."""
+        return self.memory.hits if self.memory is not None else self.record.memory_hits
 
     @property
     def weight(self) -> int:

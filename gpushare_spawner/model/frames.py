@@ -38,6 +38,8 @@ class Kind(IntEnum):
     PAGED_OUT = 8
     KERNELS = 9
     QUERY = 10
+    RESERVE = 11
+    RETURN = 12
 
     WELCOME = 64
     DEVICE = 65
@@ -47,6 +49,9 @@ class Kind(IntEnum):
     TIER = 69
     ANNOUNCE = 70
     STATUS = 71
+    RESERVED = 72
+    RECALL = 73
+    SESSION_MEMORY = 74
     DELIVERED = 76
     ERROR = 127
 
@@ -72,6 +77,29 @@ class Feature(IntFlag):
     """Device memory is reserved with the agent before it is allocated."""
     DELIVERED = 4
     """Observers are sent DELIVERED frames."""
+
+
+class ReserveKind(IntEnum):
+    """What RESERVE is for."""
+
+    PLAIN = 0
+    """Memory that cannot leave the GPU."""
+    MANAGED = 1
+    """Memory that the library made movable."""
+    OWN_MANAGED = 2
+    """Managed memory that the program itself asked for: the session's limit does not apply to it, as it would not on a
+    smaller GPU."""
+
+
+class SessionMemoryTopic(IntEnum):
+    """What a SESSION_MEMORY frame is about."""
+
+    OTHERS = 0
+    """To a CUDA process: what the session's other processes have allocated."""
+    PROCESS = 1
+    """To an observer: what one process has allocated."""
+    LIMIT_HIT = 2
+    """To an observer: the last allocation that was refused."""
 
 
 class LeaseState(IntEnum):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpushare_spawner.model.delivered import Delivered
+from gpushare_spawner.model.memory_limits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
@@ -128,6 +129,8 @@ class SessionReport(_Part):
     """Processes of the session that use the GPU without the library: they unset LD_PRELOAD."""
     announcement: Announcement | None = None
     delivered: DeliveredReport = DeliveredReport()
+    memory_limit_hits: MemoryLimitHits = NO_HITS
+    """Allocations of device memory that a limit refused."""
 
 
 class Report(_Part):

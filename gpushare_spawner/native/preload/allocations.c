@@ -3,7 +3,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "allowance.h"
 #include "block_cache.h"
+#include "plain_memory.h"
 #include "resolve.h"
 #include "stream_ordered.h"
 #include "worker.h"
@@ -105,22 +107,54 @@ static void give_back(struct gpu *gpu, size_t bytes, bool managed) {
     *account = *account > bytes ? *account - bytes : 0;
 }
 
-static bool take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
-    bool fits = true;
+/* Add first, compare then: a recall of unused allowance either sees the addition, or is seen here. */
+static bool take_within(struct gpu *gpu, size_t bytes, bool managed, uint64_t most) {
+    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
+    uint64_t graphs = graph_memory_bytes(gpu);
     pthread_mutex_lock(&lock);
-    uint64_t total = atomic_load(&gpu->total), taken = gpu->managed + gpu->plain;
-    if (limited && total && (bytes > total || taken > total - bytes))
-        fits = false;
-    else
-        *(managed ? &gpu->managed : &gpu->plain) += bytes;
+    uint64_t before = gpu->managed + gpu->plain + graphs;
+    bool fits = bytes <= UINT64_MAX - before;
+    if (fits) {
+        *account += bytes;
+        fits = most == UINT64_MAX || before + bytes <= (most ? most : atomic_load(&gpu->allowance));
+        if (!fits) *account -= bytes;
+    }
     pthread_mutex_unlock(&lock);
     return fits;
 }
 
+/* The slow path: more than the allowance. The allowance of a session with several busy processes may be gone again
+   before it is used, so it is asked for more than once. */
+static bool take_after_asking(struct gpu *gpu, size_t bytes, bool managed, bool own) {
+    uint64_t total = atomic_load(&gpu->total);
+    for (int rounds = 0; rounds < 16; rounds++) {
+        if (own && !atomic_load(&gpu->reserving)) return take_within(gpu, bytes, managed, UINT64_MAX);
+        switch (allowance_ask(gpu, bytes, managed, own)) {
+        case ALLOWANCE_REFUSED:
+            /* an agent that went meanwhile leaves the process its own limit */
+            return !atomic_load(&gpu->reserving) && take_within(gpu, bytes, managed, 0);
+        case ALLOWANCE_UNCHECKED: return take_within(gpu, bytes, managed, own || !total ? UINT64_MAX : total);
+        case ALLOWANCE_GREW: break;
+        }
+        if (take_within(gpu, bytes, managed, 0)) return true;
+    }
+    return false;
+}
+
+/* Whether the session would have more than it is shown with `bytes` more. */
+static bool at_the_limit(struct gpu *gpu, size_t bytes) {
+    uint64_t total = atomic_load(&gpu->total), used = allowance_used(gpu) + atomic_load(&gpu->others);
+    return total && (bytes > total || used > total - bytes);
+}
+
 bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
-    bool fits = take(gpu, bytes, managed, limited);
-    /* what the program has freed itself must not be what is missing */
-    if (!fits && stream_ordered_trim(gpu, bytes)) fits = take(gpu, bytes, managed, limited);
+    bool fits = take_within(gpu, bytes, managed, 0);
+    /* what the program has freed itself must not be what is missing; short of the limit asking is cheaper than freeing */
+    if (!fits && at_the_limit(gpu, bytes) && stream_ordered_trim(gpu, bytes))
+        fits = take_within(gpu, bytes, managed, 0);
+    if (!fits) fits = take_after_asking(gpu, bytes, managed, !limited);
+    if (!fits && stream_ordered_trim(gpu, bytes))
+        fits = take_within(gpu, bytes, managed, 0) || take_after_asking(gpu, bytes, managed, !limited);
     if (fits) worker_memory_changed(gpu);
     return fits;
 }

@@ -24,7 +24,9 @@ struct allocation {
 };
 
 /* Set bytes aside before the driver is asked, so that two threads cannot both take the last ones. False: that would be
-   more than the session is shown. */
+   more than the session may have. Not `limited`: managed memory that the program itself asked for, to which the limit
+   of the session does not apply, but the budget of host memory does. Beyond the allowance it waits for the agent, a
+   second at most: call it with no lock held. */
 bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited);
 void account_return(struct gpu *gpu, size_t bytes, bool managed);
 

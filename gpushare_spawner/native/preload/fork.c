@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "allocations.h"
+#include "allowance.h"
 #include "block_cache.h"
 #include "burst.h"
 #include "capture.h"
@@ -21,6 +22,7 @@
 static void in_child(void) {
     worker_forget();
     gate_forget_threads();
+    allowance_forget();
     contexts_forget();
     allocations_forget();
     block_cache_forget();

@@ -22,6 +22,7 @@ void gpus_find(void) {
         gpu->can_manage = managed != 0;
         gpu->burst = 2; /* lanes start at 0: not active */
         gpu->open = gpu->fast = 1;
+        gpu->allowance = UINT64_MAX;
     }
     gpu_count = count;
 }

@@ -31,6 +31,11 @@ struct gpu {
     /* What the agent said (lease.c). */
     _Atomic bool shared;    /* one of the session's GPUs */
     _Atomic uint64_t total; /* shown as its memory; 0: the real figure */
+
+    /* Memory that the session may have (allowance.c), bytes. */
+    _Atomic uint64_t allowance; /* this process may allocate so much in all */
+    _Atomic uint64_t others;    /* allocated by the session's other processes */
+    _Atomic bool reserving;     /* the agent grants the allowance, and can be asked for more */
 };
 
 extern struct gpu gpus[MAX_GPUS];

@@ -4,16 +4,17 @@
 
 #include "allocations.h"
 #include "lies.h"
-#include "plain_memory.h"
+#include "allowance.h"
 #include "resolve.h"
 
 bool shown_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total) {
     uint64_t shown = atomic_load(&gpu->total);
     if (!shown) return false;
-    uint64_t taken = atomic_load(&gpu->managed) + atomic_load(&gpu->plain) + graph_memory_bytes(gpu);
+    uint64_t taken = allowance_used(gpu);
     uint64_t cached = atomic_load(&gpu->cached); /* given back when the program wants it */
     taken = taken > cached ? taken - cached : 0;
     *total = shown;
+    taken += atomic_load(&gpu->others);
     *available = taken < shown ? shown - taken : 0;
     /* without conversion nothing can leave the GPU, and no more than is free there can be had */
     if (!managed_wanted(gpu) && really_free < *available) *available = really_free;

@@ -98,12 +98,17 @@ CUresult wrapped_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t widt
 }
 EXPORTED(cuMemAllocPitch_v2);
 
-/* Asked for as managed memory, it may exceed the GPU's by the driver's own rules: counted and moved, never refused. */
+/* Asked for as managed memory, it may exceed the GPU's by the driver's own rules: counted and moved, and
+   refused only where host memory is short. */
 CUresult wrapped_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
     struct gpu *gpu = out && bytes ? gpu_current() : NULL;
+    if (!gpu) return real.cuMemAllocManaged(out, bytes, flags);
+    if (!account_take(gpu, bytes, true, false)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real.cuMemAllocManaged(out, bytes, flags);
-    if (gpu && result == CUDA_SUCCESS && account_take(gpu, bytes, true, false))
+    if (result == CUDA_SUCCESS)
         allocations_add(gpu, *out, bytes, bytes, ALLOCATION_MANAGED);
+    else
+        account_return(gpu, bytes, true);
     return result;
 }
 EXPORTED(cuMemAllocManaged);

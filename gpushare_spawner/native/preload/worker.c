@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "allowance.h"
 #include "driver_turn.h"
 #include "gate.h"
 #include "lease.h"
@@ -79,7 +80,10 @@ static void connection_lost(const char *why) {
     session.greeted = false;
     session.retry_at = now_ns() + session.backoff;
     session.backoff = session.backoff * 2 > LAST_BACKOFF ? LAST_BACKOFF : session.backoff * 2;
-    for (int i = 0; i < gpu_count; i++) lease_unarbitrated(&gpus[i]);
+    for (int i = 0; i < gpu_count; i++) {
+        lease_unarbitrated(&gpus[i]);
+        allowance_end(&gpus[i]);
+    }
     first_try_over();
 }
 
@@ -115,10 +119,13 @@ static void greeting_complete(void) {
         struct gpu *gpu = &gpus[i];
         accounts[i].managed = accounts[i].plain = 0; /* an agent that was not told of anything */
         atomic_store(&accounts[i].changed, true);
-        if (atomic_load(&gpu->shared))
+        if (atomic_load(&gpu->shared)) {
             lease_begin(gpu);
-        else
+            allowance_begin(gpu);
+        } else {
             lease_unarbitrated(gpu);
+            allowance_end(gpu);
+        }
     }
     first_try_over();
 }
@@ -160,6 +167,15 @@ static bool take(const struct frame *frame) {
         return gpu != NULL;
     case FRAME_PAGE_OUT:
         if (gpu) lease_page_out(gpu, frame);
+        return gpu != NULL;
+    case FRAME_RESERVED:
+        if (gpu) allowance_reserved(gpu, frame);
+        return gpu != NULL;
+    case FRAME_RECALL:
+        if (gpu) allowance_recalled(gpu, frame);
+        return gpu != NULL;
+    case FRAME_SESSION_MEMORY:
+        if (gpu) allowance_others(gpu, frame);
         return gpu != NULL;
     case FRAME_TIER: /* what follows from it comes as GRANT, REVOKE and PAGE_OUT */
     case FRAME_ANNOUNCE:
@@ -203,6 +219,7 @@ static uint64_t look(void) {
             else
                 next = earlier(next, due);
         }
+        allowance_step(gpu);
         next = earlier(next, lease_step(gpu));
     }
     if (socket_file() < 0) { /* sending failed on the way */

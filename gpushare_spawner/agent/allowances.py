@@ -1,0 +1,108 @@
+"""Allowances of device memory: how much each process of a session may have allocated on a GPU. Pure: no clock, no I/O.
+
+The agent grants each process an allowance in pieces, so that most allocations ask nobody. The sum over a session's
+processes stays within the session's limit. What a process does not use can be recalled for another one. A process may
+have allocated more than its allowance (it ran without the agent, or is of an older version): what counts of it is the
+larger of the two.
+
+Amounts are bytes. An allowance only changes by differences, each counted here when it is surely true: what is granted
+when it is sent, what comes back when it has come. So the sum here is never less than what the processes think.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+PIECES = 16
+"""A process gets up to this part of the limit beyond what it asked for."""
+SMALLEST_PIECE = 2 * 2**20
+
+
+@dataclass
+class Holding:
+    """What one process has on one GPU."""
+
+    granted: int = 0
+    allocated: int = 0
+    plain: int = 0
+    """The part of `allocated` that cannot leave the GPU."""
+
+    @property
+    def counted(self) -> int:
+        """What it takes of the limit."""
+        return max(self.granted, self.allocated)
+
+
+class Allowances:
+    """The allowances of one session on one GPU."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._holdings: dict[Hashable, Holding] = {}
+
+    def join(self, process: Hashable) -> None:
+        """A process comes, with nothing."""
+        self._holdings[process] = Holding()
+
+    def leave(self, process: Hashable) -> None:
+        """A process is gone, and its memory with it. One that never came is no error."""
+        self._holdings.pop(process, None)
+
+    def of(self, process: Hashable) -> Holding:
+        """What the process has. Raises KeyError for an unknown one."""
+        return self._holdings[process]
+
+    def processes(self) -> list[tuple[Hashable, Holding]]:
+        """All of them."""
+        return list(self._holdings.items())
+
+    @property
+    def counted(self) -> int:
+        """What the processes together take of the limit."""
+        return sum(holding.counted for holding in self._holdings.values())
+
+    @property
+    def allocated(self) -> int:
+        """What they have allocated."""
+        return sum(holding.allocated for holding in self._holdings.values())
+
+    def counted_of_others(self, process: Hashable) -> int:
+        """What the others take of the limit."""
+        return self.counted - self._holdings[process].counted
+
+    def allocated_by_others(self, process: Hashable) -> int:
+        """What the others have allocated."""
+        return self.allocated - self._holdings[process].allocated
+
+    def states(self, process: Hashable, allocated: int, plain: int | None = None) -> bool:
+        """The process says what it has allocated. True where that is news."""
+        holding = self._holdings[process]
+        before = (holding.allocated, holding.plain)
+        holding.allocated = allocated
+        holding.plain = min(holding.plain if plain is None else plain, allocated)
+        return (holding.allocated, holding.plain) != before
+
+    def gives_back(self, process: Hashable, amount: int) -> None:
+        """The process no longer uses so much of its allowance."""
+        holding = self._holdings[process]
+        holding.granted = max(0, holding.granted - amount)
+
+    def room_for(self, process: Hashable) -> int:
+        """What the process may have in all, as the others stand; less than 0 where they have more than the limit."""
+        return self.limit - self.counted_of_others(process)
+
+    def grant(self, process: Hashable, wanted: int, most: int) -> int:
+        """Let the process have `wanted` in all, and a piece more as far as `most` in all allows.
+
+        Returns what its allowance grows by. Where `wanted` is more than `most` it grows up to `most`.
+        """
+        holding = self._holdings[process]
+        piece = max(self.limit // PIECES, SMALLEST_PIECE)
+        added = max(0, min(wanted + piece, most) - holding.granted)
+        holding.granted += added
+        return added
+
+    def recallable(self, process: Hashable) -> list[Hashable]:
+        """The other processes that have an allowance: part of it may be unused, whatever they said last."""
+        return [other for other, holding in self._holdings.items() if other != process and holding.granted > 0]

@@ -1,0 +1,230 @@
+"""Device memory of one session: grants allowances to its processes, recalls what they do not use, keeps which limits
+they met. The rules: allowances.py. The frames: docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from gpushare_spawner.agent.allowances import Allowances
+from gpushare_spawner.agent.connection import Connection
+from gpushare_spawner.model.frames import Feature, Frame, Kind, ReserveKind, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.memory_limits import NO_HITS, MemoryLimit, MemoryLimitHit, MemoryLimitHits
+
+RECALL_WITHIN = 0.5
+"""Seconds that other processes have to give back what they do not use; the asking one waits for a second."""
+TELL_WITHIN = 0.01
+"""Seconds until the processes of a session hear of each other's allocations; more where there are many."""
+SHOWN_PROCESSES = 16
+"""An observer is told of so many processes for each GPU: those with most memory."""
+MOST = 2**62
+"""A process may claim more bytes than a machine has; sums of such claims stay numbers that reports can carry."""
+
+_recalls = count(1)
+NANOSECONDS = 1_000_000_000
+
+
+@dataclass
+class _Question:
+    """A RESERVE that waits for other processes to give back what they do not use."""
+
+    connection: Connection
+    gpu: str
+    wanted: int
+    size: int
+    number: int
+    kind: ReserveKind
+    awaited: set[int] = field(default_factory=set)
+    """Numbers of the recalls that are not answered."""
+    timer: asyncio.TimerHandle | None = None
+
+
+class SessionMemory:
+    """Answers RESERVE, RETURN and MEMORY of one session's processes."""
+
+    def __init__(self, limits: Mapping[str, int], wall_clock: Callable[[], float], hits: MemoryLimitHits) -> None:
+        """`limits`: bytes that the session may allocate, by the GPU's UUID. `wall_clock`: seconds since the epoch."""
+        self._allowances = {uuid: Allowances(limit) for uuid, limit in limits.items()}
+        self._raw = {uuid: gpu_bytes(uuid) for uuid in self._allowances}
+        self._wall_clock = wall_clock
+        self._processes: dict[Connection, int] = {}
+        """The pid that each calls its own."""
+        self._recalls: dict[int, tuple[Connection, str]] = {}
+        """Recalls that are not answered, by their numbers."""
+        self._questions: dict[tuple[Connection, str], _Question] = {}
+        self._told: dict[tuple[Connection, str], int] = {}
+        """What a process was told last of the memory of the others."""
+        self._telling: asyncio.TimerHandle | None = None
+        self.hits = hits
+
+    def join(self, connection: Connection, pid: int) -> None:
+        """A CUDA process is there. `pid`: as it numbers itself."""
+        self._processes[connection] = pid
+        for allowances in self._allowances.values():
+            allowances.join(connection)
+
+    def leave(self, connection: Connection) -> None:
+        """It is gone: what it had is free for the others."""
+        if self._processes.pop(connection, None) is None:
+            return
+        for uuid, allowances in self._allowances.items():
+            allowances.leave(connection)
+            self._told.pop((connection, uuid), None)
+            self._drop((connection, uuid))
+        for number, (asked, _) in list(self._recalls.items()):
+            if asked is connection:
+                self._answered(number)
+        self._tell_soon()
+
+    def begin_anew(self, limits: Mapping[str, int]) -> None:
+        """The session was opened again, perhaps with other limits."""
+        for uuid, limit in limits.items():
+            self._allowances[uuid].limit = limit
+        self.hits = NO_HITS
+
+    def close(self) -> None:
+        """No more timers."""
+        if self._telling is not None:
+            self._telling.cancel()
+        for key in list(self._questions):
+            self._drop(key)
+
+    def states(self, connection: Connection, uuid: str, managed: int, plain: int) -> None:
+        """The process says what it has allocated, in MEMORY or REQUEST."""
+        managed, plain = min(managed, MOST), min(plain, MOST)
+        if self._allowances[uuid].states(connection, managed + plain, plain):
+            self._tell_soon()
+
+    def received(self, connection: Connection, uuid: str, frame: Frame) -> None:
+        """RESERVE or RETURN of a process that joined."""
+        allowances = self._allowances[uuid]
+        if frame.kind is Kind.RETURN:
+            returned, allocated, number = frame.fields[:3]
+            allowances.gives_back(connection, returned)
+            if allowances.states(connection, min(allocated, MOST)):
+                self._tell_soon()
+            if self._recalls.get(number, (None, ""))[0] is connection:
+                self._answered(number)
+            return
+        wanted, allocated, size, number, kind = frame.fields[:5]
+        if allowances.states(connection, min(allocated, MOST)):
+            self._tell_soon()
+        self._drop((connection, uuid))  # a process waits for one answer for each GPU
+        question = _Question(
+            connection, uuid, min(wanted, MOST), min(size, MOST), number, ReserveKind(min(kind, max(ReserveKind)))
+        )
+        if size == 0:
+            # what a process has when it connects is a fact, whatever the limit
+            added = allowances.grant(connection, question.wanted, allowances.room_for(connection))
+            self._reserved(question, added, 0)
+        elif not self._decided(question):
+            self._recall(question)
+
+    def tell_observer(self, connection: Connection) -> None:
+        """Say who has allocated what, and which limit was met last."""
+        if Feature.RESERVE not in connection.features:
+            return
+        for uuid, allowances in self._allowances.items():
+            largest = sorted(allowances.processes(), key=lambda entry: -entry[1].allocated)[:SHOWN_PROCESSES]
+            for process, holding in largest:
+                assert isinstance(process, Connection)
+                self._say(connection, uuid, SessionMemoryTopic.PROCESS, self._processes[process], holding.allocated)
+        if (hit := self.hits.last) is not None:
+            limit = next(limit for limit in MemoryLimit if limit.label == hit.limit)
+            fields = (limit, round(hit.at * NANOSECONDS), hit.requested_bytes, hit.pid, self.hits.count)
+            connection.send(Kind.SESSION_MEMORY, SessionMemoryTopic.LIMIT_HIT, *fields)
+
+    def _decided(self, question: _Question) -> bool:
+        """Grant what the limits allow."""
+        allowances = self._allowances[question.gpu]
+        room = MOST if question.kind is ReserveKind.OWN_MANAGED else allowances.room_for(question.connection)
+        if question.wanted > room:
+            return False
+        # the limit bounds what is given in advance, also to those to whom it does not apply
+        most = max(question.wanted, min(room, allowances.room_for(question.connection)))
+        self._reserved(question, allowances.grant(question.connection, question.wanted, most), 0)
+        return True
+
+    def _recall(self, question: _Question) -> None:
+        """Ask the others for what they do not use, and answer when they have."""
+        allowances = self._allowances[question.gpu]
+        lacking = question.wanted - allowances.room_for(question.connection)
+        for other in allowances.recallable(question.connection):
+            assert isinstance(other, Connection)
+            number = next(_recalls)
+            question.awaited.add(number)
+            self._recalls[number] = (other, question.gpu)
+            other.send(Kind.RECALL, lacking, number, gpu=self._raw[question.gpu])
+        if not question.awaited:
+            self._refuse(question, MemoryLimit.SESSION)
+            return
+        key = question.connection, question.gpu
+        self._questions[key] = question
+        question.timer = asyncio.get_running_loop().call_later(RECALL_WITHIN, self._over, key)
+
+    def _answered(self, number: int) -> None:
+        """A recall was answered, or its process is gone."""
+        self._recalls.pop(number, None)
+        for key, question in list(self._questions.items()):
+            if number in question.awaited:
+                question.awaited.discard(number)
+                if self._decided(question):
+                    self._drop(key)
+                elif not question.awaited:
+                    self._over(key)
+
+    def _over(self, key: tuple[Connection, str]) -> None:
+        """All have answered, or had their time."""
+        question = self._drop(key)
+        if question is not None and not self._decided(question):
+            self._refuse(question, MemoryLimit.SESSION)
+
+    def _refuse(self, question: _Question, limit: MemoryLimit) -> None:
+        self.hits = self.hits.with_hit(
+            MemoryLimitHit(
+                limit=limit.label,
+                at=self._wall_clock(),
+                requested_bytes=question.size,
+                allocated_bytes=self._allowances[question.gpu].allocated,
+                pid=self._processes[question.connection],
+            )
+        )
+        self._reserved(question, 0, limit)
+
+    def _reserved(self, question: _Question, added: int, result: int) -> None:
+        connection, uuid = question.connection, question.gpu
+        others = self._allowances[uuid].allocated_by_others(connection)
+        self._told[connection, uuid] = others
+        connection.send(Kind.RESERVED, added, result, question.number, others, gpu=self._raw[uuid])
+
+    def _drop(self, key: tuple[Connection, str]) -> _Question | None:
+        question = self._questions.pop(key, None)
+        if question is not None:
+            if question.timer is not None:
+                question.timer.cancel()
+            for number in question.awaited:
+                self._recalls.pop(number, None)
+        return question
+
+    def _tell_soon(self) -> None:
+        if self._telling is None and self._processes:
+            delay = max(TELL_WITHIN, TELL_WITHIN / 4 * len(self._processes))
+            self._telling = asyncio.get_running_loop().call_later(delay, self._tell)
+
+    def _tell(self) -> None:
+        """Tell each process what the others have allocated."""
+        self._telling = None
+        for uuid, allowances in self._allowances.items():
+            everything = allowances.allocated
+            for process, holding in allowances.processes():
+                assert isinstance(process, Connection)
+                others = everything - holding.allocated
+                if Feature.RESERVE in process.features and self._told.get((process, uuid), 0) != others:
+                    self._told[process, uuid] = others
+                    self._say(process, uuid, SessionMemoryTopic.OTHERS, others)
+
+    def _say(self, connection: Connection, uuid: str, topic: SessionMemoryTopic, *fields: int) -> None:
+        connection.send(Kind.SESSION_MEMORY, topic, *fields, gpu=self._raw[uuid])

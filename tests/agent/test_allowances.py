@@ -1,0 +1,93 @@
+"""Allowances of device memory, without an agent around them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare_spawner.agent.allowances import PIECES, SMALLEST_PIECE, Allowances
+
+GIB = 2**30
+LIMIT = 8 * GIB
+PIECE = LIMIT // PIECES
+
+
+def allowances(*processes: str, limit: int = LIMIT) -> Allowances:
+    found = Allowances(limit)
+    for process in processes:
+        found.join(process)
+    return found
+
+
+def test_a_process_gets_what_it_wants_and_a_piece_more() -> None:
+    one = allowances("a")
+    assert one.grant("a", GIB, one.room_for("a")) == GIB + PIECE
+    assert one.grant("a", GIB, one.room_for("a")) == 0, "it has that much already"
+
+
+def test_the_last_piece_ends_at_the_limit() -> None:
+    one = allowances("a")
+    assert one.grant("a", LIMIT - 1, one.room_for("a")) == LIMIT
+    assert one.room_for("a") == LIMIT
+
+
+def test_a_small_limit_has_pieces_worth_asking_for() -> None:
+    one = allowances("a", limit=16 * 2**20)
+    assert one.grant("a", 1, one.room_for("a")) == 1 + SMALLEST_PIECE
+
+
+def test_what_one_process_may_have_another_may_not() -> None:
+    both = allowances("a", "b")
+    both.grant("a", 7 * GIB, both.room_for("a"))
+    assert both.room_for("b") == LIMIT - 7 * GIB - PIECE
+    both.gives_back("a", PIECE)
+    assert both.room_for("b") == GIB
+    both.leave("a")
+    assert both.room_for("b") == LIMIT
+
+
+def test_memory_beyond_an_allowance_counts_too() -> None:
+    """A process that ran without the agent, or one of an older version that reserves nothing."""
+    both = allowances("a", "b")
+    assert both.states("a", 7 * GIB)
+    assert not both.states("a", 7 * GIB), "no news"
+    assert both.room_for("b") == GIB
+    both.states("a", 9 * GIB)
+    assert both.room_for("b") == -GIB
+    assert both.grant("b", GIB, both.room_for("b")) == 0
+
+
+def test_only_others_with_an_allowance_are_asked_to_give_back() -> None:
+    three = allowances("a", "b", "c")
+    three.grant("b", GIB, three.room_for("b"))
+    three.states("c", GIB)
+    assert three.recallable("a") == ["b"]
+    assert three.recallable("b") == []
+
+
+def test_plain_memory_is_part_of_what_is_allocated() -> None:
+    one = allowances("a")
+    one.states("a", 3 * GIB, plain=GIB)
+    assert one.of("a").plain == GIB
+    one.states("a", GIB // 2)
+    assert one.of("a").plain == GIB // 2
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["grant", "allocate", "return"]),
+                          st.integers(0, 4 * GIB)), max_size=60))  # fmt: skip
+def test_processes_that_keep_to_their_allowances_never_exceed_the_limit(steps: list[tuple[str, str, int]]) -> None:
+    book = allowances(*"abc")
+    known = dict.fromkeys("abc", 0)
+    used = dict.fromkeys("abc", 0)
+    for process, step, amount in steps:
+        if step == "grant":
+            known[process] += book.grant(process, amount, book.room_for(process))
+        elif step == "allocate":
+            used[process] = min(amount, known[process])
+            book.states(process, used[process])
+        else:
+            back = min(amount, known[process] - used[process])
+            known[process] -= back
+            book.gives_back(process, back)
+        assert book.counted <= LIMIT
+        assert sum(used.values()) <= sum(known.values()) <= book.counted
