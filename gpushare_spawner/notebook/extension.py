@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
+from gpushare_spawner.model.frameworks import choose_frameworks_defaults
 from gpushare_spawner.notebook import words
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
 from gpushare_spawner.notebook.session_client import SessionClient
@@ -37,6 +39,9 @@ def _load_jupyter_server_extension(server: Any) -> None:
     url = url_path_join(server.web_app.settings["base_url"], "gpushare", "status")
     server.web_app.add_handlers(".*$", [(url, StatusHandler, {"client": client})])
     if client.shared:
+        # here and not in the pod's manifest, where it would override the image's own choice; kernels and terminals
+        # inherit this process's environment
+        choose_frameworks_defaults(os.environ)
         server.io_loop.add_callback(_start, server, client)  # the loop does not run yet
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.frameworks import choose_frameworks_defaults
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Environment, SharingLayer, Tenant
@@ -25,7 +26,7 @@ class NativeLayer(SharingLayer[Environment]):
     async def grant(self, tenant: Tenant, template: Template, placement: Placement, form: Environment) -> Environment:
         request = open_request(tenant, template, placement, self._confirm_within)
         opened = await self._agent.open(request)
-        return merged(form, opened.environment)
+        return shared_environment(form, opened.environment)
 
     async def started(self, tenant: Tenant, pid: int | None) -> None:
         if pid is not None:
@@ -54,6 +55,14 @@ def open_request(
         oversubscribe=template.gpu.memory.oversubscribe,
         confirm_within=confirm_within,
     )
+
+
+def shared_environment(environment: Mapping[str, str], additions: Mapping[str, str]) -> Environment:
+    """The environment of a server with a share: what the agent asks for, and frameworks that do not reserve the GPU's
+    memory in advance, unless the environment says so."""
+    result = merged(environment, additions)
+    choose_frameworks_defaults(result)
+    return result
 
 
 def merged(environment: Mapping[str, str], additions: Mapping[str, str]) -> Environment:

@@ -15,7 +15,7 @@ from traitlets import Float, List, Unicode, Union
 from gpushare_spawner.model.control import ControlRefused, OpenRequest
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.control_client import AgentClient, default_control_socket
-from gpushare_spawner.sharing.native import merged
+from gpushare_spawner.sharing.native import shared_environment
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.profiles import Profile, ProfileError, profiles
 from gpushare_spawner.spawner.refusal import StartRefused
@@ -170,7 +170,7 @@ class GPUShareMixin(GPUShareBase):
         """The spawner's environment, and the share in it."""
         environment: dict[str, str] = super().get_env()
         if self._reservation is not None:
-            return merged(environment, self._reservation.environment)
+            return shared_environment(environment, self._reservation.environment)
         return {**environment, **_WITHOUT_GPU} if self._hidden_gpus else environment
 
     async def start(self) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -77,6 +79,34 @@ def test_the_agent_hears_of_kernels(server, agent):
         time.sleep(0.1)
     instant = agent.of_kind(Kind.KERNELS)[-1].fields[2] / 1e9
     assert abs(instant - time.time()) < 60
+
+
+def kernel_environment(server) -> dict[str, str]:
+    """The environment of a new kernel."""
+    code, kernel = server.post("api/kernels", {"name": "python3"})
+    assert code == 201
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if kernel["id"].encode() in (folder / "cmdline").read_bytes():
+                    words = (folder / "environ").read_text().split("\0")
+                    return dict(word.split("=", 1) for word in words if "=" in word)
+        time.sleep(0.05)
+    raise AssertionError("the kernel has no process")
+
+
+def test_kernels_of_a_share_do_not_reserve_the_whole_gpu(server, agent):
+    environment = kernel_environment(server)
+    assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+
+
+def test_what_image_user_or_template_chose_for_a_framework_stays(agent, tmp_path):
+    chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "TF_FORCE_GPU_ALLOW_GROWTH": ""}
+    with running(tmp_path, GPUSHARE_SOCKET=str(agent.path), **chosen) as server:
+        environment = kernel_environment(server)
+        assert {name: environment[name] for name in chosen} == chosen
 
 
 def test_an_agent_that_goes_is_told_of_and_comes_back(server, agent):

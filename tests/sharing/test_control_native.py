@@ -9,7 +9,7 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.control_client import AgentClient
-from gpushare_spawner.sharing.native import NativeLayer, merged, open_request
+from gpushare_spawner.sharing.native import NativeLayer, merged, open_request, shared_environment
 
 QUARTER = Template.model_validate(
     {
@@ -49,6 +49,8 @@ async def test_a_share_from_grant_to_withdrawal() -> None:
         "GPUSHARE_SOCKET": "/s",
         "LD_PRELOAD": "/theirs.so /ours.so",
         "LD_LIBRARY_PATH": "/sim:/lib",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
     assert before["LD_PRELOAD"] == "/theirs.so"
     await layer.started(tenant, 77)
@@ -90,3 +92,12 @@ def test_a_template_without_a_gpu_opens_nothing() -> None:
 )
 def test_what_is_there_already_is_kept_and_not_repeated(there: dict[str, str], result: dict[str, str]) -> None:
     assert merged(there, {"LD_PRELOAD": "/o.so", "LD_LIBRARY_PATH": "/sim"}) == result
+
+
+def test_frameworks_do_not_reserve_the_gpu_in_advance_unless_the_environment_says_so() -> None:
+    assert shared_environment({}, {}) == {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
+    chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "TF_FORCE_GPU_ALLOW_GROWTH": ""}
+    assert shared_environment(chosen, {}) == chosen

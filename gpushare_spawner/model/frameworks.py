@@ -1,0 +1,19 @@
+"""Environment variables of CUDA frameworks that a session with a share starts with, unless somebody chose otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+FRAMEWORK_DEFAULTS = {
+    # JAX reserves 75 % of the GPU when it starts
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    # TensorFlow reserves all of it
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+}
+"""Memory that a framework reserves in advance is memory that the session's other kernels cannot have."""
+
+
+def choose_frameworks_defaults(environment: MutableMapping[str, str]) -> None:
+    """Set what is not set. A variable that is there keeps its value, an empty one too."""
+    for name, value in FRAMEWORK_DEFAULTS.items():
+        environment.setdefault(name, value)
