@@ -12,7 +12,8 @@ from itertools import count
 from gpushare_spawner.agent.allowances import Allowances
 from gpushare_spawner.agent.connection import Connection
 from gpushare_spawner.model.frames import Feature, Frame, Kind, ReserveKind, SessionMemoryTopic, gpu_bytes
-from gpushare_spawner.model.memory_limits import NO_HITS, MemoryLimit, MemoryLimitHit, MemoryLimitHits
+from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHit, MemoryLimitHits
+from gpushare_spawner.model.memory_limits import MemoryLimit
 
 RECALL_WITHIN = 0.5
 """Seconds that other processes have to give back what they do not use; the asking one waits for a second."""
@@ -134,7 +135,8 @@ class SessionMemory:
                 self._say(connection, uuid, SessionMemoryTopic.PROCESS, self._processes[process], holding.allocated)
         if (hit := self.hits.last) is not None:
             limit = next(limit for limit in MemoryLimit if limit.label == hit.limit)
-            fields = (limit, round(hit.at * NANOSECONDS), hit.requested_bytes, hit.pid, self.hits.count)
+            ago = max(0, round((self._wall_clock() - hit.at) * NANOSECONDS))
+            fields = (limit, ago, hit.requested_bytes, hit.pid, self.hits.count, hit.allocated_bytes)
             connection.send(Kind.SESSION_MEMORY, SessionMemoryTopic.LIMIT_HIT, *fields)
 
     def _decided(self, question: _Question) -> bool:

@@ -11,7 +11,7 @@ from gpushare_spawner.agent.gpus import Gpu
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.delivered import NOTHING, Delivered
-from gpushare_spawner.model.memory_limits import NO_HITS, MemoryLimitHits
+from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import Announcement, Instant, Units
 from gpushare_spawner.model.share import UNITS_PER_GPU

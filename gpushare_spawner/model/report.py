@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpushare_spawner.model.delivered import Delivered
-from gpushare_spawner.model.memory_limits import NO_HITS, MemoryLimitHits
+from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 

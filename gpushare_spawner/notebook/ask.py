@@ -7,6 +7,7 @@ import socket
 import time
 
 from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, Role
+from gpushare_spawner.notebook.process_names import named
 from gpushare_spawner.notebook.share_status import ShareStatus
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
@@ -20,7 +21,7 @@ ERRORS = {
     4: "the agent has closed this session",
 }
 
-ANSWER = (Kind.STATUS, Kind.DELIVERED)
+ANSWER = (Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY)
 """What an answer to QUERY consists of."""
 
 
@@ -30,7 +31,9 @@ class AgentAway(Exception):
 
 def hello() -> Frame:
     """How an observer introduces itself."""
-    return Frame(Kind.HELLO, (Role.OBSERVER, os.getpid(), LIBRARY_VERSION, Feature.DELIVERED), serial=1)
+    return Frame(
+        Kind.HELLO, (Role.OBSERVER, os.getpid(), LIBRARY_VERSION, Feature.DELIVERED | Feature.RESERVE), serial=1
+    )
 
 
 def session_socket() -> str | None:
@@ -64,7 +67,7 @@ def _ask(path: str, deadline: float) -> ShareStatus:
         answer: list[Frame] = []
         while sum(frame.kind is Kind.STATUS for frame in answer) < gpus:
             answer.append(_next(connection, deadline, *ANSWER))
-        return ShareStatus.of(answer)
+        return named(ShareStatus.of(answer))
 
 
 def _next(connection: socket.socket, deadline: float, *wanted: Kind) -> Frame:

@@ -10,6 +10,7 @@ import socket
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, FrameError, Kind
 from gpushare_spawner.notebook.ask import ERRORS, hello, session_socket
 from gpushare_spawner.notebook.kernels import KernelActivity
+from gpushare_spawner.notebook.process_names import named
 from gpushare_spawner.notebook.share_status import ShareStatus
 
 FIRST_DELAY = 0.1
@@ -69,7 +70,7 @@ class SessionClient:
             self._answer, self._answered = [], loop.create_future()
             try:
                 await self._send(Kind.QUERY)
-                status = ShareStatus.of(await asyncio.wait_for(self._answered, timeout))
+                status = named(ShareStatus.of(await asyncio.wait_for(self._answered, timeout)))
             except TimeoutError:
                 return ShareStatus.unknown(
                     f"the agent did not answer within {timeout:g} s. GPU work goes on without it."
@@ -123,7 +124,7 @@ class SessionClient:
                 self._gpus = frame.fields[5]
                 if self._kernels is not None:
                     await self._send(Kind.KERNELS, *self._kernels.fields())
-            case Kind.STATUS | Kind.DELIVERED:
+            case Kind.STATUS | Kind.DELIVERED | Kind.SESSION_MEMORY:
                 self._answer.append(frame)
                 complete = sum(one.kind is Kind.STATUS for one in self._answer) >= self._gpus
                 if self._answered is not None and not self._answered.done() and complete:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gpushare_spawner.model.frames import Frame, Kind, LeaseState, gpu_name
+from gpushare_spawner.model.frames import Frame, Kind, LeaseState, SessionMemoryTopic, gpu_name
+from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
 from gpushare_spawner.model.tier import Tier
 
 NANOSECONDS = 1e9
@@ -46,6 +47,31 @@ class DeliveredStatus:
 
 
 @dataclass(frozen=True)
+class ProcessMemory:
+    """What one of the session's processes has allocated on a GPU."""
+
+    pid: int
+    gpu: str
+    memory_bytes: int
+    name: str = ""
+    """What the user calls it; empty: not looked up."""
+
+
+@dataclass(frozen=True)
+class LimitHit:
+    """The last allocation that was refused."""
+
+    limit: MemoryLimitName
+    seconds_ago: float
+    requested_bytes: int
+    allocated_bytes: int
+    """What the session had allocated on that GPU then."""
+    pid: int
+    count: int
+    """Allocations refused since the session was opened, this one too."""
+
+
+@dataclass(frozen=True)
 class Step:
     """A step down that has been announced."""
 
@@ -75,6 +101,10 @@ class ShareStatus:
     """Since the last GPU work, 0 while there is some; None: none yet."""
     gpus: tuple[GpuStatus, ...] = field(default=())
     announced: Step | None = None
+    processes: tuple[ProcessMemory, ...] = ()
+    """The largest ones, where the agent says."""
+    limit_hit: LimitHit | None = None
+    """None: no allocation was refused, or the agent does not say."""
     delivered: DeliveredStatus | None = None
     """None: the agent does not say."""
 
@@ -121,13 +151,14 @@ class ShareStatus:
 
     @classmethod
     def of(cls, frames: Sequence[Frame]) -> ShareStatus:
-        """From the agent's answer to QUERY: one STATUS for each GPU, and DELIVERED where the agent sends it.
+        """From the agent's answer to QUERY: one STATUS for each GPU, and what else the agent sends with it.
 
         Raises ValueError for frames that are no such answer.
         """
         by_gpu = [frame for frame in frames if frame.kind is Kind.STATUS]
-        others = [frame for frame in frames if frame.kind is not Kind.STATUS]
-        if not by_gpu or any(frame.kind is not Kind.DELIVERED for frame in others):
+        said = [frame for frame in frames if frame.kind is Kind.DELIVERED]
+        memory = [frame for frame in frames if frame.kind is Kind.SESSION_MEMORY]
+        if not by_gpu or len(by_gpu) + len(said) + len(memory) < len(frames):
             raise ValueError("an answer to QUERY has one STATUS for each GPU")
         first = by_gpu[0]
         share, tier, effective, borrowed, guaranteed = first.fields[:5]
@@ -145,7 +176,15 @@ class ShareStatus:
             idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
             gpus=tuple(_gpu(frame) for frame in by_gpu),
             announced=step,
-            delivered=_delivered(others[-1]) if others else None,
+            delivered=_delivered(said[-1]) if said else None,
+            processes=tuple(
+                ProcessMemory(frame.fields[1], gpu_name(frame.gpu), frame.fields[2])
+                for frame in memory
+                if frame.fields[0] == SessionMemoryTopic.PROCESS
+            ),
+            limit_hit=next(
+                (_limit_hit(frame) for frame in memory if frame.fields[0] == SessionMemoryTopic.LIMIT_HIT), None
+            ),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -172,6 +211,15 @@ def _delivered(frame: Frame) -> DeliveredStatus:
         wait_p50_seconds=half / NANOSECONDS,
         wait_p95_seconds=most / NANOSECONDS,
     )
+
+
+def _limit_hit(frame: Frame) -> LimitHit | None:
+    limit, ago, requested, pid, number, allocated = frame.fields[1:7]
+    try:
+        name = MemoryLimit(limit).label
+    except ValueError:
+        return None  # a limit that only a newer agent has
+    return LimitHit(name, ago / NANOSECONDS, requested, allocated, pid, number)
 
 
 def _gpu(frame: Frame) -> GpuStatus:

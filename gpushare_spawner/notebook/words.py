@@ -11,7 +11,7 @@ from datetime import datetime
 
 from gpushare_spawner.model.quantity import format_wait
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.notebook.share_status import ShareStatus, Step
+from gpushare_spawner.notebook.share_status import LimitHit, ShareStatus, Step
 
 GIB = 2**30
 TOAST_LETTERS = 140
@@ -94,6 +94,10 @@ def explanation(status: ShareStatus) -> str:
         )
     resident, held = gibibytes(status.resident_bytes), gibibytes(status.memory_bytes)
     said.append(f"Memory: {held} GiB allocated, {resident} GiB of that on the GPU, the rest in host memory.")
+    if held := holders(status):
+        said.append(f"Allocated by {held}.")
+    if status.limit_hit is not None:
+        said.append(limit_hit(status, status.limit_hit))
     said += [f"{name[0].upper()}{name[1:]}: {text}." for name, text in delivered(status)]
     others = status.neighbours
     said.append(
@@ -115,6 +119,58 @@ def delivered(status: ShareStatus) -> list[tuple[str, str]]:
         half, most = format_wait(got.wait_p50_seconds), format_wait(got.wait_p95_seconds)
         said.append(("waits", f"{got.waits}, half of them under {half}, 95 % under {most}"))
     return said
+
+
+def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
+    """Which limit refused the last allocation that failed, and what helps."""
+    ago = "just now" if hit.seconds_ago < 1 else f"{duration(hit.seconds_ago)} ago"
+    failed = f"An allocation of {size(hit.requested_bytes)} failed {ago} (CUDA out of memory): "
+    restart = _restart(status)
+    match hit.limit:
+        case "session":
+            limit = size(max((gpu.limit_bytes for gpu in status.gpus), default=0))
+            each = " on each GPU" if len(status.gpus) > 1 else ""
+            why = (
+                f"this session may allocate {limit}{each}, all its kernels together, "
+                f"and had allocated {size(hit.allocated_bytes)}."
+            )
+            helps = f"{restart} Or choose a template with a larger GPU memory limit."
+        case "session_host_memory":
+            why = (
+                "this server's host memory has no room left for GPU memory that may have to be moved there "
+                "while neighbours use the GPU."
+            )
+            helps = f"Free host memory, for example large variables. {restart} Or choose a template with more memory."
+        case _:
+            why = "the machine's host memory for data that is moved off its GPUs is used up by all sessions together."
+            helps = f"{restart} Or try again later, when neighbours use less."
+    return f"{failed}{why} {helps}"
+
+
+def _restart(status: ShareStatus) -> str:
+    """Whose restart frees most."""
+    if not status.processes:
+        return "Restart a kernel that you no longer need: that frees its GPU memory."
+    largest = max(status.processes, key=lambda process: process.memory_bytes)
+    return f"Restart {largest.name or f'process {largest.pid}'} to free {size(largest.memory_bytes)}."
+
+
+def size(amount: int) -> str:
+    """Bytes in the unit that is easiest to read: "3.1 GiB", "20 MiB"."""
+    return f"{gibibytes(amount)} GiB" if amount >= GIB // 2 else f"{max(round(amount / 2**20), 1 if amount else 0)} MiB"
+
+
+def holders(status: ShareStatus) -> str:
+    """Which processes hold how much of the session's GPU memory, the largest first; empty for fewer than two."""
+    memory: dict[int, int] = {}
+    for process in status.processes:
+        memory[process.pid] = memory.get(process.pid, 0) + process.memory_bytes
+    names = {process.pid: process.name or f"process {process.pid}" for process in status.processes}
+    largest = sorted(((amount, pid) for pid, amount in memory.items() if amount), reverse=True)
+    if len(largest) < 2:
+        return ""
+    more = f", and {len(largest) - 4} more" if len(largest) > 4 else ""
+    return ", ".join(f"{names[pid]} {size(amount)}" for amount, pid in largest[:4]) + more
 
 
 def tier_now(status: ShareStatus) -> str:
@@ -194,6 +250,10 @@ def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
             (f"{prefix}lease", {"none": "none: no GPU work"}.get(gpu.lease, gpu.lease)),
             (f"{prefix}neighbours", neighbours + working),
         ]
+    if held := holders(status):
+        rows.append(("held by", held))
+    if status.limit_hit is not None:
+        rows.append(("memory limit", limit_hit(status, status.limit_hit)))
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:{width}}{value}" for name, value in rows)
 

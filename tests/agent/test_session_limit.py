@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.notebook.ask import ask
 from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
@@ -125,6 +127,32 @@ async def test_a_second_process_finds_what_the_first_does_not_use(programs: Prog
     assert hit is not None
     assert (hit.limit, hit.requested_bytes, hit.pid) == ("session", MIB, first.process.pid)
     assert hit.allocated_bytes == 512 * MIB
+
+
+async def test_status_says_which_limit_it_was_who_holds_what_and_what_helps(programs: Programs) -> None:
+    await programs.open()
+    first, second = programs.start(), programs.start()
+    programs.do(first, ALLOC, 400 * MIB)
+    programs.do(second, ALLOC, 100 * MIB)
+    programs.do(second, ALLOC, 50 * MIB)
+    page = str(await asyncio.to_thread(ask, programs.environment["GPUSHARE_SOCKET"]))
+    assert "this session may allocate 0.5 GiB, all its kernels together" in page
+    assert f"Restart python (process {first.process.pid}) to free 400 MiB." in page
+    held = next(line for line in page.splitlines() if line.startswith("held by"))
+    assert re.search(rf"process {first.process.pid}\) 400 MiB, .*process {second.process.pid}\) 100 MiB", held)
+
+
+async def test_refused_allocations_are_remembered_over_a_restart_of_the_agent(
+    programs: Programs, agent: AgentProcess
+) -> None:
+    await programs.open()
+    client = programs.start()
+    assert programs.do(client, ALLOC, 600 * MIB) == 2
+    before = (await programs.report()).memory_limit_hits
+    assert before.count == 1
+    agent.end(signal.SIGTERM)
+    await agent.start()
+    assert (await programs.report()).memory_limit_hits == before
 
 
 async def test_free_memory_is_the_sessions(programs: Programs) -> None:

@@ -149,7 +149,8 @@ static bool at_the_limit(struct gpu *gpu, size_t bytes) {
 
 bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
     bool fits = take_within(gpu, bytes, managed, 0);
-    /* what the program has freed itself must not be what is missing; short of the limit asking is cheaper than freeing */
+    /* what the program has freed itself must not be what is missing; short of the limit asking is cheaper than freeing
+     */
     if (!fits && at_the_limit(gpu, bytes) && stream_ordered_trim(gpu, bytes))
         fits = take_within(gpu, bytes, managed, 0);
     if (!fits) fits = take_after_asking(gpu, bytes, managed, !limited);

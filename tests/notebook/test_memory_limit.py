@@ -1,0 +1,122 @@
+"""What `gpushare status` and JupyterLab say about memory that was refused, and about who holds the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner.model.frames import Feature, Frame, Kind, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.memory_limits import MemoryLimit
+from gpushare_spawner.notebook import status, words
+from gpushare_spawner.notebook.process_names import named, process_name
+from gpushare_spawner.notebook.share_status import LimitHit, ProcessMemory, ShareStatus
+from tests.notebook.scripted_agent import GIB, GPU, Script
+
+MIB = 2**20
+
+
+def with_memory(limit: int = MemoryLimit.SESSION, ago: float = 240.0) -> list[Frame]:
+    """Two processes, and an allocation of 2 GiB that was refused."""
+    topic, raw = SessionMemoryTopic, gpu_bytes(GPU)
+    return [
+        Frame(Kind.SESSION_MEMORY, (topic.PROCESS, 41, 5 * GIB), gpu=raw),
+        Frame(Kind.SESSION_MEMORY, (topic.PROCESS, 42, 10 * GIB), gpu=raw),
+        Frame(Kind.SESSION_MEMORY, (topic.LIMIT_HIT, limit, int(ago * 1e9), 2 * GIB, 41, 7, 15 * GIB)),
+        *Script().status(),
+    ]
+
+
+def test_the_answer_says_who_holds_what_and_what_was_refused() -> None:
+    now = ShareStatus.of(with_memory())
+    assert now.processes == (ProcessMemory(41, GPU, 5 * GIB), ProcessMemory(42, GPU, 10 * GIB))
+    assert now.limit_hit == LimitHit("session", 240.0, 2 * GIB, 15 * GIB, 41, 7)
+    assert now.as_json()["limit_hit"]["limit"] == "session"
+
+
+def test_an_older_agent_says_neither() -> None:
+    now = ShareStatus.of(Script().status())
+    assert (now.processes, now.limit_hit) == ((), None)
+    assert "held by" not in str(now)
+
+
+def test_a_limit_of_a_newer_agent_is_passed_over() -> None:
+    assert ShareStatus.of(with_memory(limit=9)).limit_hit is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (
+            MemoryLimit.SESSION,
+            "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): this session may allocate 16 GiB, all its "
+            "kernels together, and had allocated 15 GiB. Restart process 42 to free 10 GiB. "
+            "Or choose a template with a larger GPU memory limit.",
+        ),
+        (
+            MemoryLimit.SESSION_HOST_MEMORY,
+            "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): this server's host memory has no room left "
+            "for GPU memory that may have to be moved there while neighbours use the GPU. Free host memory, for "
+            "example large variables. Restart process 42 to free 10 GiB. Or choose a template with more memory.",
+        ),
+        (
+            MemoryLimit.NODE_HOST_MEMORY,
+            "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): the machine's host memory for data that is "
+            "moved off its GPUs is used up by all sessions together. Restart process 42 to free 10 GiB. "
+            "Or try again later, when neighbours use less.",
+        ),
+    ],
+)
+def test_the_sentence_names_the_limit_and_what_helps(limit: MemoryLimit, said: str) -> None:
+    now = ShareStatus.of(with_memory(limit))
+    assert said in words.page(now)
+    assert said in words.explanation(now).splitlines()
+    assert "held by         process 42 10 GiB, process 41 5 GiB" in words.page(now)
+
+
+def test_one_process_is_not_listed() -> None:
+    now = ShareStatus(gpus=ShareStatus.of(Script().status()).gpus, processes=(ProcessMemory(41, GPU, GIB),))
+    assert words.holders(now) == ""
+
+
+def test_memory_on_two_gpus_is_added_up_for_each_process() -> None:
+    processes = tuple(ProcessMemory(pid, gpu, 300 * MIB, f"p{pid}") for pid in range(6) for gpu in ("a", "b"))
+    assert words.holders(ShareStatus(processes=processes)) == (
+        "p5 0.6 GiB, p4 0.6 GiB, p3 0.6 GiB, p2 0.6 GiB, and 2 more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "name"),
+    [
+        (
+            ["/usr/bin/python3", "-m", "ipykernel_launcher", "-f", "/r/kernel-1a2b3c4d-00-11.json"],
+            "A=b\0JPY_SESSION_NAME=/home/ada/work/train.ipynb\0",
+            "the kernel of train.ipynb",
+        ),
+        (["python", "-f", "/r/kernel-1a2b3c4d-00.json"], "", "the kernel 1a2b3c4d"),
+        (["/usr/bin/python3", "-u", "train.py"], "", "train.py (process 7)"),
+        (["/usr/bin/python3", "jobs/train.py"], "", "train.py (process 7)"),
+        (["python3", "-c", "print()"], "", "python3 (process 7)"),
+        (["/opt/app/simulate\x1b[31m" + "e" * 60], "", "simulate[31m" + "e" * 27 + "… (process 7)"),
+        ([], "", "process 7"),
+    ],
+)
+def test_a_process_is_called_what_its_user_calls_it(
+    tmp_path: Path, arguments: list[str], environment: str, name: str
+) -> None:
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "cmdline").write_text("\0".join(arguments) + "\0" * bool(arguments))
+    (folder / "environ").write_text(environment)
+    assert process_name(7, tmp_path) == name
+
+
+def test_a_process_that_is_gone_has_its_number(tmp_path: Path) -> None:
+    now = named(ShareStatus.of(with_memory()), tmp_path)
+    assert [process.name for process in now.processes] == ["process 41", "process 42"]
+
+
+def test_observers_ask_for_it(agent) -> None:
+    status()
+    assert Feature(agent.heard[0].fields[3]) & Feature.RESERVE
