@@ -14,6 +14,7 @@ import numpy as np
 from cuda.bindings import driver as cu
 
 __all__ = [
+    "PTX",
     "Machine",
     "Stats",
     "check",

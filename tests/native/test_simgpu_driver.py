@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 
@@ -183,10 +185,99 @@ def test_code_that_the_simulator_cannot_run(said) -> None:
     )
     assert heard == [
         "CUDA_ERROR_INVALID_PTX",
-        "the simulated GPU has no kernel named mine; it runs those of its kernels.ptx",
+        "the simulated GPU runs only its built-in kernels, by name (those of its kernels.ptx), and has none named mine",
         "CUDA_ERROR_INVALID_IMAGE",
         "CUDA_ERROR_NOT_FOUND",
     ]
+
+
+def test_a_loader_that_leaves_no_room_for_a_message_finds_it_on_stderr(simulated) -> None:
+    """CUDA's core library, on which Numba loads its kernels, shows only the error code."""
+    program = simulated(
+        """
+        machine = Machine()
+        other = b".version 6.3\\n.target sm_70\\n.address_size 64\\n.visible .entry mine(.param .u64 p) { ret; }\\0"
+        say([code(cu.cuLibraryLoadData(image, None, None, 0, None, None, 0))
+             for image in (other, b"\\x50\\xed\\x55\\xba" + bytes(60), b"Python\\0")])
+        """
+    )
+    assert program.hear() == ["CUDA_ERROR_INVALID_PTX", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_INVALID_IMAGE"]
+    unknown, fat, neither = program.finish().splitlines()
+    assert unknown.startswith("simgpu: the simulated GPU runs only its built-in kernels")
+    assert unknown.endswith("and has none named mine")
+    assert "fat binary" in fat
+    assert "neither PTX text nor a CUDA ELF file" in neither
+
+
+def test_machine_code_of_built_in_kernels_loads_by_their_names(said) -> None:
+    """As nvJitLink makes it of kernels.ptx: the ELF file has a section of parameters for each kernel."""
+    heard = said(
+        """
+        import struct
+
+        def elf(*kernels):
+            names = [b"", b".shstrtab"] + [b".nv.constant0." + name for name in kernels] + [b".text.helper"]
+            offsets, table = [], b""
+            for name in names:
+                offsets.append(len(table))
+                table += name + b"\\0"
+            at = 64 + len(table)
+            magic = b"\\x7fELF\\2\\1\\1"
+            header = struct.pack("<16sHHIQQQIHHHHHH", magic, 2, 190, 1, 0, 0, at, 0, 64, 0, 0, 64, len(names), 1)
+            sections = [struct.pack("<IIQQQQIIQQ", at, 1, 0, 0, 64, len(table), 0, 0, 0, 0) for at in offsets]
+            return header + table + b"".join(sections)
+
+        machine = Machine()
+        module = check(cu.cuModuleLoadData(elf(b"spin", b"fill_u32")))
+        machine.kernels["fill_u32"] = check(cu.cuModuleGetFunction(module, b"fill_u32"))
+        address = machine.plain(4096)
+        machine.launch("fill_u32", address, 1024, 3)
+        option = [cu.CUjit_option.CU_JIT_ERROR_LOG_BUFFER, cu.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        log = bytearray(200)
+        numba = b"_ZN8__main__7add_oneB2v1E5ArrayIfLi1E1C7mutable7alignedE"
+        result = code(cu.cuModuleLoadDataEx(elf(b"spin", numba), 2, option, [log, len(log)]))
+        say([check(cu.cuModuleGetFunctionCount(module)), int(machine.read(address, 1024).sum()), result,
+             log.rstrip(b"\\0").decode().endswith("and has none named " + numba.decode())])
+        """
+    )
+    assert heard == [2, 3 * 1024, "CUDA_ERROR_INVALID_IMAGE", True]
+
+
+def test_the_drivers_linker_links_named_kernels_and_says_which_it_lacks(said, tmp_path: Path) -> None:
+    """The way of Numba's own bindings: link PTX, load what comes of it."""
+    (tmp_path / "libcudadevrt.a").write_bytes(b"!<arch>\n")
+    heard = said(
+        f"""
+        library, missing = {str(tmp_path / "libcudadevrt.a")!r}.encode(), {str(tmp_path / "nothing")!r}.encode()
+        """
+        + """
+        machine = Machine()
+        PTX_TYPE, LIBRARY = cu.CUjitInputType.CU_JIT_INPUT_PTX, cu.CUjitInputType.CU_JIT_INPUT_LIBRARY
+        text = PTX.read_bytes() + b"\\0"
+        link = check(cu.cuLinkCreate(0, [], []))
+        check(cu.cuLinkAddFile(link, LIBRARY, library, 0, [], []))
+        check(cu.cuLinkAddData(link, PTX_TYPE, text, len(text), b"kernels", 0, [], []))
+        image, size = check(cu.cuLinkComplete(link))
+        late = code(cu.cuLinkAddData(link, PTX_TYPE, text, len(text), b"late", 0, [], []))
+        module = check(cu.cuModuleLoadData(image))
+        check(cu.cuLinkDestroy(link))
+        machine.kernels["fill_u32"] = check(cu.cuModuleGetFunction(module, b"fill_u32"))
+        address = machine.plain(4096)
+        machine.launch("fill_u32", address, 1024, 5)
+
+        option = [cu.CUjit_option.CU_JIT_ERROR_LOG_BUFFER, cu.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+        log = bytearray(200)
+        link = check(cu.cuLinkCreate(2, option, [log, len(log)]))
+        other = b".version 6.3\\n.target sm_70\\n.address_size 64\\n.visible .entry mine(.param .u64 p) { ret; }"
+        bad = code(cu.cuLinkAddData(link, PTX_TYPE, other, len(other), b"other", 0, [], []))
+        no_file = code(cu.cuLinkAddFile(link, PTX_TYPE, missing, 0, [], []))
+        check(cu.cuLinkDestroy(link))
+        say([size > 0, check(cu.cuModuleGetFunctionCount(module)), int(machine.read(address, 1024).sum()), late, bad,
+             log.rstrip(b"\\0").decode().endswith("has none named mine"), no_file])
+        """
+    )
+    invalid = "CUDA_ERROR_INVALID_PTX"
+    assert heard == [True, 6, 5 * 1024, "CUDA_ERROR_INVALID_HANDLE", invalid, True, "CUDA_ERROR_FILE_NOT_FOUND"]
 
 
 def test_an_illegal_address_ends_the_context(said) -> None:

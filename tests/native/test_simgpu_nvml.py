@@ -40,7 +40,7 @@ nvml.nvmlShutdown()
     )
     assert heard == {
         "count": 2, "cuda": 13000, "driver": "580.65.06", "name": "Test GPU", "same_uuid": True, "by_uuid": 1,
-        "by_bus": 1, "by_serial": 1, "minor": 1, "capability": [7, 0], "power": 40000, "celsius": 34,
+        "by_bus": 1, "by_serial": 1, "minor": 1, "capability": [8, 0], "power": 40000, "celsius": 34,
     }  # fmt: skip
 
 

@@ -84,7 +84,7 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
     return CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* Simulated are those of a small Volta; what is not listed is 0: not there, not supported. */
+/* Simulated are those of a small Ampere; what is not listed is 0: not there, not supported. */
 static int attribute(int which, int gpu) {
     switch (which) {
     case 1: /* threads per block */
@@ -117,13 +117,13 @@ static int attribute(int which, int gpu) {
     case 39: /* threads per multiprocessor */ return 2048;
     case 40: /* copy engines: one each way */ return 2;
     case 41: /* unified addressing */ return 1;
-    case 75: /* compute capability */ return 7;
+    case 75: /* compute capability: CUDA 13's compilers know none below 7.5 */ return 8;
     case 76: return 0;
     case 78: /* stream priorities */
     case 79: /* L1 caches */
     case 80: return 1;
-    case 81: /* shared memory per multiprocessor */
-    case 97: /* of a block that asks for more */ return 96 * 1024;
+    case 81: /* shared memory per multiprocessor */ return 164 * 1024;
+    case 97: /* of a block that asks for more */ return 163 * 1024;
     case 83:  /* managed memory */
     case 89:  /* ... while kernels run */
     case 90:  /* preemption */

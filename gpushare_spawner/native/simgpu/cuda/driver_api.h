@@ -57,6 +57,7 @@ typedef struct context *CUcontext;
 typedef struct stream *CUstream;
 typedef struct event *CUevent;
 typedef struct module *CUmodule;
+typedef struct link *CUlinkState;
 typedef struct function *CUfunction;
 typedef struct module *CUlibrary;  /* a library is a module that needs no context */
 typedef struct function *CUkernel; /* and so its kernels are functions */

@@ -1,131 +1,36 @@
 #include "module.h"
 
-#include <ctype.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "context.h"
+#include "image.h"
 #include "kernels.h"
 
-#define MAX_ENTRIES 256
-#define NAME_LENGTH 128
-
-/* Options of cuModuleLoadDataEx that give room for a message. */
-enum { JIT_ERROR_LOG = 5, JIT_ERROR_LOG_SIZE = 6 };
-
-struct log {
-    char *text;
-    size_t size;
-};
-
-static void complain(struct log log, const char *format, const char *name) {
-    if (log.text && log.size) snprintf(log.text, log.size, format, name);
-}
-
-/* The text without comments, so that an .entry in one does not count. */
-static char *without_comments(const char *text) {
-    size_t length = strlen(text);
-    char *plain = malloc(length + 1), *out = plain;
-    if (!plain) return NULL;
-    while (*text) {
-        if (text[0] == '/' && text[1] == '/') {
-            text += strcspn(text, "\n");
-        } else if (text[0] == '/' && text[1] == '*') {
-            const char *end = strstr(text + 2, "*/");
-            text = end ? end + 2 : text + strlen(text);
-            *out++ = ' ';
-        } else {
-            *out++ = *text++;
-        }
-    }
-    *out = 0;
-    return plain;
-}
-
-static int in_name(char c) {
-    return isalnum((unsigned char)c) || c == '_' || c == '$' || c == '%';
-}
-
-/* Finds the next .entry; its name, and the text behind it. NULL when there is none. */
-static const char *next_entry(const char *text, char name[NAME_LENGTH]) {
-    while ((text = strstr(text, ".entry"))) {
-        text += strlen(".entry");
-        if (!isspace((unsigned char)*text)) continue;
-        while (isspace((unsigned char)*text)) text++;
-        size_t length = 0;
-        while (in_name(*text)) {
-            if (length < NAME_LENGTH - 1) name[length++] = *text;
-            text++;
-        }
-        name[length] = 0;
-        if (length) return text;
-    }
-    return NULL;
-}
-
-static CUresult read_ptx(const char *text, struct context *context, struct log log, struct module **out) {
-    char name[NAME_LENGTH];
-    const struct kernel *kernels[MAX_ENTRIES];
-    unsigned count = 0;
-    if (!strstr(text, ".version") || !strstr(text, ".target")) {
-        complain(log, "%sthe image is not PTX text; the simulated GPU runs no machine code", "");
-        return CUDA_ERROR_INVALID_IMAGE;
-    }
-    for (const char *at = text; (at = next_entry(at, name));) {
-        const struct kernel *kernel = kernel_find(name);
-        if (!kernel || count == MAX_ENTRIES) {
-            complain(log, "the simulated GPU has no kernel named %s; it runs those of its kernels.ptx", name);
-            return CUDA_ERROR_INVALID_PTX;
-        }
-        kernels[count++] = kernel;
-    }
-    struct module *module = calloc(1, sizeof *module + count * sizeof *module->functions);
+static CUresult load(const void *image, struct context *context, struct log log, struct module **out) {
+    struct image found = {0};
+    REQUIRE(image && out, CUDA_ERROR_INVALID_VALUE);
+    CUresult error = image_read(image, log, &found);
+    if (error) return error;
+    struct module *module = calloc(1, sizeof *module + found.count * sizeof *module->functions);
     REQUIRE(module, CUDA_ERROR_OUT_OF_MEMORY);
     module->magic = MODULE_MAGIC;
     module->context = context;
-    module->count = count;
-    for (unsigned i = 0; i < count; i++) module->functions[i] = (struct function){FUNCTION_MAGIC, kernels[i], module};
+    module->count = found.count;
+    for (unsigned i = 0; i < found.count; i++)
+        module->functions[i] = (struct function){FUNCTION_MAGIC, found.kernels[i], module};
     *out = module;
     return CUDA_SUCCESS;
 }
 
-static CUresult load(const void *image, struct context *context, struct log log, struct module **out) {
-    REQUIRE(image && out, CUDA_ERROR_INVALID_VALUE);
-    if (memcmp(image, "\177ELF", 4) == 0 || memcmp(image, "\x50\xed\x55\xba", 4) == 0) {
-        complain(log, "%sthe simulated GPU runs no machine code: give it PTX", "");
-        return CUDA_ERROR_INVALID_IMAGE;
-    }
-    char *text = without_comments(image);
-    REQUIRE(text, CUDA_ERROR_OUT_OF_MEMORY);
-    CUresult error = read_ptx(text, context, log, out);
-    free(text);
-    return error;
-}
-
 static CUresult load_file(const char *path, struct context *context, struct module **out) {
+    CUresult error;
     REQUIRE(path && out, CUDA_ERROR_INVALID_VALUE);
-    FILE *file = fopen(path, "rbe");
-    REQUIRE(file, CUDA_ERROR_FILE_NOT_FOUND);
-    fseek(file, 0, SEEK_END);
-    long size = ftell(file);
-    rewind(file);
-    char *text = size >= 0 ? calloc(1, (size_t)size + 1) : NULL;
-    CUresult error = CUDA_ERROR_INVALID_IMAGE;
-    if (text && fread(text, 1, (size_t)size, file) == (size_t)size && size >= 4)
-        error = load(text, context, (struct log){0}, out);
-    free(text);
-    fclose(file);
+    char *image = image_file(path, &error);
+    if (!image) return error;
+    error = load(image, context, (struct log){0}, out);
+    free(image);
     return error;
-}
-
-static struct log log_of(unsigned count, const int *options, void *const *values) {
-    struct log log = {0};
-    for (unsigned i = 0; i < count && options && values; i++) {
-        if (options[i] == JIT_ERROR_LOG) log.text = values[i];
-        if (options[i] == JIT_ERROR_LOG_SIZE) log.size = (size_t)(uintptr_t)values[i];
-    }
-    return log;
 }
 
 static CUresult find(struct module *module, const char *name, struct function **out) {
@@ -154,7 +59,7 @@ static CUresult unload(struct module *module) {
 EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values) {
     struct context *context;
     CUresult error = context_require(&context);
-    return error ? error : load(image, context, log_of(count, options, values), module);
+    return error ? error : load(image, context, image_log(count, options, values), module);
 }
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
@@ -213,7 +118,7 @@ EXPORT CUresult cuModuleGetLoadingMode(int *mode) {
 EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values,
                                   unsigned jit_count, int *options, void **values, unsigned count) {
     REQUIRE_INIT();
-    return load(code, NULL, log_of(jit_count, jit_options, jit_values), library);
+    return load(code, NULL, image_log(jit_count, jit_options, jit_values), library);
 }
 
 EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *jit_options, void **jit_values,

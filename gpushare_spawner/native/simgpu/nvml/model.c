@@ -9,13 +9,13 @@ static nvmlReturn_t constant(nvmlDevice_t device, unsigned *out, unsigned value)
 
 EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor) {
     REQUIRE_DEVICE(device, major && minor);
-    *major = 7;
+    *major = 8;
     *minor = 0;
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, unsigned *architecture) {
-    return constant(device, architecture, 5); /* Volta */
+    return constant(device, architecture, 7); /* Ampere */
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, unsigned *brand) {
