@@ -100,6 +100,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="the address of this machine that metrics are served on (default: %(default)s)",
     )
+    parser.add_argument(
+        "--metrics-token-file",
+        type=Path,
+        default=None,
+        metavar="PATH",
+        help="a file with a token: a request with it (Authorization: Bearer TOKEN) is answered with the metrics of "
+        "sessions too, which name users and templates; without it nobody gets them",
+    )
     kubernetes_options.configure(parser)
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s"
@@ -165,10 +173,15 @@ async def _serve(options: argparse.Namespace) -> None:
             from gpushare_spawner.agent.metrics import serve_metrics
 
             try:
-                stack.callback(serve_metrics(options.metrics_port, node.report, options.metrics_address))
+                stop_metrics = serve_metrics(
+                    options.metrics_port, node.report, options.metrics_address, options.metrics_token_file
+                )
             except OSError as error:
-                where = f"{options.metrics_address}:{options.metrics_port}"
-                raise Unusable(f"metrics cannot be served on {where}: {error.strerror}") from None
+                where = error.filename or f"{options.metrics_address}:{options.metrics_port}"
+                raise Unusable(f"metrics cannot be served: {where}: {error.strerror}") from None
+            except ValueError as error:
+                raise Unusable(f"--metrics-token-file: {error}") from None
+            stack.callback(stop_metrics)
         for gpu in gpus:
             log.info("GPU %d: %s, %.1f GiB, %s", gpu.index, gpu.model, gpu.memory_bytes / 2**30, gpu.uuid)
         stop = asyncio.Event()

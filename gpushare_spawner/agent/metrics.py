@@ -1,22 +1,46 @@
-"""The report as Prometheus metrics."""
+"""The report as Prometheus metrics, over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import logging
+import socket
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from tornado.httpserver import HTTPServer
+from tornado.iostream import IOStream
+from tornado.web import Application, RequestHandler
 
+from gpushare_spawner.agent.budget import Budget
+from gpushare_spawner.agent.complaint import Complaint
+from gpushare_spawner.agent.descriptors import Acceptor
 from gpushare_spawner.model.report import Report
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 16
+CONNECTIONS_PER_SECOND = 100
+MAX_HEADER_BYTES = 8192
+REQUEST_WITHIN = 5.0
+"""Seconds that a peer has to send its request."""
+ANSWER_WITHIN = 30.0
+"""Seconds after which a connection is closed, whatever it does."""
+MADE_EVERY = 1.0
+"""Seconds for which metrics are answered with again."""
 
 
 class ReportCollector(Collector):
     """Makes metrics of the newest report with each scrape."""
 
-    def __init__(self, report: Callable[[], Report]) -> None:
+    def __init__(self, report: Callable[[], Report], names: bool) -> None:
+        """`names`: with sessions, and so with the names of users and templates."""
         self._report = report
+        self._names = names
 
     def describe(self) -> Iterable[Metric]:
         # without it the registry would ask for a report while it is being set up
@@ -31,6 +55,7 @@ class ReportCollector(Collector):
         used = GaugeMetricFamily("gpushare_gpu_memory_used_bytes", "Memory in use on the GPU", labels=gpu)
         healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 while the GPU answers its driver", labels=gpu)
         waiting = GaugeMetricFamily("gpushare_gpu_waiting_sessions", "Sessions with work and no lease", labels=gpu)
+        sessions = GaugeMetricFamily("gpushare_gpu_sessions", "Sessions with a share of the GPU", labels=gpu)
         for one in report.gpus:
             label = (one.uuid, one.model)
             capacity.add_metric(label, one.capacity_units)
@@ -38,6 +63,10 @@ class ReportCollector(Collector):
             used.add_metric(label, one.memory_used_bytes)
             healthy.add_metric(label, one.healthy)
             waiting.add_metric(label, one.waiting)
+            sessions.add_metric(label, sum(one.uuid in session.gpus for session in report.sessions))
+        gpus = [capacity, total, used, healthy, waiting, sessions]
+        if not self._names:
+            return gpus
         of = ("session", "user", "template")
         effective = GaugeMetricFamily("gpushare_session_effective_units", "Units that its tier leaves it", labels=of)
         guaranteed = GaugeMetricFamily(
@@ -75,11 +104,7 @@ class ReportCollector(Collector):
             wait.add_metric((*label3, "0.5"), session.delivered.wait_p50_seconds)
             wait.add_metric((*label3, "0.95"), session.delivered.wait_p95_seconds)
         return [
-            capacity,
-            total,
-            used,
-            healthy,
-            waiting,
+            *gpus,
             effective,
             guaranteed,
             memory,
@@ -94,23 +119,122 @@ class ReportCollector(Collector):
         ]
 
 
-def serve_metrics(port: int, report: Callable[[], Report], address: str = "127.0.0.1") -> Callable[[], None]:
+class MetricsServer:
+    """Answers ``GET /metrics``: numbers of GPUs for everybody who can connect, sessions with their names for those who
+    know the token.
+
+    Every local user can connect to an address of this machine, and every pod to one of a node. So connections, the time
+    that each may take and what it may send are bounded, and the metrics are made once a second at most.
+    """
+
+    def __init__(self, listener: socket.socket, report: Callable[[], Report], token_file: Path | None) -> None:
+        """`listener` listens already. Without a token file nobody gets names. Raises OSError or ValueError."""
+        self._loop = asyncio.get_running_loop()
+        self._report = report
+        self._token_file = token_file
+        self._made: dict[bool, tuple[float, bytes]] = {}
+        if token_file is not None:
+            _token(token_file)
+        application = Application([("/metrics", _MetricsPage, {"metrics": self})], log_function=_silent)
+        self._server = HTTPServer(
+            application,
+            no_keep_alive=True,
+            max_header_size=MAX_HEADER_BYTES,
+            max_body_size=1,
+            max_buffer_size=64 * 1024,
+            idle_connection_timeout=REQUEST_WITHIN,
+            body_timeout=REQUEST_WITHIN,
+        )
+        self._streams: set[IOStream] = set()
+        self._connects = Budget(self._loop.time, CONNECTIONS_PER_SECOND, MAX_CONNECTIONS, debt=1)
+        complaint = Complaint(log, "metrics cannot be asked for", "metrics can be asked for again", lasts=10.0)
+        self._acceptor = Acceptor(listener, self._accepted, complaint)
+
+    def close(self) -> None:
+        """Stop."""
+        self._acceptor.close()
+        for stream in list(self._streams):
+            stream.close()
+
+    def knows_token(self, authorization: str) -> bool:
+        """Whether a request's Authorization header is ``Bearer`` and the token."""
+        if self._token_file is None:
+            return False
+        try:
+            expected = f"Bearer {_token(self._token_file)}"
+        except (OSError, ValueError) as error:
+            log.error("the metrics' token cannot be read: %s", error)
+            return False
+        return hmac.compare_digest(authorization.encode(), expected.encode())
+
+    def text(self, names: bool) -> bytes:
+        """The metrics in Prometheus' text format, at most a second old."""
+        now = self._loop.time()
+        if names not in self._made or now >= self._made[names][0] + MADE_EVERY:
+            registry = CollectorRegistry()
+            registry.register(ReportCollector(self._report, names))
+            self._made[names] = now, generate_latest(registry)
+        return self._made[names][1]
+
+    def _accepted(self, connection: socket.socket) -> None:
+        if not self._connects.spend():
+            self._acceptor.pause(self._connects.wait())
+        self._streams = {stream for stream in self._streams if not stream.closed()}
+        if len(self._streams) >= MAX_CONNECTIONS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        stream = IOStream(connection, max_buffer_size=64 * 1024)
+        self._streams.add(stream)
+        self._loop.call_later(ANSWER_WITHIN, stream.close)
+        self._server.handle_stream(stream, ("", 0))
+
+
+class _MetricsPage(RequestHandler):
+    metrics: MetricsServer
+
+    def initialize(self, metrics: MetricsServer) -> None:
+        self.metrics = metrics
+
+    def get(self) -> None:
+        authorization = self.request.headers.get("Authorization")
+        names = authorization is not None and self.metrics.knows_token(authorization)
+        if authorization is not None and not names:
+            self.set_status(401)
+            self.set_header("WWW-Authenticate", "Bearer")
+            self.finish("wrong token\n")
+            return
+        self.set_header("Content-Type", CONTENT_TYPE_LATEST)
+        self.finish(self.metrics.text(names))
+
+
+def _silent(handler: RequestHandler) -> None:
+    """Requests are not logged: whoever can connect could fill the log."""
+
+
+def _token(path: Path) -> str:
+    """Raises OSError or ValueError."""
+    with open(path, "rb") as file:
+        token = file.read(MAX_HEADER_BYTES).decode("ascii", errors="replace").strip()
+    if not token:
+        raise ValueError(f"{path} is empty; write a token into it")
+    return token
+
+
+def serve_metrics(
+    port: int, report: Callable[[], Report], address: str = "127.0.0.1", token_file: Path | None = None
+) -> Callable[[], None]:
     """Serve them on a port of an address of this machine; returns what stops it.
 
-    `report` is called on this loop. Raises OSError.
+    Raises OSError, or ValueError for a token file without a token.
     """
-    loop = asyncio.get_running_loop()
-
-    async def now() -> Report:
-        return report()
-
-    registry = CollectorRegistry()
-    registry.register(ReportCollector(lambda: asyncio.run_coroutine_threadsafe(now(), loop).result(timeout=5)))
-    server, thread = start_http_server(port, addr=address, registry=registry)
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=5)
-
-    return stop
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(128)
+        return MetricsServer(listener, report, token_file).close
+    except BaseException:
+        listener.close()
+        raise
