@@ -5,12 +5,14 @@ driver's own.
 from __future__ import annotations
 
 import struct
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gpushare_spawner.native import preload_library
+from gpushare_spawner.native import build, preload_library
+from tests.native.preload_agent import GenerousAgent
 from tests.native.preload_stub import compile_library
 
 if TYPE_CHECKING:
@@ -119,6 +121,77 @@ say(len(os.listdir("/proc/self/task")))
     assert client.hear() == [False, False]
     assert client.hear() == 1
     client.end()
+
+
+EVERY_CALL = r"""
+/* Calls each of these functions once, with zeros, and says what each answered. Linked with the driver, so that calls
+   go to whoever exports the functions first. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#define F(name) int name();
+LIST
+#undef F
+int cuInit(), cuDevicePrimaryCtxRetain();
+int main(int argc, char **argv) {
+    int (*init)() = cuInit;
+    void *context = NULL;
+    if (strcmp(argv[1], "dlsym") == 0)
+        *(void **)&init = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuInit");
+    if (strcmp(argv[1], "cuGetProcAddress") == 0) cuGetProcAddress_v2("cuInit", &init, 12000, 0ll, 0ll);
+    if (strcmp(argv[1], "nothing") != 0) {
+        if (init(0)) return 3;
+        if (cuDevicePrimaryCtxRetain(&context, 0)) return 4;
+    }
+#define F(name)                                                                                                         \
+    cuCtxSetCurrent(context);                                                                                           \
+    printf("%s %d\n", #name, name(0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll));                        \
+    fflush(stdout);
+    LIST
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def every_call(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program, linked against the simulated driver, that calls each function of it that the library exports."""
+    ours, drivers = exported(libraries / "libgpushare.so"), exported(libraries / "simgpu" / "libcuda.so.1")
+    # the context has to stay for the calls that follow
+    ends = {"cuInit", "cuCtxDestroy", "cuCtxDestroy_v2", "cuCtxDetach"} | {
+        n for n in ours if n.startswith("cuDevicePrimaryCtxRe")
+    }
+    names = sorted({name for name in ours & drivers if name.startswith("cu")} - ends)
+    assert len(names) > 100
+    folder = tmp_path_factory.mktemp("every_call")
+    (folder / "every.c").write_text(EVERY_CALL.replace("LIST", " ".join(f"F({name})" for name in names)))
+    command = [*build.compiler(), "-std=gnu11", "-w", "-O1", "-fno-sanitize=all", "-o", str(folder / "every")]
+    command += [str(folder / "every.c"), str(libraries / "simgpu" / "libcuda.so.1"), "-ldl"]
+    subprocess.run(command, check=True)
+    return folder / "every"
+
+
+@pytest.mark.parametrize("how", ["link", "dlsym", "cuGetProcAddress", "nothing"])
+def test_every_export_answers_as_the_driver_however_the_program_came_to_it(
+    every_call: Path, environment: dict[str, str], socket_path: Path, gpus: list[bytes], how: str
+) -> None:
+    """Switched off, without a session, without an agent, and with one; `nothing`: before cuInit."""
+
+    def answers(**more: str | None) -> str:
+        merged = {name: value for name, value in (environment | more).items() if value is not None}
+        done = subprocess.run([str(every_call), how], env=merged, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{more}: status {done.returncode} after {done.stdout.splitlines()[-1:]}"
+        return done.stdout
+
+    bare = answers(LD_PRELOAD=None)
+    assert bare.count("\n") > 100
+    assert answers(GPUSHARE_DISABLE="1") == bare
+    assert answers(GPUSHARE_SOCKET=None) == bare
+    assert answers() == bare
+    agent = GenerousAgent(socket_path, gpus, total=1 << 29)
+    assert answers() == bare
+    agent.stop()
 
 
 def test_without_a_driver_nothing_is_found(start: Start, tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ struct real_driver {
 
 extern struct real_driver real;
 
-/* What a slot holds while the driver has no such function; returns CUDA_ERROR_NOT_FOUND. */
+/* What a slot holds where the driver has no such function; returns CUDA_ERROR_NOT_FOUND. */
 CUresult driver_lacks(void);
+/* Once the driver has been loaded. */
 #define driver_has(name) ((void *)real.name != (void *)driver_lacks)
 
 /* Whether this process is to be shared at all: GPUSHARE_SOCKET is set, GPUSHARE_DISABLE is not. */
