@@ -4,6 +4,7 @@ driver's own.
 
 from __future__ import annotations
 
+import platform
 import struct
 import subprocess
 from pathlib import Path
@@ -144,9 +145,9 @@ int main(int argc, char **argv) {
         if (init(0)) return 3;
         if (cuDevicePrimaryCtxRetain(&context, 0)) return 4;
     }
-#define F(name)                                                                                                         \
-    cuCtxSetCurrent(context);                                                                                           \
-    printf("%s %d\n", #name, name(0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll));                        \
+#define F(name) \
+    cuCtxSetCurrent(context); \
+    printf("%s %d\n", #name, name(0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll, 0ll)); \
     fflush(stdout);
     LIST
     return 0;
@@ -235,12 +236,57 @@ def test_only_what_is_meant_is_exported(libraries: Path) -> None:
     assert "cuLaunchKernel_ptsz" in names
 
 
+MUSL_LOADER = Path(f"/lib/ld-musl-{platform.machine()}.so.1")
+MUSL_PROGRAM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+static void *work(void *x) { return x; }
+int main(void) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, work, NULL);
+    pthread_join(thread, NULL);
+    int (*get)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "getpid");
+    void *init = dlsym(RTLD_DEFAULT, "cuInit"), *next = dlsym(RTLD_NEXT, "puts");
+    printf("%d %d %d\n", get && get() == getpid(), init != NULL, next != NULL);
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(not MUSL_LOADER.exists(), reason=f"no {MUSL_LOADER}: Debian's package musl has it")
+def test_programs_of_musl_run_under_it_as_without_it(environment: dict[str, str], tmp_path: Path) -> None:
+    """They find their own functions, and no driver: NVIDIA's needs glibc."""
+    (tmp_path / "program.c").write_text(MUSL_PROGRAM)
+    target = ["-target", f"{platform.machine()}-linux-musl", "-dynamic", "-fno-sanitize=all"]
+    subprocess.run([*build.compiler(), *target, "-o", tmp_path / "program", tmp_path / "program.c"], check=True)
+    done = subprocess.run([tmp_path / "program"], env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("1 0 1\n", "", 0)
+
+
+def test_the_dynamic_linker_has_little_to_do_for_it(libraries: Path) -> None:
+    """It needs no library but libc, and its tables hold offsets: each process would pay for pointers."""
+    data = (libraries / "libgpushare.so").read_bytes()
+    relocations = sum(section[5] // 24 for section in sections_of(data) if section[1] == 4)  # SHT_RELA
+    (dynamic,) = (section for section in sections_of(data) if section[1] == 6)
+    tags = [struct.unpack_from("<q", data, dynamic[4] + at)[0] for at in range(0, dynamic[5], 16)]
+    assert tags.count(1) == 1, "DT_NEEDED"
+    assert relocations < 320
+
+
+def sections_of(data: bytes) -> list[tuple[int, ...]]:
+    """The section headers of an ELF file: (name, type, flags, address, offset, size, link, info, alignment, entry)."""
+    (offset,) = struct.unpack_from("<Q", data, 0x28)
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    return [struct.unpack_from("<IIQQQQIIQQ", data, offset + i * size) for i in range(count)]
+
+
 def exported(library: Path) -> set[str]:
     """Names (with versions) that a library defines for others, from its dynamic symbol table."""
     data = library.read_bytes()
-    (offset,) = struct.unpack_from("<Q", data, 0x28)
-    size, count = struct.unpack_from("<HH", data, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", data, offset + i * size) for i in range(count)]
+    sections = sections_of(data)
 
     def text(table: int, at: int) -> str:
         begin = sections[table][4] + at

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
+#include "late_libc.h"
 
 #define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)

@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include "allocations.h"
-#include "allowance.h"
 #include "block_cache.h"
 #include "burst.h"
 #include "capture.h"
@@ -22,7 +21,6 @@
 static void in_child(void) {
     worker_forget();
     gate_forget_threads();
-    allowance_forget();
     contexts_forget();
     allocations_forget();
     block_cache_forget();
@@ -37,6 +35,8 @@ static void in_child(void) {
 }
 
 void fork_watch(void) {
+    /* what pthread_atfork is in glibc, whose own name for it is not in the shared library everywhere */
+    extern void *__dso_handle __attribute__((visibility("hidden")));
     static int watched;
-    if (!watched) watched = pthread_atfork(0, 0, in_child) == 0;
+    if (!watched) watched = late.at_fork(NULL, NULL, in_child, &__dso_handle) == 0;
 }

@@ -21,6 +21,7 @@ int wrapped_nvmlDeviceGetMemoryInfo_v2(nvmlDevice device, nvmlMemory_v2 *memory)
 
 static bool nvml_load(void) {
     if (atomic_load(&real_memory)) return true;
+    if (!late_libc_load()) return false;
     void *library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (library) {
         atomic_store(&real_uuid, real_dlsym(library, "nvmlDeviceGetUUID"));

@@ -200,6 +200,7 @@ bool sharing_wanted(void) {
 
 bool driver_load(void) {
     if (atomic_load_explicit(&loaded, memory_order_acquire)) return true;
+    if (!late_libc_load()) return false;
     /* RTLD_NOLOAD: this library never brings a driver into a program that has none */
     void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (!library) {
