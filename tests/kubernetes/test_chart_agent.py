@@ -21,6 +21,7 @@ from gpushare_spawner.model.template_yaml import parse_template
 from gpushare_spawner.native import simgpu_folder
 from tests.kubernetes.agent_account import POLICY_KINDS
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, notes, one, render
+from tests.kubernetes.standin.quantities import quantity
 from tests.kubernetes.write_values import with_templates
 
 CLAIM: dict[str, Any] = {}
@@ -267,6 +268,28 @@ def test_what_is_set_for_the_pods_is_in_them():
     assert {"name": "A", "value": "b"} in container(items)["env"]
     assert container(items)["args"][-1] == "--exclusive"
     assert one(items, "ServiceAccount")["metadata"]["annotations"] == {"e": "f"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # a pod of this class would take GPUs from pods that run
+        (CLAIM, None),
+        (OWN, "system-node-critical"),
+        ({**OWN, "priorityClassName": ""}, None),
+        ({"priorityClassName": "gpus"}, "gpus"),
+    ],
+)
+def test_an_agent_that_claims_gpus_preempts_nobody_and_one_that_owns_them_is_not_evicted(values, expected):
+    pod = one(render(values), "DaemonSet")["spec"]["template"]["spec"]
+    assert pod.get("priorityClassName") == expected
+
+
+def test_the_agent_weighs_as_much_as_a_notebook_when_every_core_is_busy():
+    """The kernel divides a busy node's time by CPU requests."""
+    requested = quantity(container(render(CLAIM))["resources"]["requests"]["cpu"])
+    guaranteed = sorted(load(path)["resources"]["cpu"]["guarantee"] for path in (ROOT / "templates").glob("*.yaml"))
+    assert requested >= guaranteed[len(guaranteed) // 2]
 
 
 def test_an_image_is_named_by_tag_or_digest():

@@ -22,6 +22,14 @@
 {{- default (ternary "OnDelete" "RollingUpdate" (eq .Values.gpus.from "claim")) .Values.updateStrategy -}}
 {{- end }}
 
+{{- define "gpushare-agent.priorityClassName" -}}
+{{- if eq .Values.priorityClassName "auto" -}}
+{{- ternary "" "system-node-critical" (eq .Values.gpus.from "claim") -}}
+{{- else -}}
+{{- .Values.priorityClassName -}}
+{{- end -}}
+{{- end }}
+
 {{- define "gpushare-agent.selector" -}}
 app.kubernetes.io/name: gpushare-agent
 app.kubernetes.io/instance: {{ .Release.Name }}
