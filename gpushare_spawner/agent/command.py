@@ -160,7 +160,8 @@ async def _serve(options: argparse.Namespace) -> None:
             capacity_units=capacity,
             arbiter=ArbiterSettings(exclusive=options.exclusive, context_bytes=options.context_memory),
         )
-        node = Node(settings, gpus, nvml, folder, libraries)
+        source = nvml if cluster is None else cluster.source(nvml, gpus)
+        node = Node(settings, gpus, source, folder, libraries)
         answer: Callable[[Request], Awaitable[dict[str, Any]]] = node.answer
         await node.start()
         stack.push_async_callback(node.close)

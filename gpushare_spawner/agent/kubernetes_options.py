@@ -14,6 +14,7 @@ from typing import Any
 from gpushare_spawner.agent.environment import Libraries, simulated_state
 from gpushare_spawner.agent.gpus import Gpu, NoGpu
 from gpushare_spawner.agent.node import Node
+from gpushare_spawner.agent.rounds import GpuSource
 from gpushare_spawner.model.control import Request
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
@@ -108,6 +109,12 @@ class ClusterOptions:
         if not mine:
             raise NoGpu(f"$NVIDIA_VISIBLE_DEVICES names {visible}, and NVML lists {', '.join(g.uuid for g in gpus)}")
         return mine
+
+    def source(self, nvml: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
+        """Return NVML as far as it can be matched with the processes that connect."""
+        from gpushare_spawner.agent.foreign_pids import matched
+
+        return matched(nvml, gpus)
 
     def whole_devices(self, units: int) -> int:
         """The share units of a GPU that devices can be made of: what is less than a device is nobody's."""

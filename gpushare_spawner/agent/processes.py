@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+_HOSTS_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the first pid namespace: PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h, the same since 3.8."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,14 @@ class ProcessName:
     """Clock ticks since boot, field 22 of /proc/PID/stat."""
     boot: str
     """The kernel's boot id: pids and ticks begin anew with each boot."""
+
+
+def sees_the_host() -> bool:
+    """Whether this process is in the host's pid namespace. True where /proc does not tell."""
+    try:
+        return (PROC / "self/ns/pid").stat().st_ino == _HOSTS_PID_NAMESPACE
+    except OSError:
+        return True
 
 
 def boot_id() -> str:
