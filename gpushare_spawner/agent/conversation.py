@@ -79,6 +79,7 @@ class Conversation:
                 return
             if frame.kind in (Kind.REQUEST, Kind.MEMORY):
                 self._limits.states(connection, uuid, *frame.fields[:2])
+                session.claims.setdefault(connection, {})[uuid] = sum(frame.fields[:2])
             if frame.kind is Kind.MEMORY:
                 self._memory_said(connection, uuid, frame)
                 return
@@ -110,6 +111,7 @@ class Conversation:
             self._kernels_said(connection, None)
         if connection in session.cuda:
             session.cuda.discard(connection)
+            session.claims.pop(connection, None)
             self._limits.leave(connection)
             for gpu in session.gpus:
                 self._memory.pop((connection, gpu.uuid), None)

@@ -83,7 +83,7 @@ class Node:
         self._shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
         self._tiers = Tiers(self._shares, self._activity, self._save, self.wall_clock)
         self._watch = ProcessWatch(self._server_gone)
-        self._rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen)
+        self._rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, settings.arbiter.context_bytes)
         self._draining: asyncio.Future[None] | None = None
         self.withheld: Mapping[str, str] = {}
         """GPUs (UUIDs) that are not to be given out, each with the reason."""

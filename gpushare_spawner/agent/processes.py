@@ -76,14 +76,13 @@ def cgroup_of_self() -> str | None:
     return cgroup("self")
 
 
-def variable(pid: int, name: str) -> str | None:
-    """A variable of the environment that the process was started with; None where it has none, or may not be read."""
+def uid(pid: int) -> int | None:
+    """The uid that it was started as (its real one); None where there is no such process."""
     try:
-        entries = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
         return None
-    start = name.encode() + b"="
-    return next((entry[len(start) :].decode(errors="replace") for entry in entries if entry.startswith(start)), None)
+    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpushare_spawner.agent.activity import Activity
-from gpushare_spawner.agent.bypass import bypassing
+from gpushare_spawner.agent.bypass import BypassWatch
 from gpushare_spawner.agent.gpus import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.sessions import Session
 
@@ -40,6 +40,8 @@ class RoundSettings:
     """Seconds after which NVML is taken to hang: no GPU is healthy until it answers."""
     well_after: float = 10.0
     """Seconds for which a GPU that was not healthy has to answer before it is again: one that comes and goes is not."""
+    reconnect_within: float = 10.0
+    """Seconds from a restart in which processes may connect again before they are taken for bypassing."""
     save_every: float = 10.0
     """Seconds at least between two writes of a record for no more than newer activity."""
 
@@ -53,13 +55,17 @@ class Rounds:
         gpus: Mapping[str, Gpu],
         source: GpuSource,
         polled: Callable[[Mapping[str, GpuState]], None] = lambda states: None,
+        context_bytes: int = 0,
     ) -> None:
-        """`polled` is called with each answer of NVML, by the GPU's UUID."""
+        """`polled` is called with each answer of NVML, by the GPU's UUID. `context_bytes`: see
+        ArbiterSettings."""
         self._settings = settings
         self._polled = polled
         self._gpus = gpus
         self._source = source
-        self._suspects: dict[str, set[int]] = {}
+        simulated = any(gpu.simulated for gpu in gpus.values())
+        self._bypass = BypassWatch(0 if simulated else context_bytes)
+        self._reconnected_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._sick_at: dict[str, float] = {}
         """When a GPU was last found sick, the event loop's time."""
@@ -69,6 +75,8 @@ class Rounds:
 
     async def start(self, sessions: Mapping[str, Session], look: Callable[[], None]) -> None:
         """Ask NVML once, and begin. `sessions` is looked at again in each round; `look` is called in each."""
+        if sessions:
+            self._reconnected_at = asyncio.get_running_loop().time() + self._settings.reconnect_within
         await self._poll(sessions)
         self._tasks = [
             asyncio.create_task(_every(self._settings.look_every, lambda: _at_once(look))),
@@ -111,7 +119,8 @@ class Rounds:
                     log.info("GPU %s answers again", uuid)
         self.states = states
         self._polled(states)
-        await self._find_bypassing({pid for state in states.values() for pid in state.pids}, sessions)
+        if now >= self._reconnected_at:
+            await self._bypass.look(states, sessions)
 
     async def _ask(self) -> dict[str, GpuState]:
         if self._asked is None:
@@ -122,24 +131,6 @@ class Rounds:
             return {uuid: GpuState(healthy=False, trouble=hangs) for uuid in self._gpus}
         asked, self._asked = self._asked, None
         return asked.result()
-
-    async def _find_bypassing(self, gpu_pids: set[int], sessions: Mapping[str, Session]) -> None:
-        connected = {connection.peer.pid for session in sessions.values() for connection in session.cuda}
-        servers = {name: one.record.process.pid for name, one in sessions.items() if one.record.process is not None}
-        sockets = {name: str(one.socket.path) for name, one in sessions.items() if one.socket is not None}
-        pods = {name: one.record.pod.uid for name, one in sessions.items() if one.record.pod is not None}
-        found: Mapping[str, tuple[int, ...]] = {}
-        if sessions and gpu_pids - connected:
-            found = await asyncio.to_thread(bypassing, gpu_pids, connected, servers, sockets, pods)
-        suspects = {name: set(found.get(name, ())) for name in sessions}
-        for name, session in sessions.items():
-            # seen twice in a row: a process that has just called cuInit is about to connect
-            sure = tuple(sorted(suspects[name] & self._suspects.get(name, set())))
-            if set(sure) - set(session.bypassing):
-                pids = ", ".join(map(str, sure))
-                log.warning("session %s uses the GPU without the library, in processes %s", name, pids)
-            session.bypassing = sure
-        self._suspects = suspects
 
 
 def _aside(work: Callable[[], dict[str, GpuState]]) -> asyncio.Future[dict[str, GpuState]]:

@@ -128,6 +128,8 @@ class Session:
     guaranteed_units: int = 0
     kernels_said: dict[Connection, Kernels] = field(default_factory=dict)
     """What each observer that is connected last said about the session's kernels."""
+    claims: dict[Connection, dict[str, int]] = field(default_factory=dict)
+    """Bytes that each CUDA process says it has allocated, by the GPU's UUID."""
     bypassing: tuple[int, ...] = ()
     past: Past = Past()
     saved_at: float = 0.0

@@ -46,7 +46,7 @@ class Agent:
         self.path = folder
         self.source = GpusOnPaper()
         self.settings = NodeSettings(
-            name="here", rounds=RoundSettings(look_every=0.05, poll_every=0.05, well_after=0.0)
+            name="here", rounds=RoundSettings(look_every=0.05, poll_every=0.05, well_after=0.0, reconnect_within=0.0)
         )
         self.gpus = (FIRST, SECOND)
         self.node: Node

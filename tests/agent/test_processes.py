@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,14 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.bypass import bypassing
+from gpushare_spawner.agent.bypass import Owner, attributed
 
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that was told of a session's socket."""
-    environment = os.environ | {"GPUSHARE_SOCKET": "/run/gpushare/s/x/gpu"}
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield process
     process.kill()
     process.communicate()
@@ -46,7 +45,7 @@ def test_a_zombie_is_gone(child: subprocess.Popen[bytes]) -> None:
 def test_what_is_not_there() -> None:
     assert processes.named(2**22 + 1) is None
     assert processes.parent(2**22 + 1) is None
-    assert processes.variable(2**22 + 1, "HOME") is None
+    assert processes.uid(2**22 + 1) is None
     assert processes.cgroup(2**22 + 1) is None
 
 
@@ -64,29 +63,55 @@ def test_a_command_with_brackets_and_spaces() -> None:
 
 
 def test_a_descendant_belongs_to_the_server(child: subprocess.Popen[bytes]) -> None:
-    found = bypassing([child.pid, 1], [], roots={"ada": os.getpid()}, sockets={"ada": "/elsewhere"})
-    assert found == {"ada": (child.pid,)}
+    assert attributed([child.pid, 1], [Owner("ada", server=os.getpid())]) == {"ada": {child.pid}}
 
 
-def test_who_is_connected_bypasses_nothing(child: subprocess.Popen[bytes]) -> None:
-    assert bypassing([child.pid], [child.pid], roots={"ada": os.getpid()}, sockets={}) == {}
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start processes of other users")
 
 
-def test_an_orphan_is_known_by_the_socket_it_was_told_of(child: subprocess.Popen[bytes]) -> None:
-    assert processes.variable(child.pid, "GPUSHARE_SOCKET") == "/run/gpushare/s/x/gpu"
-    found = bypassing([child.pid], [], roots={}, sockets={"ada": "/run/gpushare/s/x/gpu", "bob": "/other"})
-    assert found == {"ada": (child.pid,)}
+@pytest.fixture
+def orphan() -> Iterator[int]:
+    """A process of uid 60001, whose parent is gone, that names the socket of another session in its environment."""
+    code = (
+        "import os, sys, time\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.setsid(); os.setgid(60001); os.setuid(60001); print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    environment = os.environ | {"GPUSHARE_SOCKET": "/run/gpushare/s/victim/gpu"}
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+    assert starter.stdout is not None
+    pid = int(starter.stdout.readline())
+    starter.wait()
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    starter.stdout.close()
+
+
+@as_root
+def test_an_orphan_belongs_to_the_session_of_its_uid_whatever_it_says(orphan: int) -> None:
+    victim, own, second = Owner("victim", uid=60002), Owner("eve", uid=60001), Owner("eve-2", uid=60001)
+    assert attributed([orphan], [victim, own, second]) == {"eve": {orphan}}
+    assert attributed([orphan], [victim]) == {}
+
+
+@as_root
+def test_roots_processes_are_nobodys_by_their_uid(child: subprocess.Popen[bytes]) -> None:
+    assert attributed([child.pid], [Owner("ada", uid=0)]) == {}
 
 
 def test_a_cgroup_of_its_own_names_the_session(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    stray = 4_000_000
-    groups = {101: "/ada.service", 102: "/shared", 103: "/shared", child.pid: "/ada.service", stray: "/shared"}
+    stray, other = 4_000_000, 4_000_001
+    groups = {
+        101: "/ada.service", 102: "/shared", 103: "/shared", child.pid: "/ada.service", stray: "/shared",
+        other: "/ada.service",
+    }  # fmt: skip
     monkeypatch.setattr(processes, "cgroup", lambda pid: groups.get(pid))
     monkeypatch.setattr(processes, "cgroup_of_self", lambda: "/agent.service")
     monkeypatch.setattr(processes, "parent", lambda pid: 1)
-    monkeypatch.setattr(processes, "variable", lambda pid, name: None)
-    found = bypassing([child.pid, stray], [], roots={"ada": 101, "bob": 102, "cleo": 103}, sockets={})
-    assert found == {"ada": (child.pid,)}
+    monkeypatch.setattr(processes, "uid", lambda pid: 7 if pid == child.pid else 8)
+    owners = [Owner("ada", 101, 7), Owner("bob", 102, 9), Owner("cleo", 103, 9)]
+    # an orphan of another user's, in a cgroup where one server is left, is not that server's
+    assert attributed([child.pid, stray, other], owners) == {"ada": {child.pid}}
 
 
 POD = "/kubepods/besteffort/pod862f8ab8-a5cc-48a4-8839-325f1cf45b74"
@@ -129,8 +154,8 @@ def test_a_process_in_a_pods_cgroup_of_version_1_is_the_pods(tmp_path: Path, mon
     monkeypatch.setattr(processes, "PROC", tmp_path)
     (tmp_path / "77").mkdir()
     (tmp_path / "77" / "cgroup").write_text(f"12:cpuset:/\n8:pids:{POD}/6a\n")
-    assert bypassing([77], [], roots={}, sockets={}, pods={"ada": POD[-36:], "bob": "other"}) == {"ada": (77,)}
+    assert attributed([77], [Owner("ada", pod=POD[-36:]), Owner("bob", pod="other")]) == {"ada": {77}}
 
 
 def test_a_foreign_process_is_nobodys(child: subprocess.Popen[bytes]) -> None:
-    assert bypassing([child.pid], [], roots={}, sockets={"bob": "/other"}) == {}
+    assert attributed([child.pid], [Owner("bob", server=2**22 + 1, uid=60002)]) == {}
