@@ -4,6 +4,7 @@ what it likes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -46,7 +47,7 @@ def test_hello_and_account(start: Start, agent: ScriptedAgent, gpus: list[bytes]
     peer = agent.peer()
     assert peer.hello is not None
     assert peer.hello.fields[:3] == (1, client.process.pid, 100)
-    assert peer.hello.fields[3] == Feature.PACE
+    assert peer.hello.fields[3] == Feature.PACE | Feature.RESERVE
     memory = peer.hear()
     assert memory is not None
     assert (memory.kind, memory.gpu, memory.fields[:2]) == (Kind.MEMORY, gpus[0], (16 * MIB, 0))
@@ -549,3 +550,113 @@ def test_stream_that_joins_a_capture_is_no_longer_gated(start: Start, agent: Scr
     assert not _ready(client)
     peer.grant(gpus[0], 2)
     assert client.hear() == "after"
+
+
+def test_lease_ends_with_the_connection_when_an_answer_cannot_be_sent(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    """An agent that asks and does not read: the library gives that connection up, and its lease with it."""
+    client = start("""
+        d = Driver()
+        d.spin(0.001)
+        say("running")
+        while True:
+            d.spin(0.001)
+            d.synchronize()
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 1)
+    client.hear()
+    peer.connection.settimeout(5)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        for _ in range(100_000):
+            peer.send(Kind.PAGE_OUT, MIB, gpu=gpus[0])
+        raise AssertionError("the library reads on although its answers are not read")
+    again = agent.peer()
+    request = again.expect(Kind.REQUEST)
+    assert request.gpu == gpus[0], "it went on under the old lease"
+    client.process.kill()
+
+
+@pytest.mark.parametrize("how", ["stream", "context"])
+def test_capture_that_goes_with_its_stream_or_context_is_not_waited_for(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes], how: str
+) -> None:
+    """The end of a later burst is found in milliseconds, not after the patience for captures."""
+    client = start(f"""
+        d = Driver()
+        spin = d.kernel("spin")
+        own = c.c_void_p()
+        if {how!r} == "context":
+            d("cuCtxCreate_v2", c.byref(own), c.c_uint(0), c.c_int(0))
+        stream = d.stream()
+        d("cuStreamBeginCapture_v2", stream, c.c_int(2))
+        if {how!r} == "context":
+            d("cuCtxDestroy_v2", own)
+            d("cuCtxSetCurrent", d.context)
+        else:
+            d("cuStreamDestroy_v2", stream)
+        d.launch(spin, c.c_uint64(20_000_000))
+        d.synchronize()
+        say("done")
+        hear()
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 1)
+    assert client.hear() == "done"
+    peer.expect(Kind.IDLE, timeout=1.0)
+
+
+def test_context_that_waits_for_its_work_to_be_destroyed_holds_up_nobody(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    """Neither launches into new streams of another context, nor what the agent asks of another GPU; and the GPU is not
+    said to be quiet before the work is done."""
+    client = start("""
+        b = Driver(1)
+        b.spin(0.001)
+        b.synchronize()
+        d = Driver(0)
+        kernel = d.kernel("spin")
+        own = c.c_void_p()
+        def destroy():
+            d("cuCtxCreate_v2", c.byref(own), c.c_uint(0), c.c_int(0))
+            del d.module
+            spin = d.kernel("spin")
+            say("made")
+            hear()
+            began = time.monotonic()
+            d.launch(spin, c.c_uint64(1_200_000_000))
+            ready.set()
+            d("cuCtxDestroy_v2", own)
+            took.append(time.monotonic() - began)
+        ready, took = threading.Event(), []
+        thread = threading.Thread(target=destroy)
+        thread.start()
+        ready.wait()
+        time.sleep(0.1)
+        began = time.monotonic()
+        for _ in range(5):
+            d.launch(kernel, c.c_uint64(1000), stream=d.stream())
+        say(time.monotonic() - began)
+        thread.join()
+        say(took[0])
+        hear()
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[1], 5)
+    assert client.hear() == "made"
+    client.say()
+    skip = (Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.RELEASE)
+    assert peer.expect(Kind.REQUEST, skip=skip).gpu == gpus[0]
+    peer.grant(gpus[0], 1)
+    assert client.hear() < 0.5, "a launch waited for the context of another thread"
+    peer.revoke(gpus[0], 1)
+    began = time.monotonic()
+    if peer.expect(Kind.RELEASE).gpu == gpus[1]:  # its second of quiet
+        peer.expect(Kind.RELEASE)
+    assert time.monotonic() - began > 0.5, "released while the context's kernel ran"
+    assert client.hear() > 1

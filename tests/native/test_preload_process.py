@@ -217,3 +217,29 @@ def test_cuda_bindings_run_on_it(start: Start, socket_path: Path, gpus: list[byt
     client.end()
     assert any(frame.kind is Kind.REQUEST for _, frame in agent.frames)
     agent.stop()
+
+
+def test_library_keeps_the_socket_and_the_log_that_it_was_started_with(
+    start: Start, agent: ScriptedAgent, socket_path: Path, gpus: list[bytes], tmp_path: Path
+) -> None:
+    """A program that changes its environment while the background thread works."""
+    log = tmp_path / "log"
+    client = start(
+        """
+        d = Driver()
+        os.environ["GPUSHARE_SOCKET"] = "/nowhere"
+        os.environ["GPUSHARE_LOG"] = "off"
+        say("changed")
+        hear()
+        """,
+        GPUSHARE_LOG=f"info,{log}",
+    )
+    agent.peer()
+    assert client.hear() == "changed"
+    agent.stop()
+    again = ScriptedAgent(socket_path, gpus)
+    assert again.peer().hello is not None
+    assert "no agent" in log.read_text()
+    client.say()
+    client.end()
+    again.stop()

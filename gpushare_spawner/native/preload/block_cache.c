@@ -404,7 +404,7 @@ static void mark_all(struct gpu *gpu) {
         for (struct cache *cache = caches; cache; cache = cache->next) {
             if (cache->gpu != gpu) continue;
             for (struct pool *pool = cache->pools; pool; pool = pool->next) {
-                if (!pool->tree) continue;
+                if (!pool->tree || context_leaves(pool->of.context)) continue;
                 look(pool);
                 if (pool->pending || pool->passed >= pool->newest || pool->state != POOL_OF_STREAM) continue;
                 if (real.cuCtxSetCurrent(pool->of.context) != CUDA_SUCCESS) continue;
@@ -445,7 +445,7 @@ uint64_t block_cache_step(struct gpu *gpu, uint64_t now) {
         struct block *block = NULL;
         CUcontext context = NULL;
         for (; cache && !block; cache = cache->next) {
-            if (cache->gpu != gpu || !(block = oldest_passed(cache, true))) continue;
+            if (cache->gpu != gpu || context_leaves(cache->context) || !(block = oldest_passed(cache, true))) continue;
             context = cache->context;
         }
         pthread_mutex_unlock(&lock);

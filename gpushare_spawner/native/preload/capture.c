@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #include "gate.h"
 #include "resolve.h"
@@ -11,6 +12,17 @@
 _Atomic int captures;
 _Atomic uint32_t captures_news = 1;
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* of beginning a capture, and of calls that one forbids */
+
+/* A capture that was begun and not ended: by its stream, so that it is not counted for ever when the stream or its
+   context goes instead. */
+struct capture {
+    CUstream stream;
+    CUcontext context;
+    struct capture *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list; the last that is taken */
+static struct capture *list;
 
 void captures_hold_off(void) {
     pthread_mutex_lock(&turn);
@@ -22,6 +34,8 @@ void captures_let_on(void) {
 
 void captures_forget(void) {
     atomic_store(&captures, 0);
+    list = NULL;
+    pthread_mutex_init(&lock, NULL);
     pthread_mutex_init(&turn, NULL); /* whoever held it is not in the child */
 }
 
@@ -40,57 +54,116 @@ static void changed_by(int step) {
     for (int i = 0; i < gpu_count; i++) gate_refresh(&gpus[i]);
 }
 
+static void list_add(CUstream stream, CUcontext context) {
+    struct capture *capture = malloc(sizeof *capture);
+    if (!capture) return;
+    *capture = (struct capture){stream, context, NULL};
+    pthread_mutex_lock(&lock);
+    capture->next = list;
+    list = capture;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Take out the captures in this stream, or where that is NULL those of the context. Returns how many there were. */
+static int list_remove(CUstream stream, CUcontext context, bool all) {
+    int removed = 0;
+    pthread_mutex_lock(&lock);
+    for (struct capture **link = &list; *link;) {
+        struct capture *capture = *link;
+        if (stream ? capture->stream != stream : capture->context != context) {
+            link = &capture->next;
+            continue;
+        }
+        *link = capture->next;
+        free(capture);
+        removed++;
+        if (!all) break;
+    }
+    pthread_mutex_unlock(&lock);
+    return removed;
+}
+
+static CUcontext context_of(CUstream stream) {
+    CUcontext context = NULL;
+    if (stream != CU_STREAM_PER_THREAD && real.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS) return context;
+    return real.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+bool capture_forget(CUstream stream) {
+    if (!captures_in_progress() || !stream || !list_remove(stream, NULL, true)) return false;
+    changed_by(-1);
+    return true;
+}
+
+void capture_remember(CUstream stream) {
+    list_add(stream, context_of(stream));
+    changed_by(+1);
+}
+
+void captures_of_context_gone(CUcontext context) {
+    int gone = captures_in_progress() ? list_remove(NULL, context, true) : 0;
+    if (gone) changed_by(-gone);
+}
+
 /* Counted before the driver knows, so that no launch of the captured stream takes the fast path. */
-#define BEGIN(call)                                                                                                    \
+#define BEGIN(stream, call)                                                                                            \
     captures_hold_off();                                                                                               \
+    CUcontext context = context_of(stream);                                                                            \
     changed_by(+1);                                                                                                    \
     CUresult result = call;                                                                                            \
+    if (result == CUDA_SUCCESS) list_add(stream, context);                                                             \
     changed_by(result == CUDA_SUCCESS ? 0 : -1); /* a thread may have asked about the stream in between */             \
     captures_let_on();                                                                                                 \
     return result
 
+static CUstream own(CUstream stream) {
+    return stream ? stream : CU_STREAM_PER_THREAD;
+}
+
 CUresult wrapped_cuStreamBeginCapture(CUstream stream) {
-    BEGIN(real.cuStreamBeginCapture(stream));
+    BEGIN(stream, real.cuStreamBeginCapture(stream));
 }
 EXPORTED(cuStreamBeginCapture);
 CUresult wrapped_cuStreamBeginCapture_ptsz(CUstream stream) {
-    BEGIN(real.cuStreamBeginCapture_ptsz(stream));
+    BEGIN(own(stream), real.cuStreamBeginCapture_ptsz(stream));
 }
 EXPORTED(cuStreamBeginCapture_ptsz);
 CUresult wrapped_cuStreamBeginCapture_v2(CUstream stream, int mode) {
-    BEGIN(real.cuStreamBeginCapture_v2(stream, mode));
+    BEGIN(stream, real.cuStreamBeginCapture_v2(stream, mode));
 }
 EXPORTED(cuStreamBeginCapture_v2);
 CUresult wrapped_cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode) {
-    BEGIN(real.cuStreamBeginCapture_v2_ptsz(stream, mode));
+    BEGIN(own(stream), real.cuStreamBeginCapture_v2_ptsz(stream, mode));
 }
 EXPORTED(cuStreamBeginCapture_v2_ptsz);
 CUresult wrapped_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after,
                                              const void *edges, size_t count, int mode) {
-    BEGIN(real.cuStreamBeginCaptureToGraph(stream, graph, after, edges, count, mode));
+    BEGIN(stream, real.cuStreamBeginCaptureToGraph(stream, graph, after, edges, count, mode));
 }
 EXPORTED(cuStreamBeginCaptureToGraph);
 CUresult wrapped_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *after,
                                                   const void *edges, size_t count, int mode) {
-    BEGIN(real.cuStreamBeginCaptureToGraph_ptsz(stream, graph, after, edges, count, mode));
+    BEGIN(own(stream), real.cuStreamBeginCaptureToGraph_ptsz(stream, graph, after, edges, count, mode));
 }
 EXPORTED(cuStreamBeginCaptureToGraph_ptsz);
 
 /* A capture is over whether EndCapture succeeds or says that the capture was invalid; not if there was none. */
+#define END(stream, call)                                                                                              \
+    bool capturing = is_capturing(stream);                                                                             \
+    CUresult result = call;                                                                                            \
+    if (capturing && !is_capturing(stream)) {                                                                          \
+        list_remove(stream, NULL, false);                                                                              \
+        changed_by(-1);                                                                                                \
+    }                                                                                                                  \
+    return result
+
 CUresult wrapped_cuStreamEndCapture(CUstream stream, CUgraph *out) {
-    bool capturing = is_capturing(stream);
-    CUresult result = real.cuStreamEndCapture(stream, out);
-    if (capturing && !is_capturing(stream)) changed_by(-1);
-    return result;
+    END(stream, real.cuStreamEndCapture(stream, out));
 }
 EXPORTED(cuStreamEndCapture);
 
 CUresult wrapped_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *out) {
-    CUstream meant = stream ? stream : CU_STREAM_PER_THREAD;
-    bool capturing = is_capturing(meant);
-    CUresult result = real.cuStreamEndCapture_ptsz(stream, out);
-    if (capturing && !is_capturing(meant)) changed_by(-1);
-    return result;
+    END(own(stream), real.cuStreamEndCapture_ptsz(stream, out));
 }
 EXPORTED(cuStreamEndCapture_ptsz);
 

@@ -16,6 +16,11 @@ static inline bool captures_in_progress(void) {
 void captures_hold_off(void);
 void captures_let_on(void);
 
+/* A stream is about to be destroyed: true if it was being captured. And if it could not be destroyed. */
+bool capture_forget(CUstream stream);
+void capture_remember(CUstream stream);
+void captures_of_context_gone(CUcontext context);
+
 /* Whether work put into `stream` is recorded now instead of being done. */
 bool is_capturing(CUstream stream);
 

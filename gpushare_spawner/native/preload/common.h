@@ -23,5 +23,8 @@ uint64_t now_ns(void);
 
 enum log_level { LOG_OFF, LOG_ERROR, LOG_INFO, LOG_DEBUG };
 
+/* Read GPUSHARE_LOG, once. */
+void log_prepare(void);
+
 /* One line to where GPUSHARE_LOG says (default: errors, to stderr). */
 void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));

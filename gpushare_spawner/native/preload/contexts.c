@@ -14,6 +14,20 @@ struct context *contexts;
 static struct lane *free_lanes;
 static _Atomic int contexts_known; /* while it is one, a thread with a context has that one */
 
+/* Contexts that a thread is about to destroy; the entries are on the stacks of those threads. */
+struct leaving {
+    CUcontext handle;
+    struct leaving *next;
+};
+
+static struct leaving *leaving;
+
+bool context_leaves(CUcontext handle) {
+    for (const struct leaving *entry = leaving; entry; entry = entry->next)
+        if (entry->handle == handle) return true;
+    return false;
+}
+
 bool lane_is_active(const struct lane *lane) {
     /* the burst before counts too: a thread may have read its number just before it was over */
     return atomic_load(&lane->burst) + 1 >= atomic_load(&lane->gpu->burst);
@@ -66,10 +80,10 @@ static struct lane *lane_entry(struct context *context, CUstream stream, const s
 
 static struct lane *lane_found(struct passage *passage, CUstream stream, CUcontext context) {
     int kept = errno;
-    pthread_mutex_lock(&contexts_lock);
     CUcontext owner = context;
     if (!owner && real.cuStreamGetCtx(stream, &owner) != CUDA_SUCCESS) owner = NULL;
     if (!owner && real.cuCtxGetCurrent(&owner) != CUDA_SUCCESS) owner = NULL;
+    pthread_mutex_lock(&contexts_lock);
     struct context *entry = owner ? context_entry(owner) : NULL;
     struct lane *lane = entry ? lane_entry(entry, stream, passage) : NULL;
     pthread_mutex_unlock(&contexts_lock);
@@ -178,12 +192,14 @@ static void context_forget(CUcontext handle, uint64_t until) {
         break;
     }
     allocations_of_context_gone(handle, until);
+    captures_of_context_gone(handle);
     atomic_fetch_add(&lanes_epoch, 1);
 }
 
 void contexts_forget(void) {
     /* the driver's objects are the parent's; the few records are left behind */
     contexts = NULL;
+    leaving = NULL;
     free_lanes = NULL;
     atomic_store(&contexts_known, 0);
     atomic_fetch_add(&lanes_epoch, 1);
@@ -209,14 +225,39 @@ SWITCHING(cuCtxPushCurrent_v2, (CUcontext context), (context))
 SWITCHING(cuCtxPopCurrent, (CUcontext * out), (out))
 SWITCHING(cuCtxPopCurrent_v2, (CUcontext * out), (out))
 
+/* Before a call that may destroy a context, and that waits for its work if it does. Returns the number of the newest
+ * allocation. */
+static uint64_t leave(struct leaving *entry, CUcontext handle) {
+    pthread_mutex_lock(&contexts_lock);
+    uint64_t newest = allocations_newest();
+    entry->handle = handle;
+    entry->next = leaving;
+    leaving = entry;
+    for (struct context *context = contexts; context; context = context->next) {
+        if (context->handle != handle) continue;
+        for (struct lane *lane = context->lanes; lane; lane = lane->next) pace_lane_gone(lane, false);
+    }
+    pthread_mutex_unlock(&contexts_lock);
+    return newest;
+}
+
+/* After it. */
+static void left(struct leaving *entry, bool gone, uint64_t newest) {
+    pthread_mutex_lock(&contexts_lock);
+    struct leaving **link = &leaving;
+    while (*link && *link != entry) link = &(*link)->next;
+    if (*link) *link = entry->next; /* else: a child that was forked meanwhile */
+    if (gone && entry->handle) context_forget(entry->handle, newest);
+    pthread_mutex_unlock(&contexts_lock);
+    gate_context_changed();
+}
+
 #define DESTROYING(name)                                                                                               \
     CUresult wrapped_##name(CUcontext context) {                                                                       \
-        pthread_mutex_lock(&contexts_lock);                                                                            \
-        uint64_t newest = allocations_newest();                                                                        \
+        struct leaving entry;                                                                                          \
+        uint64_t newest = leave(&entry, context);                                                                      \
         CUresult result = real.name(context);                                                                          \
-        if (result == CUDA_SUCCESS) context_forget(context, newest);                                                   \
-        pthread_mutex_unlock(&contexts_lock);                                                                          \
-        gate_context_changed();                                                                                        \
+        left(&entry, result == CUDA_SUCCESS, newest);                                                                  \
         return result;                                                                                                 \
     }                                                                                                                  \
     EXPORTED(name);
@@ -227,11 +268,11 @@ DESTROYING(cuCtxDetach)
 
 /* The primary context of a device: counted by the driver, gone with the last release or a reset. A reset context keeps
  * its handle. */
-static void primary_context_left(CUdevice device, CUcontext handle, uint64_t until) {
+static bool primary_context_is_gone(CUdevice device) {
     unsigned flags;
     int active = 0;
     real.cuDevicePrimaryCtxGetState(device, &flags, &active);
-    if (!active && handle) context_forget(handle, until);
+    return !active;
 }
 
 static CUcontext primary_context(CUdevice device) {
@@ -247,13 +288,10 @@ static CUcontext primary_context(CUdevice device) {
 
 #define LEAVING(name)                                                                                                  \
     CUresult wrapped_##name(CUdevice device) {                                                                         \
-        pthread_mutex_lock(&contexts_lock);                                                                            \
-        CUcontext handle = primary_context(device);                                                                    \
-        uint64_t newest = allocations_newest();                                                                        \
+        struct leaving entry;                                                                                          \
+        uint64_t newest = leave(&entry, primary_context(device));                                                      \
         CUresult result = real.name(device);                                                                           \
-        if (result == CUDA_SUCCESS) primary_context_left(device, handle, newest);                                      \
-        pthread_mutex_unlock(&contexts_lock);                                                                          \
-        gate_context_changed();                                                                                        \
+        left(&entry, result == CUDA_SUCCESS && primary_context_is_gone(device), newest);                               \
         return result;                                                                                                 \
     }                                                                                                                  \
     EXPORTED(name);
@@ -263,14 +301,16 @@ LEAVING(cuDevicePrimaryCtxRelease_v2)
 LEAVING(cuDevicePrimaryCtxReset)
 LEAVING(cuDevicePrimaryCtxReset_v2)
 
-CUresult wrapped_cuStreamDestroy(CUstream stream) {
-    stream_forget(stream);
-    return real.cuStreamDestroy(stream);
-}
-EXPORTED(cuStreamDestroy);
+/* A capture ends with its stream. */
+#define STREAM_DESTROYING(name)                                                                                        \
+    CUresult wrapped_##name(CUstream stream) {                                                                         \
+        stream_forget(stream);                                                                                         \
+        bool captured = capture_forget(stream);                                                                        \
+        CUresult result = real.name(stream);                                                                           \
+        if (captured && result != CUDA_SUCCESS) capture_remember(stream);                                              \
+        return result;                                                                                                 \
+    }                                                                                                                  \
+    EXPORTED(name);
 
-CUresult wrapped_cuStreamDestroy_v2(CUstream stream) {
-    stream_forget(stream);
-    return real.cuStreamDestroy_v2(stream);
-}
-EXPORTED(cuStreamDestroy_v2);
+STREAM_DESTROYING(cuStreamDestroy)
+STREAM_DESTROYING(cuStreamDestroy_v2)

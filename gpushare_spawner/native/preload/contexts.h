@@ -31,6 +31,10 @@ struct lane *lane_of(struct passage *passage, CUstream stream);
 /* With contexts_lock held: the entry of a context, made current to the calling thread while it is being looked up. */
 struct context *context_entry(CUcontext handle);
 
+/* With contexts_lock held. Whether a thread of the program is in a call that may destroy the context: such a call waits
+   for the context's work, without the lock. Meanwhile nothing of the context may be touched; its work may go on. */
+bool context_leaves(CUcontext handle);
+
 /* With contexts_lock held. Whether the lane has had work since the device was last seen quiet. */
 bool lane_is_active(const struct lane *lane);
 

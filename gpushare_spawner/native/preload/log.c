@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,12 @@ uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
 }
 
-static enum log_level chosen_level(void) {
+/* GPUSHARE_LOG as it was at the first line or cuInit, whichever came first: the program may change its environment. */
+static pthread_once_t prepared = PTHREAD_ONCE_INIT;
+static enum log_level chosen = LOG_ERROR;
+static char *log_path;
+
+static void prepare(void) {
     const char *setting = getenv("GPUSHARE_LOG");
     static const struct {
         const char *word;
@@ -23,14 +29,18 @@ static enum log_level chosen_level(void) {
     } words[] = {{"off", LOG_OFF}, {"error", LOG_ERROR}, {"info", LOG_INFO}, {"debug", LOG_DEBUG}};
     size_t length = setting ? strcspn(setting, ",") : 0;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (length == strlen(words[i].word) && strncmp(setting, words[i].word, length) == 0) return words[i].level;
-    return LOG_ERROR;
+        if (length == strlen(words[i].word) && strncmp(setting, words[i].word, length) == 0) chosen = words[i].level;
+    const char *path = setting ? strchr(setting, ',') : NULL;
+    if (path && path[1]) log_path = strdup(path + 1);
+}
+
+void log_prepare(void) {
+    pthread_once(&prepared, prepare);
 }
 
 void log_line(enum log_level level, const char *format, ...) {
-    static _Atomic int chosen = -1;
-    if (chosen < 0) chosen = (int)chosen_level();
-    if ((int)level > chosen) return;
+    log_prepare();
+    if (level > chosen) return;
 
     int kept = errno;
     char line[512];
@@ -44,9 +54,7 @@ void log_line(enum log_level level, const char *format, ...) {
     line[length++] = '\n';
 
     /* opened for each line: nothing of ours stays open in a program that closes or counts its files */
-    const char *setting = getenv("GPUSHARE_LOG");
-    const char *path = setting ? strchr(setting, ',') : NULL;
-    int file = path && path[1] ? open(path + 1, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
+    int file = log_path ? open(log_path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
     ssize_t written = write(file >= 0 ? file : STDERR_FILENO, line, length);
     (void)written; /* nowhere to complain to */
     if (file >= 0) close(file);

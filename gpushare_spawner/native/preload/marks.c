@@ -10,6 +10,17 @@
 /* A capture that is not ended in this time is not waited for. */
 #define CAPTURE_PATIENCE (2 * SECOND)
 
+/* With the driver's turn. A context that leaves with work: the call that destroys it waits for that work. */
+static bool work_leaves(const struct gpu *gpu) {
+    for (const struct context *context = contexts; context; context = context->next) {
+        if (context->gpu != gpu || !context_leaves(context->handle)) continue;
+        if (context->orphans) return true;
+        for (const struct lane *lane = context->lanes; lane; lane = lane->next)
+            if (lane_is_active(lane)) return true;
+    }
+    return false;
+}
+
 static bool record(struct gpu *gpu) {
     static uint64_t capturing_since;
     bool capturing = captures_in_progress();
@@ -22,8 +33,13 @@ static bool record(struct gpu *gpu) {
         if (now_ns() - capturing_since < CAPTURE_PATIENCE) return false;
     }
     if (!driver_turn_begin()) return true;
+    if (work_leaves(gpu)) {
+        driver_turn_end();
+        return false;
+    }
     for (struct context *context = contexts; context; context = context->next) {
-        if (context->gpu != gpu || real.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS) continue;
+        if (context->gpu != gpu || context_leaves(context->handle)) continue;
+        if (real.cuCtxSetCurrent(context->handle) != CUDA_SUCCESS) continue;
         for (struct lane *lane = context->lanes; lane; lane = lane->next) {
             lane->pending = false;
             if (!lane_is_active(lane)) continue;
@@ -47,10 +63,10 @@ bool marks_record(struct gpu *gpu) {
 }
 
 bool marks_passed(struct gpu *gpu) {
-    bool passed = true;
     if (!driver_turn_begin()) return true;
+    bool passed = !work_leaves(gpu);
     for (struct context *context = contexts; context && passed; context = context->next) {
-        if (context->gpu != gpu) continue;
+        if (context->gpu != gpu || context_leaves(context->handle)) continue;
         for (struct lane *lane = context->lanes; lane && passed; lane = lane->next) {
             if (!lane->pending) continue;
             /* an error is no reason to wait: a context that has failed does no work */

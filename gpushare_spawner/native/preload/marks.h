@@ -4,7 +4,8 @@
 
 #include "gpus.h"
 
-/* Put an event behind the work of each active stream. False: not now, a stream is being captured. */
+/* Put an event behind the work of each active stream. False: not now, a stream is being captured, or a context that has
+ * work is being destroyed. */
 bool marks_record(struct gpu *gpu);
 
 /* Whether all of that work, and that of destroyed streams, is done. */

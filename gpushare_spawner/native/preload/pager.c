@@ -60,6 +60,7 @@ static CUresult prefetch(const struct move *move, CUdeviceptr at, size_t bytes) 
 static struct context *entered(CUcontext handle) {
     for (struct context *context = contexts; context; context = context->next) {
         if (context->handle != handle) continue;
+        if (context_leaves(handle)) return NULL;
         if (real.cuCtxSetCurrent(handle) != CUDA_SUCCESS) return NULL;
         if (!context->moving && real.cuStreamCreate(&context->moving, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
             context->moving = NULL;
@@ -73,6 +74,7 @@ static bool window_passed(const struct window *window) {
     struct context *context = contexts;
     while (context && context->handle != window->context) context = context->next;
     if (!context) return true;
+    if (context_leaves(context->handle)) return false;
     if (real.cuEventQuery(window->event) == CUDA_ERROR_NOT_READY) return false;
     real.cuEventDestroy_v2(window->event);
     return true;

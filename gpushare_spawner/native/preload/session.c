@@ -24,6 +24,7 @@ CUresult wrapped_cuInit(unsigned flags) {
     pthread_mutex_lock(&beginning);
     if (!begun) {
         begun = true;
+        log_prepare();
         fork_watch();
         gpus_find();
         gate_prepare();

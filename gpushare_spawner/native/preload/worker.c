@@ -33,6 +33,9 @@ static _Atomic uint32_t first_try; /* futex: 1 when the first connection has bee
 
 static _Atomic uint64_t agent_features; /* of WELCOME; 0 without an agent */
 
+/* As it was at cuInit: the program may change its environment, and reading that meanwhile is not safe. */
+static char *socket_path;
+
 static struct {
     bool greeted;
     int devices_to_come;
@@ -88,11 +91,11 @@ static void connection_lost(const char *why) {
 }
 
 static void connect_now(void) {
-    const char *path = getenv("GPUSHARE_SOCKET");
-    if (!path || !socket_connect(path)) {
+    if (!socket_path || !socket_connect(socket_path)) {
         connection_lost("nobody listens on the session's socket");
         return;
     }
+    session.greeted = false;
     session.greeting_until = now_ns() + 30 * SECOND;
     session.devices_to_come = -1;
     struct frame hello = {.type = FRAME_HELLO,
@@ -189,7 +192,9 @@ static void read_socket(void) {
     int got;
     while ((got = socket_receive(&frame)) > 0)
         if (!take(&frame)) break;
-    if (got != 0 && socket_file() >= 0)
+    if (socket_file() < 0)
+        connection_lost("it does not take frames"); /* an answer could not be sent */
+    else if (got != 0)
         connection_lost(got < 0 ? "the connection ended" : "it sent what does not belong here");
 }
 
@@ -256,6 +261,8 @@ static void at_exit(void) {
 
 void worker_start(void) {
     static bool exit_watched;
+    const char *path = getenv("GPUSHARE_SOCKET");
+    if (!socket_path && path) socket_path = strdup(path);
     session.backoff = FIRST_BACKOFF;
     session.retry_at = 0;
     session.greeted = false;
