@@ -21,6 +21,7 @@ from gpushare_spawner.agent.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.agent.descriptors import allow_many
 from gpushare_spawner.agent.environment import Libraries
 from gpushare_spawner.agent.gpus import NoGpu, Nvml
+from gpushare_spawner.agent.known_gpus import KnownGpus, all_gpus
 from gpushare_spawner.agent.kubernetes_options import Unusable
 from gpushare_spawner.agent.lock import AlreadyRunning
 from gpushare_spawner.agent.node import Node, NodeSettings
@@ -141,9 +142,12 @@ async def _serve(options: argparse.Namespace) -> None:
     control_path = options.control_socket or Path(os.environ.get("GPUSHARE_CONTROL") or state_dir / "control.sock")
     allow_many()
     async with contextlib.AsyncExitStack() as stack:
-        nvml = Nvml()
+        folder = StateFolder(state_dir)
+        stack.callback(folder.close)
+        known = KnownGpus(folder.gpus)
+        nvml = Nvml(patient=bool(known))
         stack.callback(nvml.close)
-        gpus = nvml.gpus()
+        gpus = all_gpus(nvml.gpus, known, nvml.answers)
         capacity = round(options.overcommit * UNITS_PER_GPU)
         if cluster is not None:
             gpus = cluster.claimed(gpus)
@@ -153,8 +157,6 @@ async def _serve(options: argparse.Namespace) -> None:
             preload=_library(options.preload_library),
             simulated_driver=native.simgpu_folder() if simulated else None,
         )
-        folder = StateFolder(state_dir)
-        stack.callback(folder.close)
         settings = NodeSettings(
             name=options.node,
             capacity_units=capacity,

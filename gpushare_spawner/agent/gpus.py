@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +15,9 @@ import pynvml
 from gpushare_spawner.agent.xid_events import XidEvents
 
 log = logging.getLogger(__name__)
+
+OPEN_AGAIN_EVERY = 30.0
+"""Seconds between tries to open NVML anew while a GPU does not answer."""
 
 
 class NoGpu(RuntimeError):
@@ -73,8 +78,24 @@ class GpuState:
 class Nvml:
     """NVML, opened once for the life of the agent. Its calls may take milliseconds: poll `state` off the event loop."""
 
-    def __init__(self) -> None:
-        """Raises NoGpu where NVML or the driver is missing."""
+    def __init__(self, patient: bool = False) -> None:
+        """Raises NoGpu where NVML or the driver is missing; with `patient` it is tried again while GPUs are polled."""
+        self._xids: XidEvents | None = None
+        self._watched: set[str] = set()
+        """UUIDs of the GPUs whose events are collected."""
+        self._missing: str | None = None
+        """Why NVML is not open; None while it is."""
+        self._opened_at = time.monotonic()
+        self._opening = threading.Lock()
+        """Held while NVML is closed and opened, for calls from other threads."""
+        try:
+            self._open()
+        except NoGpu as error:
+            if not patient:
+                raise
+            self._missing = str(error)
+
+    def _open(self) -> None:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError_LibraryNotFound:
@@ -88,15 +109,54 @@ class Nvml:
             ) from None
         except pynvml.NVMLError as error:
             raise NoGpu(f"NVML does not start: {error}") from None
-        self._xids: XidEvents | None = None
+        self._missing = None
+
+    def _open_again(self) -> None:
+        """A GPU that is back after it was lost is one that NVML sees when it is opened anew."""
+        if time.monotonic() < self._opened_at + OPEN_AGAIN_EVERY:
+            return
+        self._opened_at = time.monotonic()
+        with self._opening:
+            if self._missing is None:
+                if self._xids is not None:
+                    self._xids.close()
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlShutdown()
+            try:
+                self._open()
+            except NoGpu as error:
+                self._missing = str(error)
+                return
+        if self._watched:
+            self._watch(self._watched)
+
+    def _watch(self, uuids: Iterable[str]) -> None:
+        """Collect the events of these GPUs, which must be opened anew with NVML."""
+        self._watched = set(uuids)
+        seen: dict[str, int] = {}
+        if self._xids is not None:
+            self._xids.close()
+            seen = self._xids.last
+        self._xids = XidEvents(sorted(self._watched))
+        self._xids.last.update(seen)
+
+    def answers(self, gpu: Gpu) -> bool:
+        """Whether a GPU answers its driver, in whatever mode it is."""
+        try:
+            pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        except pynvml.NVMLError:
+            return False
+        return True
 
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that can be shared. Raises NoGpu if there is none.
 
         One in MIG mode, or one that does not answer, is left out, and the log says so.
         """
+        if self._missing is not None:
+            raise NoGpu(self._missing)
         found, skipped = [], []
-        for index in range(pynvml.nvmlDeviceGetCount()):
+        for index in range(_count()):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 if _in_mig_mode(handle):
@@ -122,7 +182,7 @@ class Nvml:
         if not found:
             raise NoGpu("NVML lists no GPU that can be shared" + "".join(f"; {sentence}" for sentence in skipped))
         if self._xids is None:
-            self._xids = XidEvents(gpu.uuid for gpu in found)
+            self._watch(gpu.uuid for gpu in found)
         return tuple(found)
 
     def state(self, gpu: Gpu) -> GpuState:
@@ -131,13 +191,20 @@ class Nvml:
         Neither is one of which the driver has reported an error that only a reset mends, nor one that was split by MIG
         after the agent had started.
         """
+        if self._missing is not None:
+            self._open_again()
+            if self._missing is not None:
+                return GpuState(healthy=False, trouble=f"does not answer its driver ({self._missing})")
         if self._xids is not None:
             self._xids.collect()
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
         except pynvml.NVMLError as error:
+            self._open_again()
             return GpuState(healthy=False, trouble=f"does not answer its driver ({error})")
+        if gpu.uuid not in self._watched:
+            self._watch({*self._watched, gpu.uuid})  # it was lost when the agent started
         if self._xids is not None and gpu.uuid in self._xids.last:
             return GpuState(
                 healthy=False,
@@ -155,6 +222,10 @@ class Nvml:
         where no process computed, or no sample has ended since, or the GPU did not answer this time. Blocks for a
         millisecond or two; the driver remembers some seconds, so ask at least once a second.
         """
+        with self._opening:
+            return self._utilisation(gpu, since) if self._missing is None else ()
+
+    def _utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
         # nvidia-ml-py makes two calls, and the second one fails if a process has come between them
         for _ in range(3):
             try:
@@ -201,6 +272,14 @@ def _processes(handle: Any) -> dict[int, GpuProcess]:
         # a pid stands there twice where a process computes in two ways, such as by itself and through MPS
         found[pid] = GpuProcess(before if memory is None else int(memory) + (before or 0))
     return found
+
+
+def _count() -> int:
+    """Raises NoGpu."""
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError as error:
+        raise NoGpu(f"NVML lists no GPUs: {error}") from None
 
 
 def _minor(handle: Any) -> int | None:

@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class StateFolder:
-    """``agent.lock``, ``records/`` and ``s/``; the latter has a short name because a socket's path has to be short.
+    """``agent.lock``, ``gpus.json``, ``records/`` and ``s/``.
+
+    The latter has a short name because a socket's path has to be short.
 
     On Kubernetes also ``pods/``, with a folder for each grant of devices, which the pod gets mounted.
     """
@@ -26,6 +28,7 @@ class StateFolder:
         self.path = path
         self.sockets = path / "s"
         self.pods = path / "pods"
+        self.gpus = path / "gpus.json"
         check_length(self.sockets / short_name("") / f"{SOCKET_NAME}+")
         if not path.is_dir():
             path.mkdir(parents=True)

@@ -26,7 +26,7 @@ def short_name(session_id: str) -> str:
     return hashlib.sha256(session_id.encode()).hexdigest()[:16]
 
 
-def _content(path: Path) -> bytes:
+def regular_content(path: Path) -> bytes:
     """A file's content, without waiting for anything else than the disk. Raises OSError or ValueError."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(file, "rb") as opened:
@@ -50,7 +50,7 @@ class RecordFolder:
         records = []
         for path in sorted(self.folder.glob("*.json")):
             try:
-                record = SessionRecord.model_validate_json(_content(path))
+                record = SessionRecord.model_validate_json(regular_content(path))
                 if path.stem != short_name(record.request.id):
                     raise ValueError(f"the record of session {record.request.id} does not belong under this name")
                 records.append(record)
