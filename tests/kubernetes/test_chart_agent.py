@@ -14,13 +14,14 @@ import pytest
 import yaml
 
 import gpushare_spawner
+from gpushare_spawner.agent import alive
 from gpushare_spawner.agent.command import configure
 from gpushare_spawner.model.kubernetes import resource_name
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template_yaml import parse_template
 from gpushare_spawner.native import simgpu_folder
 from tests.kubernetes.agent_account import POLICY_KINDS
-from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, notes, one, render
+from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, notes, one, render
 from tests.kubernetes.standin.quantities import quantity
 from tests.kubernetes.write_values import with_templates
 
@@ -40,7 +41,10 @@ EVERYTHING = {
     },
     "extraArgs": ["--exclusive"],
     "extraEnv": [{"name": "A", "value": "b"}],
-    "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "metrics": {
+        "tokenSecret": {"name": "agents-metrics"},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    },
     "priorityClassName": "system-node-critical",
     "podAnnotations": {"a": "b"},
     "podLabels": {"c": "d"},
@@ -210,10 +214,40 @@ def test_selectors_meet_labels_and_ports_meet_ports(values):
     for selector in (daemon["spec"]["selector"]["matchLabels"], policy["podSelector"]["matchLabels"]):
         assert selector.items() <= labels
     ports = {port["name"]: port["containerPort"] for port in container(items)["ports"]}
-    assert policy["ingress"][0]["ports"] == [{"port": ports["metrics"], "protocol": "TCP"}]
-    for probe in ("readinessProbe", "livenessProbe"):
-        assert container(items)[probe]["httpGet"]["port"] in ports
+    named = values.get("networkPolicy", {}).get("metricsFrom")
+    # nobody, unless somebody is named: notebooks are in the same namespace
+    expected = [{"from": named, "ports": [{"port": ports["metrics"], "protocol": "TCP"}]}] if named else []
+    assert policy["ingress"] == expected
+    assert "Ingress" in policy["policyTypes"]
     assert f"--metrics-port={ports['metrics']}" in container(items)["args"]
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_probes_ask_on_the_socket_that_users_cannot_reach(values):
+    agent = container(render(values))
+    host_dir = values.get("node", {}).get("hostDir", "/var/lib/gpushare")
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert "httpGet" not in agent[probe]
+        python, *arguments = agent[probe]["exec"]["command"]
+        assert (python, arguments) == ("python", ["-m", alive.__name__, f"{host_dir}/control.sock"])
+        assert agent[probe]["timeoutSeconds"] > alive.ANSWER_WITHIN
+
+
+def test_names_of_users_are_in_the_metrics_for_those_with_the_token_only():
+    """Without a Secret the agent has no token, and tells nobody."""
+    assert not [one for one in container(render(CLAIM))["args"] if "token" in one]
+    values = merged(EVERYTHING, {"metrics": {"tokenSecret": {"name": "agents", "key": "prometheus"}}})
+    items = render(values)
+    (mount,) = [one for one in container(items)["volumeMounts"] if one["name"] == "metrics-token"]
+    assert f"--metrics-token-file={mount['mountPath']}/token" in container(items)["args"]
+    assert mount["readOnly"]
+    pod = one(items, "DaemonSet")["spec"]["template"]["spec"]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "metrics-token"]
+    assert volume["secret"] == {
+        "secretName": "agents", "defaultMode": 0o400, "items": [{"key": "prometheus", "path": "token"}],
+    }  # fmt: skip
+    (endpoint,) = one(items, "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "agents", "key": "prometheus"}}
 
 
 def test_a_service_monitor_where_it_is_wanted():
@@ -397,6 +431,7 @@ def test_notes_say_what_to_do_next():
         ({"rbac": {"create": False}}, "service account gpushare needs"),
         ({"rbac": {"admissionPolicy": "never"}}, "an agent's token can change every pod"),
         ({"metrics": {"serviceMonitor": {"enabled": True}}}, "networkPolicy.metricsFrom"),
+        ({"metrics": {"serviceMonitor": {"enabled": True}}}, "take a token"),
         ({"templates": None}, "create configmap gpushare-templates"),
     ],
 )
