@@ -36,10 +36,10 @@ def simgpu_libraries() -> Path:
 class Program:
     """A running program on the simulated GPUs. It says lines of JSON, and is told lines of JSON."""
 
-    def __init__(self, code: str, environment: dict[str, str]) -> None:
+    def __init__(self, code: str, environment: dict[str, str], wrapper: tuple[str, ...] = ()) -> None:
         opening = "from tests.native.simgpu_program import *\n"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", opening + textwrap.dedent(code)],
+            [*wrapper, sys.executable, "-c", opening + textwrap.dedent(code)],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,
@@ -95,11 +95,11 @@ def simgpu_environment(simgpu_libraries: Path, tmp_path: Path) -> dict[str, str]
 
 @pytest.fixture
 def simulated(simgpu_environment: dict[str, str]) -> Iterator[Start]:
-    """Start a program: its code, and environment variables besides."""
+    """Start a program: its code, a command to run it by (such as unshare), and environment variables besides."""
     programs: list[Program] = []
 
-    def start(code: str, **more: str) -> Program:
-        programs.append(Program(code, simgpu_environment | more))
+    def start(code: str, wrapper: tuple[str, ...] = (), **more: str) -> Program:
+        programs.append(Program(code, simgpu_environment | more, wrapper))
         return programs[-1]
 
     yield start

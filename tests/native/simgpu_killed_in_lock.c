@@ -20,6 +20,7 @@
 static void ruin(struct state *state)
 {
     uint32_t mine, number;
+    processes_forked();
     int slot = processes_join(state);
     CHECK(slot >= 0);
     turns_wait(state, 0, (uint32_t)slot); /* dies as the owner of the engine too */

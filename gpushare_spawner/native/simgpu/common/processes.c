@@ -1,9 +1,12 @@
 #include "processes.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "clock.h"
@@ -12,19 +15,35 @@
 
 #define REAP_EVERY (20 * NS_PER_MS)
 
-/* Start time of a process in clock ticks since boot; 0 when there is none, or only a zombie. Field 22 of proc(5) stat.
- */
-static uint64_t start_time(int32_t pid) {
-    char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+/* glibc's headers of old have no open file description locks (Linux has since 3.15) */
+#ifndef F_OFD_GETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
+
+/* No pid is as large, in any namespace (Linux's PID_MAX_LIMIT). */
+#define BEYOND_PIDS 4194304
+
+static int own_slot = -1;
+static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
+
+static size_t read_text(const char *path, char *text, size_t size) {
     FILE *file = fopen(path, "re");
-    if (!file) return 0;
-    size_t length = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
+    size_t length = file ? fread(text, 1, size - 1, file) : 0;
+    if (file) fclose(file);
     text[length] = 0;
+    return length;
+}
+
+/* Start time of a process of this /proc ("self" or a number) in clock ticks since boot; 0 when there is none. Field 22
+ * of proc(5) stat. */
+static uint64_t start_time(const char *process) {
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%.20s/stat", process);
+    read_text(path, text, sizeof text);
     /* the name in parentheses may hold anything, so from its end */
     char *at = strrchr(text, ')');
-    if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X') return 0;
+    if (!at || at[1] != ' ') return 0;
     at += 2;
     for (int field = 3; field < 22; field++) {
         at = strchr(at, ' ');
@@ -35,8 +54,83 @@ static uint64_t start_time(int32_t pid) {
     return start ? start : 1;
 }
 
-int processes_alive(const struct process *process) {
-    return process->pid != 0 && start_time(process->pid) == process->start;
+/* The number of a process' pid namespace; 0 where this process may not know it. */
+static uint64_t pid_namespace(const char *process) {
+    char path[64];
+    struct stat status;
+    snprintf(path, sizeof path, "/proc/%.20s/ns/pid", process);
+    return stat(path, &status) ? 0 : (uint64_t)status.st_ino;
+}
+
+static int is_that(const char *entry, const struct process *process) {
+    uint64_t space = pid_namespace(entry);
+    /* another user's namespace cannot be read; two pods whose processes start within one clock tick are then one */
+    return (!space || space == process->pid_namespace) && start_time(entry) == process->start;
+}
+
+/* True when another open file description has the slot's lock. */
+static int locked(uint32_t slot) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
+    int file = state_file();
+    /* where the file cannot be asked nobody is declared dead */
+    return file < 0 || fcntl(file, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK;
+}
+
+static int take_lock(uint32_t slot) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
+    return state_file() >= 0 && fcntl(state_file(), F_OFD_SETLK, &lock) == 0;
+}
+
+static int slot_alive(struct state *state, uint32_t slot) {
+    return state->processes[slot].pid != 0 && ((int)slot == own_slot || locked(slot));
+}
+
+/* The pid of a process of a namespace below this one; 0 if it is not below. Its status has a pid for each level, the
+ * process' own last, and its start time is the same seen from anywhere. */
+static int32_t pid_from_outside(const struct process *process) {
+    int32_t found = 0;
+    DIR *all = opendir("/proc");
+    if (!all) return 0;
+    for (struct dirent *entry; !found && (entry = readdir(all));) {
+        char path[300], text[8192], *line;
+        if (entry->d_name[0] < '1' || entry->d_name[0] > '9') continue;
+        snprintf(path, sizeof path, "/proc/%.20s/status", entry->d_name);
+        read_text(path, text, sizeof text);
+        if (!(line = strstr(text, "\nNSpid:"))) continue;
+        line += strlen("\nNSpid:");
+        line[strcspn(line, "\n")] = 0;
+        char *last = strrchr(line, '\t');
+        if (last && strtol(last, NULL, 10) == process->pid && is_that(entry->d_name, process))
+            found = (int32_t)strtol(entry->d_name, NULL, 10);
+    }
+    closedir(all);
+    return found;
+}
+
+int32_t processes_pid(struct state *state, uint32_t slot) {
+    static uint64_t here;
+    static struct {
+        uint64_t serial;
+        int32_t pid;
+    } known[MAX_PROCESSES];
+    pthread_mutex_lock(&looking);
+    struct process process = state->processes[slot];
+    if (!here) here = pid_namespace("self");
+    if (process.last_pid && known[slot].serial != process.serial) {
+        int32_t pid = process.last_pid;
+        if (process.pid_namespace != here) pid = process.pid ? pid_from_outside(&process) : 0;
+        known[slot].pid = pid ? pid : (int32_t)(BEYOND_PIDS + process.serial % 1000000000);
+        known[slot].serial = process.serial;
+    }
+    int32_t pid = process.last_pid ? known[slot].pid : 0;
+    pthread_mutex_unlock(&looking);
+    return pid;
+}
+
+void processes_forked(void) {
+    own_slot = -1;
+    pthread_mutex_init(&looking, NULL);
+    state_forked();
 }
 
 static void lock(struct state *state) {
@@ -50,7 +144,7 @@ static int reap(struct state *state) {
     for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++) {
         struct process *process = &state->processes[slot];
         if (process->pid == 0) continue;
-        if (processes_alive(process)) {
+        if (slot_alive(state, slot)) {
             alive++;
             continue;
         }
@@ -90,7 +184,7 @@ int processes_join(struct state *state) {
     int found = -1;
     for (uint32_t i = 0; i < MAX_PROCESSES && found < 0; i++) {
         uint32_t slot = (state->next_slot + i) % MAX_PROCESSES;
-        if (state->processes[slot].pid == 0) found = (int)slot;
+        if (state->processes[slot].pid == 0 && take_lock(slot)) found = (int)slot;
     }
     if (found >= 0) {
         struct process *process = &state->processes[found];
@@ -100,8 +194,11 @@ int processes_join(struct state *state) {
             memset(&state->gpus[gpu].usage[found], 0, sizeof state->gpus[gpu].usage[found]);
             gpu_unlock(state, gpu);
         }
-        process->start = start_time(getpid());
-        process->last_pid = getpid();
+        *process = (struct process){.last_pid = getpid(),
+                                    .start = start_time("self"),
+                                    .pid_namespace = pid_namespace("self"),
+                                    .serial = ++state->next_serial};
+        own_slot = found;
         __atomic_store_n(&process->pid, getpid(), __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&state->lock);

@@ -11,6 +11,12 @@ int processes_join(struct state *state);
  * the locks. */
 void processes_reap(struct state *state, int now);
 
-int processes_alive(const struct process *process);
+/* The pid of the process that has, or had, a slot, as this process' pid namespace numbers it. Where that cannot be
+ * known (a namespace beside or above this one) it is a number that no process has, as on hardware a container reads
+ * pids of the host. May read all of /proc: not with a GPU's lock held. 0: nobody has had the slot. */
+int32_t processes_pid(struct state *state, uint32_t slot);
+
+/* In a child after fork, which has no part in its parent's slot. */
+void processes_forked(void);
 
 #endif

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct {
     const char *name;
@@ -36,6 +37,24 @@ static double parse(const char *text) {
     return -1;
 }
 
+/* An octal number, as chmod takes it. Root makes the file for others: its notebooks' users have to open it. */
+static int mode(uint64_t *out) {
+    const char *text = getenv("SIMGPU_STATE_MODE");
+    char *end;
+    *out = geteuid() == 0 ? 0666 : 0600;
+    if (!text || !*text) return 0;
+    unsigned long value = strtoul(text, &end, 8);
+    if (*end || value > 0777 || (value & 0600) != 0600) {
+        fprintf(stderr,
+                "simgpu: SIMGPU_STATE_MODE=%s is not an octal number from 0600 to 0777 that lets its owner read and "
+                "write\n",
+                text);
+        return -1;
+    }
+    *out = value;
+    return 0;
+}
+
 static int number(const char *name, uint64_t *out, double standard, double least, double most) {
     const char *text = getenv(name);
     double value = text && *text ? parse(text) : standard;
@@ -61,6 +80,7 @@ int settings_read(struct settings *s) {
         number("SIMGPU_HBM", &s->hbm, 700e9, slowest, fastest) ||
         number("SIMGPU_LAUNCH_NS", &s->launch_ns, 2000, 0, 1e9) || number("SIMGPU_SLICE_US", &slice_us, 2000, 50, 1e7))
         return -1;
+    if (mode(&s->mode)) return -1;
     s->slice_ns = slice_us * 1000;
     if (s->page & (s->page - 1)) {
         fprintf(stderr, "simgpu: SIMGPU_PAGE=%llu is not a power of two\n", (unsigned long long)s->page);

@@ -19,6 +19,7 @@ struct settings {
     uint64_t hbm;         /* bytes/s at which kernels read and write VRAM */
     uint64_t launch_ns;   /* device time of an empty kernel */
     uint64_t slice_ns;    /* time slice between processes */
+    uint64_t mode;        /* access rights of the state file */
     char model[MODEL_LENGTH];
 };
 

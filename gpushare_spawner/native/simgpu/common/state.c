@@ -15,10 +15,12 @@
 #include "turns.h"
 
 /* "SIMGPU" and the number of the layout */
-#define MAGIC (0x5550474d49530000ull + 5)
+#define MAGIC (0x5550474d49530000ull + 6)
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static struct state *opened;
+static int lock_file = -1;
+static struct stat mapped;
 
 static void state_path(char *path, size_t size) {
     const char *given = getenv("SIMGPU_STATE");
@@ -80,10 +82,12 @@ static int create(const char *path) {
     struct settings settings;
     char fresh[4200];
     if (settings_read(&settings)) return -1;
-    snprintf(fresh, sizeof fresh, "%s.new.%d", path, (int)getpid());
-    unlink(fresh);
-    int file = open(fresh, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (file < 0 || ftruncate(file, (off_t)file_size(&settings))) {
+    /* no pid in the name: in another pid namespace another process has the same */
+    snprintf(fresh, sizeof fresh, "%s.new.XXXXXX", path);
+    int file = mkstemp(fresh);
+    /* fchmod: the umask has no say in it */
+    if (file < 0 || fcntl(file, F_SETFD, FD_CLOEXEC) || ftruncate(file, (off_t)file_size(&settings)) ||
+        fchmod(file, (mode_t)settings.mode)) {
         fprintf(stderr, "simgpu: cannot make %s: %s\n", fresh, strerror(errno));
         if (file >= 0) close(file);
         return -1;
@@ -111,7 +115,9 @@ static struct state *attach(void) {
         file = open(path, O_RDWR | O_CLOEXEC);
     }
     if (file < 0 || fstat(file, &status)) {
-        fprintf(stderr, "simgpu: cannot open %s: %s\n", path, strerror(errno));
+        fprintf(stderr, "simgpu: cannot open %s: %s%s\n", path, strerror(errno),
+                errno == EACCES ? " (the program that makes it decides who may: SIMGPU_STATE_MODE=0666 lets all users)"
+                                : "");
         if (file >= 0) close(file);
         return NULL;
     }
@@ -124,7 +130,37 @@ static struct state *attach(void) {
         if (state) munmap(state, (size_t)status.st_size);
         return NULL;
     }
+    mapped = status;
     return state;
+}
+
+/* Not the file that is mapped: a mapping, which a forked child inherits, would keep the locks after their process. */
+static int open_for_locks(void) {
+    char path[4096];
+    struct stat status;
+    state_path(path, sizeof path);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file >= 0 && (fstat(file, &status) || status.st_ino != mapped.st_ino || status.st_dev != mapped.st_dev)) {
+        close(file);
+        file = -1;
+    }
+    return file;
+}
+
+int state_file(void) {
+    int file = __atomic_load_n(&lock_file, __ATOMIC_ACQUIRE);
+    if (file >= 0) return file;
+    pthread_mutex_lock(&opening);
+    if (lock_file < 0) __atomic_store_n(&lock_file, open_for_locks(), __ATOMIC_RELEASE);
+    file = lock_file;
+    pthread_mutex_unlock(&opening);
+    return file;
+}
+
+void state_forked(void) {
+    pthread_mutex_init(&opening, NULL); /* another thread may have held it */
+    if (lock_file >= 0) close(lock_file);
+    lock_file = -1;
 }
 
 struct state *state_open(void) {

@@ -75,10 +75,14 @@ struct gpu {
     struct simgpu_stats stats;
 };
 
+/* A process holds its slot by a lock on the byte of the state file with the slot's number, which the kernel drops at
+ * its death: that works over pid namespaces, in which a pid says nothing. */
 struct process {
-    int32_t pid;      /* 0: the slot is free */
-    uint64_t start;   /* start time in clock ticks: tells a reused pid */
-    int32_t last_pid; /* of the process that has, or had, the slot; 0: nobody yet */
+    int32_t pid;            /* as its own pid namespace numbers it; 0: the slot is free */
+    int32_t last_pid;       /* of the process that has, or had, the slot; 0: nobody yet */
+    uint64_t start;         /* start time in clock ticks since boot, the same in every namespace */
+    uint64_t pid_namespace; /* its number, as /proc/self/ns/pid has it */
+    uint64_t serial;        /* which process since the file was made: tells one that has a slot from the one before */
 };
 
 struct state {
@@ -97,6 +101,13 @@ struct state {
 
 /* Opens the state, making it if it is not there. NULL after saying why on stderr. The same pointer on every call. */
 struct state *state_open(void);
+
+/* The state file, open for the locks of the slots: one open file description for each process and library. -1 if it
+ * cannot be opened any more. */
+int state_file(void);
+
+/* In a child after fork: without it the child would hold its parent's slot. */
+void state_forked(void);
 
 static inline struct frame *gpu_frames(struct state *state, int gpu) {
     return state->all_frames + (uint64_t)gpu * state->frames;

@@ -25,21 +25,18 @@ EXPORT int64_t simgpu_resident(int gpu, int32_t pid) {
     struct state *state = state_open();
     if (!state || gpu < 0 || gpu >= (int)state->settings.devices) return -1;
     processes_reap(state, 1);
-    gpu_lock(state, gpu);
     int64_t bytes = 0;
-    for (int slot = 0; slot < MAX_PROCESSES; slot++)
-        if (state->processes[slot].pid == pid) bytes += (int64_t)(state->gpus[gpu].held[slot] * state->settings.page);
-    gpu_unlock(state, gpu);
+    for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++)
+        if (pid > 0 && state->processes[slot].pid && processes_pid(state, slot) == pid)
+            bytes += (int64_t)(state->gpus[gpu].held[slot] * state->settings.page);
     return bytes;
 }
 
 EXPORT int64_t simgpu_gpu_time(int gpu, int32_t pid) {
     struct state *state = state_open();
     if (!state || gpu < 0 || gpu >= (int)state->settings.devices) return -1;
-    gpu_lock(state, gpu);
     int64_t ns = 0;
-    for (int slot = 0; slot < MAX_PROCESSES; slot++)
-        if (pid > 0 && state->processes[slot].last_pid == pid) ns += (int64_t)state->gpus[gpu].usage[slot].total_ns;
-    gpu_unlock(state, gpu);
+    for (uint32_t slot = 0; slot < MAX_PROCESSES; slot++)
+        if (pid > 0 && processes_pid(state, slot) == pid) ns += (int64_t)state->gpus[gpu].usage[slot].total_ns;
     return ns;
 }

@@ -14,7 +14,10 @@ static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 static void after_fork_in_child(void) {
     /* the worker threads are not here, and the slot is the parent's */
-    if (driver.phase == DRIVER_READY) driver.phase = DRIVER_FORKED;
+    if (driver.phase == DRIVER_READY) {
+        driver.phase = DRIVER_FORKED;
+        processes_forked();
+    }
 }
 
 static int named_gpu(struct state *state, const char *name, size_t length) {

@@ -9,11 +9,14 @@
 /* A process is on a GPU from the creation of its first context there to the end of the last. */
 static unsigned list(int gpu, nvmlProcessInfo_t *out, unsigned room) {
     struct state *state = nvml_state();
+    int32_t pids[MAX_PROCESSES];
     unsigned count = 0;
     processes_reap(state, 1);
+    for (unsigned slot = 0; slot < MAX_PROCESSES; slot++)
+        pids[slot] = state->processes[slot].pid ? processes_pid(state, slot) : 0;
     gpu_lock(state, gpu);
     for (unsigned slot = 0; slot < MAX_PROCESSES; slot++) {
-        int32_t pid = state->processes[slot].pid;
+        int32_t pid = state->processes[slot].pid ? pids[slot] : 0;
         if (pid == 0 || !state->gpus[gpu].contexts[slot]) continue;
         if (count < room)
             out[count] = (nvmlProcessInfo_t){.pid = (unsigned)pid,
@@ -94,6 +97,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
     enum { SAME_US = 10000 };
     struct timespec wall;
     uint64_t first, last;
+    int32_t pids[MAX_PROCESSES];
     unsigned found = 0;
     REQUIRE_DEVICE(device, count);
     struct state *state = nvml_state();
@@ -102,13 +106,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
     clock_gettime(CLOCK_REALTIME, &wall);
     int64_t offset = (int64_t)wall.tv_sec * (int64_t)NS_PER_SECOND + wall.tv_nsec - (int64_t)now;
     while (first < end && wall_us((first + 1) * USAGE_PERIOD_NS, offset) <= seen + (seen ? SAME_US : 0)) first++;
+    for (unsigned slot = 0; slot < MAX_PROCESSES; slot++) pids[slot] = processes_pid(state, slot);
     gpu_lock(state, nvml_gpu(device));
     for (unsigned slot = 0; slot < MAX_PROCESSES && first < end; slot++) {
         uint64_t ns = engine_usage(gpu, slot, first, end, &last), window = (end - first) * USAGE_PERIOD_NS;
         unsigned percent = (unsigned)((ns * 100 + window / 2) / window);
-        if (!state->processes[slot].last_pid || !percent) continue;
+        if (!pids[slot] || !percent) continue;
         if (out && found < *count)
-            out[found] = (nvmlProcessUtilizationSample_t){.pid = (unsigned)state->processes[slot].last_pid,
+            out[found] = (nvmlProcessUtilizationSample_t){.pid = (unsigned)pids[slot],
                                                           .at = wall_us((last + 1) * USAGE_PERIOD_NS, offset),
                                                           .sm = percent > 100 ? 100 : percent};
         found++;

@@ -1,0 +1,148 @@
+"""Processes of several pid namespaces and of several users on one state file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MIB = 1 << 20
+HOLD = """
+machine = Machine()
+machine.plain({mib} << 20)
+machine.launch("spin", {ms}_000_000)
+machine.synchronize()
+say(os.getpid())
+listen()
+"""
+LOOK = """
+import pynvml as nvml
+nvml.nvmlInit()
+device = nvml.nvmlDeviceGetHandleByIndex(0)
+library = ctypes.CDLL("libnvidia-ml.so.1")
+library.simgpu_gpu_time.restype = ctypes.c_int64
+def listed():
+    found = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+    return {one.pid: [one.usedGpuMemory, library.simgpu_gpu_time(0, one.pid) // 1_000_000] for one in found}
+"""
+
+
+@pytest.fixture(scope="module")
+def pod() -> tuple[str, ...]:
+    """A command that runs another in a pid namespace of its own, with its own /proc."""
+    command = ("unshare", *(() if os.getuid() == 0 else ("--user", "--map-root-user")))
+    command += ("--pid", "--fork", "--kill-child", "--mount-proc")
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("no pid namespaces can be made here: neither root nor user namespaces")
+    return command
+
+
+def test_processes_with_the_same_pid_in_two_pods_do_not_remove_each_other(simulated, pod) -> None:
+    first, second = (simulated(HOLD.format(mib=mib, ms=ms), pod) for mib, ms in ((100, 20), (60, 40)))
+    assert [first.hear(), second.hear()] == [1, 1]
+    watch = simulated(LOOK + "while True: listen(); say(listed())")
+    watch.say()
+    found = watch.hear()
+    # NVML shows each by the pid of the reader's namespace, which a parent of it can know
+    children = {
+        children_of(program.pid): expected for program, expected in ((first, [100 * MIB, 20]), (second, [60 * MIB, 40]))
+    }
+    assert {int(pid): numbers for pid, numbers in found.items()} == children
+    # a third one that joins looks for dead ones; the two stay, and go only with their own processes
+    third = simulated(HOLD.format(mib=10, ms=1), pod)
+    third.hear()
+    watch.say()
+    assert len(watch.hear()) == 3
+    first.kill()
+    found = {}
+    deadline = time.monotonic() + 5
+    while len(found) != 2 and time.monotonic() < deadline:
+        watch.say()
+        found = watch.hear()
+    assert sorted(numbers[0] for numbers in found.values()) == [10 * MIB, 60 * MIB]
+
+
+def children_of(pid: int) -> int:
+    """The only child of a process."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+def test_a_pod_reads_its_own_pid_and_a_number_that_no_process_has_for_its_neighbours(simulated, pod) -> None:
+    outside = simulated(HOLD.format(mib=100, ms=20))
+    neighbour = simulated(HOLD.format(mib=60, ms=20), pod)
+    outside.hear()
+    neighbour.hear()
+    inside = simulated(LOOK + HOLD.format(mib=10, ms=20).replace("say(os.getpid())", "say(listed())"), pod)
+    found = {int(pid): memory for pid, (memory, _) in inside.hear().items()}
+    assert found.pop(1) == 10 * MIB
+    assert sorted(found.values()) == [60 * MIB, 100 * MIB]
+    assert all(pid > 4194304 for pid in found), found
+
+
+def test_a_forked_child_does_not_keep_its_parents_place(simulated, said) -> None:
+    """It has no part in CUDA, and may live on for long after its parent, as multiprocessing's helpers do."""
+    parent = simulated(
+        """
+        machine = Machine()
+        machine.plain(100 << 20)
+        child = os.fork()
+        if child == 0:
+            time.sleep(20)
+            os._exit(0)
+        say(child)
+        listen()
+        """
+    )
+    child = parent.hear()
+    look = LOOK + "say(listed())"
+    assert said(look) == {str(parent.pid): [100 * MIB, 0]}
+    parent.kill()
+    os.kill(child, 0)
+    assert said(look) == {}
+    os.kill(child, 9)
+
+
+@pytest.fixture
+def shared_state() -> Iterator[Path]:
+    """A state file in a folder that every user may enter."""
+    path = Path(f"/dev/shm/simgpu-test-{os.getpid()}-{time.monotonic_ns()}")
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(("given", "mode"), [("", None), ("0640", 0o640), ("666", 0o666)])
+def test_the_state_file_has_the_mode_that_was_asked_for_whatever_the_umask(said, shared_state, given, mode) -> None:
+    standard = 0o666 if os.getuid() == 0 else 0o600
+    code = "os.umask(0o077); check(cu.cuInit(0)); say(0)"
+    said(code, SIMGPU_STATE=str(shared_state), SIMGPU_STATE_MODE=given)
+    assert shared_state.stat().st_mode & 0o777 == (standard if mode is None else mode)
+
+
+def test_a_mode_that_is_none_is_refused_with_the_reason(simulated, shared_state) -> None:
+    for wrong in ("rw", "0888", "0400", "01777"):
+        program = simulated("say(code(cu.cuInit(0)))", SIMGPU_STATE=str(shared_state), SIMGPU_STATE_MODE=wrong)
+        assert program.hear() == "CUDA_ERROR_SYSTEM_NOT_READY"
+        assert f"SIMGPU_STATE_MODE={wrong} is not an octal number" in program.finish()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user for a moment")
+@pytest.mark.parametrize("mode", ["", "0600"])
+def test_a_notebook_of_a_system_user_opens_the_state_that_the_agent_made_as_root(simulated, shared_state, mode) -> None:
+    owner = simulated(HOLD.format(mib=10, ms=1), SIMGPU_STATE=str(shared_state), SIMGPU_STATE_MODE=mode)
+    owner.hear()
+    code = """
+    check(cu.cuDriverGetVersion())  # loaded while root
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    say(code(cu.cuInit(0)))
+    """
+    user = simulated(code, SIMGPU_STATE=str(shared_state))
+    if mode == "":
+        assert user.hear() == "CUDA_SUCCESS"
+    else:
+        assert user.hear() == "CUDA_ERROR_SYSTEM_NOT_READY"
+        assert "SIMGPU_STATE_MODE=0666 lets all users" in user.finish()
