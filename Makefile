@@ -5,9 +5,11 @@ PORT ?= 8000
 IP ?= 127.0.0.1
 # What to test: make test TESTS=tests/arbiter
 TESTS ?=
+# What to mutate: make mutation PACKAGE=idle, or several in quotes
+PACKAGE ?= placement idle arbiter
 # Most tests wait for processes, so two run at a time; those of one file share what they have started.
 
-.PHONY: demo test check format venv clean
+.PHONY: demo test mutation check format venv clean
 .NOTPARALLEL:
 
 demo: ## a hub with shared GPUs on this machine, until Ctrl-C
@@ -17,6 +19,10 @@ demo: ## a hub with shared GPUs on this machine, until Ctrl-C
 test: ## everything, on one machine and on a stand-in cluster
 	@$(PYTHON) .ci/make_venv.py dev
 	@exec .venv/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
+
+mutation: ## small changes to the pure packages, each of which a test has to notice; takes some minutes for each package
+	@$(PYTHON) .ci/make_venv.py dev
+	@exec .venv/bin/python .ci/mutation.py $(PACKAGE)
 
 check: ## linters, types, the architecture, the C code's format
 	@$(PYTHON) .ci/make_venv.py dev
@@ -32,4 +38,4 @@ venv: ## the environment alone
 	@$(PYTHON) .ci/make_venv.py dev
 
 clean: ## remove what was built, the environment and the demo's state
-	rm -rf .venv .demo gpushare_spawner/native/lib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .demo gpushare_spawner/native/lib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants

@@ -78,7 +78,7 @@ def _approach(due: Due, session: Observation, now: float) -> Decision:
     told = session.announcement
     earliest = max(due.at, now + due.notice)
     if told is None or not _announces(told, due) or told.at > earliest + _SLACK:
-        coming = Step(due.tier, due.units, earliest if now >= due.tell_at else due.at, due.reason)
+        coming = Step(due.tier, due.units, earliest, due.reason)
         if now < due.tell_at:
             return _stay(session, "not idle for long enough", upcoming=coming, look_again_at=due.tell_at)
         return _stay(session, "announced", announcement=coming, upcoming=coming, look_again_at=coming.at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from gpushare_spawner.model.placement import Placement
@@ -62,10 +62,6 @@ class Ledger:
     def holdings(self) -> Mapping[str, Holding]:
         """Every holding by its session."""
         return MappingProxyType(self._holdings)
-
-    def on_gpu(self, gpu: str) -> Iterator[Holding]:
-        """The holdings on one GPU."""
-        return iter(self._on_gpu.get(gpu, {}).values())
 
     def place(
         self, share: Share, accepts: Callable[[str], bool] = any_model, strategy: Strategy = BEST_FIT
@@ -175,7 +171,7 @@ class Ledger:
         gpu = self.room.gpus.get(uuid)
         if gpu is None:
             return
-        held = self._on_gpu.get(uuid, {}).values()
+        held = self._on_gpu[uuid].values()
         self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held)
         owned = sum(holding.owned_units for holding in held)
         self.room.update(uuid, gpu.capacity - owned, gpu.capacity - sum(self._guaranteed[uuid].values()))

@@ -17,6 +17,9 @@ from gpushare_spawner.idle import overdue
         (999, 0, 600, 1000, "16 min 40 s old"),
         (0, 0, 0, 0, None),
         (2000, 2000, 1, 1, None),  # a clock that was set back
+        (999, 999, 1, 0, "no activity for 1 s"),
+        (1000, 998, 0, 1, "2 s old"),  # one second is a limit too, and the age counts from the start
+        (1000, 940, 600, 60, "1 min old"),
     ],
 )
 def test_overdue(last_activity, started, timeout, max_age, reason):

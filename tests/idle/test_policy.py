@@ -27,6 +27,7 @@ def test_nothing_happens_before_the_notice_is_due():
     assert decision.announcement is None
     assert (decision.upcoming.tier, decision.upcoming.at, decision.upcoming.units) == (DOWNGRADED, 15 * MINUTE, 10)
     assert decision.look_again_at == 10 * MINUTE
+    assert (decision.reason, decision.units, decision.idle_since) == ("not idle for long enough", 25, 0.0)
 
 
 def test_each_step_is_announced_five_minutes_before():
@@ -37,6 +38,101 @@ def test_each_step_is_announced_five_minutes_before():
     assert "15 min" in decision.announcement.reason
     assert "0.10 GPU" in decision.announcement.reason
     assert decision.look_again_at == 15 * MINUTE
+    assert decision.upcoming == decision.announcement
+    assert (decision.reason, decision.units, decision.idle_since) == ("announced", 25, 0.0)
+
+
+def test_a_standing_announcement_is_told_again_until_its_time_with_the_words_that_the_user_was_told():
+    session = observed(announcement=announcement(DOWNGRADED, 16 * MINUTE, 10), last_gpu_activity=MINUTE)
+    decision = decide(IDLE, session, now=12 * MINUTE)
+    assert (decision.tier, decision.units, decision.reason) == (ACTIVE, 25, "announced")
+    assert decision.announcement == decision.upcoming
+    assert (decision.announcement.at, decision.announcement.reason) == (16 * MINUTE, "as told")
+    assert (decision.look_again_at, decision.idle_since) == (16 * MINUTE, MINUTE)
+
+
+def test_a_step_that_has_come_says_which_work_would_make_it_void_and_that_it_was_announced():
+    session = observed(announcement=announcement(DOWNGRADED, 16 * MINUTE, 10), last_gpu_activity=MINUTE)
+    decision = decide(IDLE, session, now=16 * MINUTE)
+    assert (decision.tier, decision.idle_since, decision.look_again_at) == (DOWNGRADED, MINUTE, None)
+    assert decision.announcement == decision.upcoming
+    assert (decision.upcoming.tier, decision.upcoming.at) == (DOWNGRADED, 16 * MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("at", "stands"),
+    [(14 * MINUTE + 59, True), (14 * MINUTE + 58.9, False), (15 * MINUTE + 1, True), (15 * MINUTE + 1.1, False)],
+)
+def test_an_announced_instant_may_differ_by_a_second_from_the_exact_one(at, stands):
+    """Earlier: work has overtaken it. Later: the user may keep the notice, but does not wait longer than that."""
+    decision = decide(IDLE, observed(announcement=announcement(DOWNGRADED, at, 10)), now=10 * MINUTE)
+    assert decision.announcement.at == (at if stands else 15 * MINUTE)
+
+
+def test_a_late_look_shows_when_the_step_will_come_and_an_early_one_when_it_is_due():
+    assert decide(IDLE, observed(), now=10 * MINUTE - 1).upcoming.at == 15 * MINUTE
+    assert decide(IDLE, observed(), now=10 * MINUTE + 7).upcoming.at == 15 * MINUTE + 7
+
+
+def test_a_step_that_is_due_before_its_full_notice_is_told_at_its_exact_instant():
+    """A notice that was cut to half of the wait is not stretched by an early look."""
+    early = decide(Idle(release_after=60, warn_before="5m"), observed(), now=29)
+    assert (early.announcement, early.upcoming.at) == (None, 60)
+
+
+@pytest.mark.parametrize(
+    ("tier", "next_tier", "units", "opening"),
+    [
+        (ACTIVE, DOWNGRADED, 10, "After 15 min without GPU work this server's share shrinks from 0.25 GPU to 0.10 GPU. "
+         "Kernels and their data stay; the next GPU work brings the whole share back."),
+        (DOWNGRADED, RELEASED, 0, "After 45 min without GPU work this server's share of 0.25 GPU is lent to others. "
+         "Kernels and their data stay; the next GPU work brings the share back."),
+        (RELEASED, STOPPED, 0, "After 8 h without GPU work, busy kernels or other activity this server is stopped. "
+         "Files stay; variables in kernels are lost. Any activity keeps it running."),
+    ],
+)  # fmt: skip
+def test_each_step_says_in_whole_sentences_what_is_lost_and_what_is_not(tier, next_tier, units, opening):
+    upcoming = decide(IDLE, observed(tier=tier), now=MINUTE).upcoming
+    assert (upcoming.tier, upcoming.units, upcoming.reason) == (next_tier, units, opening)
+
+
+def test_the_end_of_an_old_server_says_that_work_does_not_help():
+    step = decide(IDLE, observed(gpu_busy=True), now=MINUTE, max_age=HOUR).upcoming
+    assert (step.tier, step.units, step.at) == (STOPPED, 0, HOUR)
+    assert step.reason == (
+        "Servers run for 1 h at most, busy or not, and then are stopped. Files stay; variables in kernels are lost."
+    )
+
+
+def test_a_maximum_age_of_a_second_is_one():
+    assert decide(IDLE, observed(), now=1, max_age=1).announcement.tier is STOPPED
+
+
+def test_the_next_look_is_the_earlier_of_the_step_and_the_notice_of_the_end():
+    """The downgrade is announced at 10 min. The end is announced before it, with it or after it."""
+    for max_age, look in ((14 * MINUTE, 9 * MINUTE), (15 * MINUTE, 10 * MINUTE), (16 * MINUTE, 10 * MINUTE)):
+        assert decide(IDLE, observed(), now=MINUTE, max_age=max_age).look_again_at == look
+    # nothing to look for: the step has come
+    due = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
+    assert decide(IDLE, due, now=15 * MINUTE, max_age=24 * HOUR).look_again_at is None
+
+
+@pytest.mark.parametrize(("tier", "since"), [(ACTIVE, 50.0), (DOWNGRADED, 30.0), (RELEASED, 30.0)])
+def test_only_an_active_session_counts_from_its_tiers_beginning(tier, since):
+    assert observed(tier=tier, tier_since=50.0, last_gpu_activity=30.0).gpu_idle_since == since
+    assert observed(tier=tier, tier_since=20.0, last_gpu_activity=30.0).gpu_idle_since == 30.0
+    assert observed(tier=tier, tier_since=20.0, opened_at=40.0, last_gpu_activity=30.0).gpu_idle_since == 40.0
+    assert observed(tier=RELEASED, tier_since=20.0, opened_at=10.0).gpu_idle_since == 10.0
+
+
+@pytest.mark.parametrize("latest", ["gpu", "hub", "kernel"])
+def test_a_session_is_quiet_since_the_latest_of_its_signs_of_life(latest):
+    signs = {"gpu": 30.0, "hub": 20.0, "kernel": 10.0} | {latest: 90.0}
+    session = observed(
+        last_gpu_activity=signs["gpu"], hub_last_activity=signs["hub"], last_kernel_activity=signs["kernel"]
+    )
+    assert session.quiet_since == 90.0
+    assert replace(session, hub_last_activity=None).quiet_since is None
 
 
 @pytest.mark.parametrize(
@@ -167,7 +263,7 @@ def test_a_template_that_is_gone_changes_nothing_and_says_so():
     session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
     decision = decide(None, session, now=99 * HOUR, max_age=HOUR)
     assert (decision.tier, decision.units, decision.announcement) == (ACTIVE, 25, None)
-    assert "template no longer exists" in decision.reason
+    assert decision.reason == "its template no longer exists"
 
 
 def test_a_changed_template_is_announced_anew():
@@ -238,13 +334,22 @@ def test_what_users_are_told_of_several_gpus():
 def test_an_observation_from_a_report():
     from gpushare_spawner.idle import Observation
 
+    told = announcement(DOWNGRADED, 20.0, 10)
     session = SessionReport(
-        id="ann", user="ann", template="quarter", gpus=("GPU-0",), share_units=25, tier_since=5, effective_units=25,
-        guaranteed_units=25, opened_at=5, waiting=True, last_gpu_activity=7, kernels=None, kernels_busy=None,
+        id="ann", user="ann", template="quarter", gpus=("GPU-0",), share_units=25, tier=RELEASED, tier_since=6,
+        effective_units=3, guaranteed_units=25, opened_at=5, waiting=True, last_gpu_activity=7, kernels=None,
+        kernels_busy=None, last_kernel_activity=8, announcement=told,
     )  # fmt: skip
-    observation = Observation.of(session, hub_last_activity=9)
-    assert observation.share == Share(units=25)
-    assert observation.gpu_busy  # who waits for the GPU is not idle
-    assert observation.kernels_busy == 0
-    assert observation.gpu_idle_since == 7
-    assert observation.quiet_since == 9
+    assert Observation.of(session, hub_last_activity=9) == Observation(
+        share=Share(units=25), tier=RELEASED, tier_since=6, effective_units=3, opened_at=5,
+        gpu_busy=True,  # who waits for the GPU is not idle
+        last_gpu_activity=7, kernels_busy=0, last_kernel_activity=8, hub_last_activity=9, announcement=told,
+    )  # fmt: skip
+    more = session.model_copy(
+        update={"gpus": ("GPU-0", "GPU-1"), "share_units": 100, "waiting": False, "kernels_busy": 2}
+    )
+    observation = Observation.of(more)
+    assert (observation.share, observation.gpu_busy) == (Share(units=100, count=2), False)
+    assert (observation.kernels_busy, observation.hub_last_activity) == (2, None)
+    assert Observation.of(more.model_copy(update={"gpu_busy": True})).gpu_busy
+    assert Observation.of(more.model_copy(update={"gpus": ()})).share.count == 1

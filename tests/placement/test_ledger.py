@@ -193,3 +193,32 @@ def test_another_strategy_can_be_used_and_is_checked():
     for wrong in (("a",), ("b", "b"), ("a", "b")):
         with pytest.raises(LedgerError, match="not possible"):
             ledger.place(Share(50), strategy=Always(wrong))
+
+
+def test_a_strategy_is_not_asked_where_no_gpu_is_of_an_accepted_model():
+    assert two_gpus().place(Share(30), lambda model: False, Always(("a",))) is None
+
+
+def test_a_wrong_choice_is_named_with_the_share():
+    with pytest.raises(LedgerError, match=r"^Always\(gpus=\('a', 'b'\)\) chose a, b for 0\.50 GPU: not possible$"):
+        two_gpus().place(Share(50), strategy=Always(("a", "b")))
+
+
+def test_a_full_gpu_has_nothing_free_and_nothing_unowned_and_neither_has_an_unknown_one():
+    ledger = two_gpus(active("s", "a", 100))
+    assert (ledger.free_units("a"), ledger.unowned_units("a")) == (0, 0)
+    assert (ledger.free_units("lost"), ledger.unowned_units("lost")) == (0, 0)
+    over = two_gpus(active("s", "a", 100), active("t", "a", 30))
+    assert (over.free_units("a"), over.unowned_units("a")) == (0, 0)
+
+
+def test_the_check_names_the_gpu_and_what_is_wrong_with_it():
+    ledger = Ledger.of([report("n", [gpu("a", 3)], [active("s", "a", 60), active("t", "a", 60)])])
+    with pytest.raises(LedgerError, match=r"^GPU 3 of n \(a\): 120 units are owned, its capacity is 100$"):
+        ledger.check()
+    ledger = Ledger.of([report("n", [gpu("a", 3)], [active("s", "a", 60)])])
+    ledger.room.update("a", 41, 40)
+    with pytest.raises(
+        LedgerError, match=r"^GPU 3 of n \(a\): 41 unowned and 40 free units are out of step with its sessions$"
+    ):
+        ledger.check()

@@ -1,0 +1,52 @@
+"""What one session holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushare_spawner.placement import Holding
+from tests.placement.reports import active, session
+
+
+@pytest.mark.parametrize(
+    ("numbers", "complaint"),
+    [
+        ({"share_units": 0}, "ann: a share has 1 to 100 units, not 0"),
+        ({"share_units": 101}, "ann: a share has 1 to 100 units, not 101"),
+        ({"share_units": 10, "borrowed_units": 11}, "ann: borrowed_units is 11, outside 0 to 10"),
+        ({"share_units": 10, "borrowed_units": -1}, "ann: borrowed_units is -1, outside 0 to 10"),
+        ({"share_units": 10, "effective_units": 11}, "ann: effective_units is 11, outside 0 to 10"),
+    ],
+)
+def test_contradictory_numbers_are_refused_with_the_session_and_the_number(numbers, complaint):
+    with pytest.raises(ValueError, match=f"^{complaint}$"):
+        Holding("ann", ("a",), **numbers)
+
+
+def test_the_bounds_themselves_are_allowed():
+    assert Holding("ann", ("a",), 1).owned_units == 1
+    assert Holding("ann", ("a",), 100, borrowed_units=100, effective_units=100).owned_units == 0
+
+
+def test_a_holding_is_what_the_agent_reports():
+    held = active("ann", ("a", "b"), 40, borrowed=15, opened_at=3.0).with_effective(5)
+    assert Holding.of(session(held)) == held
+    assert Holding.of(session(active("ann", "a", 1))) == active("ann", "a", 1)
+
+
+def test_a_session_without_gpus_or_without_units_holds_nothing():
+    report = session(active("ann", "a", 40))
+    assert Holding.of(report.model_copy(update={"gpus": ()})) is None
+    assert Holding.of(report.model_copy(update={"share_units": 0})) is None
+
+
+def test_numbers_beyond_the_share_are_cut_to_it_and_a_gpu_counts_once():
+    report = session(active("ann", "a", 40)).model_copy(
+        update={"gpus": ("a", "b", "a"), "borrowed_units": 50, "effective_units": 60}
+    )
+    assert Holding.of(report) == Holding("ann", ("a", "b"), 40, borrowed_units=40, effective_units=40)
+
+
+def test_the_older_session_comes_first_and_the_name_decides_between_equals():
+    old, young, other = (active(name, "a", 1, opened_at=at) for name, at in (("z", 1.0), ("a", 2.0), ("b", 2.0)))
+    assert sorted([other, young, old], key=lambda held: held.age) == [old, young, other]
