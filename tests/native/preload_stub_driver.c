@@ -125,6 +125,46 @@ EXPORT int cuMemsetD8_v2_ptds(uint64_t at, unsigned char value, size_t n) {
 EXPORT int cuGraphLaunch(void *exec, void *stream) {
     return 10000;
 }
+
+/* CUDA 13.1 to 13.4 */
+EXPORT int cuMemcpyWithAttributesAsync(uint64_t to, uint64_t from, size_t bytes, void *attributes, void *stream) {
+    return 13020;
+}
+EXPORT int cuMemcpyWithAttributesAsync_ptsz(uint64_t to, uint64_t from, size_t bytes, void *attributes, void *stream) {
+    return 13021;
+}
+EXPORT int cuMemcpy3DWithAttributesAsync(void *copy, unsigned long long flags, void *stream) {
+    return 13022;
+}
+/* A stream, an event or a context is whatever the program says; one capture at a time. */
+static void *captured;
+EXPORT int cuStreamBeginRecaptureToGraph(void *stream, int mode, void *graph, void *callback, void *data) {
+    captured = stream;
+    return 0;
+}
+EXPORT int cuStreamEndCapture(void *stream, void **graph) {
+    captured = NULL;
+    return 0;
+}
+EXPORT int cuStreamBeginCaptureToCig(void *stream, void *parameters) {
+    captured = stream;
+    return 0;
+}
+EXPORT int cuStreamEndCaptureToCig(void *stream) {
+    captured = NULL;
+    return 0;
+}
+EXPORT int cuStreamIsCapturing(void *stream, int *status) {
+    *status = stream && stream == captured;
+    return 0;
+}
+EXPORT int cuStreamGetCtx(void *stream, void **context) {
+    return cuCtxGetCurrent(context);
+}
+EXPORT int cuGraphAddNode_v3(void *node, void *graph, const void *after, const void *edges, size_t count,
+                             void *params) {
+    return 0;
+}
 EXPORT int cuStreamQuery(void *stream) {
     return 2000;
 } /* one that the library does not wrap */
@@ -150,6 +190,9 @@ static void *answer(const char *symbol, int version, uint64_t flags) {
         return twin && version >= 7000 ? (void *)cuMemsetD8_v2_ptds : (void *)cuMemsetD8_v2;
     if (strcmp(symbol, "cuGraphLaunch") == 0)
         return version >= 99000 ? (void *)graph_launch_of_the_future : (void *)cuGraphLaunch;
+    if (strcmp(symbol, "cuMemcpyWithAttributesAsync") == 0)
+        return twin ? (void *)cuMemcpyWithAttributesAsync_ptsz : (void *)cuMemcpyWithAttributesAsync;
+    if (strcmp(symbol, "cuGraphAddNode") == 0) return version >= 13040 ? (void *)cuGraphAddNode_v3 : NULL;
     if (strcmp(symbol, "cuGraphUpload") == 0) return (void *)graph_upload;
     if (strcmp(symbol, "cuStreamQuery") == 0) return (void *)cuStreamQuery;
     if (strcmp(symbol, "cuInit") == 0) return (void *)cuInit;

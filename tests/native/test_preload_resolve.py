@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.native import build, preload_library
-from tests.native.preload_agent import GenerousAgent
+from tests.native.preload_agent import GenerousAgent, ScriptedAgent
 from tests.native.preload_stub import compile_library
 
 if TYPE_CHECKING:
@@ -103,6 +104,52 @@ say([[ours(p), called(p)] for p in (ask("cuGraphUpload", 12000)[1],)])
     assert client.hear() == [[True, 10000], [False, 99000]], "a form of unknown ABI is passed through"
     assert client.hear() == [[True, 11010]]
     client.end()
+
+
+def test_functions_of_cuda_13_2_and_later_are_gated_or_watched(
+    start: Start, stub_folder: Path, socket_path: Path
+) -> None:
+    """Copies wait for the lease, but not in a stream that is being captured; a memory node is seen."""
+    agent = ScriptedAgent(socket_path, [bytes([7]) * 16], total=1 << 40)
+    client = start(
+        ASKING
+        + """
+library.cuInit(0)
+one, two = c.c_void_p(64), c.c_void_p(128)
+none = (c.c_uint64(0), c.c_uint64(0), c.c_size_t(0), None)
+copy = library.cuMemcpyWithAttributesAsync
+other = ask("cuMemcpyWithAttributesAsync", 13020, 2)[1]
+say([ours(by_name("cuMemcpyWithAttributesAsync")), ours(other), ours(ask("cuGraphAddNode", 13040)[1])])
+library.cuStreamBeginRecaptureToGraph(one, c.c_int(0), None, None, None)
+say(copy(*none, one))
+library.cuStreamEndCapture(one, None)
+library.cuStreamBeginCaptureToCig(two, None)
+say(library.cuMemcpy3DWithAttributesAsync(None, c.c_uint64(0), two))
+library.cuStreamEndCaptureToCig(two)
+hear()
+say(copy(*none, two))
+hear()
+say(c.CFUNCTYPE(c.c_int, c.c_uint64, c.c_uint64, c.c_size_t, c.c_void_p, c.c_void_p)(other)(0, 0, 0, None, one))
+library.cuGraphAddNode_v3(None, None, None, None, c.c_size_t(0), c.byref(c.c_int(10)))
+available, total = c.c_size_t(), c.c_size_t()
+library.cuMemGetInfo_v2(c.byref(available), c.byref(total))
+say(total.value - available.value)
+hear()
+""",
+        LD_LIBRARY_PATH=str(stub_folder),
+        STUB_CONTEXT="1",
+    )
+    peer = agent.peer()
+    assert client.hear() == [True, True, True]
+    assert [client.hear(), client.hear()] == [13020, 13022], "captured work is recorded, not done"
+    client.say()
+    request = peer.expect(Kind.REQUEST)
+    peer.grant(request.gpu, 1)
+    assert client.hear() == 13020
+    client.say()
+    assert client.hear() == 13021
+    assert client.hear() == 5 << 20, "what the driver says that graphs have reserved"
+    agent.stop()
 
 
 @pytest.mark.parametrize("off", [{"GPUSHARE_DISABLE": "1"}, {"GPUSHARE_SOCKET": None}])

@@ -147,6 +147,38 @@ CUresult wrapped_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph
 }
 EXPORTED(cuStreamBeginCaptureToGraph_ptsz);
 
+CUresult wrapped_cuStreamBeginRecaptureToGraph(CUstream stream, int mode, CUgraph graph, void *callback, void *data) {
+    BEGIN(stream, real.cuStreamBeginRecaptureToGraph(stream, mode, graph, callback, data));
+}
+EXPORTED(cuStreamBeginRecaptureToGraph);
+CUresult wrapped_cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, int mode, CUgraph graph, void *callback,
+                                                    void *data) {
+    BEGIN(own(stream), real.cuStreamBeginRecaptureToGraph_ptsz(stream, mode, graph, callback, data));
+}
+EXPORTED(cuStreamBeginRecaptureToGraph_ptsz);
+
+/* CUDA in graphics: the stream's work goes into a command list of a graphics API, which runs it later. */
+CUresult wrapped_cuStreamBeginCaptureToCig(CUstream stream, void *parameters) {
+    BEGIN(stream, real.cuStreamBeginCaptureToCig(stream, parameters));
+}
+EXPORTED(cuStreamBeginCaptureToCig);
+CUresult wrapped_cuStreamBeginCaptureToCig_ptsz(CUstream stream, void *parameters) {
+    BEGIN(own(stream), real.cuStreamBeginCaptureToCig_ptsz(stream, parameters));
+}
+EXPORTED(cuStreamBeginCaptureToCig_ptsz);
+CUresult wrapped_cuStreamEndCaptureToCig(CUstream stream) {
+    CUresult result = real.cuStreamEndCaptureToCig(stream);
+    if (result == CUDA_SUCCESS) capture_forget(stream);
+    return result;
+}
+EXPORTED(cuStreamEndCaptureToCig);
+CUresult wrapped_cuStreamEndCaptureToCig_ptsz(CUstream stream) {
+    CUresult result = real.cuStreamEndCaptureToCig_ptsz(stream);
+    if (result == CUDA_SUCCESS) capture_forget(own(stream));
+    return result;
+}
+EXPORTED(cuStreamEndCaptureToCig_ptsz);
+
 /* A capture is over whether EndCapture succeeds or says that the capture was invalid; not if there was none. */
 #define END(stream, call)                                                                                              \
     bool capturing = is_capturing(stream);                                                                             \

@@ -38,6 +38,14 @@ WRAPPED(cuStreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph", 12030, 0,
         (CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, int mode))
 WRAPPED(cuStreamBeginCaptureToGraph_ptsz, "cuStreamBeginCaptureToGraph", 12030, 1,
         (CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count, int mode))
+WRAPPED(cuStreamBeginRecaptureToGraph, "cuStreamBeginRecaptureToGraph", 13030, 0,
+        (CUstream stream, int mode, CUgraph graph, void *callback, void *data))
+WRAPPED(cuStreamBeginRecaptureToGraph_ptsz, "cuStreamBeginRecaptureToGraph", 13030, 1,
+        (CUstream stream, int mode, CUgraph graph, void *callback, void *data))
+WRAPPED(cuStreamBeginCaptureToCig, "cuStreamBeginCaptureToCig", 13010, 0, (CUstream stream, void *parameters))
+WRAPPED(cuStreamBeginCaptureToCig_ptsz, "cuStreamBeginCaptureToCig", 13010, 1, (CUstream stream, void *parameters))
+WRAPPED(cuStreamEndCaptureToCig, "cuStreamEndCaptureToCig", 13010, 0, (CUstream stream))
+WRAPPED(cuStreamEndCaptureToCig_ptsz, "cuStreamEndCaptureToCig", 13010, 1, (CUstream stream))
 WRAPPED(cuStreamEndCapture, "cuStreamEndCapture", 10000, 0, (CUstream stream, CUgraph *out))
 WRAPPED(cuStreamEndCapture_ptsz, "cuStreamEndCapture", 10000, 1, (CUstream stream, CUgraph *out))
 WRAPPED(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, 0, (CUstream stream, CUevent event, unsigned flags))
@@ -83,6 +91,9 @@ WRAPPED(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode", 11040, 0,
 WRAPPED(cuGraphAddNode, "cuGraphAddNode", 12020, 0,
         (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, size_t count, CUgraphNodeParams *params))
 WRAPPED(cuGraphAddNode_v2, "cuGraphAddNode", 12030, 0,
+        (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count,
+         CUgraphNodeParams *params))
+WRAPPED(cuGraphAddNode_v3, "cuGraphAddNode", 13040, 0,
         (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count,
          CUgraphNodeParams *params))
 

@@ -126,6 +126,13 @@ STREAMED(cuMemDiscardAndPrefetchBatchAsync, "cuMemDiscardAndPrefetchBatchAsync",
          (CUdeviceptr * at, size_t *sizes, size_t count, CUmemLocation *locations, size_t *indices, size_t n,
           unsigned long long flags, CUstream s),
          (at, sizes, count, locations, indices, n, flags, s), s)
+STREAMED(cuMemcpyWithAttributesAsync, "cuMemcpyWithAttributesAsync", 13020, 13020,
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes, void *attributes, CUstream s),
+         (to, from, bytes, attributes, s), s)
+STREAMED(cuMemcpy3DWithAttributesAsync, "cuMemcpy3DWithAttributesAsync", 13020, 13020,
+         (void *copy, unsigned long long flags, CUstream s), (copy, flags, s), s)
+STREAMED(cuFabricCpyBatchAsync, "cuFabricCpyBatchAsync", 13050, 13050,
+         (size_t count, void *copies, unsigned long long flags, CUstream s), (count, copies, flags, s), s)
 STREAMED(cuMemMapArrayAsync, "cuMemMapArrayAsync", 11010, 11010, (void *list, unsigned count, CUstream s),
          (list, count, s), s)
 

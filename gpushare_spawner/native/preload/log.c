@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@ uint64_t now_ns(void) {
 }
 
 /* GPUSHARE_LOG as it was at the first line or cuInit, whichever came first: the program may change its environment. */
-static pthread_once_t prepared = PTHREAD_ONCE_INIT;
+static _Atomic bool prepared;
 static enum log_level chosen = LOG_ERROR;
 static char *log_path;
 
@@ -35,7 +36,15 @@ static void prepare(void) {
 }
 
 void log_prepare(void) {
-    pthread_once(&prepared, prepare);
+    /* not pthread_once, which is in libpthread before glibc 2.34: see late_libc.h */
+    static pthread_mutex_t preparing = PTHREAD_MUTEX_INITIALIZER;
+    if (atomic_load_explicit(&prepared, memory_order_acquire)) return;
+    pthread_mutex_lock(&preparing);
+    if (!prepared) {
+        prepare();
+        atomic_store_explicit(&prepared, true, memory_order_release);
+    }
+    pthread_mutex_unlock(&preparing);
 }
 
 void log_line(enum log_level level, const char *format, ...) {

@@ -280,6 +280,13 @@ CUresult wrapped_cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgrap
 }
 EXPORTED(cuGraphAddNode_v2);
 
+CUresult wrapped_cuGraphAddNode_v3(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, const void *edges,
+                                   size_t count, CUgraphNodeParams *params) {
+    if (params && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) graph_memory_seen();
+    return real.cuGraphAddNode_v3(out, graph, after, edges, count, params);
+}
+EXPORTED(cuGraphAddNode_v3);
+
 void plain_memory_forget(void) {
     physicals = NULL;
     mappings = NULL;
