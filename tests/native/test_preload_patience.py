@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,3 +131,59 @@ def test_a_lost_connection_is_tried_again_less_and_less_often(
     agent.stop()
     client.say()
     client.end()
+
+
+@pytest.mark.parametrize("pace", [None, 0.001], ids=["at the gate", "for the window of a pace"])
+def test_interrupt_reaches_a_python_program_that_waits_to_launch(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes], pace: float | None
+) -> None:
+    """KeyboardInterrupt within a second of SIGINT, though the lease is withheld; and the next launch waits again."""
+    client = start("""
+        d = Driver()
+        spin = d.kernel("spin")
+        try:
+            while True:
+                d.launch(spin, c.c_uint64(3_000_000_000))
+        except KeyboardInterrupt:
+            say("interrupted")
+        for _ in range(40):
+            d.launch(spin, c.c_uint64(1000))
+        say("ran")
+        hear()
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    if pace:
+        peer.grant(gpus[0], 1, pace=pace)
+    time.sleep(0.3)
+    began = time.monotonic()
+    client.process.send_signal(signal.SIGINT)
+    assert client.hear() == "interrupted"
+    assert time.monotonic() - began < 1.0
+    if not pace:
+        peer.nothing(0.5, skip=(Kind.MEMORY, Kind.REQUEST))
+        assert not select.select([client.process.stdout], [], [], 0)[0], "it runs without a lease from now on"
+        peer.grant(gpus[0], 1)
+        assert client.hear() == "ran"
+
+
+def test_program_with_a_timer_does_not_pass_the_gate_at_each_tick(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    client = start("""
+        import signal
+        d = Driver()
+        spin = d.kernel("spin")
+        launched = 0
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+        threading.Thread(target=lambda: (hear(), say(launched), os._exit(0)), daemon=True).start()
+        while True:
+            d.launch(spin, c.c_uint64(1000))
+            launched += 1
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    time.sleep(2.5)
+    client.say()
+    assert client.hear() <= 2 * 16, "one interruption at once, one a second later, the next after two more"

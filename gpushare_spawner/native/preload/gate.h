@@ -48,7 +48,9 @@ struct passage {
     struct lane *paced;        /* of a launch that the pace has admitted and that is being made; else NULL */
     struct pace *pace;
     uint32_t pace_generation;
-    CUcontext context; /* current, if known */
+    uint32_t let_through; /* launches that go without a lease, since a signal interrupted a wait; */
+    uint64_t let_until;   /* until then */
+    CUcontext context;    /* current, if known */
     struct passage *next;
     _Atomic bool used;
     _Atomic uint64_t launches[MAX_GPUS]; /* calls that put work on a GPU */

@@ -2,11 +2,10 @@
 #include "pace.h"
 
 #include <errno.h>
-#include <linux/futex.h>
+#include <poll.h>
 #include <pthread.h>
-#include <sys/syscall.h>
+#include <signal.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "capture.h"
 #include "contexts.h"
@@ -233,7 +232,7 @@ static void escape(struct gpu *gpu, struct pace *pace, uint64_t now, uint64_t wa
 
 /* ---- without it ---- */
 
-bool pace_admits(struct passage *passage, struct lane *lane) {
+bool pace_admits(struct passage *passage, struct lane *lane, bool through) {
     struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
     struct pace *pace = &paces[gpu->index];
     if (!atomic_load_explicit(&pace->nanoseconds, memory_order_relaxed)) return true;
@@ -246,7 +245,8 @@ bool pace_admits(struct passage *passage, struct lane *lane) {
             pthread_mutex_unlock(&pace->lock);
         }
         /* while anything is being captured no event may be put anywhere, so that nobody could say when there is room */
-        if ((uint32_t)account >= atomic_load(&pace->window) + atomic_load(&pace->extra) && !captures_in_progress())
+        if ((uint32_t)account >= atomic_load(&pace->window) + atomic_load(&pace->extra) && !through &&
+            !captures_in_progress())
             return false;
     } while (!atomic_compare_exchange_weak(&pace->account, &account, account + 1));
     if (!(uint32_t)account) atomic_store(&pace->busy_since, now_ns());
@@ -284,11 +284,23 @@ void pace_left(struct passage *passage) {
     errno = kept;
 }
 
-void pace_wait(struct gpu *gpu, struct lane *lane) {
+/* All signals but those that a fault of the thread itself raises. */
+static void block_signals(sigset_t *before) {
+    sigset_t most;
+    sigfillset(&most);
+    const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&most, faults[i]);
+    pthread_sigmask(SIG_BLOCK, &most, before);
+}
+
+bool pace_wait(struct gpu *gpu, struct lane *lane) {
     struct pace *pace = &paces[gpu->index];
-    uint64_t waiting_since = now_ns();
+    uint64_t waiting_since = now_ns(), unknown = SHORT_SLEEP;
     int kept = errno;
-    while (atomic_load(&gpu->open) && atomic_load(&pace->nanoseconds)) {
+    bool interrupted = false;
+    sigset_t before;
+    block_signals(&before); /* one that comes outside of ppoll would not be noticed */
+    while (!interrupted && atomic_load(&gpu->open) && atomic_load(&pace->nanoseconds)) {
         captures_hold_off();
         pthread_mutex_lock(&pace->lock);
         bool capturing = captures_in_progress();
@@ -296,17 +308,18 @@ void pace_wait(struct gpu *gpu, struct lane *lane) {
         uint32_t room = atomic_load(&pace->window) + atomic_load(&pace->extra), segment = atomic_load(&pace->segment);
         bool free = outstanding(pace) + segment <= room;
         if (!free) escape(gpu, pace, now_ns(), waiting_since);
-        uint64_t sleep = pace->launch_time * segment / 2;
+        uint64_t sleep = pace->launch_time ? pace->launch_time * segment / 2 : (unknown *= 2);
         pthread_mutex_unlock(&pace->lock);
         captures_let_on();
         if (free || capturing) break;
         if (sleep < SHORT_SLEEP) sleep = SHORT_SLEEP;
         if (sleep > LONG_SLEEP) sleep = LONG_SLEEP;
         struct timespec timeout = {0, (long)sleep};
-        /* a shut gate ends it */
-        syscall(SYS_futex, &gpu->open, FUTEX_WAIT_PRIVATE, 1, &timeout, NULL, 0);
+        interrupted = ppoll(NULL, 0, &timeout, &before) != 0 && errno == EINTR;
     }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     errno = kept;
+    return interrupted;
 }
 
 void pace_lane_gone(struct lane *lane, bool with_context) {

@@ -44,12 +44,13 @@ bool pace_is_set(const struct gpu *gpu);
 /* Let a few more launches through, which may be what the queued work waits for. */
 void pace_relax(struct gpu *gpu);
 
-/* A launch into the lane: true if it may go, and is counted until pace_left. No lock but at a lane's first launch. */
-bool pace_admits(struct passage *passage, struct lane *lane);
+/* A launch into the lane: true if it may go, and is counted until pace_left. `through`: it goes, whatever the window
+ * is. No lock but at a lane's first launch. */
+bool pace_admits(struct passage *passage, struct lane *lane, bool through);
 
-/* Wait until the window has room, the gate is shut or the pace is gone. Not inside the gate. Records and queries
- * events. */
-void pace_wait(struct gpu *gpu, struct lane *lane);
+/* Wait until the window has room, the gate is shut, the pace is gone, or a signal has interrupted: then true. Not
+ * inside the gate. Records and queries events. */
+bool pace_wait(struct gpu *gpu, struct lane *lane);
 
 /* The launch that was admitted has been made. May record and query events. */
 void pace_left(struct passage *passage);
