@@ -25,6 +25,7 @@ from gpushare_spawner.agent.known_gpus import KnownGpus, all_gpus
 from gpushare_spawner.agent.kubernetes_options import Unusable
 from gpushare_spawner.agent.lock import AlreadyRunning
 from gpushare_spawner.agent.node import Node, NodeSettings
+from gpushare_spawner.agent.priority import prefer_this_thread
 from gpushare_spawner.agent.session_folder import PathTooLong
 from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
@@ -141,6 +142,7 @@ async def _serve(options: argparse.Namespace) -> None:
     state_dir = Path(os.path.abspath(options.state_dir or (cluster.host_dir if cluster else _default_state_dir())))
     control_path = options.control_socket or Path(os.environ.get("GPUSHARE_CONTROL") or state_dir / "control.sock")
     allow_many()
+    prefer_this_thread()
     async with contextlib.AsyncExitStack() as stack:
         folder = StateFolder(state_dir)
         stack.callback(folder.close)
