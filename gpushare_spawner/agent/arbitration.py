@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from gpushare_spawner.agent.delivery import Delivery, Pids, Source
 from gpushare_spawner.agent.gpus import Gpu
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 
 NANOSECONDS = 1_000_000_000
+LOOK_AGAIN, LOOK_SELDOM = 0.1, 5.0
+"""Seconds after which a process that left is looked at again, at first and at last: one that ends closes its socket
+before it is gone."""
 RENEW_EVERY = 10.0
 """Seconds; a client that waits and hears nothing for 30 s lets its work run."""
 
@@ -42,7 +46,9 @@ class GpuArbitration:
         settings: ArbiterSettings,
         clock: Callable[[], float] | None = None,
         call_at: Callable[[float, Callable[[], None]], Handle] | None = None,
+        source: Source | None = None,
     ) -> None:
+        """`source`: the driver, which tells what each process got of the GPU; None: go by bursts alone."""
         loop = asyncio.get_running_loop() if clock is None or call_at is None else None
         self.gpu = gpu
         # the simulator's contexts take no device memory
@@ -57,6 +63,12 @@ class GpuArbitration:
         """The lease that a client was given last, and when."""
         self._shown: dict[int, int | None] = {}
         """Bytes that the driver last showed for a client's process."""
+        self._paced: set[int] = set()
+        """Clients that know what a pace is."""
+        self._pids = Pids()
+        self._look_again: Handle | None = None
+        self._look_in = LOOK_AGAIN
+        self._delivery = Delivery(gpu, source, self) if source is not None else None
         self._timer: Handle | None = None
         self._due: float | None = None
 
@@ -71,11 +83,15 @@ class GpuArbitration:
 
     def remove_session(self, session: str) -> None:
         """A session goes. Its clients must have left."""
+        self._pids.forget(session)
         self._carry_out(self._arbiter.remove_session(session, self._clock()))
 
-    def join(self, client: Client, session: str) -> None:
-        """A CUDA process of the session is there."""
+    def join(self, client: Client, session: str, pid: int = 0, paced: bool = False) -> None:
+        """A CUDA process of the session is there. `pid` 0: unknown. `paced`: it knows what a pace is."""
         self._clients[client.number] = client
+        self._pids.joined(client.number, session, pid)
+        if paced:
+            self._paced.add(client.number)
         self._carry_out(self._arbiter.connect(client.number, session, self._clock()))
 
     def leave(self, client: Client) -> None:
@@ -84,7 +100,11 @@ class GpuArbitration:
             self._waits.pop(client.number, None)
             self._granted.pop(client.number, None)
             self._shown.pop(client.number, None)
-            self._carry_out(self._arbiter.disconnect(client.number, self._clock()))
+            self._paced.discard(client.number)
+            alive = self._pids.left(client.number)
+            self._carry_out(self._arbiter.disconnect(client.number, self._clock(), alive=alive))
+            self._look_in = LOOK_AGAIN
+            self._look_for_ended()
 
     def device_memory(self, amounts: Mapping[int, int | None]) -> None:
         """What the driver shows for the clients' processes on this GPU, in bytes, by client number; None: nothing.
@@ -127,6 +147,18 @@ class GpuArbitration:
                 raise ValueError(f"{frame.kind.name} is no frame for the arbiter")
         self._carry_out(decisions)
 
+    @property
+    def contended(self) -> bool:
+        """Whether several sessions have work, or had a moment ago."""
+        return self._arbiter.contended
+
+    def delivered(self, seconds_ago: tuple[float, float], busy: Mapping[int, float]) -> None:
+        """The driver's sample: from when to when, in seconds before now, and each process's seconds on the GPU by
+        pid."""
+        now = self._clock()
+        since, until = (now - seconds for seconds in seconds_ago)
+        self._carry_out(self._arbiter.delivered(since, until, self._pids.by_session(busy), now))
+
     def view(self, session: str) -> SessionView:
         """What the arbiter knows about a session."""
         return self._arbiter.session_view(session)
@@ -141,8 +173,11 @@ class GpuArbitration:
 
     def close(self) -> None:
         """No more timers."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._look_again):
+            if timer is not None:
+                timer.cancel()
+        if self._delivery is not None:
+            self._delivery.close()
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -151,16 +186,38 @@ class GpuArbitration:
             if client is None:
                 continue
             match decision:
-                case Grant(lease=lease, quantum=quantum, prefetch=prefetch):
+                case Grant(lease=lease, quantum=quantum, prefetch=prefetch, pace=pace):
                     self._waits.pop(client.number, None)
                     if self._granted.get(client.number, (0, 0))[0] != lease:  # else it is told again of the same one
                         self._granted[client.number] = (lease, self._clock())
-                    client.send(Kind.GRANT, lease, round(quantum * NANOSECONDS), prefetch, gpu=self._raw)
+                    fields: tuple[int, ...] = (lease, round(quantum * NANOSECONDS), prefetch)
+                    if client.number in self._paced:
+                        fields = (*fields, round(pace * NANOSECONDS))
+                    client.send(Kind.GRANT, *fields, gpu=self._raw)
                 case Revoke(lease=lease, page_out=amount, reason=reason):
                     client.send(Kind.REVOKE, lease, amount, int(reason), gpu=self._raw)
                 case PageOut(amount=amount):
                     client.send(Kind.PAGE_OUT, amount, gpu=self._raw)
+        for change in self._arbiter.paces():
+            assert isinstance(change.client, int)
+            if change.client in self._paced:
+                self._clients[change.client].send(
+                    Kind.GRANT, change.lease, 0, 0, round(change.seconds * NANOSECONDS), gpu=self._raw
+                )
+        if self._delivery is not None and self._arbiter.contended:
+            self._delivery.wanted()
         self._set_timer()
+
+    def _look_for_ended(self) -> None:
+        """Tell the arbiter of processes that have ended since they left, for as long as there are any that live on."""
+        if self._look_again is not None:
+            self._look_again.cancel()
+        self._look_again = None
+        for number, session in self._pids.ended():
+            self._carry_out(self._arbiter.process_ended(number, session, self._clock()))
+        if self._pids.waiting and self._look_again is None:
+            self._look_again = self._call_at(self._clock() + self._look_in, self._look_for_ended)
+            self._look_in = min(LOOK_SELDOM, 2 * self._look_in)
 
     def _set_timer(self) -> None:
         wakeups = [since + RENEW_EVERY for since in self._waits.values()]

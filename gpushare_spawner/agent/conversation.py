@@ -21,7 +21,7 @@ MEMORY_EVERY = 0.01
 """Seconds; what a session's processes say about their memory is dealt with this often, and of each process the last."""
 MEMORY_AT_ONCE = 4
 """Processes whose memory is dealt with then; the others' turn is next."""
-AGENT_FEATURES = Feature.DELIVERED | Feature.RESERVE
+AGENT_FEATURES = Feature.PACE | Feature.DELIVERED | Feature.RESERVE
 """What this agent can do, for WELCOME."""
 
 
@@ -187,7 +187,8 @@ class Conversation:
             session.cuda.add(connection)
             self._limits.join(connection, frame.fields[1])
             for gpu in session.gpus:
-                self._around.arbitrations[gpu.uuid].join(connection, session.id)
+                paced = Feature.PACE in connection.features
+                self._around.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.pid, paced)
         else:
             session.observers.add(connection)
             if record.announcement is not None:

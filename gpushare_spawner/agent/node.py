@@ -74,7 +74,7 @@ class Node:
         self.settings = settings
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
         self.arbitrations: Mapping[str, GpuArbitration] = {
-            uuid: GpuArbitration(gpu, settings.arbiter) for uuid, gpu in self.gpus.items()
+            uuid: GpuArbitration(gpu, settings.arbiter, source=source) for uuid, gpu in self.gpus.items()
         }
         self.store = Store(folder.records)
         self._folder = folder

@@ -1,7 +1,7 @@
 """Who may run on a GPU now. A pure state machine: time comes in as an argument, decisions go out. docs/arbiter.md
 explains it."""
 
-from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
 from gpushare_spawner.arbiter.session import SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
@@ -12,6 +12,7 @@ __all__ = [
     "Decision",
     "GpuArbiter",
     "Grant",
+    "Pace",
     "PageOut",
     "Revoke",
     "RevokeReason",

@@ -36,6 +36,8 @@ class Grant:
     `Revoke`."""
     prefetch: int
     """Bytes to page in before the first launch; 0: none."""
+    pace: float = 0.0
+    """Seconds of work that the client may queue on the GPU; 0: no bound."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,16 @@ class PageOut:
     client: ClientId
     amount: int
     """Bytes."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A holder is to queue no more than so much work on the GPU from now on. Helps others, and decides nothing."""
+
+    client: ClientId
+    lease: int
+    seconds: float
+    """0: no bound."""
 
 
 Decision: TypeAlias = Grant | Revoke | PageOut

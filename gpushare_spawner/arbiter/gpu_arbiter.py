@@ -6,15 +6,21 @@ they are to be sent. Unknown clients and sessions raise KeyError; stale, doubled
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count
 
 from gpushare_spawner.arbiter.charging import Charging
-from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
+from gpushare_spawner.arbiter.nested_sets import NestedSets
 from gpushare_spawner.arbiter.quantum import HandOffCost
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.schedule import INSTANT, Choice, Schedule
 from gpushare_spawner.arbiter.session import Client, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
+
+EXPECTED = 0.05
+"""Seconds for which a client that was held back and gave its lease back keeps its place without having asked again."""
 
 
 class GpuArbiter:
@@ -27,8 +33,11 @@ class GpuArbiter:
         self._roster = Roster(vram_bytes, settings)
         self._residency = self._roster.residency
         self._charging = Charging(self._roster, settings)
+        self._accounts = self._charging.accounts
         self._cost = HandOffCost(settings)
-        self._schedule = Schedule(self._roster, self._charging.fair, self._cost, settings)
+        self._schedule = Schedule(self._roster, self._accounts, self._cost, settings)
+        self._nested = NestedSets(self._accounts, settings)
+        self._contended_at = float("-inf")
         self._leases = count(1)
         self._wakeup: float | None = None
 
@@ -42,7 +51,7 @@ class GpuArbiter:
         self._advance(now)
         added = Session(session, weight)
         self._roster.sessions[session] = added
-        self._charging.fair.add(session, added.weight)
+        self._accounts.add(session, added.weight)
         return self._decide()
 
     def set_weight(self, session: str, weight: int, now: float) -> list[Decision]:
@@ -55,7 +64,7 @@ class GpuArbiter:
         self._check_weight(weight)
         self._advance(now)
         known.share = weight
-        self._charging.fair.set_weight(session, known.weight)
+        self._accounts.set_weight(session, known.weight)
         decisions: list[Decision] = []
         if weight == 0:
             for client in known.clients.values():
@@ -70,7 +79,8 @@ class GpuArbiter:
         for client in list(known.clients.values()):
             self._roster.forget(client)
         del self._roster.sessions[session]
-        self._charging.forget(session)
+        self._accounts.remove(session)
+        self._nested.forget(session)
         self._cost.forget(session)
         return self._decide()
 
@@ -82,11 +92,25 @@ class GpuArbiter:
         self._advance(now)
         return self._decide()
 
-    def disconnect(self, client: ClientId, now: float) -> list[Decision]:
-        """The process left, or crashed: its lease is free and its memory is gone."""
+    def disconnect(self, client: ClientId, now: float, alive: bool = False) -> list[Decision]:
+        """The client left, or crashed: its lease is free and its memory is gone.
+
+        `alive`: its process goes on. Where it held a lease it is taken to compute until `process_ended`, or for
+        `revoke_timeout`: leaving does not end the work on the GPU.
+        """
         known = self._roster.client(client)
         self._advance(now)
+        if alive and known.lease:
+            known.session.left_behind[client] = self._roster.now + self._settings.revoke_timeout
         self._roster.forget(known)
+        return self._decide()
+
+    def process_ended(self, client: ClientId, session: str, now: float) -> list[Decision]:
+        """The process of a client that left alive has ended. Nothing for one that is not known any more."""
+        known = self._roster.sessions.get(session)
+        self._advance(now)
+        if known is not None:
+            known.left_behind.pop(client, None)
         return self._decide()
 
     def memory(self, client: ClientId, managed: int, plain: int, now: float) -> list[Decision]:
@@ -144,7 +168,6 @@ class GpuArbiter:
         if lease and lease == known.lease and known.quiet_since is None:
             quiet_seconds = min(max(0.0, quiet_seconds), self._roster.now - known.burst_since)
             self._roster.report_busy(known, busy_seconds)
-            self._charging.refund(known, quiet_seconds)
             self._roster.quiet(known, self._roster.now - quiet_seconds)
         return self._decide()
 
@@ -164,6 +187,9 @@ class GpuArbiter:
             again = known.again
             self._roster.report_busy(known, busy_seconds)
             self._roster.released(known)
+            known.expected_until = self._roster.now + EXPECTED
+            if not any(other.lease for other in known.session.clients.values()):
+                self._nested.drained(known.session.id)
             if again:
                 self._roster.wait(known)
         return self._decide()
@@ -178,6 +204,7 @@ class GpuArbiter:
         answer = self._residency.paged_in(known, amount, seconds, self._roster.now)
         if answer is not None:
             self._cost.bandwidth_in.learn(known.session.id, answer.amount, answer.seconds)
+        known.paging_until = self._roster.now
         return self._decide()
 
     def paged_out(self, client: ClientId, amount: int, seconds: float, now: float) -> list[Decision]:
@@ -203,6 +230,31 @@ class GpuArbiter:
         """The next instant at which time alone decides something; None: there is none, and nothing need be polled."""
         return self._wakeup
 
+    # -- what the driver tells ---------------------------------------------------------------------------------------
+
+    @property
+    def contended(self) -> bool:
+        """Whether several sessions have work, or had within the last `unpaced_after` seconds: the driver's samples
+        matter."""
+        return self._roster.now - self._contended_at < self._settings.unpaced_after
+
+    def delivered(self, since: float, until: float, busy: Mapping[str, float], now: float) -> list[Decision]:
+        """The driver's sample: for how many seconds of an interval each session's processes had the GPU.
+
+        Name each session whose processes the driver can tell, with 0 where they had nothing.
+        """
+        self._advance(now)
+        self._accounts.sample(since, min(until, self._roster.now), busy)
+        return self._decide()
+
+    def paces(self) -> list[Pace]:
+        """What holders are to be told about how much they may queue: changes since the last call."""
+        pace = self._pace()
+        changed = [client for client in self._roster.holding if client.held and client.pace != pace]
+        for client in changed:
+            client.pace = pace
+        return [Pace(client.id, client.lease, pace) for client in changed]
+
     # -- views -------------------------------------------------------------------------------------------------------
 
     def waiting(self) -> tuple[str, ...]:
@@ -215,7 +267,14 @@ class GpuArbiter:
 
     def session_view(self, session: str) -> SessionView:
         """The session as it is now."""
-        return self._roster.view(session)
+        view = self._roster.view(session)
+        entitled, delivered = self._accounts.entitled(session), self._accounts.delivered(session)
+        return replace(
+            view,
+            delivered=replace(
+                view.delivered, entitled_seconds=max(0.0, entitled), delivered_seconds=max(0.0, delivered)
+            ),
+        )
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -235,30 +294,62 @@ class GpuArbiter:
             return
         self._roster.now = now
         if before > float("-inf"):
+            if len(self._accounts.working) > 1:
+                self._contended_at = now
             self._schedule.credit.refill(now - before)
-            self._charging.advance(now - before, self._schedule.turns.requests)
+            self._charging.advance(now - before, self._schedule.turns.requests, bool(self._schedule.left_out))
 
     def _decide(self) -> list[Decision]:
         for client in self._roster.holding:
             if client.revoked is not None and self._roster.now + INSTANT >= client.revoke_deadline:
                 client.overdue = True
+        for client in self._roster.clients:
+            gone = not client.lease and not client.waiting and self._roster.now + INSTANT >= client.expected_until
+            client.parked = client.parked and not gone
         self._schedule.plan()
-        self._settle_charges()
+        self._charging.settle(self._schedule.turns.requests)
+        if len(self._accounts.working) > 1:
+            self._contended_at = self._roster.now
         self._schedule.settle_turn()
         decisions = self._carry_out(self._schedule.choose())
-        self._settle_charges()
-        self._wakeup = self._schedule.due()
+        self._wakeup = self._due()
         return decisions
 
-    def _settle_charges(self) -> None:
-        turn = self._schedule.turn
-        self._charging.settle(turn.start if turn is not None else None, self._schedule.turns.requests)
+    def _due(self) -> float | None:
+        instants = [self._schedule.due(), self._nested.due]
+        instants += [c.expected_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
+        if self.contended and len(self._accounts.working) < 2 and any(c.pace for c in self._roster.holding):
+            instants.append(self._contended_at + self._settings.unpaced_after)
+        later = [at for at in instants if at is not None and at > self._roster.now]
+        return min(later, default=None)
+
+    def _pace(self) -> float:
+        """How much a client may queue now: what competes for a saturated GPU must be able to stop soon."""
+        return self._settings.pace if self.contended and self._accounts.saturated else 0.0
+
+    def _held_back(self, group: list[Client]) -> frozenset[str]:
+        """Sessions of the group that must not run now, for the sake of others of it."""
+        processes: dict[str, int] = {}
+        for client in group:
+            paging = client.lease and self._roster.now < client.paging_until
+            if (client.waiting or client.bursting) and not paging:
+                processes[client.session.id] = processes.get(client.session.id, 0) + 1
+        if not self._schedule.left_out:
+            return self._nested.held_back(self._roster.now, processes)
+        room = self._roster.room()
+        takers = {c.session.id for waiter in self._schedule.left_out for c in room.blockers(waiter, group)}
+        return self._nested.held_back(self._roster.now, processes, frozenset(takers))
 
     def _carry_out(self, choice: Choice) -> list[Decision]:
         """Bring the holders to what was chosen: revoke, make room, grant."""
         roster, room = self._roster, self._roster.room()
-        incoming = [client for client in choice.group if client.waiting]
-        outgoing = [client for client in roster.staying if client not in choice.group]
+        held_back = self._held_back(choice.group)
+        parking = [c for c in choice.group if c.session.id in held_back and (c.waiting or c.bursting)]
+        incoming = [client for client in choice.group if client.waiting and client not in parking]
+        leaving = [client for client in roster.staying if client not in choice.group]
+        outgoing = [client for client in leaving if client.held]
+        for client in leaving:
+            client.parked = False
         crowded = bool(outgoing) or any(client not in choice.group for client in roster.waiting)
         need = min(room.for_managed, sum(self._residency.missing(client, room.for_managed) for client in incoming))
         if not incoming and roster.holder_grew and self._residency.free(room.for_managed) < 0:
@@ -267,7 +358,7 @@ class GpuArbiter:
         # Those without a lease make room first, the least recently used before the others, and before those that wait.
         bystanders = sorted(
             (client for client in roster.clients if not client.lease and client not in incoming),
-            key=lambda client: (client.waiting, client.last_used),
+            key=lambda client: (client.parked, client.waiting, client.last_used),
         )
         # Without need nothing is ordered, whatever is thought to be on the GPU: who cannot page out is not asked for
         # ever.
@@ -275,6 +366,11 @@ class GpuArbiter:
         amounts = dict(orders)
 
         decisions: list[Decision] = []
+        for client in parking:
+            client.parked = True
+            if client.held:
+                self._nested.stopped(client.session.id)
+                decisions.append(self._revoke(client, RevokeReason.QUANTUM, 0))
         # What clients of one session do to each other is no overhead of the others.
         forced = {client.session for client in outgoing if client.quiet_since is None}
         comers = {client.session for client in incoming}
@@ -287,7 +383,7 @@ class GpuArbiter:
         decisions += [PageOut(client.id, amount) for client, amount in orders if client not in outgoing]
         for client in incoming:
             client.forced_in = client.forced_in or bool(forced - {client.session})
-            if room.fits([*(other for other in roster.clients if other.in_the_room), client]):
+            if room.fits([*(other for other in roster.clients if other.in_the_room and other is not client), client]):
                 decisions.append(self._grant(client, crowded))
         return decisions
 
@@ -297,11 +393,13 @@ class GpuArbiter:
         if client.forced_in or client.displaced:
             missing = self._residency.missing(client, self._roster.room().for_managed)
             self._schedule.credit.spend(self._cost.both_ways_at_once(missing))
+        client.paging_until = self._roster.now + (2 * self._cost.one_after_the_other(prefetch) if prefetch else 0.0)
         self._roster.granted(client, next(self._leases))
         self._schedule.granted(client, beside_others)
         turn = self._schedule.turn
         quantum = self._schedule.turns.requests[turn.head.id] if crowded and turn is not None else 0.0
-        return Grant(client.id, client.lease, quantum, prefetch)
+        client.pace = self._pace()
+        return Grant(client.id, client.lease, quantum, prefetch, client.pace)
 
     def _revoke(self, client: Client, reason: RevokeReason, page_out: int) -> Revoke:
         client.revoked = reason

@@ -44,9 +44,14 @@ class Roster:
         return [client for client in self._clients.values() if client.waiting]
 
     @property
+    def asking(self) -> list[Client]:
+        """Those who wait and do not belong to the group that has the memory."""
+        return [client for client in self._clients.values() if client.waiting and not client.parked]
+
+    @property
     def staying(self) -> list[Client]:
-        """Those with a lease that was not revoked."""
-        return [client for client in self._clients.values() if client.held]
+        """The group that has the memory: those with a lease that was not revoked, and those that are parked."""
+        return [client for client in self._clients.values() if client.member]
 
     @property
     def holding(self) -> list[Client]:
@@ -65,7 +70,7 @@ class Roster:
     def forget(self, client: Client) -> None:
         """The client is gone, with its lease and its memory."""
         self.end_of_lease(client)
-        client.waiting = False
+        client.waiting = client.parked = False
         del self._clients[client.id], client.session.clients[client.id]
         self.residency.remove(client)
         self._room = None
@@ -82,7 +87,7 @@ class Roster:
         A session counts for the others with at most the GPU's memory, however many clients it has.
         """
         sums = {
-            session: sum(client.footprint for client in session.clients.values() if client.waiting or client.lease)
+            session: sum(client.footprint for client in session.clients.values() if client.wants_memory)
             for session in self.sessions.values()
         }
         together = sum(min(self.vram, own) for own in sums.values()) - self.room().for_managed
@@ -151,7 +156,8 @@ class Roster:
 
     def quiet(self, client: Client, since: float) -> None:
         """Its burst ended at that instant; it keeps its lease."""
-        client.session.bursts.learn(client.busy_reported - client.busy_before_burst)
+        client.session.bursts.learn(client.burst_so_far + client.busy_reported - client.busy_before_burst)
+        client.burst_so_far = 0.0
         client.quiet_since = client.last_quiet = client.worked_until = since
         self._no_longer_active(client.session, since)
 
@@ -164,7 +170,9 @@ class Roster:
     def released(self, client: Client) -> None:
         """It gave its lease back."""
         if client.quiet_since is None:
-            burst = client.busy_reported - client.busy_before_burst
+            burst = client.burst_so_far + client.busy_reported - client.busy_before_burst
+            # a burst in pieces, because others were owed time, is one burst all the same
+            client.burst_so_far = burst if client.parked else 0.0
             if client.revoked is None:
                 self.quiet(client, self.now)
             elif burst > self._settings.short_burst:
@@ -194,7 +202,7 @@ class Roster:
         client.granted_at = client.burst_since = client.last_granted = self.now
         client.busy_reported = client.busy_before_burst = 0.0
         client.quiet_since = None
-        client.forced_in = client.displaced = False
+        client.forced_in = client.displaced = client.parked = False
 
     def _no_longer_active(self, session: Session, since: float) -> None:
         session.last_activity = max(since, session.last_activity or since)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpushare_spawner.arbiter.accounting import Accounts
 from gpushare_spawner.arbiter.co_run import Room
 from gpushare_spawner.arbiter.decisions import RevokeReason
-from gpushare_spawner.arbiter.fairness import FairOrder
 from gpushare_spawner.arbiter.quantum import HandOffCost, HandOffCredit, Turns
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import Client, Session
@@ -40,9 +40,11 @@ class Choice:
 class Schedule:
     """Chooses who is on the GPU. Changes nothing but the turn."""
 
-    def __init__(self, roster: Roster, fair: FairOrder, cost: HandOffCost, settings: ArbiterSettings) -> None:
+    def __init__(self, roster: Roster, accounts: Accounts, cost: HandOffCost, settings: ArbiterSettings) -> None:
         self._roster = roster
-        self._fair = fair
+        self._accounts = accounts
+        self.left_out: list[Client] = []
+        """Clients with work that do not fit beside the group that has the memory, or is to have it."""
         self._cost = cost
         self._settings = settings
         self.credit = HandOffCredit(settings)
@@ -55,9 +57,9 @@ class Schedule:
     # -- before each decision ----------------------------------------------------------------------------------------
 
     def plan(self) -> None:
-        """Who competes, and how long everybody's turn would be. Whoever has no work any more leaves the competition."""
+        """Who competes, and how long everybody's turn would be."""
         wanting = {
-            session: [client for client in session.clients.values() if client.waiting or client.lease]
+            session: [client for client in session.clients.values() if client.wants_memory]
             for session in self._roster.sessions.values()
         }
         self._excess = excess = self._roster.excess()
@@ -69,16 +71,15 @@ class Schedule:
             if clients
         }
         self.turns = Turns.plan(weights, costs, self._settings)
-        for session in self._roster.sessions:
-            if session not in weights:
-                self._fair.leave(session)
-        for session in weights:
-            self._fair.join(session, self.turns.requests[session])
 
     def settle_turn(self) -> None:
         """A turn whose head is gone passes to one of those who are there, and does not get longer."""
         staying, turn = self._roster.staying, self.turn
-        if turn is not None and turn.start is None and any(c.waiting for c in turn.head.clients.values()):
+        if (
+            turn is not None
+            and turn.start is None
+            and any(c.waiting and not c.parked for c in turn.head.clients.values())
+        ):
             return
         if not staying:
             self.turn = None
@@ -92,7 +93,10 @@ class Schedule:
     def choose(self) -> Choice:
         """Who should be on the GPU now. Begins a new turn where the old one is over."""
         room, now = self._roster.room(), self._roster.now
-        order = self._fair.order(self.turns.requests, self.turns.requests)
+        present = {client.session.id for client in self._roster.staying}
+        # among equals those who wait come first
+        candidates = sorted(self.turns.requests, key=lambda session: session in present)
+        order = self._accounts.order(candidates, self.turns.requests)
         rank = {session: place for place, session in enumerate(order)}
         head = self.turn.head if self.turn is not None else None
 
@@ -105,7 +109,7 @@ class Schedule:
         yielding = [client for client in self._roster.staying if self._gives_way_at(client) <= now + INSTANT]
         yielding.sort(key=lambda client: -(client.quiet_since or 0.0))
         firm = sorted((client for client in self._roster.staying if client not in yielding), key=by_right)
-        waiting = sorted(self._roster.waiting, key=by_right)
+        waiting = sorted(self._roster.asking, key=by_right)
         self._in_order = sorted(waiting, key=by_turn)
 
         reason = RevokeReason.QUANTUM
@@ -121,7 +125,9 @@ class Schedule:
                 group = room.fill([newcomer, *firm, *waiting])
                 self.turn = Turn(newcomer.session, None)
         # Who is quiet stays where nobody needs the room.
-        return Choice(room.fill(yielding, group), reason)
+        group = room.fill(yielding, group)
+        self.left_out = [c for c in self._roster.clients if (c.waiting or c.bursting) and c not in group]
+        return Choice(group, reason)
 
     def granted(self, client: Client, beside_others: bool) -> None:
         """The client has got a lease; its turn begins, unless it joins another's."""
@@ -136,7 +142,8 @@ class Schedule:
         firm = self._roster.staying
         if self._blocked(self._roster.room()) and firm and self.turn is not None and self.turn.start is not None:
             instants.append(self._turn_over_at())
-            newcomer = self._newcomer([client for client in self._in_order if client.waiting], firm)
+            still_asking = [client for client in self._in_order if client.waiting and not client.parked]
+            newcomer = self._newcomer(still_asking, firm)
             if newcomer is not None:
                 instants.append(self._early_at(newcomer, firm))
             instants += [self._gives_way_at(client) for client in firm if client.quiet_since is not None]
@@ -160,8 +167,8 @@ class Schedule:
     def _blocked(self, room: Room) -> bool:
         """Whether somebody waits who does not fit beside those that stay, and not only until those that leave have
         left."""
-        chosen = room.fill(self._roster.waiting, self._roster.staying)
-        return any(client not in chosen for client in self._roster.waiting)
+        chosen = room.fill(self._roster.asking, self._roster.staying)
+        return any(client not in chosen for client in self._roster.asking)
 
     def _gives_way_at(self, client: Client) -> float:
         """When this holder's quiet no longer protects it from those who wait; never while it works."""
@@ -176,8 +183,8 @@ class Schedule:
         if turn is None or turn.start is None:
             return NEVER
         clients = turn.head.clients.values()
-        running = sum(client.held for client in clients)
-        asking = sum(client.waiting for client in clients)
+        running = sum(client.member for client in clients)
+        asking = sum(client.waiting and not client.parked for client in clients)
         # Clients of one session that cannot run together take turns within the session's turn.
         length = self.turns.requests[turn.head.id] * running / max(1, running + asking)
         over = turn.start + max(length, self._settings.min_quantum)
@@ -198,7 +205,7 @@ class Schedule:
                 if client.session.paused
                 and (client.session.bursts.typical or 0.0) <= self._settings.short_burst
                 and client.session not in holders
-                and self._fair.eligible(client.session.id)
+                and self._accounts.eligible(client.session.id)
             ),
             None,
         )
@@ -221,11 +228,13 @@ class Schedule:
 
         By rights everybody is served within its request's time, two at most where turns overlap. But a session's
         virtual time tells nothing of one client that waits while another runs beside the neighbours; so the promise
-        is kept for each client.
+        is kept for each client. What the session owes is paid back first.
         """
-        if not client.waiting:
+        if not client.waiting or client.parked:
             return NEVER
         session = client.session
         asking = sum(c.waiting or c.lease != 0 for c in session.clients.values())
-        promised = 2 * asking * self.turns.requests[session.id] * self._fair.total_weight / session.weight
+        rounds = max(1.0, self._accounts.total_weight / session.weight)
+        debt = max(0.0, -self._accounts.lag(session.id))
+        promised = (2 * asking * self.turns.requests[session.id] + debt) * rounds
         return client.waiting_since if self._roster.now - client.waiting_since > promised else NEVER

@@ -65,10 +65,20 @@ class Client:
     busy_reported: float = 0.0
     """GPU-busy seconds reported in this lease so far."""
     busy_before_burst: float = 0.0
+    burst_so_far: float = 0.0
+    """Seconds of the present burst in leases that ended only because others were owed time."""
     displaced: bool = False
     """It was made to give way; what its return costs counts as overhead."""
     forced_in: bool = False
     """Somebody was made to give way for it."""
+    parked: bool = False
+    """It belongs to the group that has the GPU's memory, and is kept from running for now: others are owed time."""
+    expected_until: float = 0.0
+    """Until when a parked client that gave its lease back is expected to ask again."""
+    paging_until: float = 0.0
+    """Until when its pages are taken to come in, so that it cannot use the GPU yet."""
+    pace: float = 0.0
+    """Seconds of work that it may queue on the GPU, as it was told last; 0: no bound."""
 
     gaps: RecentSpans = field(default_factory=RecentSpans)
 
@@ -83,9 +93,19 @@ class Client:
         return self.lease != 0 and self.revoked is None
 
     @property
+    def member(self) -> bool:
+        """Whether it belongs to the group that has the GPU's memory."""
+        return self.held or self.parked
+
+    @property
+    def wants_memory(self) -> bool:
+        """Whether its working set is wanted on the GPU now."""
+        return self.waiting or self.lease != 0 or self.parked
+
+    @property
     def in_the_room(self) -> bool:
-        """Whether its working set is to be reckoned with: it has a lease, and may still use it."""
-        return self.lease != 0 and not self.overdue
+        """Whether its working set is to be reckoned with: it has a lease and may still use it, or is parked."""
+        return self.parked or (self.lease != 0 and not self.overdue)
 
     @property
     def bursting(self) -> bool:
@@ -108,6 +128,8 @@ class Session:
     paused: bool = True
     """Its present request came after a pause."""
     bursts: RecentSpans = field(default_factory=RecentSpans)
+    left_behind: dict[ClientId, float] = field(default_factory=dict)
+    """Clients that left with a lease while their processes live, and until when they are taken to compute."""
     waits: Waits = field(default_factory=Waits)
     """Of its clients, from the request to the lease."""
 

@@ -31,15 +31,25 @@ class ArbiterSettings:
     """Seconds without GPU work after which a session's next burst may spend credit."""
     short_burst: float = 5.0
     """Seconds; who typically runs longer bursts than this waits for the end of the turn like everybody else."""
-    max_debt: float = 60.0
-    """Seconds (with everybody working) within which a session is served again, however far it overran its turn: a
-    kernel cannot be interrupted, and a hung holder must not be punished for ever."""
+    max_debt: float = 300.0
+    """Seconds (with everybody working) within which a session is served again, however far it overran its part: a
+    kernel cannot be interrupted, and a hung holder must not be punished for ever. A kernel of 3 s of a session with one
+    unit of a hundred is paid back in full."""
+    period: float = 0.2
+    """Seconds in which each of those who run together gets its part. Long enough for few switches, short enough not to
+    be felt."""
+    shortest_run: float = 0.01
+    """GPU seconds; a session that has been held back is let in for no less: two slices of the hardware."""
+    shortest_hold: float = 0.015
+    """Seconds; nobody is held back for less: to stop and to go on costs about a millisecond each."""
+    pace: float = 0.02
+    """Seconds of GPU work that a client may queue while others compete. It runs on for so long when its lease is
+    revoked; less than some milliseconds would leave the GPU idle between kernels."""
+    unpaced_after: float = 1.0
+    """Seconds without competition after which clients may queue as much as they like again."""
     revoke_timeout: float = 10.0
     """Seconds after which those who wait are granted although a revoked client has not answered (its kernel still runs,
     or it hangs). Results stay right: the pages then compete."""
-    quiet_refund: float = 1.0
-    """Seconds of reported quiet time that are not charged, at most, for each report: the library gives a lease back by
-    itself after 1 s, so an honest report is never longer."""
     page_out_step: int = 256 * 2**20
     """Bytes; a holder that grows makes others page out in steps of this size, not in one order for each allocation."""
     look_after: float = 1.0
@@ -63,6 +73,6 @@ class ArbiterSettings:
             raise ValueError(f"overhead_bound must be above 0 and below 1, not {self.overhead_bound!r}")
         if not 0 <= self.bandwidth_memory < 1:
             raise ValueError(f"bandwidth_memory must be at least 0 and below 1, not {self.bandwidth_memory!r}")
-        for name in ("min_quantum", "bandwidth_guess", "switch_seconds", "revoke_timeout"):
+        for name in ("min_quantum", "bandwidth_guess", "switch_seconds", "revoke_timeout", "period"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0, not {getattr(self, name)!r}")

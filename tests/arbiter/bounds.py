@@ -19,10 +19,11 @@ def longest_request(weights: Mapping[str, int], hand_off: Mapping[str, float], s
 
 
 def longest_wait(weights: Mapping[str, int], hand_off: Mapping[str, float], settings: ArbiterSettings) -> float:
-    """Seconds within which everybody who asks has a lease: twice its request's time, a turn of everybody, and slow
-    answers.
+    """Seconds within which everybody who asks has a lease: twice its request's time, a turn of everybody, slow
+    answers, and what it owes the others.
 
     For sessions of one process each; k processes of a session take turns within it, and wait up to k times as long.
     """
     answers = len(weights) * (settings.revoke_timeout + max(hand_off.values()))
-    return 3 * longest_request(weights, hand_off, settings) + answers
+    longest = longest_request(weights, hand_off, settings)
+    return 3 * longest + answers + max(2 * longest, settings.max_debt)

@@ -51,6 +51,7 @@ class AnyOrder(RuleBasedStateMachine):
             bandwidth_guess=bandwidth,
             measured_from=1,
             page_out_step=50,
+            max_debt=5.0,
             context_bytes=context,
         )
         self.arbiter = GpuArbiter(VRAM, self.settings)
@@ -279,8 +280,11 @@ class AnyOrder(RuleBasedStateMachine):
         answering = [p for p in self.peers.values() if p.lease and p.revoked and self.now - p.revoked_at < limit - 1e-5]
         holding = [p for p in self.peers.values() if p.lease and p.revoked is None]
         if not answering:
-            for peer in self.peers.values():
-                assert not peer.waiting or not self.fit([*holding, peer]), "work conservation"
+            for name, peer in self.peers.items():
+                if self.arbiter._roster.client(name).parked:
+                    assert holding, "all are held back"
+                else:
+                    assert not peer.waiting or not self.fit([*holding, peer]), "work conservation"
 
     @invariant()
     def somebody_will_decide(self) -> None:
@@ -311,8 +315,8 @@ class AnyOrder(RuleBasedStateMachine):
     def lags_add_up_and_are_bounded(self) -> None:
         if not hasattr(self, "arbiter"):
             return
-        fair, competing = self.arbiter._charging.fair, self.arbiter._schedule.turns.requests
-        lags = {session: fair.lag(session) for session in competing}
+        accounts, competing = self.arbiter._accounts, self.arbiter._accounts.working
+        lags = {session: accounts.lag(session) for session in competing}
         assert abs(sum(lags.values())) < 1e-6 * (1 + sum(abs(lag) for lag in lags.values()))
 
     def teardown(self) -> None:

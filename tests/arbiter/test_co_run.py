@@ -66,10 +66,10 @@ def test_a_working_set_larger_than_the_gpu_runs_alone() -> None:
 def test_a_small_neighbour_runs_beside_whichever_big_one_has_its_turn() -> None:
     device = gpu()
     a, b, c = run(device, "a", 12), run(device, "b", 12), run(device, "c", 2)
-    device.run(5000.0)
-    assert c.longest_wait == 0.0
-    assert [name for _, name in device.switches].count("c") == 1
-    assert a.gpu_seconds == pytest.approx(b.gpu_seconds, rel=0.05)
+    device.run(600.0)
+    assert c.longest_wait < 1.0
+    assert a.gpu_seconds == pytest.approx(b.gpu_seconds, rel=0.2)
+    assert c.gpu_seconds == pytest.approx(200.0, rel=0.05)
 
 
 def test_groups_fill_the_memory() -> None:
@@ -77,9 +77,9 @@ def test_groups_fill_the_memory() -> None:
     jobs = [run(device, name, 8, weight) for name, weight in (("a", 50), ("b", 25), ("c", 25))]
     most = []
     device.watchers.append(lambda seen: most.append(sum(job.open for job in seen.jobs.values())))
-    device.run(20000.0)
+    device.run(1500.0)
     assert max(most) == 2
-    assert device.used_seconds > 0.99 * 20000
+    assert device.used_seconds > 0.98 * 1500
     shares = [job.gpu_seconds / sum(other.gpu_seconds for other in jobs) for job in jobs]
     assert shares == pytest.approx([0.5, 0.25, 0.25], abs=0.02)
 

@@ -184,8 +184,8 @@ def test_a_client_that_reports_no_busy_time_does_not_get_more_than_its_share() -
 def test_a_neighbour_that_grows_while_room_is_made_does_not_stop_the_clock() -> None:
     arbiter = GpuArbiter(16 * GIB, ArbiterSettings(hand_off_credit=0.0))
     leases = {}
-    for name, gib in (("a", 6), ("r", 4), ("w", 12)):
-        arbiter.add_session(name, 50, 0.0)
+    for name, gib, weight in (("a", 6, 50), ("r", 4, 100), ("w", 12, 50)):
+        arbiter.add_session(name, weight, 0.0)
         arbiter.connect(name, name, 0.0)
         for grant in arbiter.request(name, gib * GIB, 0, 0.0):
             assert isinstance(grant, Grant)

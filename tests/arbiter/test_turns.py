@@ -25,7 +25,7 @@ def test_hand_offs_cost_no_more_than_the_bound(gib: tuple[float, ...], bandwidth
     device = device_of(
         *((str(index), size) for index, size in enumerate(gib)), bandwidth=bandwidth, overhead_bound=bound
     )
-    horizon = 4000.0
+    horizon = 4000.0 if len(set(gib)) == 1 else 500.0
     device.run(horizon)
     credit = ArbiterSettings().hand_off_credit
     assert horizon - device.used_seconds <= bound * horizon + credit + 20 * GIB / bandwidth
@@ -211,7 +211,7 @@ def test_lag_is_bounded_by_the_longest_request(weights: tuple[int, ...]) -> None
         beyond.extend(
             session
             for session in seen.arbiter._schedule.turns.requests
-            if abs(seen.arbiter._charging.fair.lag(session)) > 1.05 * longest
+            if abs(seen.arbiter._accounts.lag(session)) > 1.05 * longest
         )
 
     device.watchers.append(watch)

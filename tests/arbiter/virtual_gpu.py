@@ -33,6 +33,15 @@ class Job:
     phases: Iterator[tuple[float, float]]
     """(CPU seconds, GPU seconds)."""
     plain: int = 0
+    kernel: float = 0.0
+    """Seconds of GPU time of each kernel, which cannot be interrupted; 0: so short that it does not matter."""
+    ahead: int = 1
+    """Kernels that it queues, as far as its pace allows."""
+    obeys: bool = True
+    """Whether it answers when its lease is revoked."""
+    drain: float | None = None
+    """GPU seconds of queued kernels that are left after the lease was revoked."""
+    pace: float = 0.0
 
     lease: int = 0
     open: bool = False
@@ -65,6 +74,7 @@ class VirtualGpu:
         self.bandwidth = bandwidth
         self.now = 0.0
         self.jobs: dict[str, Job] = {}
+        self.gone: list[Job] = []
         self.switches: list[tuple[float, str]] = []
         self.paging_seconds = 0.0
         self.used_seconds = 0.0
@@ -76,6 +86,20 @@ class VirtualGpu:
         self._room_free_at = 0.0
         self._wakeup: float | None = None
         self.watchers: list[Callable[[VirtualGpu], None]] = []
+        self._seen: list[tuple[float, dict[str, float]]] = []
+
+    def tell_utilisation(self, every: float = 0.2) -> None:
+        """From now on the driver's samples come, rounded to 1 % and one interval late."""
+        had: dict[str, float] = {}
+        for job in [*self.jobs.values(), *self.gone]:
+            had[job.session] = had.get(job.session, 0.0) + job.gpu_seconds
+        self._seen = [*self._seen[-2:], (self.now, had)]
+        if len(self._seen) == 3:
+            (since, before), (until, after), _ = self._seen
+            length = until - since
+            busy = {name: round((had - before.get(name, 0.0)) / length, 2) * length for name, had in after.items()}
+            self._apply(self.arbiter.delivered(since, until, busy, self.now))
+        self.after(every, lambda: self.tell_utilisation(every))
 
     # -- what tests call ---------------------------------------------------------------------------------------------
 
@@ -100,6 +124,7 @@ class VirtualGpu:
 
     def crash(self, name: str) -> None:
         job = self.jobs.pop(name)
+        self.gone.append(job)
         job.epoch += 1
         job.alive = False
         self._apply(self.arbiter.disconnect(name, self.now))
@@ -119,6 +144,8 @@ class VirtualGpu:
             for job in list(self.jobs.values()):
                 if self._running(job) and job.remaining <= 1e-9:
                     self._burst_over(job)
+                if job.drain is not None and job.drain <= 1e-9:
+                    self._shut(job)
             if self._wakeup is not None and self._wakeup <= self.now:
                 self._apply(self.arbiter.tick(self.now))
             for watch in self.watchers:
@@ -137,13 +164,16 @@ class VirtualGpu:
         running = [job for job in self.jobs.values() if self._running(job)]
         if not running:
             return None
-        return self.now + min(job.remaining for job in running) * len(running)
+        left = [job.remaining if job.drain is None else min(job.drain, job.remaining) for job in running]
+        return self.now + min(left) * len(running)
 
     def _pass(self, until: float) -> None:
         elapsed = max(0.0, until - self.now)
         running = [job for job in self.jobs.values() if self._running(job)]
         for job in running:
             job.remaining -= elapsed / len(running)
+            if job.drain is not None:
+                job.drain -= elapsed / len(running)
             job.gpu_seconds += elapsed / len(running)
             job.busy += elapsed
         if running:
@@ -203,7 +233,7 @@ class VirtualGpu:
         if not job.lease:
             return
         lease, order = job.lease, job.revoked
-        job.lease, job.open, job.told_idle, job.revoked = 0, False, False, None
+        job.lease, job.open, job.told_idle, job.revoked, job.drain = 0, False, False, None, None
         self._apply(self.arbiter.release(job.name, lease, job.busy, self.now))
         job.busy = 0.0
         if order is not None and order.page_out:
@@ -234,6 +264,9 @@ class VirtualGpu:
 
     def _apply(self, decisions: Iterable[Decision]) -> None:
         self._wakeup = self.arbiter.next_wakeup()
+        for pace in self.arbiter.paces():
+            if str(pace.client) in self.jobs:
+                self.jobs[str(pace.client)].pace = pace.seconds
         for decision in decisions:
             job = self.jobs.get(str(decision.client))
             if job is None:
@@ -242,7 +275,13 @@ class VirtualGpu:
                 self._granted(job, decision)
             elif isinstance(decision, Revoke):
                 job.revoked = decision
-                self.after(DRAIN, self._if_same(job, lambda job=job: self._shut(job), keep=True))
+                if not job.obeys:
+                    continue
+                if job.kernel and job.open and job.wants:
+                    queued = min(job.ahead, max(2, round(job.pace / job.kernel))) if job.pace else job.ahead
+                    job.drain = job.kernel - job.gpu_seconds % job.kernel + (queued - 1) * job.kernel
+                else:
+                    self.after(DRAIN, self._if_same(job, lambda job=job: self._shut(job), keep=True))
             elif isinstance(decision, PageOut):
                 self._move_out(job, decision.amount)
 
@@ -252,7 +291,7 @@ class VirtualGpu:
             job.waits.append(wait)
             job.longest_wait = max(job.longest_wait, wait)
             job.waiting_since = None
-        job.lease = grant.lease
+        job.lease, job.pace = grant.lease, grant.pace
         job.paged_in += grant.prefetch
         self.switches.append((self.now, job.name))
         done = max(self.now, self._room_free_at) if grant.prefetch else self.now

@@ -1,0 +1,367 @@
+"""GPU time that each session of one GPU is entitled to, and what it received. Pure bookkeeping: decides nothing.
+
+While several sessions have work, the GPU time that the device delivers is divided by weight: that is what each session
+is *entitled* to. What it *received* is estimated first (the hardware slices evenly between the processes that have work
+on it) and corrected by the driver's samples, where there are any. The difference is the session's *lag* in seconds:
+above 0 it is owed time, below 0 it owes time. A lag belongs to the session, whatever its processes do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpushare_spawner.arbiter.settings import ArbiterSettings
+
+TOLERANCE = 1e-9
+"""Seconds; lags closer to each other than this are the same: sums of floats."""
+MEMORY = 3.0
+"""Seconds for which the estimate is kept, so that samples that come late can correct it."""
+SATURATED = 0.92
+"""Share of its time for which a saturated GPU is busy: the driver's samples are rounded, and no program launches its
+kernels without any gap."""
+LOAD_LIMIT = 0.9
+"""A session that uses so much of the time in which it could run can use all of it."""
+SHORT = 0.02
+"""Seconds; how a session used a shorter time on the GPU tells nothing about its demand."""
+GROWTH, FLOOR = 1.25, 0.02
+"""What a session may use beyond its demand of late, as a factor and as a share of the GPU: its demand may grow."""
+
+
+@dataclass
+class _Account:
+    weight: int
+    lag: float = 0.0
+    demand: float = 1.0
+    """Share of the GPU that the session could use, from 0 to 1; 1 where nothing is known."""
+    deadline: float = 0.0
+    """Virtual time by which its present request should be served."""
+    working: bool = False
+    entitled: float = 0.0
+    delivered: float = 0.0
+    received: float = 0.0
+    """GPU seconds received in all, with competition or without, as estimated."""
+
+
+@dataclass
+class _Span:
+    """An interval over which the same sessions worked."""
+
+    since: float
+    until: float
+    received: dict[str, float]
+    """Estimated GPU seconds by session."""
+    entitled: dict[str, float]
+    """Empty where nobody competed."""
+    held_back: bool
+    memory_short: bool
+
+
+class Accounts:
+    """The accounts of the sessions on one GPU. Times are in seconds; unknown sessions raise KeyError."""
+
+    def __init__(self, settings: ArbiterSettings) -> None:
+        self._settings = settings
+        self._accounts: dict[str, _Account] = {}
+        self._clock = 0.0
+        """Virtual time: seconds of service for each unit of weight of those that work."""
+        self._spans: deque[_Span] = deque()
+        self._sampled = float("-inf")
+        self._measured: frozenset[str] = frozenset()
+        self.saturated = True
+        """Whether those that work want the whole GPU or more. True until the driver's samples tell otherwise."""
+
+    # -- who is there ------------------------------------------------------------------------------------------------
+
+    def add(self, session: str, weight: int) -> None:
+        """A new session without work. `weight` is at least 1."""
+        self._accounts[session] = _Account(weight, deadline=self._clock)
+
+    def remove(self, session: str) -> None:
+        """The session is gone, with all that it is owed or owes."""
+        del self._accounts[session]
+
+    def set_weight(self, session: str, weight: int) -> None:
+        """Change the weight. The lag stays as it is: seconds."""
+        self._accounts[session].weight = weight
+
+    def work(self, session: str, request: float) -> None:
+        """The session has work from now on: a request of `request` seconds. Nothing for one that has work already.
+
+        What it owes it still owes. Of what it is owed only one request is kept: time that was not used is not saved up.
+        """
+        account = self._accounts[session]
+        if account.working:
+            return
+        account.working = True
+        account.lag = min(account.lag, request)
+        account.deadline = self._virtual(account, self._surplus()) + request / account.weight
+
+    def rest(self, session: str) -> None:
+        """The session has no work any more."""
+        self._accounts[session].working = False
+
+    @property
+    def working(self) -> frozenset[str]:
+        """Sessions with work."""
+        return frozenset(name for name, account in self._accounts.items() if account.working)
+
+    @property
+    def total_weight(self) -> int:
+        """Sum of the weights of the sessions with work."""
+        return sum(account.weight for account in self._accounts.values() if account.working)
+
+    # -- what is read ------------------------------------------------------------------------------------------------
+
+    def entitled(self, session: str) -> float:
+        """GPU seconds that the session was entitled to while others had work too."""
+        return self._accounts[session].entitled
+
+    def delivered(self, session: str) -> float:
+        """GPU seconds that it received in that time."""
+        return self._accounts[session].delivered
+
+    def received(self, session: str) -> float:
+        """GPU seconds that it received in all, as estimated."""
+        return self._accounts[session].received
+
+    def lag(self, session: str) -> float:
+        """Seconds that the session is owed; negative: it owes them. The lags of those with work add up to nothing."""
+        account = self._accounts[session]
+        return account.lag - self._surplus() * account.weight
+
+    def parts(self, sessions: Iterable[str]) -> dict[str, float]:
+        """How the GPU is to be divided among these: by weight, but to none more than it can use. Adds up to 1."""
+        accounts = {session: self._accounts[session] for session in sessions}
+        return divide(
+            {session: account.weight for session, account in accounts.items()},
+            {session: min(1.0, account.demand * GROWTH + FLOOR) for session, account in accounts.items()},
+        )
+
+    def measured(self, session: str, now: float) -> bool:
+        """Whether the driver has told lately how much of the GPU the session had, whatever its processes say."""
+        return session in self._measured and now - self._sampled < MEMORY
+
+    # -- time goes by ------------------------------------------------------------------------------------------------
+
+    def advance(
+        self,
+        now: float,
+        elapsed: float,
+        processes: Mapping[str, int],
+        requests: Mapping[str, float],
+        held_back: bool = False,
+        memory_short: bool = False,
+    ) -> None:
+        """So many seconds went by, up to `now`, in which these sessions had so many processes at work on the GPU.
+
+        `requests`: seconds of each session's time slice where sessions take turns; no lag is cut below two of them.
+        `held_back`: somebody was kept from the GPU for the sake of another. `memory_short`: not all fit into its
+        memory.
+        """
+        total = sum(processes.values())
+        concerned = self.working | processes.keys()
+        served = elapsed if total else 0.0
+        received = {session: served * count / total for session, count in processes.items() if count}
+        for session, seconds in received.items():
+            self._accounts[session].received += seconds
+        entitled: dict[str, float] = {}
+        if len(concerned) > 1:
+            entitled = {session: served * part for session, part in self.parts(concerned).items()}
+            self._book(entitled, received)
+        self._repay(concerned, elapsed, served)
+        self._bound(concerned, requests)
+        weights = sum(self._accounts[session].weight for session in concerned)
+        self._clock += served / weights if weights else 0.0
+        if total:
+            self._spans.append(_Span(now - elapsed, now, received, entitled, held_back, memory_short))
+            while self._spans[0].until < now - MEMORY:
+                self._spans.popleft()
+
+    def sample(self, since: float, until: float, busy: Mapping[str, float]) -> None:
+        """The driver tells for how many seconds of an interval each session's processes had the GPU.
+
+        Sessions whose processes the driver cannot tell are not in `busy`, and keep their estimate. Samples may come up
+        to `MEMORY` seconds late; what of the interval lies further back is ignored.
+        """
+        length = until - since
+        if length <= 0:
+            return
+        self._sampled, self._measured = until, frozenset(busy)
+        received: dict[str, float] = {}
+        entitled: dict[str, float] = {}
+        allowed: dict[str, float] = {}
+        covered = contended = held_back = 0.0
+        memory_short = False
+        for span in self._spans:
+            overlap = min(until, span.until) - max(since, span.since)
+            if overlap <= 0:
+                continue
+            part = overlap / (span.until - span.since)
+            covered += overlap
+            contended += overlap if span.entitled else 0.0
+            held_back += overlap if span.held_back else 0.0
+            memory_short = memory_short or span.memory_short
+            ran = dict.fromkeys(span.received, overlap / part)
+            for sums, seconds in ((received, span.received), (entitled, span.entitled), (allowed, ran)):
+                for session, amount in seconds.items():
+                    sums[session] = sums.get(session, 0.0) + amount * part
+        self._forget_until(until)
+        known = {session: seconds for session, seconds in busy.items() if session in self._accounts}
+        received = {session: seconds for session, seconds in received.items() if session in self._accounts}
+        entitled = {session: seconds for session, seconds in entitled.items() if session in self._accounts}
+        load = sum({**received, **known}.values()) / length
+        if memory_short:
+            for session in known:
+                self._accounts[session].demand = 1.0
+            self.saturated = True
+        else:
+            self._learn_demand(known, received, allowed, load, held_back > 0.05 * length)
+        if not contended:
+            return
+        errors = {
+            session: (known[session] - received.get(session, 0.0)) * contended / max(covered, TOLERANCE)
+            for session in known
+        }
+        if self.saturated or memory_short or held_back > 0:
+            surplus, whole = sum(errors.values()), sum(entitled.values())
+            self._book(
+                {session: surplus * seconds / whole for session, seconds in entitled.items()} if whole else {}, errors
+            )
+            return
+        # The GPU was idle part of the time: each had what it wanted, and nobody owes anything for it.
+        part = contended / max(covered, TOLERANCE)
+        for session in {*entitled, *errors}:
+            account = self._accounts[session]
+            estimate, right = received.get(session, 0.0) * part, entitled.get(session, 0.0)
+            truth = known.get(session, received.get(session, 0.0)) * part
+            account.lag -= right - estimate
+            account.entitled += truth - right
+            account.delivered += truth - estimate
+
+    # -- order -------------------------------------------------------------------------------------------------------
+
+    def eligible(self, session: str) -> bool:
+        """Whether it has received no more than its part."""
+        return self.lag(session) >= -TOLERANCE
+
+    def order(self, sessions: Iterable[str], requests: Mapping[str, float]) -> list[str]:
+        """The sessions, next one first: earliest eligible virtual deadline first, then the others by deadline.
+
+        A request that has been served in full is renewed, with the seconds that `requests` names. Ties stay as they
+        came. After I. Stoica and H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First", TR-95-22, 1995.
+        """
+        candidates, surplus = list(sessions), self._surplus()
+        for session in candidates:
+            account = self._accounts[session]
+            virtual = self._virtual(account, surplus)
+            if virtual >= account.deadline - TOLERANCE:
+                account.deadline = virtual + requests[session] / account.weight
+        return sorted(candidates, key=lambda name: (not self.eligible(name), round(self._accounts[name].deadline, 9)))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _surplus(self) -> float:
+        """What the lags of those with work add up to, for each unit of weight: debts of those who have left."""
+        weights, lags = 0, 0.0
+        for account in self._accounts.values():
+            if account.working:
+                weights += account.weight
+                lags += account.lag
+        return lags / weights if weights else 0.0
+
+    def _virtual(self, account: _Account, surplus: float) -> float:
+        return self._clock - (account.lag / account.weight - surplus)
+
+    def _book(self, entitled: Mapping[str, float], received: Mapping[str, float]) -> None:
+        for session, seconds in entitled.items():
+            account = self._accounts[session]
+            account.lag += seconds
+            account.entitled += seconds
+        for session, seconds in received.items():
+            account = self._accounts[session]
+            account.lag -= seconds
+            account.delivered += seconds
+
+    def _repay(self, concerned: Iterable[str], elapsed: float, served: float) -> None:
+        """Let the lags of those without competition fade, and debts of the absent be repaid as if they waited."""
+        present = set(concerned)
+        weights = sum(self._accounts[session].weight for session in present)
+        for session, account in self._accounts.items():
+            if not present - {session}:
+                account.lag = min(0.0, account.lag + elapsed) if account.lag < 0 else max(0.0, account.lag - elapsed)
+            elif session not in present and account.lag < 0:
+                account.lag = min(0.0, account.lag + served * account.weight / (weights + account.weight))
+
+    def _bound(self, concerned: Iterable[str], requests: Mapping[str, float]) -> None:
+        present = list(concerned)
+        weights = sum(self._accounts[session].weight for session in present)
+        for session in present:
+            account = self._accounts[session]
+            limit = max(2 * requests.get(session, 0.0), self._settings.max_debt * account.weight / weights)
+            account.lag = min(limit, max(-limit, account.lag))
+
+    def _forget_until(self, until: float) -> None:
+        while self._spans and self._spans[0].until <= until:
+            self._spans.popleft()
+        if self._spans and self._spans[0].since < until:
+            span = self._spans[0]
+            rest = (span.until - until) / (span.until - span.since)
+            span.since = until
+            span.received = {session: seconds * rest for session, seconds in span.received.items()}
+            span.entitled = {session: seconds * rest for session, seconds in span.entitled.items()}
+
+    def _learn_demand(
+        self,
+        busy: Mapping[str, float],
+        expected: Mapping[str, float],
+        allowed: Mapping[str, float],
+        load: float,
+        held_back: bool,
+    ) -> None:
+        """`expected`, `allowed`: seconds that each should have had, and for which it was let run."""
+        idle = load < SATURATED
+        for session, seconds in busy.items():
+            account = self._accounts[session]
+            # on a GPU that is idle part of the time each has what it wants while it is let run
+            could = allowed.get(session, 0.0) if idle else expected.get(session, 0.0)
+            if could < SHORT:
+                continue  # it was kept from the GPU for nearly all of the interval: that tells nothing
+            demand = min(1.0, seconds / could)
+            if idle and not held_back:
+                account.demand = demand
+                continue
+            if demand >= LOAD_LIMIT:
+                demand = 1.0
+            account.demand = max(demand, (account.demand + demand) / 2)
+        if idle and not held_back:
+            self.saturated = False
+        else:
+            wanted = sum(self._accounts[session].demand for session in self.working | busy.keys())
+            self.saturated = not idle or wanted >= SATURATED
+
+
+def divide(weights: Mapping[str, int], limits: Mapping[str, float]) -> dict[str, float]:
+    """Divide 1 by weight so that none gets more than its limit; what one cannot use goes to the others, by weight.
+
+    Where all limits together are below 1 the rest is divided by weight all the same, so the parts always add up to 1.
+    """
+    parts = dict.fromkeys(weights, 0.0)
+    open_ones, left = dict(weights), 1.0
+    while open_ones and left > TOLERANCE:
+        total = sum(open_ones.values())
+        full = [name for name, weight in open_ones.items() if left * weight / total >= limits[name]]
+        if not full:
+            for name, weight in open_ones.items():
+                parts[name] += left * weight / total
+            return parts
+        for name in full:
+            left -= limits[name]
+            parts[name] = limits[name]
+            del open_ones[name]
+    if left > TOLERANCE:
+        total = sum(weights.values())
+        return {name: part + left * weights[name] / total for name, part in parts.items()}
+    scale = sum(parts.values())
+    return {name: part / scale for name, part in parts.items()}

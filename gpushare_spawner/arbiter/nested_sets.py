@@ -1,0 +1,164 @@
+"""Who of those that fit into the GPU's memory together runs now: nested sets. See docs/arbiter.md.
+
+The hardware slices evenly between the processes that have work, whatever their weights. So in each short period all
+sessions run until the one that needs least has had its part, then all but that one, and so on. The one that needs most
+is never held back, so the GPU never stands still. After A. Parekh and R. Gallager's generalised processor sharing,
+1993.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpushare_spawner.arbiter.accounting import Accounts
+from gpushare_spawner.arbiter.settings import ArbiterSettings
+
+OVERRUN_MEMORY = 0.5
+"""How much of the old estimate stays when a session has overrun once more (moving average)."""
+LONGEST_OVERRUN = 10.0
+"""Seconds; what a client overruns beyond this is not expected the next time."""
+
+
+@dataclass
+class _Place:
+    held_back: bool = False
+    overrun: float = 0.0
+    """GPU seconds that the session typically receives between the order to stop and its end: what it has queued."""
+    had: float = 0.0
+    """What it had received when the present period began, or when it came into it."""
+    stopped_at: float | None = None
+    """What it had received when it was told to stop, while that goes on."""
+
+
+class NestedSets:
+    """Holds sessions back that have had their part of the present period. Times in seconds."""
+
+    def __init__(self, accounts: Accounts, settings: ArbiterSettings) -> None:
+        self._accounts = accounts
+        self._settings = settings
+        self._places: dict[str, _Place] = {}
+        self._period_end = float("-inf")
+        self._due: float | None = None
+        self._present: frozenset[str] = frozenset()
+
+    def forget(self, session: str) -> None:
+        """The session is gone."""
+        self._places.pop(session, None)
+
+    @property
+    def due(self) -> float | None:
+        """When time alone changes who is held back; None: never."""
+        return self._due
+
+    def held_back(
+        self, now: float, processes: Mapping[str, int], turn_takers: frozenset[str] | None = None
+    ) -> frozenset[str]:
+        """Choose the sessions that must not run now.
+
+        `processes`: of each session that has work and may be on the GPU, how many processes of it would run.
+        `turn_takers`: where not all fit into the memory, those who take turns with others that wait for it. They share
+        what the sessions beside them leave of the GPU; the turns see to their lags.
+        """
+        for session, place in self._places.items():
+            if session not in processes:
+                place.held_back = False
+        self._due = None
+        if len(processes) < 2 or not self._accounts.saturated:
+            for session in processes:
+                self._place(session).held_back = False
+            return frozenset()
+        settings = self._settings
+        if now >= self._period_end - 1e-6:
+            self._period_end = now + settings.period
+            self._present = frozenset()
+        for session in processes.keys() - self._present:
+            self._place(session).had = self._accounts.received(session)
+        self._present = frozenset(processes)
+        left = self._period_end - now
+        needs = self._needs(processes, left, turn_takers)
+        top = max(processes, key=lambda session: needs[session] / processes[session])
+        for session in processes:
+            place = self._place(session)
+            if session == top:
+                place.held_back = False
+            elif place.held_back:
+                place.held_back = needs[session] < settings.shortest_run
+            else:
+                place.held_back = needs[session] <= 1e-6 and left >= settings.shortest_hold
+        chosen = frozenset(session for session in processes if self._places[session].held_back)
+        self._due = self._next(now, left, processes, needs, top, chosen)
+        return chosen
+
+    def stopped(self, session: str) -> None:
+        """The session has been told to stop, for the sake of others."""
+        self._place(session).stopped_at = self._accounts.received(session)
+
+    def drained(self, session: str) -> None:
+        """Nothing of the session is on the GPU any more: learn by how much it overran."""
+        place = self._place(session)
+        if place.stopped_at is None:
+            return
+        overran = min(LONGEST_OVERRUN, max(0.0, self._accounts.received(session) - place.stopped_at))
+        place.overrun = OVERRUN_MEMORY * place.overrun + (1 - OVERRUN_MEMORY) * overran
+        place.stopped_at = None
+
+    def _place(self, session: str) -> _Place:
+        return self._places.setdefault(session, _Place())
+
+    def _needs(self, processes: Mapping[str, int], left: float, turn_takers: frozenset[str] | None) -> dict[str, float]:
+        """GPU seconds that each session should still have in this period."""
+        if turn_takers is None:
+            parts = self._accounts.parts(processes)
+            lags = {session: self._accounts.lag(session) for session in processes}
+            surplus = sum(lags.values())
+            needs = {session: part * left + lags[session] - surplus * part for session, part in parts.items()}
+        else:
+            needs = self._needs_in_a_turn(processes, left, turn_takers)
+        # Less half of what it will overrun: then it is ahead as often as behind.
+        return {session: need - self._place(session).overrun / 2 for session, need in needs.items()}
+
+    def _needs_in_a_turn(
+        self, processes: Mapping[str, int], left: float, turn_takers: frozenset[str]
+    ) -> dict[str, float]:
+        period = self._settings.period
+        of_all = self._accounts.parts(self._accounts.working | processes.keys())
+        beside = {session: of_all[session] for session in processes if session not in turn_takers}
+        needs = {
+            session: part * left + min(period, max(-period, self._accounts.lag(session)))
+            for session, part in beside.items()
+        }
+        taking = [session for session in processes if session in turn_takers]
+        rest = max(0.0, 1.0 - sum(beside.values()))
+        for session, part in self._accounts.parts(taking).items() if taking else ():
+            had = self._accounts.received(session) - self._place(session).had
+            needs[session] = part * rest * period - had
+        return needs
+
+    def _next(
+        self,
+        now: float,
+        left: float,
+        processes: Mapping[str, int],
+        needs: Mapping[str, float],
+        top: str,
+        chosen: frozenset[str],
+    ) -> float | None:
+        running = {session: count for session, count in processes.items() if session not in chosen}
+        total = sum(running.values())
+        ends = [
+            needs[session] / count * total
+            for session, count in running.items()
+            if session != top and 0 < needs[session] / count * total <= left - self._settings.shortest_hold
+        ]
+        if not ends and not chosen and self._balanced(processes, needs):
+            return None if self._settled(processes) else self._period_end
+        return now + max(0.001, min(ends, default=left))
+
+    def _balanced(self, processes: Mapping[str, int], needs: Mapping[str, float]) -> bool:
+        return len({round(needs[session] / count, 9) for session, count in processes.items()}) == 1
+
+    def _settled(self, processes: Mapping[str, int]) -> bool:
+        """Whether even slices are what everybody is entitled to, for as long as nothing else happens."""
+        parts = self._accounts.parts(self._accounts.working | processes.keys())
+        return len({round(parts[session] / count, 9) for session, count in processes.items()}) == 1
