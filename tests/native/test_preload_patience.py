@@ -121,14 +121,37 @@ def test_work_that_waits_for_a_thread_at_the_gate(
     assert client.hear() == "done"
 
 
-def test_a_lost_connection_is_tried_again_less_and_less_often(
-    start: Start, agent: ScriptedAgent, fast: dict[str, str]
+def test_agent_that_returns_after_a_crash_loop_and_a_long_pause_is_found_within_a_second(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes], socket_path: Path
 ) -> None:
-    """The waits double, from 0.1 s on; nothing is held up meanwhile."""
-    client = start("Driver(); hear()", **fast)
-    for _ in range(4):
+    client = start("Driver(); hear()")
+    for _ in range(8):
         agent.peer().close()
     agent.stop()
+    for away in (1.7, 0.4, 0.9):
+        time.sleep(away)
+        agent = ScriptedAgent(socket_path, gpus)
+        came = time.monotonic()
+        agent.peer(timeout=5)
+        assert time.monotonic() - came < 1.0
+        agent.stop()
+    client.say()
+    client.end()
+
+
+def test_process_that_is_refused_asks_less_and_less_often(
+    start: Start, agent: ScriptedAgent, fast: dict[str, str]
+) -> None:
+    """With the clock twenty times as fast: the first waits are 5 to 50 ms, the later ones up to 250 ms."""
+    client = start("Driver(); hear()", **fast)
+    came = []
+    for _ in range(10):
+        peer = agent.peer()
+        came.append(time.monotonic())
+        peer.send(Kind.ERROR, 3)
+        assert peer.closed()
+    assert came[3] - came[0] < 0.3
+    assert came[9] - came[7] > 0.35
     client.say()
     client.end()
 

@@ -22,9 +22,13 @@
 #include "session_socket.h"
 
 #define GREETING_PATIENCE (1 * SECOND)
-#define FIRST_BACKOFF     (100 * MILLISECOND)
-#define LAST_BACKOFF      (5 * SECOND)
-#define MEMORY_INTERVAL   (10 * MILLISECOND)
+/* Waits between tries to connect. They stay short, whatever happened before: a process must be arbitrated again within
+   a second of the agent's return, and a try where nobody listens costs some microseconds. A process that the agent
+   refuses (ERROR) waits longer. */
+#define FIRST_BACKOFF   (100 * MILLISECOND)
+#define LAST_BACKOFF    (500 * MILLISECOND)
+#define REFUSED_BACKOFF (5 * SECOND)
+#define MEMORY_INTERVAL (10 * MILLISECOND)
 
 static _Atomic bool runs;
 static int wake_file = -1;
@@ -40,6 +44,7 @@ static struct {
     bool greeted;
     int devices_to_come;
     uint64_t retry_at, backoff;
+    bool refused; /* by an ERROR on this connection */
     uint64_t greeting_until, greeted_at;
 } session;
 
@@ -78,11 +83,16 @@ static void connection_lost(const char *why) {
     if (session.greeted) log_line(LOG_INFO, "no agent (%s): work goes on without it", why);
     socket_close();
     atomic_store(&agent_features, 0);
-    /* one that greets and leaves again and again is tried less and less often, too */
-    if (session.greeted && now_ns() - session.greeted_at > LAST_BACKOFF) session.backoff = FIRST_BACKOFF;
-    session.greeted = false;
-    session.retry_at = now_ns() + session.backoff;
-    session.backoff = session.backoff * 2 > LAST_BACKOFF ? LAST_BACKOFF : session.backoff * 2;
+    uint64_t now = now_ns(), most = session.refused ? REFUSED_BACKOFF : LAST_BACKOFF;
+    /* one that greets and refuses again and again is tried less and less often, too */
+    if (session.greeted && (!session.refused || now - session.greeted_at > REFUSED_BACKOFF))
+        session.backoff = FIRST_BACKOFF;
+    uint64_t wait = session.backoff < most ? session.backoff : most;
+    session.backoff = 2 * wait;
+    session.greeted = session.refused = false;
+    /* processes that lost the same agent come back one after the other: a quarter of the wait is by chance */
+    uint64_t chance = (now ^ (uint64_t)getpid() << 20) * 0x9E3779B97F4A7C15ull >> 32;
+    session.retry_at = now + wait - (wait / 4 * chance >> 32);
     for (int i = 0; i < gpu_count; i++) {
         lease_unarbitrated(&gpus[i]);
         allowance_end(&gpus[i]);
@@ -138,6 +148,7 @@ static bool take(const struct frame *frame) {
     struct gpu *gpu = gpu_of_uuid(frame->gpu);
     if (frame->type == FRAME_ERROR) {
         log_line(LOG_ERROR, "the agent refuses this process (code %llu)", (unsigned long long)frame->f[0]);
+        session.refused = true;
         return false;
     }
     if (session.devices_to_come < 0) {
