@@ -98,10 +98,22 @@ class Allowances:
         Returns what its allowance grows by. Where `wanted` is more than `most` it grows up to `most`.
         """
         holding = self._holdings[process]
-        piece = max(self.limit // PIECES, SMALLEST_PIECE)
-        added = max(0, min(wanted + piece, most) - holding.granted)
+        added = max(0, min(wanted + self.piece, most) - holding.granted)
         holding.granted += added
         return added
+
+    @property
+    def piece(self) -> int:
+        """What a process is given in advance."""
+        return max(self.limit // PIECES, SMALLEST_PIECE)
+
+    def surplus(self) -> list[tuple[Hashable, int]]:
+        """Processes that have two pieces more than they use, and what is beyond one."""
+        return [
+            (process, holding.granted - holding.allocated - self.piece)
+            for process, holding in self._holdings.items()
+            if holding.granted - holding.allocated > 2 * self.piece
+        ]
 
     def recallable(self, process: Hashable) -> list[Hashable]:
         """The other processes that have an allowance: part of it may be unused, whatever they said last."""

@@ -25,12 +25,13 @@ from gpushare_spawner.agent.known_gpus import KnownGpus, all_gpus
 from gpushare_spawner.agent.kubernetes_options import Unusable
 from gpushare_spawner.agent.lock import AlreadyRunning
 from gpushare_spawner.agent.node import Node, NodeSettings
+from gpushare_spawner.agent.node_memory import HostMemorySettings
 from gpushare_spawner.agent.priority import prefer_this_thread
 from gpushare_spawner.agent.session_folder import PathTooLong
 from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.control import Request
-from gpushare_spawner.model.quantity import parse_bytes
+from gpushare_spawner.model.quantity import parse_bytes, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="GPU memory that each CUDA process takes beside its allocations, to be reckoned with when processes run "
         "side by side; simulated GPUs have none (default: 512Mi)",
+    )
+    parser.add_argument(
+        "--host-memory",
+        type=_host_memory,
+        default="50%",
+        metavar="SIZE",
+        help="host memory for what leaves the GPUs: bytes or a part of the machine's memory; allocations beyond it "
+        "fail. off: no budget, neither for the node nor for a session with a memory limit (default: 50%%)",
+    )
+    parser.add_argument(
+        "--cgroups",
+        type=Path,
+        default=Path("/sys/fs/cgroup"),
+        metavar="DIR",
+        help="where the machine's cgroups are mounted: memory limits of sessions are read there (default: %(default)s)",
     )
     parser.add_argument(
         "--exclusive",
@@ -162,6 +178,7 @@ async def _serve(options: argparse.Namespace) -> None:
         settings = NodeSettings(
             name=options.node,
             capacity_units=capacity,
+            host_memory=HostMemorySettings(node=options.host_memory, cgroups=options.cgroups),
             arbiter=ArbiterSettings(exclusive=options.exclusive, context_bytes=options.context_memory),
         )
         source = nvml if cluster is None else cluster.source(nvml, gpus)
@@ -230,6 +247,15 @@ def _bytes(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _host_memory(text: str) -> str:
+    try:
+        if text != "off" and resolve_bytes(text, 2**40) <= 0:
+            raise ValueError(f"{text!r} leaves no memory")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; give bytes like 64Gi, a part like 50%, or off") from None
+    return text
 
 
 def _port(text: str) -> int:

@@ -89,6 +89,17 @@ class ReportCollector(Collector):
         wait = GaugeMetricFamily(
             "gpushare_session_wait_seconds", "Length of its waits, by quantile", labels=(*of, "quantile")
         )
+        hits = CounterMetricFamily(
+            "gpushare_session_memory_limit_hits", "Allocations of device memory that a limit refused", labels=of
+        )
+        host = GaugeMetricFamily(
+            "gpushare_node_host_memory_bytes",
+            "Host memory for what leaves the GPUs: budget, needed at most, paged out now",
+            labels=("kind",),
+        )
+        if report.host_memory is not None:
+            for kind in ("budget", "needed", "paged_out"):
+                host.add_metric((kind,), getattr(report.host_memory, f"{kind}_bytes"))
         for session in report.sessions:
             label3 = (session.id, session.user, session.template)
             effective.add_metric(label3, session.effective_units)
@@ -101,6 +112,7 @@ class ReportCollector(Collector):
             entitled.add_metric(label3, session.delivered.entitled_seconds)
             delivered.add_metric(label3, session.delivered.delivered_seconds)
             waits.add_metric(label3, session.delivered.waits)
+            hits.add_metric(label3, session.memory_limit_hits.count)
             wait.add_metric((*label3, "0.5"), session.delivered.wait_p50_seconds)
             wait.add_metric((*label3, "0.95"), session.delivered.wait_p95_seconds)
         return [
@@ -116,6 +128,8 @@ class ReportCollector(Collector):
             delivered,
             waits,
             wait,
+            hits,
+            host,
         ]
 
 

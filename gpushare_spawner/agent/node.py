@@ -17,6 +17,7 @@ from gpushare_spawner.agent.connection import SESSION_CLOSED
 from gpushare_spawner.agent.conversation import Conversation
 from gpushare_spawner.agent.environment import Libraries, session_environment
 from gpushare_spawner.agent.gpus import Gpu, GpuState
+from gpushare_spawner.agent.node_memory import HostMemorySettings, NodeMemory
 from gpushare_spawner.agent.pod_sockets import PodSockets
 from gpushare_spawner.agent.report import gpu_report, node_report, session_report
 from gpushare_spawner.agent.rounds import GpuSource, Rounds, RoundSettings
@@ -63,6 +64,7 @@ class NodeSettings:
     """Units of 1 % that may be guaranteed on each GPU."""
     arbiter: ArbiterSettings = field(default_factory=ArbiterSettings)
     rounds: RoundSettings = field(default_factory=RoundSettings)
+    host_memory: HostMemorySettings = field(default_factory=HostMemorySettings)
 
 
 class Node:
@@ -80,6 +82,9 @@ class Node:
         self._folder = folder
         self._libraries = libraries
         self._sessions: dict[str, Session] = {}
+        self._memory = NodeMemory(
+            settings.host_memory, self.gpus, self._sessions, settings.arbiter.context_bytes, self._paged_out
+        )
         self._shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)
         self._tiers = Tiers(self._shares, self._activity, self._save, self.wall_clock)
         self._watch = ProcessWatch(self._server_gone)
@@ -266,7 +271,7 @@ class Node:
             for uuid, gpu in self.gpus.items()
         ]
         sessions = [self.session_report(session) for session in self._sessions.values()]
-        return node_report(self.settings.name, self.wall_clock(), gpus, sessions)
+        return node_report(self.settings.name, self.wall_clock(), gpus, sessions, self._memory.report())
 
     # -- what conversations need --------------------------------------------------------------------------------------
 
@@ -276,7 +281,7 @@ class Node:
 
     def session_report(self, session: Session) -> SessionReport:
         """What is known about a session now."""
-        return session_report(session, self._activity(session))
+        return session_report(session, self._activity(session), self._memory.of_session(session))
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:
         """Sessions on a GPU, and those of them with work."""
@@ -374,7 +379,12 @@ class Node:
     def _take_up(self, session: Session) -> None:
         self._sessions[session.id] = session
         limits = {gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus}
-        session.memory = SessionMemory(limits, self.wall_clock, session.record.memory_hits)
+        session.memory = SessionMemory(
+            limits,
+            self.wall_clock,
+            session.record.memory_hits,
+            room=lambda gpu, kind: self._memory.room(session, gpu, kind),
+        )
         session.conversation = Conversation(session, self)
         self._tiers.changed(other for other in self._shares.enter(session) if other is not session)
         if session.record.process is not None:
@@ -432,6 +442,8 @@ class Node:
             return
         if session.socket is None and session.record.pod is None and self._listen(session) is None:
             log.info("session %s has its socket now", name)
+        if session.memory is not None:
+            session.memory.trim()
         if session.moved or session.record.gpu_busy:
             doing = self._activity(session)
             if self._rounds.worth_saving(session, doing, now):
@@ -442,6 +454,9 @@ class Node:
                 or doing.last != session.record.last_gpu_activity
                 or session.memory_hits != session.record.memory_hits
             )
+
+    def _paged_out(self, session: Session) -> int:
+        return sum(self.arbitrations[gpu.uuid].view(session.id).paged_out_bytes for gpu in session.gpus)
 
     def _activity(self, session: Session) -> Activity:
         return activity(session, self.arbitrations, self.wall_clock())

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gpushare_spawner.agent.activity import Activity
 from gpushare_spawner.agent.gpus import Gpu, GpuState
 from gpushare_spawner.agent.sessions import Session
-from gpushare_spawner.model.report import DeliveredReport, GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport, Report, SessionReport
 
 
 def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> GpuReport:
@@ -25,8 +25,8 @@ def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> 
     )
 
 
-def session_report(session: Session, now: Activity) -> SessionReport:
-    """One session, doing what `now` says."""
+def session_report(session: Session, now: Activity, host_memory: tuple[int, int | None] = (0, None)) -> SessionReport:
+    """One session, doing what `now` says. `host_memory`: bytes that it may need, and its budget."""
     record, request = session.record, session.record.request
     return SessionReport(
         id=request.id,
@@ -46,6 +46,8 @@ def session_report(session: Session, now: Activity) -> SessionReport:
         memory_bytes=now.memory_bytes,
         resident_bytes=now.resident_bytes,
         memory_limit_bytes=session.memory_limit(session.gpus[0]) if session.gpus else 0,
+        host_memory_needed_bytes=host_memory[0],
+        host_memory_budget_bytes=host_memory[1],
         gpu_busy=now.busy,
         waiting=now.waiting,
         last_gpu_activity=now.last,
@@ -61,7 +63,15 @@ def session_report(session: Session, now: Activity) -> SessionReport:
     )
 
 
-def node_report(node: str, published_at: float, gpus: Iterable[GpuReport], sessions: Iterable[SessionReport]) -> Report:
+def node_report(
+    node: str,
+    published_at: float,
+    gpus: Iterable[GpuReport],
+    sessions: Iterable[SessionReport],
+    host_memory: HostMemoryReport | None = None,
+) -> Report:
     """The node; the oldest session first."""
-    oldest_first = sorted(sessions, key=lambda session: (session.opened_at, session.id))
-    return Report(node=node, published_at=published_at, gpus=tuple(gpus), sessions=tuple(oldest_first))
+    oldest_first = tuple(sorted(sessions, key=lambda session: (session.opened_at, session.id)))
+    return Report(
+        node=node, published_at=published_at, gpus=tuple(gpus), sessions=oldest_first, host_memory=host_memory
+    )

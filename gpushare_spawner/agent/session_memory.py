@@ -46,11 +46,21 @@ class _Question:
 class SessionMemory:
     """Answers RESERVE, RETURN and MEMORY of one session's processes."""
 
-    def __init__(self, limits: Mapping[str, int], wall_clock: Callable[[], float], hits: MemoryLimitHits) -> None:
-        """`limits`: bytes that the session may allocate, by the GPU's UUID. `wall_clock`: seconds since the epoch."""
+    def __init__(
+        self,
+        limits: Mapping[str, int],
+        wall_clock: Callable[[], float],
+        hits: MemoryLimitHits,
+        room: Callable[[str, ReserveKind], tuple[int, MemoryLimit]],
+    ) -> None:
+        """`limits`: bytes that the session may allocate, by the GPU's UUID. `wall_clock`: seconds since the epoch.
+
+        `room`: what the budgets of host memory let the session take on a GPU beside what is counted, and which of them.
+        """
         self._allowances = {uuid: Allowances(limit) for uuid, limit in limits.items()}
         self._raw = {uuid: gpu_bytes(uuid) for uuid in self._allowances}
         self._wall_clock = wall_clock
+        self._room = room
         self._processes: dict[Connection, int] = {}
         """The pid that each calls its own."""
         self._recalls: dict[int, tuple[Connection, str]] = {}
@@ -58,6 +68,8 @@ class SessionMemory:
         self._questions: dict[tuple[Connection, str], _Question] = {}
         self._told: dict[tuple[Connection, str], int] = {}
         """What a process was told last of the memory of the others."""
+        self._trimmed: dict[tuple[Connection, str], int] = {}
+        """Recalls of surplus that are not answered."""
         self._telling: asyncio.TimerHandle | None = None
         self.hits = hits
 
@@ -74,6 +86,7 @@ class SessionMemory:
         for uuid, allowances in self._allowances.items():
             allowances.leave(connection)
             self._told.pop((connection, uuid), None)
+            self._trimmed.pop((connection, uuid), None)
             self._drop((connection, uuid))
         for number, (asked, _) in list(self._recalls.items()):
             if asked is connection:
@@ -107,6 +120,8 @@ class SessionMemory:
             allowances.gives_back(connection, returned)
             if allowances.states(connection, min(allocated, MOST)):
                 self._tell_soon()
+            if self._trimmed.get((connection, uuid)) == number:
+                del self._trimmed[connection, uuid]
             if self._recalls.get(number, (None, ""))[0] is connection:
                 self._answered(number)
             return
@@ -119,7 +134,7 @@ class SessionMemory:
         )
         if size == 0:
             # what a process has when it connects is a fact, whatever the limit
-            added = allowances.grant(connection, question.wanted, allowances.room_for(connection))
+            added = allowances.grant(connection, question.wanted, self._most(question))
             self._reserved(question, added, 0)
         elif not self._decided(question):
             self._recall(question)
@@ -139,21 +154,56 @@ class SessionMemory:
             fields = (limit, ago, hit.requested_bytes, hit.pid, self.hits.count, hit.allocated_bytes)
             connection.send(Kind.SESSION_MEMORY, SessionMemoryTopic.LIMIT_HIT, *fields)
 
+    def counted(self, uuid: str) -> tuple[int, int]:
+        """Bytes that count for the session on the GPU, and the part of them that can leave it."""
+        allowances = self._allowances[uuid]
+        counted = allowances.counted
+        return counted, counted - sum(holding.plain for _, holding in allowances.processes())
+
+    def trim(self) -> None:
+        """Recall what is more than a piece beyond what a process has allocated: others may need the host memory."""
+        for uuid, allowances in self._allowances.items():
+            for process, surplus in allowances.surplus():
+                assert isinstance(process, Connection)
+                if (process, uuid) not in self._trimmed:
+                    self._trimmed[process, uuid] = number = next(_recalls)
+                    process.send(Kind.RECALL, surplus, number, gpu=self._raw[uuid])
+
+    def _most(self, question: _Question) -> int:
+        """What the process may be given in all."""
+        allowances = self._allowances[question.gpu]
+        room, _ = self._room(question.gpu, question.kind)
+        counted = allowances.of(question.connection).counted
+        return min(allowances.room_for(question.connection), counted + max(0, room))
+
+    def _limit(self, question: _Question) -> MemoryLimit | None:
+        """What forbids it; None: nothing."""
+        allowances = self._allowances[question.gpu]
+        if question.kind is not ReserveKind.OWN_MANAGED and question.wanted > allowances.room_for(question.connection):
+            return MemoryLimit.SESSION
+        more = question.wanted - allowances.of(question.connection).counted
+        if more > 0:
+            room, limit = self._room(question.gpu, question.kind)
+            if more > room:
+                return limit
+        return None
+
     def _decided(self, question: _Question) -> bool:
         """Grant what the limits allow."""
-        allowances = self._allowances[question.gpu]
-        room = MOST if question.kind is ReserveKind.OWN_MANAGED else allowances.room_for(question.connection)
-        if question.wanted > room:
+        if self._limit(question) is not None:
             return False
-        # the limit bounds what is given in advance, also to those to whom it does not apply
-        most = max(question.wanted, min(room, allowances.room_for(question.connection)))
+        allowances = self._allowances[question.gpu]
+        # the limits bound what is given in advance
+        most = max(question.wanted, self._most(question))
         self._reserved(question, allowances.grant(question.connection, question.wanted, most), 0)
         return True
 
     def _recall(self, question: _Question) -> None:
         """Ask the others for what they do not use, and answer when they have."""
         allowances = self._allowances[question.gpu]
-        lacking = question.wanted - allowances.room_for(question.connection)
+        room, _ = self._room(question.gpu, question.kind)
+        beyond_host = question.wanted - allowances.of(question.connection).counted - room
+        lacking = max(question.wanted - allowances.room_for(question.connection), beyond_host)
         for other in allowances.recallable(question.connection):
             assert isinstance(other, Connection)
             number = next(_recalls)
@@ -161,7 +211,7 @@ class SessionMemory:
             self._recalls[number] = (other, question.gpu)
             other.send(Kind.RECALL, lacking, number, gpu=self._raw[question.gpu])
         if not question.awaited:
-            self._refuse(question, MemoryLimit.SESSION)
+            self._refuse(question)
             return
         key = question.connection, question.gpu
         self._questions[key] = question
@@ -182,9 +232,10 @@ class SessionMemory:
         """All have answered, or had their time."""
         question = self._drop(key)
         if question is not None and not self._decided(question):
-            self._refuse(question, MemoryLimit.SESSION)
+            self._refuse(question)
 
-    def _refuse(self, question: _Question, limit: MemoryLimit) -> None:
+    def _refuse(self, question: _Question) -> None:
+        limit = self._limit(question) or MemoryLimit.SESSION
         self.hits = self.hits.with_hit(
             MemoryLimitHit(
                 limit=limit.label,

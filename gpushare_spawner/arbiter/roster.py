@@ -231,4 +231,5 @@ class Roster:
             gpu_seconds=known.gpu_seconds + unreported,
             last_activity=self.now if running else known.last_activity,
             delivered=Delivered(waits=known.waits.counts),
+            paged_out_bytes=sum(self.residency.away(client) for client in clients),
         )

@@ -160,3 +160,5 @@ class SessionView:
     None: no burst yet."""
     delivered: Delivered = NOTHING
     """What it was entitled to and received, and how long it waited, since it was added to this arbiter."""
+    paged_out_bytes: int = 0
+    """What was paged out on orders and not fetched since."""

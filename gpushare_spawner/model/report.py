@@ -77,6 +77,18 @@ class DeliveredReport(_Part):
         )
 
 
+class HostMemoryReport(_Part):
+    """A node's host memory for what leaves its GPUs."""
+
+    budget_bytes: Amount
+    """What may be used for it now."""
+    needed_bytes: Amount
+    """What is needed if every session uses all that it has, and at least its guarantee: at most the budget, unless
+    memory became short meanwhile."""
+    paged_out_bytes: Amount = 0
+    """What is there now."""
+
+
 class SessionReport(_Part):
     """One notebook server that holds a share."""
 
@@ -111,6 +123,10 @@ class SessionReport(_Part):
     """The part of `memory_bytes` that is thought to be on the GPU; the rest is in host memory."""
     memory_limit_bytes: Amount = 0
     """What CUDA shows the session as the GPU's total memory."""
+    host_memory_needed_bytes: Amount = 0
+    """Host memory that is needed if all its movable memory leaves the GPUs."""
+    host_memory_budget_bytes: Amount | None = None
+    """What its server's memory limit leaves for that; None: the server has no limit of its own."""
     gpu_busy: bool = False
     """A burst is running or waiting now."""
     waiting: bool = False
@@ -145,6 +161,8 @@ class Report(_Part):
     published_at: Instant
     gpus: tuple[GpuReport, ...]
     sessions: tuple[SessionReport, ...] = ()
+    host_memory: HostMemoryReport | None = None
+    """None: the node has no budget."""
 
     def session(self, session_id: str) -> SessionReport | None:
         """The session of that id, if it is on this node."""

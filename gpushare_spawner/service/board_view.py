@@ -63,6 +63,7 @@ def _node(report: Report, viewer: Viewer) -> dict[str, Any]:
         "name": report.node,
         "published_at": report.published_at,
         "gpus": [_gpu(gpu, report, viewer) for gpu in report.gpus],
+        "host_memory": report.host_memory.model_dump() if report.host_memory is not None else None,
     }
 
 
@@ -130,6 +131,9 @@ def _session(
         "memory_bytes": session.memory_bytes,
         "resident_bytes": session.resident_bytes,
         "memory_limit_bytes": session.memory_limit_bytes,
+        "memory_limit_hits": session.memory_limit_hits.count,
+        "host_memory_needed_bytes": session.host_memory_needed_bytes,
+        "host_memory_budget_bytes": session.host_memory_budget_bytes,
         "bypassing": len(session.bypassing_pids),
         "why": decision.reason,
         "next": None

@@ -20,7 +20,9 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 def exposition(views: Sequence[NodeView], looked: Sequence[Looked], counters: Counters, now: float) -> bytes:
     """All metrics as they are now."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once([*_agents(views), *_gpus(views), *_sessions(looked, now), *_culler(counters)]))
+    registry.register(
+        _Once([*_agents(views), *_gpus(views), *_host_memory(views), *_sessions(looked, now), *_culler(counters)])
+    )
     return generate_latest(registry)
 
 
@@ -37,6 +39,19 @@ def _agents(views: Sequence[NodeView]) -> Iterator[Metric]:
     up.add_metric(["yes"], sum(view.report is not None for view in views))
     up.add_metric(["no"], sum(view.report is None for view in views))
     yield up
+
+
+def _host_memory(views: Sequence[NodeView]) -> Iterator[Metric]:
+    host = GaugeMetricFamily(
+        "gpushare_node_host_memory_bytes",
+        "Host memory for what leaves the GPUs: budget, needed at most, paged out now",
+        labels=["node", "kind"],
+    )
+    for view in views:
+        if view.report is not None and view.report.host_memory is not None:
+            for kind in ("budget", "needed", "paged_out"):
+                host.add_metric([view.report.node, kind], getattr(view.report.host_memory, f"{kind}_bytes"))
+    yield host
 
 
 def _gpus(views: Sequence[NodeView]) -> Iterator[Metric]:

@@ -1,0 +1,102 @@
+"""The budget of host memory for what may have to leave the GPUs. Pure: figures come in, room comes out.
+
+What a session may have to page out must find host memory, or the kernel's OOM killer ends somebody's kernel. So memory
+that could not be paged out any more is not allocated. Amounts are bytes.
+
+Of a node: the memory of all sessions that does not fit on its GPUs together must fit into the node's budget. A session
+counts for what it has, and at least for its guarantee: so an allocation within the guarantee is never refused by the
+node's budget, whatever the neighbours hold.
+
+Of a session: all of its movable memory must fit into what its server's memory limit leaves, since all of it can be
+paged out: its guarantee stays only while it works. A session that has a whole GPU shares it with nobody, and only what
+exceeds the GPU counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+UNLIMITED = 2**62
+
+
+@dataclass(frozen=True)
+class SessionOnGpu:
+    """One session's memory on one GPU."""
+
+    counted: int
+    """What it has, or may take without asking."""
+    movable: int
+    """The part of it that can leave the GPU."""
+    guarantee: int
+    whole_gpu: bool = False
+    """Nobody else has a share of this GPU, or can get one."""
+
+    @property
+    def needed(self) -> int:
+        """What is kept for it: at least its guarantee."""
+        return max(self.counted, self.guarantee)
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """One GPU and its sessions."""
+
+    device_bytes: int
+    """What of the GPU's memory can hold allocations."""
+    sessions: Mapping[str, SessionOnGpu] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> int:
+        """Bytes of allocations, and of guarantees that are not used."""
+        return sum(one.needed for one in self.sessions.values())
+
+    @property
+    def beyond(self) -> int:
+        """Bytes of it that do not fit on the GPU."""
+        return max(0, self.needed - self.device_bytes)
+
+
+def node_needs(gpus: Iterable[GpuMemory]) -> int:
+    """Host memory that is needed if every session uses all that it may."""
+    return sum(gpu.beyond for gpu in gpus)
+
+
+def node_room(gpus: Mapping[str, GpuMemory], gpu: str, session: str, budget: int | None) -> int:
+    """What the session may take on the GPU beside what it has, by the node's budget; at least the rest of its
+    guarantee. None: there is no budget."""
+    if budget is None:
+        return UNLIMITED
+    here = gpus[gpu]
+    own = here.sessions[session]
+    elsewhere = sum(other.beyond for name, other in gpus.items() if name != gpu)
+    free = max(0, budget - elsewhere) + here.device_bytes - (here.needed - own.needed)
+    return max(free, own.guarantee) - own.counted
+
+
+def session_needs(on_gpus: Iterable[tuple[GpuMemory, SessionOnGpu]]) -> int:
+    """Host memory that the session needs if all its movable memory has to leave its GPUs."""
+    return sum(max(0, own.movable - (gpu.device_bytes if own.whole_gpu else 0)) for gpu, own in on_gpus)
+
+
+def session_room(gpus: Mapping[str, GpuMemory], gpu: str, session: str, budget: int | None) -> int:
+    """What the session may take of movable memory on the GPU beside what it has, by its own budget."""
+    if budget is None:
+        return UNLIMITED
+    on_gpus = {name: (one, one.sessions[session]) for name, one in gpus.items() if session in one.sessions}
+    elsewhere = session_needs(pair for name, pair in on_gpus.items() if name != gpu)
+    here, own = on_gpus[gpu]
+    stays = here.device_bytes if own.whole_gpu else 0
+    return budget - elsewhere + stays - own.movable
+
+
+def node_budget(total: int, available: int, paged_out: int, part: float) -> int:
+    """The node's budget: a part of its memory, and never more than is paged out already with four fifths of what is
+    available beside that."""
+    return max(0, min(int(total * part), paged_out + available * 4 // 5))
+
+
+def session_budget(limit: int, used: int, paged_out: int) -> int:
+    """A session's budget: what its server's limit leaves beside what the processes use. What was paged out already may
+    be part of what they use; it does not count twice."""
+    return max(0, limit - max(0, used - paged_out))

@@ -1,0 +1,102 @@
+"""Memory of cgroups (both versions) and of the machine, as the kernel tells: limits, use, and what is available.
+
+Use is without the page cache that the kernel can drop (inactive_file), as the kubelet counts it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+NO_LIMIT = 2**60
+"""Version 1 writes a number near 2^63 where there is no limit."""
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A cgroup with a limit. Bytes."""
+
+    limit: int
+    used: int
+
+
+@dataclass(frozen=True)
+class MachineMemory:
+    """/proc/meminfo. Bytes."""
+
+    total: int
+    available: int
+
+
+def machine_memory(proc: Path = Path("/proc")) -> MachineMemory | None:
+    """What the kernel says; None where it cannot be read."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        found = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if rest}
+        return MachineMemory(found["MemTotal"], found["MemAvailable"])
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+
+
+class MemoryCgroups:
+    """Reads the hierarchy under a mount point, /sys/fs/cgroup as a rule."""
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
+        self.root = root
+        unified = (root / "cgroup.controllers").exists()
+        self._memory = root if unified else root / "memory"
+        self._names = (
+            ("memory.max", "memory.current", "inactive_file")
+            if unified
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        )
+
+    def of_path(self, path: str, below: str = "/") -> MemoryGroup | None:
+        """The tightest group on the way from `below` (without it) to `path`; None where none has a limit.
+
+        Tightest: least left. Groups at or above `below` are shared with others.
+        """
+        if ".." in path.split("/"):
+            return None
+        parts = [part for part in path.split("/") if part]
+        shared = 0
+        for part, other in zip(parts, [part for part in below.split("/") if part], strict=False):
+            if part != other:
+                break
+            shared += 1
+        groups = [
+            self._read(self._memory.joinpath(*parts[:depth])) for depth in range(max(shared, 0) + 1, len(parts) + 1)
+        ]
+        return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
+
+    def of_pod(self, uid: str) -> MemoryGroup | None:
+        """The tightest group of a pod and its containers, found by the pod's uid; None where none has a limit."""
+        if not re.fullmatch(r"[0-9a-f-]{36}", uid):
+            return None
+        names = (f"pod{uid}", f"kubepods*-pod{uid.replace('-', '_')}.slice")
+        folders = [
+            folder
+            for name in names
+            for level in ("kubepods*", "kubepods*/*")
+            for folder in self._memory.glob(f"{level}/{name}")
+        ]
+        groups = [
+            self._read(found)
+            for folder in folders
+            for found in (folder, *(path for path in folder.iterdir() if path.is_dir()))
+        ]
+        return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
+
+    def _read(self, folder: Path) -> MemoryGroup | None:
+        limit_name, used_name, cache_name = self._names
+        try:
+            text = (folder / limit_name).read_text().strip()
+            if text == "max" or int(text) >= NO_LIMIT:
+                return None
+            used = int((folder / used_name).read_text())
+            statistics = (folder / "memory.stat").read_text().splitlines()
+            cache = next((int(line.split()[1]) for line in statistics if line.split()[:1] == [cache_name]), 0)
+        except (OSError, ValueError, IndexError):
+            return None
+        return MemoryGroup(int(text), max(0, used - cache))
