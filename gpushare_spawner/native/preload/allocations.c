@@ -1,7 +1,8 @@
 #include "allocations.h"
 
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "allowance.h"
 #include "block_cache.h"
@@ -10,7 +11,23 @@
 #include "stream_ordered.h"
 #include "worker.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* The lock of the records. Letting it go is a plain store, which a mutex cannot have; it is held for tens of
+   nanoseconds, except while the pager walks, so a thread that finds it taken sleeps after a short while. */
+static _Atomic bool taken;
+
+static void records_lock(void) {
+    for (unsigned tries = 0; atomic_exchange_explicit(&taken, true, memory_order_acquire);) {
+        while (atomic_load_explicit(&taken, memory_order_relaxed)) {
+            struct timespec moment = {0, 20000};
+            if (++tries > 200) nanosleep(&moment, NULL);
+        }
+    }
+}
+
+static void records_unlock(void) {
+    atomic_store_explicit(&taken, false, memory_order_release);
+}
+
 static struct allocation *root;
 static uint64_t newest;
 static struct {
@@ -18,32 +35,67 @@ static struct {
     struct allocation *next; /* of the walk in progress */
 } by_use[MAX_GPUS];
 
+/* Records come from blocks of them, and are used again: an allocation need not wait for malloc. With the lock held. */
+#define RECORDS_AT_ONCE 64
+static struct allocation *spare_records;
+
+static struct allocation *record_new(void) {
+    if (!spare_records) {
+        struct allocation *block = malloc(RECORDS_AT_ONCE * sizeof *block);
+        for (int i = 0; block && i < RECORDS_AT_ONCE; i++) {
+            block[i].left = spare_records;
+            spare_records = &block[i];
+        }
+    }
+    struct allocation *record = spare_records;
+    if (record) spare_records = record->left;
+    return record;
+}
+
+static void record_spare(struct allocation *record) {
+    record->left = spare_records;
+    spare_records = record;
+}
+
 /* A treap: the priority is a hash of the address, so that it needs no state and no balance is kept by hand. */
 static uint64_t priority(const struct allocation *node) {
     return (node->at >> 8) * 0x9E3779B97F4A7C15ull;
 }
 
-static void split(struct allocation *tree, CUdeviceptr at, struct allocation **below, struct allocation **above) {
-    if (!tree) {
-        *below = *above = NULL;
-    } else if (tree->at < at) {
-        split(tree->right, at, &tree->right, above);
-        *below = tree;
-    } else {
-        split(tree->left, at, below, &tree->left);
-        *above = tree;
+static void tree_insert(struct allocation *node) {
+    struct allocation **link = &root;
+    while (*link && priority(*link) >= priority(node)) link = (*link)->at < node->at ? &(*link)->right : &(*link)->left;
+    struct allocation *tree = *link, **below = &node->left, **above = &node->right;
+    *link = node;
+    while (tree) { /* what was here is split into what lies below the node and above it */
+        if (tree->at < node->at) {
+            *below = tree;
+            below = &tree->right;
+            tree = tree->right;
+        } else {
+            *above = tree;
+            above = &tree->left;
+            tree = tree->left;
+        }
     }
+    *below = *above = NULL;
 }
 
-static struct allocation *joined(struct allocation *below, struct allocation *above) {
-    if (!below) return above;
-    if (!above) return below;
-    if (priority(below) > priority(above)) {
-        below->right = joined(below->right, above);
-        return below;
+static void tree_remove(struct allocation *node) {
+    struct allocation **link = &root, *below = node->left, *above = node->right;
+    while (*link != node) link = (*link)->at < node->at ? &(*link)->right : &(*link)->left;
+    while (below && above) {
+        if (priority(below) > priority(above)) {
+            *link = below;
+            link = &below->right;
+            below = below->right;
+        } else {
+            *link = above;
+            link = &above->left;
+            above = above->left;
+        }
     }
-    above->left = joined(below, above->left);
-    return above;
+    *link = below ? below : above;
 }
 
 /* The last one that begins at or below `at`. */
@@ -87,40 +139,52 @@ static void unlink_by_use(struct allocation *node) {
 }
 
 static void insert(struct allocation *node) {
-    struct allocation *below, *above;
-    node->left = node->right = NULL;
-    split(root, node->at, &below, &above);
-    root = joined(joined(below, node), above);
+    tree_insert(node);
     link_newest(node);
 }
 
 static void take_out(struct allocation *node) {
-    struct allocation *below, *above, *rest;
-    split(root, node->at, &below, &above);
-    split(above, node->at + 1, &rest, &above);
-    root = joined(below, above);
+    tree_remove(node);
     unlink_by_use(node);
+}
+
+/* Accounts are changed with the lock held, so that no change needs an instruction of its own that locks. Anybody may
+   read them. */
+static void account_add(struct gpu *gpu, size_t bytes, bool managed) {
+    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
+    uint64_t before = atomic_load_explicit(account, memory_order_relaxed);
+    atomic_store_explicit(account, before + bytes, memory_order_release);
 }
 
 static void give_back(struct gpu *gpu, size_t bytes, bool managed) {
     _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
-    *account = *account > bytes ? *account - bytes : 0;
+    uint64_t before = atomic_load_explicit(account, memory_order_relaxed);
+    atomic_store_explicit(account, before > bytes ? before - bytes : 0, memory_order_release);
 }
 
-/* Add first, compare then: a recall of unused allowance either sees the addition, or is seen here. */
+static bool fits_into(const struct gpu *gpu, size_t bytes, uint64_t graphs, uint64_t most) {
+    uint64_t all = atomic_load_explicit(&gpu->managed, memory_order_relaxed) +
+                   atomic_load_explicit(&gpu->plain, memory_order_relaxed) + graphs;
+    return !__builtin_add_overflow(all, bytes, &all) && all <= most;
+}
+
+/* `most` of 0: the allowance. */
 static bool take_within(struct gpu *gpu, size_t bytes, bool managed, uint64_t most) {
-    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
     uint64_t graphs = graph_memory_bytes(gpu);
-    pthread_mutex_lock(&lock);
-    uint64_t before = gpu->managed + gpu->plain + graphs;
-    bool fits = bytes <= UINT64_MAX - before;
-    if (fits) {
-        *account += bytes;
-        fits = most == UINT64_MAX || before + bytes <= (most ? most : atomic_load(&gpu->allowance));
-        if (!fits) *account -= bytes;
-    }
-    pthread_mutex_unlock(&lock);
+    records_lock();
+    bool fits = fits_into(gpu, bytes, graphs, most ? most : atomic_load(&gpu->allowance));
+    if (fits) account_add(gpu, bytes, managed);
+    records_unlock();
     return fits;
+}
+
+bool account_has_room(struct gpu *gpu, size_t bytes) {
+    return fits_into(gpu, bytes, graph_memory_bytes(gpu), atomic_load_explicit(&gpu->allowance, memory_order_relaxed));
+}
+
+void account_settle(void) {
+    records_lock();
+    records_unlock();
 }
 
 /* The slow path: more than the allowance. The allowance of a session with several busy processes may be gone again
@@ -161,81 +225,104 @@ bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
 }
 
 void account_cached(struct gpu *gpu, size_t bytes, bool begins) {
-    pthread_mutex_lock(&lock);
+    records_lock();
     if (begins) {
-        gpu->managed += bytes;
-        gpu->cached += bytes;
+        account_add(gpu, bytes, true);
+        atomic_fetch_add(&gpu->cached, bytes);
     } else {
         give_back(gpu, bytes, true);
-        gpu->cached -= bytes;
+        atomic_fetch_sub(&gpu->cached, bytes);
     }
-    pthread_mutex_unlock(&lock);
+    records_unlock();
     worker_memory_changed(gpu);
 }
 
 void account_return(struct gpu *gpu, size_t bytes, bool managed) {
-    pthread_mutex_lock(&lock);
+    records_lock();
     give_back(gpu, bytes, managed);
-    pthread_mutex_unlock(&lock);
+    records_unlock();
     worker_memory_changed(gpu);
 }
 
 static void drop(struct allocation *node) {
     take_out(node);
     give_back(node->gpu, node->bytes, node->kind != ALLOCATION_PLAIN);
-    free(node);
+    record_spare(node);
+}
+
+/* With the lock held. */
+static void remember(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind,
+                     CUcontext context) {
+    struct allocation *stale;
+    while ((stale = last_up_to(at + capacity - 1)) && stale->at + stale->capacity > at) drop(stale);
+    struct allocation *node = record_new();
+    if (!node) return; /* it stays accounted for, and is freed as what it is */
+    *node = (struct allocation){.at = at,
+                                .bytes = bytes,
+                                .capacity = capacity,
+                                .kind = kind,
+                                .gpu = gpu,
+                                .context = context,
+                                .number = ++newest};
+    insert(node);
+}
+
+static CUcontext current_context(void) {
+    CUcontext context = NULL;
+    return real.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
 }
 
 void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind) {
-    struct allocation *node = calloc(1, sizeof *node);
-    if (!node) return; /* it stays accounted for, and is freed as what it is */
-    node->at = at;
-    node->bytes = bytes;
-    node->capacity = capacity;
-    node->kind = kind;
-    node->gpu = gpu;
-    if (real.cuCtxGetCurrent(&node->context) != CUDA_SUCCESS) node->context = NULL;
-    pthread_mutex_lock(&lock);
-    struct allocation *stale;
-    while ((stale = last_up_to(at + capacity - 1)) && stale->at + stale->capacity > at) drop(stale);
-    node->number = ++newest;
-    insert(node);
-    pthread_mutex_unlock(&lock);
+    CUcontext context = current_context();
+    records_lock();
+    remember(gpu, at, bytes, capacity, kind, context);
+    records_unlock();
+}
+
+bool allocations_add_within(struct gpu *gpu, CUdeviceptr at, size_t bytes, enum allocation_kind kind) {
+    CUcontext context = current_context();
+    uint64_t graphs = graph_memory_bytes(gpu);
+    records_lock();
+    bool fits = fits_into(gpu, bytes, graphs, atomic_load(&gpu->allowance));
+    if (fits) {
+        account_add(gpu, bytes, kind != ALLOCATION_PLAIN);
+        remember(gpu, at, bytes, bytes, kind, context);
+    }
+    records_unlock();
+    if (fits) worker_memory_changed(gpu);
+    return fits;
 }
 
 bool allocations_find(CUdeviceptr at, struct allocation *copy) {
-    pthread_mutex_lock(&lock);
+    records_lock();
     struct allocation *node = containing(at);
     if (node) *copy = *node;
-    pthread_mutex_unlock(&lock);
+    records_unlock();
     return node != NULL;
 }
 
 bool allocations_remove(CUdeviceptr at, struct allocation *copy) {
-    pthread_mutex_lock(&lock);
-    struct allocation *node = containing(at);
-    if (node && node->at == at) {
-        take_out(node);
-        give_back(node->gpu, node->bytes, node->kind != ALLOCATION_PLAIN);
-    } else {
-        node = NULL;
+    records_lock();
+    struct allocation *node = last_up_to(at);
+    bool known = node && node->at == at;
+    if (known) {
+        *copy = *node;
+        drop(node);
     }
-    pthread_mutex_unlock(&lock);
-    if (!node) return false;
-    *copy = *node;
-    free(node);
-    worker_memory_changed(copy->gpu);
-    return true;
+    records_unlock();
+    if (known) worker_memory_changed(copy->gpu);
+    return known;
 }
 
 void allocations_restore(const struct allocation *copy) {
-    struct allocation *node = malloc(sizeof *node);
-    if (!node) return;
-    *node = *copy;
-    pthread_mutex_lock(&lock);
-    insert(node);
-    *(node->kind == ALLOCATION_PLAIN ? &node->gpu->plain : &node->gpu->managed) += node->bytes;
-    pthread_mutex_unlock(&lock);
+    records_lock();
+    account_add(copy->gpu, copy->bytes, copy->kind != ALLOCATION_PLAIN);
+    struct allocation *node = record_new();
+    if (node) {
+        *node = *copy;
+        insert(node);
+    }
+    records_unlock();
 }
 
 static struct allocation *any_of(struct allocation *node, CUcontext context, uint64_t until) {
@@ -245,29 +332,29 @@ static struct allocation *any_of(struct allocation *node, CUcontext context, uin
 }
 
 uint64_t allocations_newest(void) {
-    pthread_mutex_lock(&lock);
+    records_lock();
     uint64_t number = newest;
-    pthread_mutex_unlock(&lock);
+    records_unlock();
     return number;
 }
 
 void allocations_of_context_gone(CUcontext context, uint64_t until) {
     block_cache_context_gone(context);
-    pthread_mutex_lock(&lock);
+    records_lock();
     struct allocation *node;
     while ((node = any_of(root, context, until))) {
         struct gpu *gpu = node->gpu;
         drop(node);
         worker_memory_changed(gpu);
     }
-    pthread_mutex_unlock(&lock);
+    records_unlock();
 }
 
 bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t part, allocation_visit visit,
                       void *closure) {
     int g = gpu->index;
     bool ended = false;
-    pthread_mutex_lock(&lock);
+    records_lock();
     struct allocation *node = by_use[g].next;
     if (!node || node->walk != walk) node = newest_first ? by_use[g].newest : by_use[g].oldest;
     while (true) {
@@ -288,12 +375,13 @@ bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t 
         node->walked += bytes;
     }
     by_use[g].next = node;
-    pthread_mutex_unlock(&lock);
+    records_unlock();
     return ended;
 }
 
 void allocations_forget(void) {
     root = NULL;
     __builtin_memset(by_use, 0, sizeof by_use);
-    pthread_mutex_init(&lock, NULL);
+    atomic_store(&taken, false);
+    spare_records = NULL;
 }

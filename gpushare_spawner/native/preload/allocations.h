@@ -30,12 +30,23 @@ struct allocation {
 bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited);
 void account_return(struct gpu *gpu, size_t bytes, bool managed);
 
+/* Whether so much more is within the allowance as it is now: if so, the driver may be asked first, and the account
+   afterwards (allocations_add_within). */
+bool account_has_room(struct gpu *gpu, size_t bytes);
+
+/* Whoever changes the allowance, and then calls this, sees in the account every allocation that was compared with the
+   allowance from before. */
+void account_settle(void);
+
 /* A freed block of so many bytes begins or ends to be cached: it is accounted for as managed memory meanwhile. */
 void account_cached(struct gpu *gpu, size_t bytes, bool begins);
 
 /* Remember a new allocation, already accounted for. What lay there belonged to a context that is being destroyed just
  * now: it is forgotten, and given back to the account. */
 void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind);
+
+/* Account for a new allocation and remember it, in one step. False: by now it is beyond the allowance. */
+bool allocations_add_within(struct gpu *gpu, CUdeviceptr at, size_t bytes, enum allocation_kind kind);
 
 /* The allocation that `at` lies in; a copy. */
 bool allocations_find(CUdeviceptr at, struct allocation *copy);

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "allocations.h"
 #include "plain_memory.h"
 #include "session_socket.h"
 #include "worker.h"
@@ -126,8 +127,7 @@ void allowance_recalled(struct gpu *gpu, const struct frame *frame) {
     uint64_t unused = allowance > used ? allowance - used : 0;
     uint64_t given = unused < frame->f[0] ? unused : frame->f[0];
     atomic_store(&gpu->allowance, allowance - given);
-    /* a thread adds to the account before it compares: either it sees the smaller allowance, or is seen here */
-    atomic_thread_fence(memory_order_seq_cst);
+    account_settle(); /* a thread that allocates now either sees the smaller allowance, or is seen here */
     used = allowance_used(gpu);
     if (used > allowance - given) {
         uint64_t kept = used - (allowance - given);

@@ -46,8 +46,15 @@ CUresult managed_allocate(const struct gpu *gpu, CUdeviceptr *out, size_t bytes)
 
 /* Account, convert, remember. CUDA_ERROR_NOT_FOUND: not converted, the caller asks the driver for the plain thing. */
 static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
-    if (!account_take(gpu, bytes, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUdeviceptr at;
+    if (account_has_room(gpu, bytes) && managed_allocate(gpu, &at, bytes) == CUDA_SUCCESS) {
+        if (allocations_add_within(gpu, at, bytes, ALLOCATION_CONVERTED)) {
+            *out = at;
+            return CUDA_SUCCESS;
+        }
+        real.cuMemFree_v2(at); /* another thread was faster */
+    }
+    if (!account_take(gpu, bytes, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
     if (managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
         /* freed blocks that are kept for the next allocations may be what is missing */
         if (!stream_ordered_trim(gpu, bytes) || managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {

@@ -71,7 +71,9 @@ void worker_wake(void) {
 
 void worker_memory_changed(struct gpu *gpu) {
     if (!worker_runs()) return;
-    if (!atomic_exchange(&accounts[gpu->index].changed, true)) worker_wake();
+    /* mostly it has been said already: the worker clears it before it reads the account */
+    _Atomic bool *changed = &accounts[gpu->index].changed;
+    if (!atomic_load(changed) && !atomic_exchange(changed, true)) worker_wake();
 }
 
 static void first_try_over(void) {
