@@ -33,7 +33,11 @@ class Discarded:
     @property
     def empty(self) -> bool:
         """Nothing is left to remove."""
-        return not self.path.exists()
+        try:
+            with os.scandir(self.path) as entries:
+                return next(entries, None) is None
+        except OSError:
+            return True
 
     def take(self, path: Path) -> None:
         """Move a folder or file here. One that is not there is no error. Raises OSError."""
@@ -55,8 +59,6 @@ class Discarded:
                 if left <= 0:
                     return
                 left -= self._remove(here, name, left)
-            if not names:
-                os.rmdir(self.path)
         finally:
             os.close(here)
 

@@ -14,8 +14,9 @@ import pytest
 
 from gpushare_spawner.agent import reading
 from gpushare_spawner.agent.budget import Budget
-from gpushare_spawner.agent.connection import COSTS
-from gpushare_spawner.model.frames import Kind, Role
+from gpushare_spawner.agent.connection import COSTS, Connection, Listener
+from gpushare_spawner.agent.session_socket import SessionSocket
+from gpushare_spawner.model.frames import Frame, Kind, Role
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, Peer
 
@@ -133,30 +134,42 @@ async def test_flood_of_frames_does_not_delay_the_neighbours(agent: Agent, kind:
     for number in range(12):  # what one frame costs grows with those who are there
         await agent.peer(agent.open(f"user-{number}", share_units=5))
     path = agent.open("eve", share_units=5)
-    quiet = await round_trips(victim, 0.5)
+    socket = agent.node.sessions["eve"].socket
+    assert isinstance(socket, SessionSocket)
+    socket.listener = listener = Counting(socket.listener)
     async with flooded(path, 100, Role.CUDA, kind, 1000, seconds=0.2):
-        waits = await round_trips(victim, 1.5)
-    # on a machine that is busy with something else nobody is answered soon
-    assert percentile(waits, 50) < max(0.010, 4 * percentile(quiet, 50))
-    assert percentile(waits, 95) < max(0.060, 4 * percentile(quiet, 95))
+        waits, frames = [], []
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            begun, before = time.monotonic(), listener.frames
+            victim.send(Kind.REQUEST, 1000, 0, 1, gpu=FIRST.uuid)
+            lease = (await victim.until(Kind.GRANT)).fields[0]
+            waits.append(time.monotonic() - begun)
+            frames.append(listener.frames - before)
+            victim.send(Kind.RELEASE, lease, 0, 0, gpu=FIRST.uuid)
+            await asyncio.sleep(0.002)
+    # what a neighbour waits for is a turn or two of the event loop; how long they are is also the machine's doing
+    assert percentile(frames, 95) <= 4 * reading.PER_TURN
+    assert percentile(waits, 50) < 0.1
 
 
-def percentile(values: list[float], percent: int) -> float:
+class Counting:
+    """Counts the frames that a session's processes have had dealt with."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.frames = 0
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        self.frames += 1
+        self._listener.received(connection, frame)
+
+    def ended(self, connection: Connection) -> None:
+        self._listener.ended(connection)
+
+
+def percentile(values: list[float] | list[int], percent: int) -> float:
     return sorted(values)[len(values) * percent // 100]
-
-
-async def round_trips(peer: Peer, seconds: float) -> list[float]:
-    """Ask for leases for so long; the times until they were granted, in seconds."""
-    waits = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        begun = time.monotonic()
-        peer.send(Kind.REQUEST, 1000, 0, 1, gpu=FIRST.uuid)
-        lease = (await peer.until(Kind.GRANT)).fields[0]
-        waits.append(time.monotonic() - begun)
-        peer.send(Kind.RELEASE, lease, 0, 0, gpu=FIRST.uuid)
-        await asyncio.sleep(0.002)
-    return waits
 
 
 async def test_last_memory_frame_counts_however_many_come(agent: Agent, eventually: Eventually) -> None:

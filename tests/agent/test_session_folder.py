@@ -121,7 +121,7 @@ async def test_what_was_discarded_goes_by_itself_and_follows_no_link(
     (folder / "link").symlink_to(treasure)
     (folder / "below" / "link").symlink_to(treasure)
     agent.node.end_session("ada", "closed")
-    await eventually(lambda: not (agent.path / "discarded").exists())
+    await eventually(lambda: agent.state.discarded.empty)
     assert (treasure / "inside").is_dir()
 
 
