@@ -24,7 +24,8 @@ def test_contradictory_numbers_are_refused_with_the_session_and_the_number(numbe
 
 
 def test_the_bounds_themselves_are_allowed():
-    assert Holding("ann", ("a",), 1).owned_units == 1
+    least = Holding("ann", ("a",), 1)
+    assert (least.owned_units, least.borrowed_units, least.effective_units) == (1, 0, 0)
     assert Holding("ann", ("a",), 100, borrowed_units=100, effective_units=100).owned_units == 0
 
 

@@ -36,6 +36,7 @@ def test_a_refusal_says_what_stands_in_the_way_and_how_much_there_is(
     accepts: Callable[[str], bool] = any_model if gpus is not MODELS else lambda model: model == "H100"
     refusal = Ledger.of([report("n", gpus)] if gpus else []).refusal(share, accepts)
     assert (refusal.reason, str(refusal)) == (reason, message)
+    assert (refusal.best_units, refusal.best_count) == (0, 0)
     assert refusal.may_pass == (reason is Reason.UNHEALTHY)
 
 
@@ -85,3 +86,11 @@ def test_gpus_of_two_nodes_or_two_models_do_not_add_up():
     assert Ledger.of(apart).refusal(Share(count=2)).reason is Reason.UNHEALTHY
     mixed = [report("n", [gpu("a", 0, "T4"), gpu("b", 1, healthy=False)])]
     assert Ledger.of(mixed).refusal(Share(count=2)).reason is Reason.TOO_BIG
+
+
+def test_the_node_with_the_most_counts_whichever_it_is():
+    small = report("small", [gpu("s0", 0)])
+    large = report("large", [gpu(f"l{number}", number) for number in range(3)], [active("s", "l0", 10)])
+    for nodes in ([small, large], [large, small]):
+        refusal = Ledger.of(nodes).refusal(Share(count=3))
+        assert (refusal.reason, refusal.best_count) == (Reason.FULL, 2)

@@ -120,3 +120,14 @@ def test_numbers_below_zero_count_as_zero():
     assert shelves.tightest(0, 0) == Found(0, 0, 1)
     shelves.take(1, -1, -1)
     assert shelves.tightest(0, 0) is None
+
+
+def test_the_fullest_gpu_and_the_fullest_node_are_found_among_all_models():
+    models = ["A100", "H100", "T4"]
+    ledger = lent({"a": ("A100", 20), "b": ("H100", 40), "c": ("T4", 30)})
+    assert ledger.room.tightest_gpu(50, models).uuid == "b"
+    assert ledger.room.tightest_gpu(65, models).uuid == "c"
+    sizes = {"A100": 4, "H100": 2, "T4": 3}
+    nodes = [report(model, [gpu(f"{model}{n}", n, model) for n in range(size)]) for model, size in sizes.items()]
+    assert Room(nodes).tightest_node(2, models).name == "H100"
+    assert Room(nodes).tightest_node(3, models).name == "T4"
