@@ -139,10 +139,15 @@ async def test_neither_image_nor_tolerations_of_a_pod_of_the_own_node_can_be_cha
 
 async def test_pods_are_neither_created_nor_deleted_nor_written_through_subresources(agents: Agents) -> None:
     namespace = agents.cluster.namespace
-    await denied(agents.own.create(path("pods", namespace), a_pod("evil")))
-    await denied(agents.own.delete(agents.pod("mine")))
-    await denied(agents.own.patch(f"{agents.pod('mine')}/status", {"status": {"phase": "Failed"}}))
-    await denied(agents.own.patch(f"{agents.pod('mine')}/status", {"metadata": {"labels": {"a": "b"}}}))
+    status = f"{agents.pod('mine')}/status"
+    for call in (
+        agents.own.create(path("pods", namespace), a_pod("evil")),
+        agents.own.delete(agents.pod("mine")),
+        agents.own.patch(status, {"status": {"phase": "Failed"}}),
+        agents.own.patch(status, {"metadata": {"labels": {"a": "b"}}}),
+        agents.own.patch(status, {"metadata": {"annotations": {kubernetes.TIER: "released"}}}),
+    ):
+        assert "not create or delete them, and not their subresources" in await denied(call)
     assert (await agents.cluster.pod("mine") or {})["status"]["phase"] == "Running"
 
 
