@@ -138,6 +138,18 @@ def report_name(node: str) -> str:
     return f"{valid[: _MAX_NAME - _DIGEST - 1].rstrip('.-')}-{digest}"
 
 
+def misplaced_report(config_map: str, report: Report) -> str | None:
+    """Return why a report is not to be believed, as a sentence, or None: it is in its own node's ConfigMap.
+
+    `config_map` is the ConfigMap's name. The API server lets each agent write its own node's ConfigMap only, whatever
+    stands in it: the name, not the content, says whose report it is.
+    """
+    expected = report_name(report.node)
+    if config_map == expected:
+        return None
+    return f"the ConfigMap {config_map} has a report of node {report.node}, whose ConfigMap is {expected}"
+
+
 def written_report(report: Report) -> str:
     """A report as its ConfigMap has it, for `Report.model_validate_json`.
 

@@ -15,6 +15,7 @@ from gpushare_spawner.model.kubernetes import (
     REPORT_STALE_SECONDS,
     AnnotationProblem,
     gpu_index_of,
+    misplaced_report,
     pod_session,
 )
 from gpushare_spawner.model.quantity import format_seconds
@@ -141,6 +142,9 @@ class ClusterView:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or REPORT_KEY
             self.log.error("ConfigMap %s is no report of an agent (%s: %s)", key, where, first["msg"])
+            return None
+        if (problem := misplaced_report(config_map["metadata"]["name"], report)) is not None:
+            self.log.error("%s: it is not believed", problem)
             return None
         # who holds what is the pods' to say: a report is up to a minute behind them
         return report.model_copy(update={"sessions": ()})

@@ -10,7 +10,7 @@ import pytest
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Announcement, Report
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.cluster import watched
 from gpushare_spawner.service.cluster.cluster import Cluster
@@ -118,6 +118,21 @@ async def test_a_report_that_cannot_be_read_is_said_once(room, nodes, caplog):
     said = [record.message for record in caplog.records if "no report that this version can read" in record.message]
     assert len(said) == 1
     assert "version" in said[0]
+
+
+async def test_a_report_of_a_node_in_another_nodes_configmap_is_not_believed(room, nodes, caplog):
+    """An agent may write its own node's ConfigMap alone; what it puts in is its own choice."""
+    await room.open("ann", node="node-a")
+    await room.publish("node-a", ann={"gpu_busy": True})
+    await eventually(lambda: [agent.node for agent in nodes] == ["node-a"])
+    lie = Report(node="node-a", published_at=room.now() + 1, gpus=(), sessions=())
+    await room.write_report("node-b", lie.model_dump_json())
+    await eventually(lambda: [agent.node for agent in nodes] == ["node-a", "node-b"])
+    honest, liar = list(nodes)
+    assert (await honest.report()).session("ann").gpu_busy
+    with pytest.raises(AgentUnreachable):
+        await liar.report()
+    assert [one for one in caplog.records if "gpushare-report-node-b has a report of node node-a" in one.message]
 
 
 async def test_nodes_come_and_go(room, nodes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,19 @@ async def test_a_server_that_is_pinned_to_a_node_is_placed_there(
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
     assert await nodes.held() == {f"GPU-{names[-1]}-0": 100}
     # the others are free, and not for bob
+    response = await hub.start_server("bob", {"profile": "half-gpu"})
+    assert response.code == 503
+    assert "No GPU is free for 0.50 GPU now" in await message_of(response)
+
+
+async def test_an_agent_that_reports_for_another_node_is_not_believed(make_hub: MakeHub, nodes: GpuNodes) -> None:
+    honest, liar = [await nodes.add(gpus=1) for _ in range(2)]
+    # that the other node has much more than there is
+    lie = Report(node=honest, published_at=time.time(), gpus=tuple(gpu(honest, index) for index in range(8)))
+    await nodes.write(liar, lie.model_dump_json(), lie.published_at)
+    hub = await make_hub(lambda config: config.GPUShareSpawner.update(queue_length=0))
+    assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
+    assert await nodes.held() == {f"GPU-{honest}-0": 100}
     response = await hub.start_server("bob", {"profile": "half-gpu"})
     assert response.code == 503
     assert "No GPU is free for 0.50 GPU now" in await message_of(response)

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession, pod_session
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Announcement, Report
 from gpushare_spawner.model.tier import Tier
 
 SESSION = PodSession(
@@ -149,6 +149,14 @@ def test_resource_and_index(index: int) -> None:
 @pytest.mark.parametrize("other", ["nvidia.com/gpu", "gpushare-spawner.io/gpu-", "gpushare-spawner.io/gpu-01", "cpu"])
 def test_other_resources_are_not_ours(other: str) -> None:
     assert kubernetes.gpu_index_of(other) is None
+
+
+def test_a_report_is_misplaced_unless_it_is_in_its_own_nodes_configmap() -> None:
+    report = Report(node="a", published_at=1.0, gpus=())
+    assert kubernetes.misplaced_report("gpushare-report-a", report) is None
+    assert kubernetes.misplaced_report("gpushare-report-b", report) == (
+        "the ConfigMap gpushare-report-b has a report of node a, whose ConfigMap is gpushare-report-a"
+    )
 
 
 def test_report_names() -> None:

@@ -147,12 +147,16 @@ class Cluster:
             return known
         try:
             text = (item.get("data") or {}).get(kubernetes.REPORT_KEY, "")
-            return _Read(version, Report.model_validate_json(text), now)
+            report = Report.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or kubernetes.REPORT_KEY
             log.warning("ConfigMap %s is no report that this version can read: %s: %s", name, where, first["msg"])
             return _Read(version, None, now)
+        if (problem := kubernetes.misplaced_report(item["metadata"]["name"], report)) is not None:
+            log.warning("%s: it is not believed", problem)
+            return _Read(version, None, now)
+        return _Read(version, report, now)
 
     def _say_once(self, problems: dict[str, str]) -> None:
         for about, text in problems.items():
