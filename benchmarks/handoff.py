@@ -7,6 +7,9 @@ runs a kernel of 30 ms, pauses for 8 ms and comes again, so that the other one a
 into the GPU's memory together, so nothing is paged; the agent runs with --exclusive, without which there would be no
 hand-off at all: while everything fits, everybody runs.
 
+The same again with every core busy, as notebooks that compute on the CPU make it: two processes per core that spin, at
+the usual priority. What agent and library do in the path of a lease must not wait behind them.
+
 Measured from the end of the holder's last kernel (its synchronisation has returned) to the start of the other's kernel
 (its end less its length), on the clock that all processes share. Beside it: the round trip of one frame over the same
 kind of socket between two processes, which no hand-off can beat; a hand-off has three messages one after the other.
@@ -28,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +41,8 @@ from gpushare_spawner.sharing.control_client import AgentClient
 from gpushare_spawner.sharing.native import merged
 
 BAR_MS = 50.0
+LOADED_BAR_MS = 20.0
+SPINNERS_PER_CORE = 2
 KERNEL = 0.030
 """Seconds on the device."""
 PAUSE = 0.008
@@ -65,10 +71,11 @@ def main() -> int:
         work(options.worker)
         return 0
     wanted = max(200, options.hand_offs)
-    first, second = asyncio.run(measure(wanted))
-    latencies = sorted(hand_offs(first, second))
-    if len(latencies) < 200:
-        print(f"only {len(latencies)} hand-offs were seen, 200 are needed", file=sys.stderr)
+    latencies = sorted(hand_offs(*asyncio.run(measure(wanted))))
+    with spinning():
+        loaded = sorted(hand_offs(*asyncio.run(measure(wanted))))
+    if min(len(latencies), len(loaded)) < 200:
+        print(f"only {len(latencies)} and {len(loaded)} hand-offs were seen, 200 are needed", file=sys.stderr)
         return 1
     trips = sorted(round_trips(2000))
     result = {
@@ -79,19 +86,42 @@ def main() -> int:
         "round_trip_p50_ms": percentile(trips, 50) / 1e6,
         "round_trip_p99_ms": percentile(trips, 99) / 1e6,
         "bar_ms": BAR_MS,
+        "loaded_hand_offs": len(loaded),
+        "loaded_p50_ms": percentile(loaded, 50) / 1e6,
+        "loaded_p99_ms": percentile(loaded, 99) / 1e6,
+        "loaded_max_ms": loaded[-1] / 1e6,
+        "loaded_bar_ms": LOADED_BAR_MS,
         "simulated": True,
     }
     print("From the holder's last kernel to the other's first, on a simulated GPU, both fit, agent with --exclusive")
     print(f"  {'':<22}{'p50':>10}{'p99':>10}{'max':>10}")
     print(f"  {'hand-off, ms':<22}{result['p50_ms']:>10.3f}{result['p99_ms']:>10.3f}{result['max_ms']:>10.3f}")
-    print(f"  {'socket round trip, ms':<22}{result['round_trip_p50_ms']:>10.3f}{result['round_trip_p99_ms']:>10.3f}")
-    met = result["p99_ms"] < BAR_MS
     print(
-        f"  {len(latencies)} hand-offs; the bar is {BAR_MS:g} ms: {'met' if met else 'missed'}, by the 99th percentile"
+        f"  {'every core busy, ms':<22}{result['loaded_p50_ms']:>10.3f}{result['loaded_p99_ms']:>10.3f}"
+        f"{result['loaded_max_ms']:>10.3f}"
+    )
+    print(f"  {'socket round trip, ms':<22}{result['round_trip_p50_ms']:>10.3f}{result['round_trip_p99_ms']:>10.3f}")
+    met = result["p99_ms"] < BAR_MS and result["loaded_p99_ms"] < LOADED_BAR_MS
+    print(
+        f"  {len(latencies)} and {len(loaded)} hand-offs; the bars are {BAR_MS:g} ms and {LOADED_BAR_MS:g} ms: "
+        f"{'met' if met else 'missed'}, by the 99th percentile"
     )
     if options.json:
         print(json.dumps(result))
     return 0 if met else 1
+
+
+@contextlib.contextmanager
+def spinning() -> Iterator[None]:
+    """Every core busy meanwhile."""
+    command = [sys.executable, "-c", "while True: pass"]
+    spinners = [subprocess.Popen(command) for _ in range(SPINNERS_PER_CORE * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
 
 
 async def measure(wanted: int) -> tuple[list[Burst], list[Burst]]:
