@@ -347,6 +347,20 @@ hear()
     assert client.hear() == [True, True, True, True], "and no block serves an allocation that would waste most of it"
 
 
+def test_a_block_that_is_freed_twice_is_refused_as_by_the_driver(start: Start, agent: GenerousAgent) -> None:
+    """And stays one block: two allocations never get the same memory."""
+    client = start("""
+        d = Driver()
+        at = d.alloc_async(4 * MIB)
+        d.free_async(at)
+        say([d.result("cuMemFree_v2", c.c_uint64(at)), d.result("cuMemFreeAsync", c.c_uint64(at), None)])
+        say(d.alloc_async(4 * MIB) != d.alloc_async(4 * MIB))
+    """)
+    assert client.hear() == [1, 1]
+    assert client.hear() is True
+    client.end()
+
+
 def test_a_cached_block_of_another_context_goes_back_too(start: Start, agent: GenerousAgent) -> None:
     """The thread's own current context is as it was."""
     client = start(

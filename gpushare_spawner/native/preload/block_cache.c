@@ -309,6 +309,15 @@ bool block_cache_put(struct gpu *gpu, CUcontext context, const struct cache_stre
     return true;
 }
 
+bool block_cache_has(CUdeviceptr at) {
+    bool has = false;
+    pthread_mutex_lock(&lock);
+    for (struct cache *cache = caches; cache && !has; cache = cache->next)
+        for (struct block *block = cache->oldest; block && !has; block = block->newer) has = block->at == at;
+    pthread_mutex_unlock(&lock);
+    return has;
+}
+
 /* ---- giving back ---- */
 
 /* With the lock held: the oldest block that its stream has passed, out of the cache. */

@@ -27,6 +27,10 @@ bool block_cache_take(struct gpu *gpu, CUcontext context, const struct cache_str
 /* Keep a block that was freed in a stream. False: no memory for the record. */
 bool block_cache_put(struct gpu *gpu, CUcontext context, const struct cache_stream *by, struct cached_memory block);
 
+/* Whether a cached block begins here: the program has freed it already. For addresses that nobody knows; looks at all.
+ */
+bool block_cache_has(CUdeviceptr at);
+
 /* Before `bytes` are asked of the driver in the calling thread's context: give blocks back, the oldest first, until no
    more is cached than the process has had in use at once since the last give-back. Waits for streams. */
 void block_cache_make_room(struct gpu *gpu, CUcontext current, size_t bytes);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "allocations.h"
+#include "block_cache.h"
 #include "capture.h"
 #include "resolve.h"
 #include "stream_ordered.h"
@@ -124,6 +125,7 @@ CUresult wrapped_cuMemFree_v2(CUdeviceptr at) {
     struct allocation allocation;
     /* forgotten first: the pager must not touch what is being freed */
     bool known = allocations_remove(at, &allocation);
+    if (!known && at && block_cache_has(at)) return CUDA_ERROR_INVALID_VALUE; /* freed twice */
     CUresult result = real.cuMemFree_v2(at);
     if (known && result != CUDA_SUCCESS) allocations_restore(&allocation);
     return result;

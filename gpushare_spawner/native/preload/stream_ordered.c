@@ -151,6 +151,7 @@ CUresult wrapped_cuMemFreeAsync(CUdeviceptr at, CUstream stream) {
     if (keep(at, stream, &result)) return result;
     struct allocation allocation;
     bool known = allocations_remove(at, &allocation);
+    if (!known && block_cache_has(at)) return CUDA_ERROR_INVALID_VALUE; /* freed twice */
     result = real.cuMemFreeAsync(at, stream);
     if (known && result != CUDA_SUCCESS) allocations_restore(&allocation);
     return result;
@@ -162,6 +163,7 @@ CUresult wrapped_cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream stream) {
     if (keep(at, own(stream), &result)) return result;
     struct allocation allocation;
     bool known = allocations_remove(at, &allocation);
+    if (!known && block_cache_has(at)) return CUDA_ERROR_INVALID_VALUE; /* freed twice */
     result = real.cuMemFreeAsync_ptsz(at, stream);
     if (known && result != CUDA_SUCCESS) allocations_restore(&allocation);
     return result;
