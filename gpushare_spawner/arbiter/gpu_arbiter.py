@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 
+from gpushare_spawner.arbiter import interactive
 from gpushare_spawner.arbiter.charging import Charging
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
 from gpushare_spawner.arbiter.nested_sets import NestedSets
@@ -296,7 +297,8 @@ class GpuArbiter:
         if before > float("-inf"):
             if len(self._accounts.working) > 1:
                 self._contended_at = now
-            self._schedule.credit.refill(now - before)
+            self._schedule.refill(now - before)
+            self._roster.elapse(now - before)
             self._charging.advance(now - before, self._schedule.turns.requests, bool(self._schedule.left_out))
 
     def _decide(self) -> list[Decision]:
@@ -374,15 +376,18 @@ class GpuArbiter:
         # What clients of one session do to each other is no overhead of the others.
         forced = {client.session for client in outgoing if client.quiet_since is None}
         comers = {client.session for client in incoming}
+        early = choice.reason is RevokeReason.GUARANTEE or self._schedule.bound > self._settings.overhead_bound
         for client in outgoing:
             quiet = client.quiet_since is not None
             client.displaced = client.displaced or not (quiet or comers == {client.session})
+            client.early = early
             decisions.append(
                 self._revoke(client, RevokeReason.IDLE if quiet else choice.reason, amounts.get(client, 0))
             )
         decisions += [PageOut(client.id, amount) for client, amount in orders if client not in outgoing]
         for client in incoming:
             client.forced_in = client.forced_in or bool(forced - {client.session})
+            client.early = client.early or early
             if room.fits([*(other for other in roster.clients if other.in_the_room and other is not client), client]):
                 decisions.append(self._grant(client, crowded))
         return decisions
@@ -392,7 +397,8 @@ class GpuArbiter:
         prefetch = self._residency.prefetch(client, self._roster.room().for_managed)
         if client.forced_in or client.displaced:
             missing = self._residency.missing(client, self._roster.room().for_managed)
-            self._schedule.credit.spend(self._cost.both_ways_at_once(missing))
+            part = interactive.part_of_gpu([client], self._roster.staying)
+            self._schedule.credit(client.early).spend(part * self._cost.both_ways_at_once(missing))
         client.paging_until = self._roster.now + (2 * self._cost.one_after_the_other(prefetch) if prefetch else 0.0)
         self._roster.granted(client, next(self._leases))
         self._schedule.granted(client, beside_others)

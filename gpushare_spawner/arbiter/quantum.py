@@ -92,9 +92,11 @@ class Turns:
     """Seconds of each session's turn, its own hand-off included."""
 
     @classmethod
-    def plan(cls, weights: Mapping[str, int], costs: Mapping[str, float], settings: ArbiterSettings) -> Turns:
-        """`costs`: each competing session's hand-off cost in seconds."""
-        round_seconds = sum(costs.values()) / settings.overhead_bound
+    def plan(
+        cls, weights: Mapping[str, int], costs: Mapping[str, float], settings: ArbiterSettings, bound: float
+    ) -> Turns:
+        """`costs`: each competing session's hand-off cost in seconds. `bound`: e."""
+        round_seconds = sum(costs.values()) / bound
         total = sum(weights.values())
         requests = {
             session: max(round_seconds * weight / total, costs[session] + settings.min_quantum)
@@ -104,11 +106,14 @@ class Turns:
 
 
 class HandOffCredit:
-    """A token bucket of hand-off seconds, refilled at the rate of the overhead bound. May go below 0: what was spent
-    was spent."""
+    """A token bucket of hand-off seconds, refilled at the rate of an overhead bound.
 
-    def __init__(self, settings: ArbiterSettings) -> None:
-        self._rate = settings.overhead_bound
+    May go below 0: what was spent was spent.
+    """
+
+    def __init__(self, settings: ArbiterSettings, rate: float) -> None:
+        """`rate`: seconds of hand-offs for each second."""
+        self._rate = rate
         self._capacity = settings.hand_off_credit
         self.seconds = settings.hand_off_credit
 

@@ -93,6 +93,11 @@ class Roster:
         together = sum(min(self.vram, own) for own in sums.values()) - self.room().for_managed
         return {session: max(0, together + own - min(self.vram, own)) for session, own in sums.items()}
 
+    def elapse(self, seconds: float) -> None:
+        """Time went by: those who work have attained more."""
+        for session in {client.session for client in self._clients.values() if client.bursting}:
+            session.attained += seconds
+
     # -- what happens to a client ------------------------------------------------------------------------------------
 
     def set_memory(self, client: Client, managed: int, plain: int) -> None:
@@ -151,7 +156,10 @@ class Roster:
         session = client.session
         if not any(c is not client and (c.waiting or c.bursting) for c in session.clients.values()):
             since = session.quiet_from
-            session.paused = since is None or self.now - since >= self._settings.pause
+            pause = float("inf") if since is None else self.now - since
+            session.paused = pause >= self._settings.pause
+            if session.paused:
+                session.pause, session.attained = pause, 0.0
         session.quiet_from = None
 
     def quiet(self, client: Client, since: float) -> None:
@@ -200,9 +208,11 @@ class Roster:
             client.session.waits.add(self.now - client.waiting_since)
         client.lease, client.waiting = lease, False
         client.granted_at = client.burst_since = client.last_granted = self.now
+        if not client.parked:
+            client.came_at = self.now
         client.busy_reported = client.busy_before_burst = 0.0
         client.quiet_since = None
-        client.forced_in = client.displaced = client.parked = False
+        client.forced_in = client.displaced = client.early = client.parked = False
 
     def _no_longer_active(self, session: Session, since: float) -> None:
         session.last_activity = max(since, session.last_activity or since)

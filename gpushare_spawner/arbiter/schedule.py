@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpushare_spawner.arbiter import interactive
 from gpushare_spawner.arbiter.accounting import Accounts
 from gpushare_spawner.arbiter.co_run import Room
 from gpushare_spawner.arbiter.decisions import RevokeReason
@@ -47,12 +48,25 @@ class Schedule:
         """Clients with work that do not fit beside the group that has the memory, or is to have it."""
         self._cost = cost
         self._settings = settings
-        self.credit = HandOffCredit(settings)
+        self.batch_credit = HandOffCredit(settings, settings.overhead_bound)
+        self.interactive_credit = HandOffCredit(settings, settings.interactive_overhead_bound)
+        self.bound = settings.overhead_bound
+        """Part of the time that hand-offs may cost at present."""
         self.turns = Turns(0.0, {})
         self.turn: Turn | None = None
         self._excess: dict[Session, int] = {}
         self._in_order: list[Client] = []
         """Those who wait, by their right to a turn, as of the last choice."""
+
+    def credit(self, early: bool = False) -> HandOffCredit:
+        """What a hand-off spends now; `early`: one for an interactive session, there or back."""
+        interactively = early or self.bound > self._settings.overhead_bound
+        return self.interactive_credit if interactively else self.batch_credit
+
+    def refill(self, elapsed: float) -> None:
+        """Time went by, in seconds."""
+        self.batch_credit.refill(elapsed)
+        self.interactive_credit.refill(elapsed)
 
     # -- before each decision ----------------------------------------------------------------------------------------
 
@@ -70,7 +84,8 @@ class Schedule:
             for session, clients in wanting.items()
             if clients
         }
-        self.turns = Turns.plan(weights, costs, self._settings)
+        self.bound = interactive.bound(self._roster.asking, self._settings)
+        self.turns = Turns.plan(weights, costs, self._settings, self.bound)
 
     def settle_turn(self) -> None:
         """A turn whose head is gone passes to one of those who are there, and does not get longer."""
@@ -122,8 +137,9 @@ class Schedule:
                 self.turn = Turn(group[0].session, now if group[0].held else None)
             elif newcomer is not None and self._early_at(newcomer, firm) <= now + INSTANT:
                 reason = RevokeReason.GUARANTEE
-                group = room.fill([newcomer, *firm, *waiting])
-                self.turn = Turn(newcomer.session, None)
+                group = room.fill(waiting, interactive.group_with(newcomer, firm, room))
+                if not any(client.session is head for client in group):
+                    self.turn = Turn(newcomer.session, None)
         # Who is quiet stays where nobody needs the room.
         group = room.fill(yielding, group)
         self.left_out = [c for c in self._roster.clients if (c.waiting or c.bursting) and c not in group]
@@ -188,40 +204,42 @@ class Schedule:
         # Clients of one session that cannot run together take turns within the session's turn.
         length = self.turns.requests[turn.head.id] * running / max(1, running + asking)
         over = turn.start + max(length, self._settings.min_quantum)
-        if self.credit.seconds < 0:
+        credit = self.credit()
+        if credit.seconds < 0:
             # More was spent on hand-offs than the bound allows: make this turn longer, but never longer than a round.
             latest = turn.start + max(length, self.turns.round_seconds)
-            over = max(over, min(self._roster.now + self.credit.wait_for(0.0), latest))
+            over = max(over, min(self._roster.now + credit.wait_for(0.0), latest))
         return over
 
     def _newcomer(self, blocked: list[Client], firm: list[Client]) -> Client | None:
-        """The first of those who wait that may take the GPU before the turn is over: after a pause, for a short
-        burst."""
+        """The first of those who wait that may take the GPU before the turn is over."""
         holders = {client.session for client in firm}
         return next(
             (
                 client
-                for client in blocked
-                if client.session.paused
-                and (client.session.bursts.typical or 0.0) <= self._settings.short_burst
-                and client.session not in holders
-                and self._accounts.eligible(client.session.id)
+                for client in interactive.newcomers(blocked, self._settings)
+                if client.session not in holders and self._accounts.eligible(client.session.id)
             ),
             None,
         )
 
     def _early_at(self, newcomer: Client, firm: list[Client]) -> float:
-        """When it may do so: the holders have had some time, and the credit is there for the way and the way back."""
-        turn, settings = self.turn, self._settings
+        """When it may do so: those who make way have had some time, and the credit is there for the way and the way
+        back."""
+        turn, settings, room, now = self.turn, self._settings, self._roster.room(), self._roster.now
         if turn is None or turn.start is None:
             return NEVER
-        excess = max(0, sum(c.footprint for c in [newcomer, *firm]) - self._roster.room().for_managed)
-        return_cost = max((self.hand_off_seconds(holder, excess) for holder in firm), default=0.0)
-        # A holder that may itself be about to finish a short burst is not made to give way to another such.
-        alike = any((holder.session.bursts.typical or 0.0) <= settings.short_burst for holder in firm)
-        settled = turn.start + return_cost + (settings.short_burst if alike else settings.min_quantum)
-        both_ways = self.hand_off_seconds(newcomer, excess) + return_cost
-        return max(settled, self._roster.now + self.credit.wait_for(both_ways))
+        staying = interactive.group_with(newcomer, firm, room)
+        leaving = [client for client in firm if client not in staying]
+        excess = max(0, sum(c.footprint for c in [newcomer, *firm]) - room.for_managed)
+        costs = {client: self.hand_off_seconds(client, excess) for client in leaving}
+        settled = max((client.came_at + cost + settings.min_quantum for client, cost in costs.items()), default=0.0)
+        # Least attained first; and not to and fro between two that have attained alike.
+        least = 2 * newcomer.session.attained
+        settled = max([settled, *(now + least - client.session.attained for client in leaving)])
+        both_ways = self.hand_off_seconds(newcomer, excess) + max(costs.values(), default=0.0)
+        both_ways *= interactive.part_of_gpu([newcomer], staying)
+        return max(settled, now + self.interactive_credit.wait_for(both_ways))
 
     def _kept_waiting(self, client: Client) -> float:
         """Since when a client has waited, if that is longer than it was promised; infinite for all others.

@@ -47,6 +47,8 @@ class Client:
     lease: int = 0
     """0: none."""
     granted_at: float = 0.0
+    came_at: float = 0.0
+    """When its working set came to the GPU for the present turn; leases come and go within it."""
     last_granted: float = -1.0
     last_used: float = -1.0
     """When its last lease ended: who has not used its pages for longest pages out first."""
@@ -71,6 +73,8 @@ class Client:
     """It was made to give way; what its return costs counts as overhead."""
     forced_in: bool = False
     """Somebody was made to give way for it."""
+    early: bool = False
+    """It came, or had to go, while an interactive session waited."""
     parked: bool = False
     """It belongs to the group that has the GPU's memory, and is kept from running for now: others are owed time."""
     expected_until: float = 0.0
@@ -127,6 +131,10 @@ class Session:
     """End of its last burst while none of its clients works; None while one does, or if there was none yet."""
     paused: bool = True
     """Its present request came after a pause."""
+    pause: float = float("inf")
+    """Seconds without GPU work before the present request, if it came after a pause; infinite for the first."""
+    attained: float = 0.0
+    """Seconds for which it held a lease and worked since its last pause."""
     bursts: RecentSpans = field(default_factory=RecentSpans)
     left_behind: dict[ClientId, float] = field(default_factory=dict)
     """Clients that left with a lease while their processes live, and until when they are taken to compute."""

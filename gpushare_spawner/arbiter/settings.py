@@ -12,6 +12,9 @@ class ArbiterSettings:
 
     overhead_bound: float = 0.025
     """Part of the GPU's time that forced hand-offs may cost in the long run: e in Q >= s/e. Above 0, below 1."""
+    interactive_overhead_bound: float = 0.20
+    """The same while one of those who wait has just returned from a pause, or has worked for at most `short_burst`
+    since: a user waits for it. At least `overhead_bound`, below 1."""
     min_quantum: float = 0.1
     """Seconds that an incomer may use the GPU, after its pages are in, before its turn can be over. Ending a turn costs
     about a millisecond even where nothing is paged; a hundred times that keeps the cost at 1 %."""
@@ -29,8 +32,10 @@ class ArbiterSettings:
     burst. The credit refills at the rate `overhead_bound`, so the long-run bound holds with it."""
     pause: float = 1.0
     """Seconds without GPU work after which a session's next burst may spend credit."""
+    long_pause: float = 30.0
+    """Seconds without GPU work after which a session counts as returning even if its bursts are typically long."""
     short_burst: float = 5.0
-    """Seconds; who typically runs longer bursts than this waits for the end of the turn like everybody else."""
+    """Seconds of work since its last pause for which a session counts as interactive."""
     max_debt: float = 300.0
     """Seconds (with everybody working) within which a session is served again, however far it overran its part: a
     kernel cannot be interrupted, and a hung holder must not be punished for ever. A kernel of 3 s of a session with one
@@ -71,6 +76,11 @@ class ArbiterSettings:
                 raise ValueError(f"{field.name} must be a number of at least 0, not {value!r}")
         if not 0 < self.overhead_bound < 1:
             raise ValueError(f"overhead_bound must be above 0 and below 1, not {self.overhead_bound!r}")
+        if not self.overhead_bound <= self.interactive_overhead_bound < 1:
+            raise ValueError(
+                f"interactive_overhead_bound must be at least overhead_bound ({self.overhead_bound!r}) and below 1, "
+                f"not {self.interactive_overhead_bound!r}"
+            )
         if not 0 <= self.bandwidth_memory < 1:
             raise ValueError(f"bandwidth_memory must be at least 0 and below 1, not {self.bandwidth_memory!r}")
         for name in ("min_quantum", "bandwidth_guess", "switch_seconds", "revoke_timeout", "period"):

@@ -133,7 +133,8 @@ def test_many_connections_of_one_session_spend_no_credit_of_others() -> None:
     for number in range(8):
         device.start(Job(f"eve{number}", "eve", 12 * GIB, forever()))
     device.run(2000.0)
-    assert device.arbiter._schedule.credit.seconds == ArbiterSettings().hand_off_credit
+    for credit in (device.arbiter._schedule.batch_credit, device.arbiter._schedule.interactive_credit):
+        assert credit.seconds == ArbiterSettings().hand_off_credit
 
 
 def together(plain: int, shown: int | None, busy: bool) -> bool:

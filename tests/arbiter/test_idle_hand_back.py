@@ -11,7 +11,8 @@ from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 def two_big_ones(**settings: object) -> tuple[GpuArbiter, int]:
     """a holds a lease, b will not fit beside it; no credit, so that nothing but the rule in question ends a turn."""
-    arbiter = GpuArbiter(16 * GIB, ArbiterSettings(hand_off_credit=0.0, **settings))  # type: ignore[arg-type]
+    settings = {"hand_off_credit": 0.0, "interactive_overhead_bound": 0.025} | settings
+    arbiter = GpuArbiter(16 * GIB, ArbiterSettings(**settings))  # type: ignore[arg-type]
     for name in "ab":
         arbiter.add_session(name, 50, 0.0)
         arbiter.connect(name, name, 0.0)

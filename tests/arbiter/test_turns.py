@@ -88,13 +88,14 @@ def test_a_short_burst_after_a_pause_is_served_soon() -> None:
     assert max(user.waits) < 1.0
 
 
-def test_many_short_bursts_spend_the_credit_and_no_more() -> None:
+def test_many_short_bursts_cost_no_more_than_the_bound_for_interactive_sessions() -> None:
     device = device_of(("training", 15))
     device.session("user", 50)
     user = device.start(Job("user", "user", 15 * GIB, alternating(10.0, 0.5)))
     device.run(20000.0)
     assert len(user.waits) > 50
-    assert 20000.0 - device.used_seconds < 2 * 0.025 * 20000 + 20
+    assert max(user.waits) < 60
+    assert 20000.0 - device.used_seconds < 0.20 * 20000 + 20
 
 
 def test_long_bursts_get_no_credit() -> None:
@@ -114,8 +115,7 @@ def test_a_newcomer_does_not_disturb_one_that_has_just_begun() -> None:
     assert isinstance(grant, Grant)
     assert arbiter.request("b", 12 * GIB, 0, 0.1) == []
     wakeup = arbiter.next_wakeup()
-    assert wakeup is not None
-    assert 5.0 < wakeup < 20.0
+    assert wakeup == pytest.approx(2 * 8 * GIB / 8e9 + 0.001 + 0.1)  # as long as the hand-off costs, and a little
     (revoke,) = arbiter.tick(wakeup)
     assert isinstance(revoke, Revoke)
     assert revoke.reason is RevokeReason.GUARANTEE
@@ -144,10 +144,12 @@ def test_the_holder_with_the_best_right_goes_on_without_a_hand_off() -> None:
 
 def test_turns_are_parts_of_a_round() -> None:
     settings = ArbiterSettings()
-    turns = Turns.plan({"a": 30, "b": 70}, {"a": 2.5, "b": 2.5}, settings)
+    turns = Turns.plan({"a": 30, "b": 70}, {"a": 2.5, "b": 2.5}, settings, 0.025)
     assert turns.round_seconds == pytest.approx(200)
     assert turns.requests == pytest.approx({"a": 60, "b": 140})
-    tiny = Turns.plan({"a": 1, "b": 99}, {"a": 2.5, "b": 2.5}, settings)
+    shorter = Turns.plan({"a": 30, "b": 70}, {"a": 2.5, "b": 2.5}, settings, 0.2)
+    assert shorter.requests == pytest.approx({"a": 7.5, "b": 17.5})
+    tiny = Turns.plan({"a": 1, "b": 99}, {"a": 2.5, "b": 2.5}, settings, 0.025)
     assert tiny.requests["a"] == pytest.approx(2.6)
 
 
@@ -168,7 +170,7 @@ def test_bandwidth_is_learned_from_large_transfers() -> None:
 
 
 def test_credit_refills_at_the_rate_of_the_bound() -> None:
-    credit = HandOffCredit(ArbiterSettings(hand_off_credit=5.0, overhead_bound=0.025))
+    credit = HandOffCredit(ArbiterSettings(hand_off_credit=5.0), 0.025)
     assert credit.wait_for(3.0) == 0.0
     assert credit.wait_for(50.0) == 0.0
     credit.spend(6.0)

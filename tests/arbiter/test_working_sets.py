@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, forever
 
 MIB = 2**20
@@ -117,12 +117,12 @@ def test_what_was_paged_out_belongs_to_the_working_set() -> None:
     arbiter = looked.arbiter
     looked.look(12 * GIB, 2.0)
     arbiter.request("b", 10 * GIB, 0, 3.0)
-    (revoke,) = arbiter.idle("a", looked.lease, 2.0, 0.001, 3.1)
-    assert isinstance(revoke, Revoke)
-    assert revoke.page_out == 6 * GIB
-    arbiter.release("a", looked.lease, 2.0, 3.2)
-    arbiter.paged_out("a", 6 * GIB, 0.5, 3.8)
-    looked.look(6 * GIB, 4.0)
+    arbiter.idle("a", looked.lease, 2.0, 0.001, 3.1)
+    arbiter.tick(30.0)
+    assert arbiter._residency.of(arbiter._roster.client("a")) == 6 * GIB
+    arbiter.release("a", looked.lease, 2.0, 30.2)
+    arbiter.paged_out("a", 6 * GIB, 0.5, 30.8)
+    looked.look(6 * GIB, 31.0)
     assert looked.working_set == 12 * GIB
 
 

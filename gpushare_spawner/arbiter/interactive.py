@@ -1,0 +1,54 @@
+"""Who waits as a user does, and whose turn may end early for it: least attained service first.
+
+What a session has attained is the time for which it held a lease and worked since its last pause, on the arbiter's
+clock. A session that returns after a pause has attained nothing, and may take the place of those that have attained
+most. This changes the order in which sessions are served and how often, never how much: only sessions that have had no
+more than their part are preferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpushare_spawner.arbiter.co_run import Room
+from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.settings import ArbiterSettings
+
+
+def is_interactive(session: Session, settings: ArbiterSettings) -> bool:
+    """Whether somebody seems to wait for it: it has just returned, or has only worked for a short time since.
+
+    A session whose bursts are typically long counts only after a long pause: programs pause for seconds between their
+    phases, too.
+    """
+    short = (session.bursts.typical or 0.0) <= settings.short_burst
+    return session.attained <= settings.short_burst and (short or session.pause >= settings.long_pause)
+
+
+def bound(waiting: Iterable[Client], settings: ArbiterSettings) -> float:
+    """The part of the GPU's time that hand-offs may cost now."""
+    if any(is_interactive(client.session, settings) for client in waiting):
+        return settings.interactive_overhead_bound
+    return settings.overhead_bound
+
+
+def newcomers(waiting: Iterable[Client], settings: ArbiterSettings) -> list[Client]:
+    """Those who may take the GPU before the turn is over, the least attained first: they returned after a pause."""
+    returned = [client for client in waiting if client.session.paused and is_interactive(client.session, settings)]
+    return sorted(returned, key=lambda client: client.session.attained)
+
+
+def group_with(newcomer: Client, holders: Iterable[Client], room: Room) -> list[Client]:
+    """The newcomer and the holders that stay beside it, those that have attained least before the others."""
+    return room.fill(sorted(holders, key=lambda client: client.session.attained), [newcomer])
+
+
+def part_of_gpu(moving: Iterable[Client], beside: Iterable[Client]) -> float:
+    """The part of the GPU that stands still while these clients' memory moves and the others beside them work on.
+
+    By weight: what the GPU does meanwhile for those who stay is not lost.
+    """
+    moved = {client.session for client in moving}
+    others = {client.session for client in beside if client.bursting or client.parked} - moved
+    weight = sum(session.weight for session in moved)
+    return weight / (weight + sum(session.weight for session in others)) if weight else 1.0
