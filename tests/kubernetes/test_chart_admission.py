@@ -208,15 +208,16 @@ async def test_an_agent_publishes_its_report_with_its_pod_as_the_owner(agents: A
         await api.close()
 
 
-def rendered(version: str, values: dict[str, Any], folder: Path) -> set[str]:
-    """The kinds that the chart makes where helm sees an API server of this version."""
+def rendered(version: str, values: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """What the chart makes where helm sees an API server of this version."""
     shutil.copytree(AGENT_CHART, folder)
-    helpers = folder / "templates" / "_helpers.tpl"
-    text, replaced = re.subn(r"\.Capabilities\.KubeVersion\.Version", f'"{version}"', helpers.read_text())
-    assert replaced == 1
-    helpers.write_text(text)
+    for file in ("_helpers.tpl", "daemonset.yaml"):
+        template = folder / "templates" / file
+        text, replaced = re.subn(r"\.Capabilities\.KubeVersion\.Version", f'"{version}"', template.read_text())
+        assert replaced == 1
+        template.write_text(text)
     chart = helm_python.Chart.load(folder)
-    return {item["kind"] for item in objects(chart.render(values, name="gpushare", namespace="jhub"))}
+    return objects(chart.render(values, name="gpushare", namespace="jhub"))
 
 
 @pytest.mark.parametrize(
@@ -234,9 +235,19 @@ def rendered(version: str, values: dict[str, Any], folder: Path) -> set[str]:
 def test_the_policies_are_made_from_kubernetes_1_30_on_unless_said_otherwise(
     version: str, policy: str, made: bool, tmp_path: Path
 ) -> None:
-    kinds = rendered(version, {"rbac": {"admissionPolicy": policy}}, tmp_path / "chart")
+    kinds = {item["kind"] for item in rendered(version, {"rbac": {"admissionPolicy": policy}}, tmp_path / "chart")}
     assert (kinds >= POLICY_KINDS.keys()) is made
     assert bool(kinds & POLICY_KINDS.keys()) is made
+
+
+@pytest.mark.parametrize(("version", "recursively"), [("v1.30.9", False), ("v1.31.0", True)])
+def test_cgroups_are_read_only_with_all_that_is_mounted_below_where_kubernetes_can_do_it(
+    version: str, recursively: bool, tmp_path: Path
+) -> None:
+    (agent,) = one(rendered(version, {}, tmp_path / "chart"), "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    (mount,) = [mount for mount in agent["volumeMounts"] if mount["mountPath"] == "/sys/fs/cgroup"]
+    assert mount["readOnly"]
+    assert mount.get("recursiveReadOnly") == ("IfPossible" if recursively else None)
 
 
 def test_each_policy_is_in_force_for_the_agents_account_wherever_it_is_installed() -> None:
