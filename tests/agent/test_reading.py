@@ -153,6 +153,25 @@ async def test_flood_of_frames_does_not_delay_the_neighbours(agent: Agent, kind:
     assert percentile(waits, 50) < 0.1
 
 
+async def test_burst_that_a_session_saved_up_for_is_read_a_turn_at_a_time(agent: Agent) -> None:
+    path = agent.open("eve")
+    burst = [await agent.peer(path) for _ in range(50)]
+    victim = await agent.peer(agent.open("bob"))
+    socket = agent.node.sessions["eve"].socket
+    assert isinstance(socket, SessionSocket)
+    socket.listener = listener = Counting(socket.listener)
+    await asyncio.sleep(0.6)  # connecting has cost something
+    for peer in burst:
+        for _ in range(20):
+            peer.send(Kind.MEMORY, GIB, 0, gpu=FIRST.uuid)
+    victim.send(Kind.REQUEST, 1000, 0, 1, gpu=FIRST.uuid)
+    await victim.until(Kind.GRANT)
+    assert listener.frames <= 4 * reading.PER_TURN
+    async with asyncio.timeout(5):
+        while listener.frames < 50 * 20:
+            await asyncio.sleep(0.01)
+
+
 class Counting:
     """Counts the frames that a session's processes have had dealt with."""
 
