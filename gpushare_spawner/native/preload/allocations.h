@@ -12,7 +12,7 @@ enum allocation_kind {
 struct allocation {
     CUdeviceptr at;
     size_t bytes;    /* asked for */
-    size_t capacity; /* taken from the driver; more than `bytes` where a parked block was used again */
+    size_t capacity; /* taken from the driver; more than `bytes` where a cached block was used again */
     enum allocation_kind kind;
     struct gpu *gpu;
     CUcontext context;
