@@ -56,7 +56,10 @@ class RestlessAgent(ScriptedAgent):
                     return
                 if frame.kind is Kind.REQUEST:
                     lease += 1
-                    peer.grant(frame.gpu, lease, prefetch=chance.choice((0, 1 << 20, 1 << 40)))
+                    pace = chance.choice((0, 0.0001, 0.005))
+                    peer.grant(frame.gpu, lease, prefetch=chance.choice((0, 1 << 20, 1 << 40)), pace=pace)
+                    if chance.random() < 0.5:
+                        peer.grant(frame.gpu, lease, pace=chance.choice((0, 0.001)))
                     revoke_at = time.monotonic() + chance.random() / 20
             except TimeoutError:
                 pass

@@ -189,6 +189,29 @@ def test_paced_work_that_waits_for_a_later_launch_is_let_go_on(
     assert client.hear() == "done"
 
 
+def test_launches_into_streams_that_are_destroyed_at_once_count_as_queued(
+    start: Start, agent: ScriptedAgent, gpus: list[bytes]
+) -> None:
+    start("""
+        d = Driver()
+        spin = d.kernel("spin")
+        for _ in range(400):
+            stream = d.stream()
+            d.launch(spin, c.c_uint64(10_000_000), stream=stream)
+            d("cuStreamDestroy_v2", stream)
+        say("launched")
+    """)
+    peer = agent.peer()
+    peer.expect(Kind.REQUEST)
+    peer.grant(gpus[0], 1, pace=0.02)
+    time.sleep(0.3)
+    peer.revoke(gpus[0], 1)
+    began = time.monotonic()
+    peer.expect(Kind.RELEASE)
+    assert time.monotonic() - began < 0.15
+    peer.expect(Kind.REQUEST)
+
+
 def test_captures_and_streams_that_go_are_no_trouble_for_a_paced_program(
     start: Start, agent: ScriptedAgent, gpus: list[bytes]
 ) -> None:

@@ -157,7 +157,7 @@ void stream_forget(CUstream stream) {
                 real.cuEventDestroy_v2(lane->mark);
             }
             free(orphan);
-            pace_lane_gone(lane, false);
+            pace_lane_gone(lane, LANE_STREAM_ENDS);
             lane->mark = NULL;
             *link = lane->next;
             lane->next = free_lanes;
@@ -176,7 +176,7 @@ static void context_forget(CUcontext handle, uint64_t until) {
         if (context->handle != handle) continue;
         while (context->lanes) {
             struct lane *lane = context->lanes;
-            pace_lane_gone(lane, true);
+            pace_lane_gone(lane, LANE_CONTEXT_GONE);
             context->lanes = lane->next;
             lane->next = free_lanes;
             free_lanes = lane;
@@ -235,8 +235,9 @@ static uint64_t leave(struct leaving *entry, CUcontext handle) {
     leaving = entry;
     for (struct context *context = contexts; context; context = context->next) {
         if (context->handle != handle) continue;
-        for (struct lane *lane = context->lanes; lane; lane = lane->next) pace_lane_gone(lane, false);
+        for (struct lane *lane = context->lanes; lane; lane = lane->next) pace_lane_gone(lane, LANE_CONTEXT_ENDS);
     }
+    pace_context_ends(handle);
     pthread_mutex_unlock(&contexts_lock);
     return newest;
 }

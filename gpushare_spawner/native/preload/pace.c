@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "capture.h"
@@ -23,6 +24,15 @@
    again after twice the time, and so on. */
 #define DEADLOCK_PATIENCE (5 * SECOND)
 
+/* Launches into a stream that was destroyed before they were done. */
+struct gone {
+    CUevent event;
+    CUcontext context;
+    uint32_t generation;
+    uint64_t launches;
+    struct gone *next;
+};
+
 struct pace {
     _Atomic uint64_t nanoseconds; /* 0: none */
     /* Upper half: the generation. Lower half: launches that were admitted and are not known to be done. In one word, so
@@ -34,6 +44,7 @@ struct pace {
     pthread_mutex_t lock; /* of all that follows, and of the lanes' marks. Taken after contexts_lock and the turn of
                              capture.h */
     struct lane *lanes;   /* with launches in this generation */
+    struct gone *gone;
     uint64_t launch_time; /* nanoseconds of one launch, estimated; 0: not known */
     bool backlog;         /* work from before this generation may be ahead of what is counted */
     uint64_t stuck_since, patience;
@@ -104,6 +115,7 @@ void pace_prepare(void) {
         struct pace *pace = &paces[i];
         atomic_store(&pace->nanoseconds, 0);
         pace->lanes = NULL;
+        pace->gone = NULL;
         pace->launch_time = 0;
         pthread_mutex_init(&pace->lock, NULL);
     }
@@ -205,8 +217,25 @@ static void learn(struct pace *pace, uint64_t launches, bool awaited) {
     }
 }
 
-static void look(struct pace *pace, const struct lane *mine) {
+static uint64_t look_at_gone(struct pace *pace) {
     uint64_t launches = 0;
+    for (struct gone **link = &pace->gone; *link;) {
+        struct gone *gone = *link;
+        if (real.cuEventQuery(gone->event) == CUDA_ERROR_NOT_READY) {
+            link = &gone->next;
+            continue;
+        }
+        real.cuEventDestroy_v2(gone->event);
+        take_off(pace, gone->generation, gone->launches);
+        if (gone->generation == generation_of(atomic_load(&pace->account))) launches += gone->launches;
+        *link = gone->next;
+        free(gone);
+    }
+    return launches;
+}
+
+static void look(struct pace *pace, const struct lane *mine) {
+    uint64_t launches = look_at_gone(pace);
     for (struct lane *lane = pace->lanes; lane; lane = lane->pace.next) {
         launches += look_at_marks(pace, lane);
         if (atomic_load(&lane->pace.pending)) continue;
@@ -322,21 +351,65 @@ bool pace_wait(struct gpu *gpu, struct lane *lane) {
     return interrupted;
 }
 
-void pace_lane_gone(struct lane *lane, bool with_context) {
+/* Put an event behind the lane's work, to be asked when the stream is no more. */
+static void keep_as_gone(struct pace *pace, struct lane *lane, uint64_t launches) {
+    struct gone *gone = is_capturing(lane->stream) ? NULL : malloc(sizeof *gone);
+    if (!gone) return;
+    *gone = (struct gone){.context = lane->context->handle, .generation = atomic_load(&lane->pace.generation)};
+    CUcontext current = NULL;
+    real.cuCtxGetCurrent(&current);
+    bool switched = current != gone->context && real.cuCtxPushCurrent_v2(gone->context) == CUDA_SUCCESS;
+    bool made = real.cuEventCreate(&gone->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+    bool put = made && real.cuEventRecord(gone->event, lane->stream) == CUDA_SUCCESS;
+    if (made && !put) real.cuEventDestroy_v2(gone->event);
+    if (switched) real.cuCtxPopCurrent_v2(&current);
+    if (!put) {
+        free(gone);
+        return;
+    }
+    gone->launches = launches;
+    gone->next = pace->gone;
+    pace->gone = gone;
+    lane->pace.done += launches; /* they are on this account now */
+}
+
+void pace_lane_gone(struct lane *lane, enum lane_end end) {
     struct lane_pace *own = &lane->pace;
     struct pace *pace = &paces[lane->context->gpu->index];
     pthread_mutex_lock(&pace->lock);
     for (struct lane **link = &pace->lanes; *link; link = &(*link)->pace.next) {
         if (*link != lane) continue;
         *link = own->next;
-        done_upto(pace, lane, atomic_load(&own->submitted));
+        uint64_t submitted = atomic_load(&own->submitted);
+        if (end == LANE_STREAM_ENDS && atomic_load(&pace->nanoseconds) && submitted > own->done)
+            keep_as_gone(pace, lane, submitted - own->done);
+        done_upto(pace, lane, submitted);
         break;
     }
     atomic_store(&own->generation, 0);
     atomic_store(&own->pending, 0);
     for (int i = 0; i < PACE_MARKS; i++) {
-        if (own->marks[i].event && !with_context) real.cuEventDestroy_v2(own->marks[i].event);
+        if (own->marks[i].event && end != LANE_CONTEXT_GONE) real.cuEventDestroy_v2(own->marks[i].event);
         own->marks[i].event = NULL;
     }
     pthread_mutex_unlock(&pace->lock);
+}
+
+void pace_context_ends(CUcontext context) {
+    for (int i = 0; i < gpu_count; i++) {
+        struct pace *pace = &paces[i];
+        pthread_mutex_lock(&pace->lock);
+        for (struct gone **link = &pace->gone; *link;) {
+            struct gone *gone = *link;
+            if (gone->context != context) {
+                link = &gone->next;
+                continue;
+            }
+            real.cuEventDestroy_v2(gone->event);
+            take_off(pace, gone->generation, gone->launches);
+            *link = gone->next;
+            free(gone);
+        }
+        pthread_mutex_unlock(&pace->lock);
+    }
 }

@@ -55,7 +55,15 @@ bool pace_wait(struct gpu *gpu, struct lane *lane);
 /* The launch that was admitted has been made. May record and query events. */
 void pace_left(struct passage *passage);
 
-/* With contexts_lock held: the lane goes, with its stream or (the events have gone by themselves) with its context. */
-void pace_lane_gone(struct lane *lane, bool with_context);
+/* With contexts_lock held: the lane goes. */
+enum lane_end {
+    LANE_STREAM_ENDS,  /* its stream is about to be destroyed; work in it goes on */
+    LANE_CONTEXT_ENDS, /* its context may be destroyed, and is still there */
+    LANE_CONTEXT_GONE, /* and its events with it */
+};
+void pace_lane_gone(struct lane *lane, enum lane_end end);
+
+/* With contexts_lock held: the context may be destroyed, and is still there. */
+void pace_context_ends(CUcontext context);
 
 void pace_prepare(void); /* once per process, before the first launch */
