@@ -117,6 +117,13 @@ class GpuArbitration:
                 self._shown[number] = amount
                 self._carry_out(self._arbiter.device_memory(number, amount, now))
 
+    def working_sets(self, resident: Mapping[int, int]) -> None:
+        """Upper bounds of the clients' managed memory that is on the GPU now, in bytes, by client number."""
+        now = self._clock()
+        for number, amount in resident.items():
+            if number in self._clients:
+                self._carry_out(self._arbiter.working_set(number, amount, now))
+
     def receive(self, client: Client, frame: Frame) -> None:
         """A frame of a client that joined: one of REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT."""
         now, number, fields = self._clock(), client.number, frame.fields

@@ -409,9 +409,14 @@ class Node:
     # -- rounds -------------------------------------------------------------------------------------------------------
 
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
-        """Tell the arbiters how much device memory the driver shows for each connected process."""
+        """Tell the arbiters how much device memory the driver shows for each connected process.
+
+        It bounds what a process uses of what it has allocated. NVML of a real driver is not known to count managed
+        memory for the process that has it: there the bound is what is in use on the whole GPU.
+        """
         for uuid, state in states.items():
             amounts: dict[int, int | None] = {}
+            bounds: dict[int, int] = {}
             told: set[int] = set()
             for session in self._sessions.values():
                 for connection in sorted(session.cuda, key=lambda one: one.number):
@@ -419,7 +424,13 @@ class Node:
                     shown = state.processes.get(pid)
                     amounts[connection.number] = (0 if pid in told else shown.memory_bytes) if shown else None
                     told.add(pid)
+                    if not self.gpus[uuid].simulated:
+                        bounds[connection.number] = state.memory_used_bytes
+                    elif shown is not None and shown.memory_bytes is not None:
+                        bounds[connection.number] = shown.memory_bytes
             self.arbitrations[uuid].device_memory(amounts)
+            if state.healthy:
+                self.arbitrations[uuid].working_sets(bounds)
 
     # -- records ------------------------------------------------------------------------------------------------------
 

@@ -371,7 +371,7 @@ bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t 
             continue;
         }
         size_t left = node->capacity - node->walked, bytes = left < part ? left : part;
-        if (!visit(closure, node->context, node->at + node->walked, bytes)) break;
+        if (!visit(closure, node->context, node->at + node->walked, bytes, node->number)) break;
         node->walked += bytes;
     }
     by_use[g].next = node;

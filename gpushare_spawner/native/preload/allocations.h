@@ -63,8 +63,9 @@ void allocations_of_context_gone(CUcontext context, uint64_t until);
 void allocations_forget(void); /* in a forked child */
 
 /* Walk over the managed allocations of a GPU, newest first or oldest first. `visit` is called with the lock held and
-   gets the part that is next; it returns false to stop (the part is then visited again). A walk goes on where it
-   stopped, whatever was allocated or freed meanwhile. Returns true at the end of the list. */
-typedef bool (*allocation_visit)(void *closure, CUcontext context, CUdeviceptr at, size_t bytes);
+   gets the part that is next, and the number of its allocation; it returns false to stop (the part is then visited
+   again). A walk goes on where it stopped, whatever was allocated or freed meanwhile. Returns true at the end of the
+   list. */
+typedef bool (*allocation_visit)(void *closure, CUcontext context, CUdeviceptr at, size_t bytes, uint64_t number);
 bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t part, allocation_visit visit,
                       void *closure);

@@ -1,5 +1,7 @@
 #include "pager.h"
 
+#include <stdlib.h>
+
 #include "allocations.h"
 #include "capture.h"
 #include "contexts.h"
@@ -29,8 +31,59 @@ static struct move {
 
 static uint64_t walks;
 
+/* Parts that were moved to the host and not back since. A prefetch gives pages to memory that never had any
+   ("populated on the destination", says CUDA's manual), so only these are fetched: memory that a program reserved
+   and never touched stays without pages. Only the background thread looks here. */
+static struct away {
+    uint64_t number; /* of the allocation: another one may lie at the same address later; 0: free */
+    CUdeviceptr at;
+    size_t bytes;
+} *away;
+static size_t away_room, away_count; /* the room is a power of two */
+
+static size_t away_slot(const struct away *table, size_t room, CUdeviceptr at) {
+    size_t slot = (size_t)((at >> 16) * 0x9E3779B97F4A7C15ull >> 32) & (room - 1);
+    while (table[slot].number && table[slot].at != at) slot = (slot + 1) & (room - 1);
+    return slot;
+}
+
+static void away_add(CUdeviceptr at, size_t bytes, uint64_t number) {
+    if (away_count * 2 >= away_room) {
+        size_t room = away_room ? away_room * 2 : 256;
+        struct away *larger = calloc(room, sizeof *larger);
+        if (!larger) return; /* it is fetched by faults then */
+        away_count = 0;
+        for (size_t i = 0; i < away_room; i++) {
+            if (!away[i].number || !away[i].bytes) continue; /* it is back */
+            larger[away_slot(larger, room, away[i].at)] = away[i];
+            away_count++;
+        }
+        free(away);
+        away = larger;
+        away_room = room;
+    }
+    size_t slot = away_slot(away, away_room, at);
+    away_count += !away[slot].number;
+    away[slot] = (struct away){number, at, bytes};
+}
+
+static struct away *away_find(CUdeviceptr at, uint64_t number) {
+    if (!away_count) return NULL;
+    struct away *found = &away[away_slot(away, away_room, at)];
+    return found->number == number && found->bytes ? found : NULL;
+}
+
+/* Nothing is away any more: what is left belongs to memory that was freed. */
+static void away_clear(void) {
+    free(away);
+    away = NULL;
+    away_room = away_count = 0;
+}
+
 void pager_forget(void) {
     __builtin_memset(moves, 0, sizeof moves);
+    away = NULL;
+    away_room = away_count = 0;
 }
 
 void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes) {
@@ -91,9 +144,12 @@ static void close_window(struct move *move) {
     move->in_window = 0;
 }
 
-static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes) {
+static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes, uint64_t number) {
     struct move *move = closure;
     if (move->begun >= move->wanted || move->in_window >= WINDOW) return false;
+    struct away *gone = move->to_device ? away_find(at, number) : NULL;
+    if (move->to_device && !gone) return true; /* never moved out: it is on the GPU, or was never touched */
+    if (gone && bytes > gone->bytes) bytes = gone->bytes;
     if (!move->context || move->context->handle != handle) {
         /* another context's memory: its parts go into another window */
         close_window(move);
@@ -105,6 +161,10 @@ static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes)
     if (prefetch(move, at, bytes) == CUDA_SUCCESS) {
         move->begun += bytes;
         move->in_window += bytes;
+        if (gone)
+            gone->bytes = 0;
+        else
+            away_add(at, bytes, number);
     }
     return true;
 }
@@ -133,6 +193,7 @@ bool pager_step(struct gpu *gpu, struct pager_result *result) {
     }
     if (move->under_way || !(move->cut || move->ended || move->begun >= move->wanted)) return false;
     move->active = false;
+    if (move->to_device && move->ended && !move->cut && gpu_count == 1) away_clear();
     *result = (struct pager_result){move->begun, now_ns() - move->since};
     return true;
 }

@@ -9,8 +9,8 @@ struct pager_result {
     uint64_t nanoseconds;
 };
 
-/* Begin to move up to `bytes`: most recently used first to the GPU, least recently used first to the host. A move that
-   is still in progress is cut short; what it has begun is waited for. */
+/* Begin to move up to `bytes`: most recently used first to the GPU, of what was moved to the host before; least
+   recently used first to the host. A move that is still in progress is cut short; what it has begun is waited for. */
 void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes);
 
 /* Go on. True: done (or nothing was being moved). */
