@@ -34,9 +34,7 @@ def main() -> None:
     parser.add_argument("--kernel", type=float, required=True, help="seconds")
     parser.add_argument("--ahead", type=int, default=4, help="launches that are queued")
     parser.add_argument("--memory", type=int, default=0, help="bytes that each kernel touches")
-    parser.add_argument(
-        "--every", type=float, default=0.0, help="seconds from one batch of launches to the next"
-    )
+    parser.add_argument("--every", type=float, default=0.0, help="seconds from one batch of launches to the next")
     options = parser.parse_args()
     checked(cuda.cuInit(0))
     checked(cuda.cuCtxSetCurrent(checked(cuda.cuDevicePrimaryCtxRetain(checked(cuda.cuDeviceGet(0))))))

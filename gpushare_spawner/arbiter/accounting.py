@@ -95,6 +95,7 @@ class Accounts:
         if account.working:
             return
         account.working = True
+        self.saturated = self.saturated or self._wanted() >= SATURATED
         account.lag = min(account.lag, request)
         account.deadline = self._virtual(account, self._surplus()) + request / account.weight
 
@@ -167,7 +168,9 @@ class Accounts:
         for session, seconds in received.items():
             self._accounts[session].received += seconds
         entitled: dict[str, float] = {}
-        if len(concerned) > 1:
+        if len(concerned) < 2:
+            self.saturated = True  # nothing is known of the next competition
+        else:
             entitled = {session: served * part for session, part in self.parts(concerned).items()}
             self._book(entitled, received)
         self._repay(concerned, elapsed, served)
@@ -338,8 +341,11 @@ class Accounts:
         if idle and not held_back:
             self.saturated = False
         else:
-            wanted = sum(self._accounts[session].demand for session in self.working | busy.keys())
-            self.saturated = not idle or wanted >= SATURATED
+            self.saturated = not idle or self._wanted() >= SATURATED
+
+    def _wanted(self) -> float:
+        """What those with work want together, as a share of the GPU."""
+        return sum(account.demand for account in self._accounts.values() if account.working)
 
 
 def divide(weights: Mapping[str, int], limits: Mapping[str, float]) -> dict[str, float]:

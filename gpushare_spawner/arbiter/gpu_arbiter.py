@@ -327,7 +327,10 @@ class GpuArbiter:
 
     def _pace(self) -> float:
         """How much a client may queue now: what competes for a saturated GPU must be able to stop soon."""
-        return self._settings.pace if self.contended and self._accounts.saturated else 0.0
+        if self.contended and self._accounts.saturated:
+            return self._settings.pace
+        shared = sum(bool(session.clients) for session in self._roster.sessions.values()) > 1
+        return self._settings.pace_alone if shared else 0.0
 
     def _held_back(self, group: list[Client]) -> frozenset[str]:
         """Sessions of the group that must not run now, for the sake of others of it."""

@@ -50,8 +50,11 @@ class ArbiterSettings:
     pace: float = 0.02
     """Seconds of GPU work that a client may queue while others compete. It runs on for so long when its lease is
     revoked; less than some milliseconds would leave the GPU idle between kernels."""
+    pace_alone: float = 0.1
+    """Seconds of GPU work that a client may queue while no other session has work, but has processes that may have some
+    at any moment. A client of the only session is not bounded."""
     unpaced_after: float = 1.0
-    """Seconds without competition after which clients may queue as much as they like again."""
+    """Seconds without competition after which clients may queue more again."""
     revoke_timeout: float = 10.0
     """Seconds after which those who wait are granted although a revoked client has not answered (its kernel still runs,
     or it hangs). Results stay right: the pages then compete."""
