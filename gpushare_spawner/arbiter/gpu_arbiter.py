@@ -20,6 +20,7 @@ from gpushare_spawner.arbiter.schedule import INSTANT, Choice, Schedule
 from gpushare_spawner.arbiter.session import Client, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
+NEVER_YET = float("-inf")
 EXPECTED = 0.05
 """Seconds for which a client that was held back and gave its lease back keeps its place without having asked again."""
 
@@ -322,6 +323,8 @@ class GpuArbiter:
         instants += [c.expected_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
         if self.contended and len(self._accounts.working) < 2 and any(c.pace for c in self._roster.holding):
             instants.append(self._contended_at + self._settings.unpaced_after)
+        if any(client.parked for client in self._roster.clients):
+            instants += [self._pause_over(client) for client in self._roster.holding if client.held]
         later = [at for at in instants if at is not None and at > self._roster.now]
         return min(later, default=None)
 
@@ -332,12 +335,17 @@ class GpuArbiter:
         shared = sum(bool(session.clients) for session in self._roster.sessions.values()) > 1
         return self._settings.pace_alone if shared else 0.0
 
+    def _pause_over(self, client: Client) -> float:
+        """Until when a quiet holder is waited for while others are held back; the past where it is not."""
+        return NEVER_YET if client.quiet_since is None else client.quiet_since + self._nested.patience
+
     def _held_back(self, group: list[Client]) -> frozenset[str]:
         """Sessions of the group that must not run now, for the sake of others of it."""
         processes: dict[str, int] = {}
         for client in group:
             paging = client.lease and self._roster.now < client.paging_until
-            if (client.waiting or client.bursting) and not paging:
+            pausing = client.held and self._roster.now + INSTANT < self._pause_over(client)
+            if (client.waiting or client.bursting or pausing) and not paging:
                 processes[client.session.id] = processes.get(client.session.id, 0) + 1
         if not self._schedule.left_out:
             return self._nested.held_back(self._roster.now, processes)

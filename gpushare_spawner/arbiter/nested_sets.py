@@ -16,6 +16,8 @@ from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 OVERRUN_MEMORY = 0.5
 """How much of the old estimate stays when a session has overrun once more (moving average)."""
+LONGEST_PATIENCE = 0.05
+"""Seconds for which a quiet holder is waited for, at most."""
 LONGEST_OVERRUN = 10.0
 """Seconds; what a client overruns beyond this is not expected the next time."""
 
@@ -50,6 +52,13 @@ class NestedSets:
     def due(self) -> float | None:
         """When time alone changes who is held back; None: never."""
         return self._due
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which a quiet holder is taken to go on soon, before those that are held back are let in: a
+        quarter of what they would overrun, for they cannot be stopped before."""
+        overruns = [place.overrun for place in self._places.values() if place.held_back]
+        return min(LONGEST_PATIENCE, max(overruns, default=0.0) / 4)
 
     def held_back(
         self, now: float, processes: Mapping[str, int], turn_takers: frozenset[str] | None = None

@@ -15,10 +15,9 @@
 /* A lease that is not used for this long is given back. */
 #define QUIET_RELEASE (1 * SECOND)
 /* Work that does not end while the program's own threads wait at the gate may be waiting for them: the gate is opened
-   for a moment, and shut again. */
-#define DEADLOCK_PATIENCE (5 * SECOND)
-#define DEADLOCK_MOMENT   (50 * MILLISECOND)
-#define STEP              MILLISECOND
+   for a moment, and shut again. How long that takes: pace_patience. */
+#define DEADLOCK_MOMENT (50 * MILLISECOND)
+#define STEP            MILLISECOND
 
 enum lease_state {
     UNARBITRATED, /* open */
@@ -217,7 +216,7 @@ static uint64_t shutting_step(struct gpu *gpu, uint64_t now) {
         return now;
     }
 later:
-    if (atomic_load(&gpu->waiters) && now - lease->shut_at > DEADLOCK_PATIENCE) {
+    if (atomic_load(&gpu->waiters) && now - lease->shut_at > pace_patience(gpu)) {
         log_line(LOG_INFO,
                  "GPU %d: work does not end while threads wait to launch more; letting them through for a moment",
                  gpu->index);

@@ -15,7 +15,10 @@
 
 /* Two launches keep a GPU busy: one runs, one waits behind it. More than a driver's own queue holds are of no use. */
 #define LEAST_WINDOW 2
-#define MOST_WINDOW  1024
+/* A launch of so many paces' length needs none behind it: the gap that is left is far below a hundredth of it, and the
+   one behind it could not be taken back. The first launch is taken for such a one. */
+#define LONG_LAUNCH 10
+#define MOST_WINDOW 1024
 /* A mark stands behind this part of a window. */
 #define SEGMENTS    8
 #define SHORT_SLEEP (50 * MILLISECOND / 1000)
@@ -23,6 +26,10 @@
 /* Work that makes no progress for so long while threads wait may be waiting for their launches: some are let through,
    again after twice the time, and so on. */
 #define DEADLOCK_PATIENCE (5 * SECOND)
+/* Launches may be long, and slow beside other processes': so many times as long as they took is waited. */
+#define LAUNCHES_PATIENCE 8
+/* Where none has ended yet. */
+#define FIRST_PATIENCE (30 * SECOND)
 
 /* Launches into a stream that was destroyed before they were done. */
 struct gone {
@@ -48,6 +55,7 @@ struct pace {
     uint64_t launch_time; /* nanoseconds of one launch, estimated; 0: not known */
     bool backlog;         /* work from before this generation may be ahead of what is counted */
     uint64_t stuck_since, patience;
+    _Atomic uint64_t seen_time; /* nanoseconds of one launch, as those took that ended; 0: none has */
 };
 
 static struct pace paces[MAX_GPUS];
@@ -71,7 +79,9 @@ static void take_off(struct pace *pace, uint32_t generation, uint64_t launches) 
 
 static void adapt(struct pace *pace) {
     uint64_t room = pace->launch_time ? atomic_load(&pace->nanoseconds) / pace->launch_time : 0;
-    uint32_t window = room < LEAST_WINDOW ? LEAST_WINDOW : room > MOST_WINDOW ? MOST_WINDOW : (uint32_t)room;
+    uint64_t known = pace->launch_time;
+    uint32_t least = !known || known > LONG_LAUNCH * atomic_load(&pace->nanoseconds) ? 1 : LEAST_WINDOW;
+    uint32_t window = room < LEAST_WINDOW ? least : room > MOST_WINDOW ? MOST_WINDOW : (uint32_t)room;
     atomic_store(&pace->window, window);
     atomic_store(&pace->segment, window < 2 * SEGMENTS ? 1 : window / SEGMENTS);
 }
@@ -104,6 +114,13 @@ void pace_set(struct gpu *gpu, uint64_t nanoseconds) {
 
 bool pace_is_set(const struct gpu *gpu) {
     return atomic_load(&paces[gpu->index].nanoseconds) != 0;
+}
+
+uint64_t pace_patience(const struct gpu *gpu) {
+    const struct pace *pace = &paces[gpu->index];
+    if (!atomic_load(&pace->nanoseconds)) return DEADLOCK_PATIENCE;
+    uint64_t seen = atomic_load(&pace->seen_time), long_enough = seen ? LAUNCHES_PATIENCE * seen : FIRST_PATIENCE;
+    return long_enough > DEADLOCK_PATIENCE ? long_enough : DEADLOCK_PATIENCE;
 }
 
 void pace_relax(struct gpu *gpu) {
@@ -196,12 +213,13 @@ static void learn(struct pace *pace, uint64_t launches, bool awaited) {
             pace->launch_time = seen;
         else
             pace->launch_time = seen > known ? (known + seen) / 2 : (3 * known + seen) / 4;
+        if (since && !pace->backlog) atomic_store(&pace->seen_time, seen);
         pace->backlog = false;
         atomic_store(&pace->busy_since, empty ? 0 : now);
         atomic_store(&pace->extra, 0);
         pace->stuck_since = now;
         pace->patience = DEADLOCK_PATIENCE;
-        if (awaited && empty) {
+        if (awaited && empty && atomic_load(&pace->window) > 1) {
             /* the queue ran dry before this thread looked: however late that was, the window was too small */
             if (known && pace->launch_time > known) pace->launch_time = known;
             if (!pace->launch_time) pace->launch_time = atomic_load(&pace->nanoseconds) / LEAST_WINDOW;
@@ -251,7 +269,7 @@ static void look(struct pace *pace, const struct lane *mine) {
 static void escape(struct gpu *gpu, struct pace *pace, uint64_t now, uint64_t waiting_since) {
     uint64_t since = pace->stuck_since > waiting_since ? pace->stuck_since : waiting_since;
     if (!pace->patience) pace->patience = DEADLOCK_PATIENCE;
-    if (now - since < pace->patience) return;
+    if (now - since < pace->patience || now - since < LAUNCHES_PATIENCE * atomic_load(&pace->seen_time)) return;
     log_line(LOG_INFO, "GPU %d: queued work makes no progress while threads wait to launch more; letting some through",
              gpu->index);
     atomic_fetch_add(&pace->extra, LEAST_WINDOW);

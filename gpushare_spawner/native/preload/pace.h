@@ -41,6 +41,9 @@ void pace_set(struct gpu *gpu, uint64_t nanoseconds);
 /* Whether launches must ask. */
 bool pace_is_set(const struct gpu *gpu);
 
+/* Nanoseconds that queued work may go without an end while threads wait to launch: more could be a deadlock. */
+uint64_t pace_patience(const struct gpu *gpu);
+
 /* Let a few more launches through, which may be what the queued work waits for. */
 void pace_relax(struct gpu *gpu);
 
