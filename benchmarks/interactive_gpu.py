@@ -69,6 +69,8 @@ class Kernel:
     gpu_seconds: float = 0.0
     delays: list[tuple[float, float]] = field(default_factory=list)
     """(instant, seconds from the submission of a cell until its first kernel could run)."""
+    cells: int = 0
+    """Cells that were finished."""
     done: Callable[[], None] = lambda: None
     """Called at the end of a cell."""
 
@@ -164,6 +166,7 @@ class InteractiveGpu:
         self._plan_end()
         for kernel in over:
             kernel.wants = False
+            kernel.cells += 1
             kernel.quiet_since = self._clock.now
             kernel.burst += 1
             burst = kernel.burst

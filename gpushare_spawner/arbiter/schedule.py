@@ -218,7 +218,8 @@ class Schedule:
             (
                 client
                 for client in interactive.newcomers(blocked, self._settings)
-                if client.session not in holders and self._accounts.eligible(client.session.id)
+                if client.session not in holders
+                and self._accounts.lag(client.session.id) >= -self._settings.short_burst
             ),
             None,
         )

@@ -1,0 +1,323 @@
+"""How long a cell waits until it runs, in virtual time with the real arbiter. Nothing here is measured on a GPU.
+
+``python -m benchmarks.interactive [--full] [--json]``; about three minutes on two cores.
+
+**Start delays.** Sessions on one GPU of 80 GB with a bus of 25 GB/s each way. Every session uses 20 GB, so four
+fit, and has the same share. It thinks (lognormal, sigma 1) and then runs a cell that keeps the whole GPU busy:
+
+| load | median think time | cells: median length alone, sigma (lognormal) |
+|---|---|---|
+| short | 120 s | 3.7 s, 1.36 |
+| mixed | 120 s | four of five: 3 s, 1.0; one of five: 95 s, 0.7 |
+| long | 600 s | 120 s, 1.36 |
+
+The delay lasts from the submission of a cell until its first kernel can run, pages included. The parameters are
+free in the figures that are to be beaten (14, 8 and 6 sessions below 2 s at the 95th percentile; with 12 sessions
+of the mixed load 151 s, and 17 s with an overhead bound of 20 %). They were chosen so that the arbiter of commit
+d601261 gives about these: three seeds over 3 to 12 h gave 13 to 14, 7 and 5 to 6 sessions, and with 12 sessions 120
+and 181 s (bound 20 %: 19 and 25 s). The default run searches for the largest number of sessions; ``--full`` shows
+all from 4 to 20.
+
+**Immediate return.** 301 sessions come within 4 h to 32 such GPUs, each with 0.25 of one, placed by the real
+ledger; who finds no capacity waits in a queue. Tasks take a median of 5 min (lognormal, sigma 1) with a quarter of
+the GPU. Think times are drawn from the quantiles 0.5 min, p50 3, p75 7, p90 35, 700 min: sessions are busy for 24 %
+of their time. Working sets are lognormal, median 8 GB, sigma 0.7, at most 20 GB. After 5 min without work the share
+is released and lent; the next task restores it. Counted: first tasks after a release, and how many of them start
+within 100 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from benchmarks.interactive_gpu import Clock, InteractiveGpu, Kernel
+from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import Holding, Ledger
+
+GB = 10**9
+VRAM, BANDWIDTH, WORKING_SET = 80 * GB, 25e9, 20 * GB
+HOURS = 3600.0
+TARGET = 2.0
+"""Seconds: bar for the 95th percentile of start delays."""
+COUNTS = range(4, 21)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the sessions of one GPU do. Seconds."""
+
+    think: float
+    """Median."""
+    cells: tuple[tuple[float, float, float], ...]
+    """(part of the cells, median GPU seconds, sigma)."""
+    horizon: float
+    """How long they are watched."""
+
+
+LOADS = {
+    "short": Load(120.0, ((1.0, 3.7, 1.36),), 2 * HOURS),
+    "mixed": Load(120.0, ((0.8, 3.0, 1.0), (0.2, 95.0, 0.7)), 2 * HOURS),
+    "long": Load(600.0, ((1.0, 120.0, 1.36),), 8 * HOURS),
+}
+START = {"short": 16, "mixed": 10, "long": 7}
+"""Where the search for the largest number of sessions begins."""
+
+
+@dataclass(frozen=True)
+class Delays:
+    """What came of one run."""
+
+    p50: float
+    p95: float
+    cells: int
+    busy: float
+    """Part of the time for which the GPU ran cells."""
+
+
+def quantile(values: list[float], part: float) -> float:
+    """The value that this part of the values does not exceed; 0 of none."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
+
+
+def start_delays(sessions: int, load: Load, settings: ArbiterSettings, seed: int = 1) -> Delays:
+    """Run so many sessions on one GPU."""
+    clock = Clock()
+    gpu = InteractiveGpu(clock, VRAM, BANDWIDTH, settings)
+    kernels = []
+    for number in range(sessions):
+        chance = random.Random(f"{seed}-{number}")
+        kernel = Kernel(str(number), WORKING_SET)
+        gpu.session(kernel.name, max(1, 100 // sessions))
+        gpu.connect(kernel)
+
+        def cell(kernel: Kernel = kernel, chance: random.Random = chance) -> None:
+            _, median, sigma = chance.choices(load.cells, [part for part, _, _ in load.cells])[0]
+            gpu.submit(kernel, median * math.exp(chance.gauss(0, sigma)))
+
+        def think(chance: random.Random = chance, cell: Callable[[], None] = cell) -> None:
+            clock.after(load.think * math.exp(chance.gauss(0, 1)), cell)
+
+        kernel.done = think
+        kernels.append(kernel)
+        think()
+    clock.run(load.horizon)
+    begun = load.horizon / 10
+    delays = [delay for kernel in kernels for at, delay in kernel.delays if at > begun]
+    delays += [clock.now - k.submitted for k in kernels if k.wants and not k.started and k.submitted > begun]
+    return Delays(
+        quantile(delays, 0.5),
+        quantile(delays, 0.95),
+        sum(kernel.cells for kernel in kernels),
+        sum(kernel.gpu_seconds for kernel in kernels) / load.horizon,
+    )
+
+
+def largest(name: str) -> tuple[int, dict[int, Delays]]:
+    """The largest number of sessions whose delays stay below the bar, by search, and what was run for it."""
+    runs: dict[int, Delays] = {}
+
+    def good(sessions: int) -> bool:
+        if sessions not in runs:
+            runs[sessions] = start_delays(sessions, LOADS[name], ArbiterSettings())
+        return runs[sessions].p95 < TARGET
+
+    sessions = START[name]
+    while sessions > COUNTS[0] and not good(sessions):
+        sessions -= 1
+    while sessions < COUNTS[-1] and good(sessions + 1):
+        sessions += 1
+    return sessions, runs
+
+
+# -- immediate return ------------------------------------------------------------------------------------------------
+
+GPUS, SESSIONS, UNITS = 32, 301, 25
+RELEASE_AFTER = 300.0
+THINK_QUANTILES = ((0.0, 0.5), (0.5, 3.0), (0.75, 7.0), (0.9, 35.0), (1.0, 700.0))
+"""(part, minutes); between them the logarithm is even."""
+IMMEDIATE = 0.1
+
+
+def think_time(chance: random.Random) -> float:
+    """Seconds between two tasks."""
+    part = chance.random()
+    for (low, short), (high, long) in itertools.pairwise(THINK_QUANTILES):
+        if part <= high:
+            return 60 * short * (long / short) ** ((part - low) / (high - low))
+    raise AssertionError(part)
+
+
+class Cluster:
+    """GPUs with the real ledger and arbiters; sessions that come, work, pause, are released and return."""
+
+    def __init__(self, settings: ArbiterSettings, seed: int) -> None:
+        self.clock = Clock()
+        self.chance = random.Random(seed)
+        cards = tuple(
+            GpuReport(index=number, uuid=f"GPU-{number:02}", model="A100", memory_bytes=VRAM) for number in range(GPUS)
+        )
+        self.ledger = Ledger.of([Report(node="node", published_at=0, gpus=cards, sessions=())])
+        self.gpus = {card.uuid: InteractiveGpu(self.clock, VRAM, BANDWIDTH, settings) for card in cards}
+        self.queue: list[Kernel] = []
+        self.released: set[str] = set()
+        self.returns: list[float] = []
+        """Start delays of first tasks after a release, seconds."""
+        self.starts: list[float] = []
+        self.tasks: dict[str, int] = {}
+        self.weights: dict[str, int] = {}
+
+    def run(self, horizon: float) -> None:
+        """Let the sessions come, and the time go by."""
+        for number in range(SESSIONS):
+            memory = min(20 * GB, int(8 * GB * math.exp(self.chance.gauss(0, 0.7))))
+            kernel = Kernel(f"session-{number}", memory)
+            self.clock.at(self.chance.uniform(0, 4 * HOURS), lambda kernel=kernel: self.arrive(kernel))  # type: ignore[misc]
+        self.clock.run(horizon)
+
+    def arrive(self, kernel: Kernel) -> None:
+        """A user wants a server."""
+        self.queue.append(kernel)
+        self.place()
+
+    def place(self) -> None:
+        """Start the servers for which there is capacity, in order."""
+        while self.queue:
+            placement = self.ledger.place(Share(UNITS))
+            if placement is None:
+                return
+            kernel = self.queue.pop(0)
+            (uuid,) = placement.gpus
+            self.ledger.add(
+                Holding(kernel.name, placement.gpus, UNITS, placement.borrowed, UNITS, opened_at=self.clock.now)
+            )
+            gpu = self.gpus[uuid]
+            gpu.session(kernel.name, UNITS)
+            gpu.connect(kernel)
+            kernel.done = lambda kernel=kernel, gpu=gpu, uuid=uuid: self.pause(kernel, gpu, uuid)  # type: ignore[misc]
+            self.reweigh(uuid)
+            self.clock.after(think_time(self.chance), lambda k=kernel, g=gpu, u=uuid: self.work(k, g, u))  # type: ignore[misc]
+
+    def reweigh(self, uuid: str) -> None:
+        """What sessions are guaranteed on a GPU has changed."""
+        for kernel in self.gpus[uuid].kernels.values():
+            active = self.ledger.holdings[kernel.name].effective_units > 0
+            weight = max(1, self.ledger.guaranteed(kernel.name)) if active else 0
+            if weight != self.weights.get(kernel.name):
+                self.weights[kernel.name] = weight
+                self.gpus[uuid].weigh(kernel.name, weight)
+
+    def pause(self, kernel: Kernel, gpu: InteractiveGpu, uuid: str) -> None:
+        """A task is over: the user thinks, and the share is released if that takes long."""
+        number = self.tasks[kernel.name] = self.tasks.get(kernel.name, 0) + 1
+        self.starts.append(kernel.delays[-1][1])
+        if kernel.name in self.released:
+            self.released.discard(kernel.name)
+            self.returns.append(kernel.delays[-1][1])
+        self.clock.after(think_time(self.chance), lambda: self.work(kernel, gpu, uuid))
+        self.clock.after(RELEASE_AFTER, lambda: self.release(kernel, uuid, number))
+
+    def release(self, kernel: Kernel, uuid: str, number: int) -> None:
+        """Nothing has happened since that task."""
+        if self.tasks.get(kernel.name) == number and not kernel.wants:
+            self.released.add(kernel.name)
+            self.ledger.replace(self.ledger.holdings[kernel.name].with_effective(0))
+            self.reweigh(uuid)
+            self.place()
+
+    def work(self, kernel: Kernel, gpu: InteractiveGpu, uuid: str) -> None:
+        """The next task."""
+        if self.ledger.holdings[kernel.name].effective_units < UNITS:
+            self.ledger.replace(self.ledger.holdings[kernel.name].with_effective(UNITS))
+            self.reweigh(uuid)
+        gpu.submit(kernel, 300 * math.exp(self.chance.gauss(0, 1)) * UNITS / 100)
+
+
+def immediate_return(settings: ArbiterSettings, seed: int = 1) -> tuple[float, int, float]:
+    """Part of the first tasks after a release that start within 100 ms, how many there were, and the part of all."""
+    cluster = Cluster(settings, seed)
+    cluster.run(10 * HOURS)
+    soon = sum(delay <= IMMEDIATE for delay in cluster.returns)
+    all_soon = sum(delay <= IMMEDIATE for delay in cluster.starts)
+    return soon / max(1, len(cluster.returns)), len(cluster.returns), all_soon / max(1, len(cluster.starts))
+
+
+def one_job(job: tuple[str, object]) -> object:
+    """One part of the benchmark, in a process of its own."""
+    name, argument = job
+    if name == "largest":
+        return largest(str(argument))
+    if name == "delays":
+        load, sessions, settings, seed = argument  # type: ignore[misc]
+        return start_delays(sessions, LOADS[load], settings, seed)
+    # A period of 30 s instead of 0.2: hours of 32 GPUs would take hours. It can only delay starts.
+    return immediate_return(replace(ArbiterSettings(), period=30.0))
+
+
+def main() -> int:
+    """Command line; 0 when all bars are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="all numbers of sessions from 4 to 20")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    options = parser.parse_args()
+    began = time.monotonic()
+    today = ArbiterSettings()
+    before = replace(today, interactive_overhead_bound=today.overhead_bound)
+    jobs: list[tuple[str, object]] = [("immediate", None)]
+    jobs += [("delays", ("mixed", 12, settings, seed)) for settings in (today, before) for seed in (1, 2)]
+    searches = list(LOADS)
+    every = [(load, sessions) for load in LOADS for sessions in COUNTS] if options.full else []
+    jobs += [("largest", load) for load in searches]
+    jobs += [("delays", (load, sessions, today, 1)) for load, sessions in every]
+    with multiprocessing.Pool() as pool:
+        results = pool.map(one_job, jobs, chunksize=1)
+    part, returns, all_part = results[0]  # type: ignore[misc]
+    now, old = results[1:3], results[3:5]
+    at_most = {}
+    print(f"{'load':8}{'sessions':>10}{'p50 s':>9}{'p95 s':>9}{'cells':>8}{'busy':>7}")
+    for load, (sessions, runs) in zip(searches, results[5 : 5 + len(searches)], strict=True):  # type: ignore[misc]
+        at_most[load] = sessions
+        for count, run in sorted(runs.items()):
+            print(f"{load:8}{count:10}{run.p50:9.2f}{run.p95:9.2f}{run.cells:8}{run.busy:7.2f}")
+    for (load, sessions), run in zip(every, results[5 + len(searches) :], strict=True):
+        print(f"{load:8}{sessions:10}{run.p50:9.2f}{run.p95:9.2f}{run.cells:8}{run.busy:7.2f}")  # type: ignore[attr-defined]
+    result = {
+        "sessions_at_2s": at_most,
+        "p95_delay_12_mixed": round(max(run.p95 for run in now), 2),  # type: ignore[attr-defined]
+        "p95_delay_12_mixed_batch_bound": round(max(run.p95 for run in old), 2),  # type: ignore[attr-defined]
+        "cells_12_mixed": sum(run.cells for run in now),  # type: ignore[attr-defined]
+        "cells_12_mixed_batch_bound": sum(run.cells for run in old),  # type: ignore[attr-defined]
+        "immediate_return": round(part, 4),
+        "returns": returns,
+        "immediate_starts": round(all_part, 4),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    bars = (
+        at_most["short"] >= 16
+        and at_most["mixed"] >= 10
+        and at_most["long"] >= 7
+        and result["p95_delay_12_mixed"] < 20
+        and result["cells_12_mixed"] >= result["cells_12_mixed_batch_bound"]
+        and part >= 0.95
+    )
+    print(f"12 sessions, mixed: p95 {result['p95_delay_12_mixed']} s, {result['cells_12_mixed']} cells")
+    old_p95, old_cells = result["p95_delay_12_mixed_batch_bound"], result["cells_12_mixed_batch_bound"]
+    print(f"the same with the bound of batch work throughout: p95 {old_p95} s, {old_cells} cells")
+    print(f"{returns} returns after a release: {part:.1%} start within 100 ms; of all tasks {all_part:.1%}")
+    if options.json:
+        print(json.dumps(result))
+    return 0 if bars else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
