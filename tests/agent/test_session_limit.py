@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook.ask import ask
 from gpushare_spawner.sharing.native import merged
 from tests.agent.agent_process import AgentProcess
@@ -174,6 +176,32 @@ async def test_memory_of_a_killed_process_is_free_again(programs: Programs) -> N
     first.process.kill()
     first.process.wait()
     assert programs.do(second, ALLOC, 500 * MIB) is True
+
+
+CACHE = """lambda n: (lambda at: (d.fill(at, 1024, 1), d.synchronize(), d.free_async(at)))(d.alloc_async(n)) and True"""
+"""A burst, and memory that stays cached when it is freed."""
+
+
+async def test_what_another_process_has_freed_and_cached_is_given_back(programs: Programs) -> None:
+    """At once after its burst, while it keeps its lease; and when it has given its lease back because others waited."""
+    await programs.open()
+    first, second = programs.start(), programs.start()
+    assert programs.do(first, CACHE, 400 * MIB) is True
+    assert programs.do(first, CACHE, 300 * MIB) is True
+    assert programs.do(second, ALLOC, 450 * MIB) is True
+    assert programs.do(first, ALLOC, 62 * MIB) is True
+    assert programs.do(first, ALLOC, MIB) == 2
+    assert (await programs.report()).memory_limit_hits.count == 1
+
+
+async def test_what_a_revoked_process_has_cached_is_given_back(programs: Programs, agent: AgentProcess) -> None:
+    """It has no lease, and does not ask for one."""
+    await programs.open()
+    first, second = programs.start(), programs.start()
+    assert programs.do(first, CACHE, 400 * MIB) is True
+    await agent.client.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="test"))
+    await asyncio.sleep(0.3)  # the lease is revoked, before the process would have given it back by itself
+    assert programs.do(second, ALLOC, 450 * MIB) is True
 
 
 async def test_a_stopped_process_keeps_its_allowance_and_the_answer_comes_all_the_same(programs: Programs) -> None:

@@ -10,12 +10,15 @@
 #include <unistd.h>
 
 #include "allocations.h"
+#include "block_cache.h"
 #include "plain_memory.h"
 #include "session_socket.h"
 #include "worker.h"
 
 /* The agent answers within half a second even where it has to ask other processes first. */
 #define ANSWER_PATIENCE (1 * SECOND)
+/* The agent waits for half a second for what it recalls. */
+#define RECALL_PATIENCE (300 * MILLISECOND)
 
 static struct question {
     pthread_mutex_t asking; /* one thread asks at a time */
@@ -26,6 +29,10 @@ static struct question {
     _Atomic uint32_t answered; /* futex: the number of the question that was answered last */
     _Atomic uint32_t result;
     _Atomic bool silent; /* the last question had no answer: nobody waits again before the agent has spoken */
+    struct {             /* background thread only */
+        uint64_t number; /* 0: none */
+        uint64_t wanted, until;
+    } recall; /* of what is cached, while the driver takes it back */
 } questions[MAX_GPUS] = {[0 ... MAX_GPUS - 1] = {.asking = PTHREAD_MUTEX_INITIALIZER}};
 
 static struct question *question_of(const struct gpu *gpu) {
@@ -90,6 +97,7 @@ static void tell(struct gpu *gpu, enum frame_type type, uint64_t f0, uint64_t f1
 
 void allowance_begin(struct gpu *gpu) {
     struct question *question = question_of(gpu);
+    question->recall.number = 0;
     atomic_store(&gpu->others, 0);
     if (!worker_agent_has(FEATURE_RESERVE)) {
         allowance_end(gpu);
@@ -106,6 +114,7 @@ void allowance_begin(struct gpu *gpu) {
 void allowance_end(struct gpu *gpu) {
     struct question *question = question_of(gpu);
     uint64_t total = atomic_load(&gpu->total);
+    question->recall.number = 0;
     atomic_store(&gpu->others, 0);
     atomic_store(&gpu->reserving, false);
     atomic_store(&gpu->allowance, total ? total : UINT64_MAX);
@@ -121,35 +130,63 @@ void allowance_reserved(struct gpu *gpu, const struct frame *frame) {
     if (frame->f[2]) answer(question_of(gpu), (uint32_t)frame->f[2], (uint32_t)frame->f[1]);
 }
 
-void allowance_recalled(struct gpu *gpu, const struct frame *frame) {
+static uint64_t unused(const struct gpu *gpu) {
     uint64_t allowance = atomic_load(&gpu->allowance), used = allowance_used(gpu);
-    if (!atomic_load(&gpu->reserving)) return;
-    uint64_t unused = allowance > used ? allowance - used : 0;
-    uint64_t given = unused < frame->f[0] ? unused : frame->f[0];
+    return allowance > used ? allowance - used : 0;
+}
+
+static void give_back(struct gpu *gpu, uint64_t wanted, uint64_t number) {
+    uint64_t allowance = atomic_load(&gpu->allowance), given = unused(gpu);
+    if (given > wanted) given = wanted;
     atomic_store(&gpu->allowance, allowance - given);
     account_settle(); /* a thread that allocates now either sees the smaller allowance, or is seen here */
-    used = allowance_used(gpu);
+    uint64_t used = allowance_used(gpu);
     if (used > allowance - given) {
         uint64_t kept = used - (allowance - given);
         if (kept > given) kept = given;
         given -= kept;
         atomic_store(&gpu->allowance, allowance - given);
     }
-    tell(gpu, FRAME_RETURN, given, used, frame->f[1], 0, 0);
+    tell(gpu, FRAME_RETURN, given, used, number, 0, 0);
+}
+
+void allowance_recalled(struct gpu *gpu, const struct frame *frame) {
+    struct question *question = question_of(gpu);
+    if (!atomic_load(&gpu->reserving)) return;
+    if (question->recall.number) give_back(gpu, question->recall.wanted, question->recall.number);
+    question->recall.wanted = frame->f[0];
+    question->recall.number = frame->f[1];
+    question->recall.until = now_ns() + RECALL_PATIENCE;
+    if (!frame->f[1]) give_back(gpu, frame->f[0], 0);
+}
+
+static uint64_t recall_step(struct gpu *gpu, struct question *question, uint64_t now, bool device_quiet) {
+    if (!question->recall.number) return UINT64_MAX;
+    if (now < question->recall.until && unused(gpu) < question->recall.wanted && atomic_load(&gpu->cached)) {
+        /* what the program has freed is nobody's; the driver takes it at once when there is no work to wait for */
+        if (device_quiet) block_cache_give_back(gpu);
+        return question->recall.until;
+    }
+    give_back(gpu, question->recall.wanted, question->recall.number);
+    question->recall.number = 0;
+    return UINT64_MAX;
 }
 
 void allowance_others(struct gpu *gpu, const struct frame *frame) {
     if (frame->f[0] == SESSION_MEMORY_OTHERS) atomic_store(&gpu->others, frame->f[1]);
 }
 
-void allowance_step(struct gpu *gpu) {
+uint64_t allowance_step(struct gpu *gpu, uint64_t now, bool device_quiet) {
     struct question *question = question_of(gpu);
+    if (!atomic_load(&gpu->reserving)) return UINT64_MAX;
     uint32_t number = atomic_load(&question->number);
-    if (number == question->sent || !atomic_load(&gpu->reserving)) return;
-    question->sent = number;
-    uint64_t used = allowance_used(gpu), bytes = atomic_load(&question->bytes);
-    uint64_t wanted = bytes <= UINT64_MAX - used ? used + bytes : UINT64_MAX;
-    tell(gpu, FRAME_RESERVE, wanted, used, bytes, number, atomic_load(&question->kind));
+    if (number != question->sent) {
+        question->sent = number;
+        uint64_t used = allowance_used(gpu), bytes = atomic_load(&question->bytes);
+        uint64_t wanted = bytes <= UINT64_MAX - used ? used + bytes : UINT64_MAX;
+        tell(gpu, FRAME_RESERVE, wanted, used, bytes, number, atomic_load(&question->kind));
+    }
+    return recall_step(gpu, question, now, device_quiet);
 }
 
 void allowance_forget(void) {

@@ -437,9 +437,9 @@ void block_cache_give_back(struct gpu *gpu) {
     atomic_store(&of_gpu[gpu->index].most_in_use, 0);
 }
 
-uint64_t block_cache_step(struct gpu *gpu, uint64_t now) {
+uint64_t block_cache_step(struct gpu *gpu, uint64_t now, bool work_may_come) {
     if (!of_gpu[gpu->index].giving_back) return UINT64_MAX;
-    if (!atomic_load(&gpu->cached) || atomic_load(&gpu->open)) { /* open: a free would wait for new work */
+    if (!atomic_load(&gpu->cached) || work_may_come) { /* a free would wait for new work */
         of_gpu[gpu->index].giving_back = false;
         return UINT64_MAX;
     }

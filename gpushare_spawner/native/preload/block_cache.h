@@ -39,9 +39,10 @@ void block_cache_make_room(struct gpu *gpu, CUcontext current, size_t bytes);
 bool block_cache_trim(struct gpu *gpu, CUcontext current, size_t bytes);
 
 /* For the background thread. All take contexts_lock. */
-void block_cache_quiet(struct gpu *gpu);                  /* a burst is over: record marks */
-void block_cache_give_back(struct gpu *gpu);              /* the gate is shut and all work is over: begin */
-uint64_t block_cache_step(struct gpu *gpu, uint64_t now); /* go on, a millisecond at most; when to look again */
+void block_cache_quiet(struct gpu *gpu);     /* a burst is over: record marks */
+void block_cache_give_back(struct gpu *gpu); /* all work is over: begin */
+/* Go on, a millisecond at most; when to look again. `work_may_come`: end it, the next free could wait for new work. */
+uint64_t block_cache_step(struct gpu *gpu, uint64_t now, bool work_may_come);
 
 /* The calling thread's number, never used twice in a process. */
 uint64_t block_cache_thread(void);

@@ -243,6 +243,12 @@ static uint64_t held_step(struct gpu *gpu, uint64_t now) {
     return next;
 }
 
+bool lease_device_quiet(const struct gpu *gpu, uint64_t now) {
+    const struct lease *lease = &leases[gpu->index];
+    if (lease->state == HELD) return burst_quiet_time(gpu, now) > 0;
+    return lease->state != SHUTTING && !atomic_load(&gpu->open);
+}
+
 uint64_t lease_step(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     struct pager_result moved;
@@ -289,6 +295,6 @@ uint64_t lease_step(struct gpu *gpu) {
     case SHUTTING: next = shutting_step(gpu, now); break;
     }
     if (moving_next < next) next = moving_next;
-    uint64_t freeing_next = block_cache_step(gpu, now);
+    uint64_t freeing_next = block_cache_step(gpu, now, !lease_device_quiet(gpu, now));
     return next < freeing_next ? next : freeing_next;
 }

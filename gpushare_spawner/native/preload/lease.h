@@ -18,4 +18,8 @@ void lease_page_out(struct gpu *gpu, const struct frame *frame);
 /* Look what is due. Returns the instant (now_ns) at which to look again; UINT64_MAX: not before something happens. */
 uint64_t lease_step(struct gpu *gpu);
 
+/* Whether the process is known to have no work on the GPU, and begins none without the background thread's leave or a
+   burst of which it hears at once: then a free waits for nothing. */
+bool lease_device_quiet(const struct gpu *gpu, uint64_t now);
+
 void leases_forget(void); /* in a forked child */

@@ -248,7 +248,7 @@ static uint64_t look(void) {
             else
                 next = earlier(next, due);
         }
-        allowance_step(gpu);
+        next = earlier(next, allowance_step(gpu, now, lease_device_quiet(gpu, now)));
         next = earlier(next, lease_step(gpu));
     }
     if (socket_file() < 0) { /* sending failed on the way */
