@@ -155,7 +155,7 @@ class GpuArbiter:
             known.again = True
         elif known.lease:
             self._roster.work_again(known)
-            decisions.append(Grant(known.id, known.lease, 0.0, 0))
+            decisions.append(Grant(known.id, known.lease, 0.0, 0, known.pace))
         elif not known.waiting:
             self._roster.work_again(known)
             self._roster.wait(known)

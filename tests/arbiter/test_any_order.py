@@ -195,6 +195,18 @@ class AnyOrder(RuleBasedStateMachine):
         if amount is not None:
             self.obey(self.arbiter.working_set(name, amount, self.now))
 
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data(), length=SECONDS, late=SECONDS, part=st.floats(0.0, 1.0))
+    def driver_tells(self, data: st.DataObject, length: float, late: float, part: float) -> None:
+        told = data.draw(st.lists(st.sampled_from(sorted(self.sessions)), unique=True, max_size=3))
+        until = self.now - late
+        busy = {session: length * part / len(told) for session in told}
+        self.obey(self.arbiter.delivered(until - length, until, busy, self.now))
+        for pace in self.arbiter.paces():
+            peer = self.peers[str(pace.client)]
+            assert peer.lease == pace.lease
+            assert peer.revoked is None
+
     @precondition(lambda self: self.peers)
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:

@@ -39,8 +39,12 @@ def test_one_that_waits_and_crashes_is_forgotten() -> None:
     arbiter, lease = contended()
     assert arbiter.disconnect("b", 1.0) == []
     assert arbiter.waiting() == ()
+    # nothing is left but to let the holder queue what it likes again
+    assert arbiter.next_wakeup() == pytest.approx(1.0 + ArbiterSettings().unpaced_after)
+    assert arbiter.tick(2.0) == []
+    assert [pace.seconds for pace in arbiter.paces()] == [0.0]
     assert arbiter.next_wakeup() is None
-    assert arbiter.idle("a", lease, 0.5, 0.001, 1.0) == []
+    assert arbiter.idle("a", lease, 0.5, 0.001, 2.0) == []
 
 
 def test_a_session_that_ends_takes_its_clients_along() -> None:
@@ -97,7 +101,10 @@ def test_a_doubled_request_does_not_jump_the_queue_nor_lose_its_place() -> None:
 
 def test_a_holder_that_asks_is_told_its_lease_again() -> None:
     arbiter, lease = contended()
-    assert arbiter.request("a", 12 * GIB, 0, 0.5) == [Grant("a", lease, 0.0, 0)]
+    (pace,) = arbiter.paces()
+    assert pace.seconds > 0
+    assert arbiter.request("a", 12 * GIB, 0, 0.5) == [Grant("a", lease, 0.0, 0, pace.seconds)]
+    assert arbiter.paces() == []
 
 
 def test_a_request_that_crosses_a_revocation_waits_from_the_release_on() -> None:
