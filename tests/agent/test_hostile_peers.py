@@ -367,8 +367,8 @@ async def test_plain_memory_that_nvml_confirms_counts(agent: Agent) -> None:
     await cyd.until(Kind.GRANT, timeout=1)
 
 
-async def quantum_of_the_next(agent: Agent, lies: list[tuple[Kind, int, int]]) -> float:
-    """Seconds of the turn that a neighbour is told, after another session has said what it likes of its transfers."""
+async def hand_off_after(agent: Agent, lies: list[tuple[Kind, int, int]]) -> float:
+    """Seconds that a hand-off of 8 GiB is taken to cost, after a session has said what it likes of its transfers."""
     eve, bob = await agent.peer(agent.open("eve")), await agent.peer(agent.open("bob"))
     eve.send(Kind.REQUEST, 12 * GIB, 0, 1, gpu=FIRST.uuid)
     lease = (await eve.until(Kind.GRANT)).fields[0]
@@ -386,8 +386,7 @@ async def quantum_of_the_next(agent: Agent, lies: list[tuple[Kind, int, int]]) -
     eve.send(Kind.MEMORY, 12 * GIB, 0, gpu=FIRST.uuid)
     bob.send(Kind.REQUEST, 12 * GIB, 0, 2, gpu=FIRST.uuid)
     await asyncio.sleep(0.05)
-    requests = agent.node.arbitrations[FIRST.uuid]._arbiter._schedule.turns.requests
-    return requests["bob"]
+    return agent.node.arbitrations[FIRST.uuid]._arbiter._cost.one_after_the_other(8 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -400,8 +399,8 @@ async def quantum_of_the_next(agent: Agent, lies: list[tuple[Kind, int, int]]) -
 async def test_false_times_of_transfers_move_nobodys_turn_beyond_the_stated_limits(
     agent: Agent, lies: list[tuple[Kind, int, int]]
 ) -> None:
-    guessed = 2 * 8 * GIB / 8e9 / 0.025
-    assert guessed / 4 < await quantum_of_the_next(agent, lies) < guessed * 4
+    guessed = 2 * 8 * GIB / 8e9
+    assert guessed / 4 < await hand_off_after(agent, lies) < guessed * 4
 
 
 @pytest.mark.parametrize(("connections", "managed"), [(1, 2**63), (60, 12 * GIB), (1, 48 * GIB)])
