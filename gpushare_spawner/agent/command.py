@@ -83,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_host_memory,
         default="50%",
         metavar="SIZE",
-        help="host memory for what leaves the GPUs: bytes or a part of the machine's memory; allocations beyond it "
+        help="host memory for paged-out GPU memory: bytes or a part of the machine's memory; allocations beyond it "
         "fail. off: no budget, neither for the node nor for a session with a memory limit (default: 50%%)",
     )
     parser.add_argument(
@@ -91,7 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("/sys/fs/cgroup"),
         metavar="DIR",
-        help="where the machine's cgroups are mounted: memory limits of sessions are read there (default: %(default)s)",
+        help="where the machine's cgroups are mounted: the agent reads servers' memory limits there (default: %(default)s)",
     )
     parser.add_argument(
         "--exclusive",
@@ -123,8 +123,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=None,
         metavar="PATH",
-        help="a file with a token: a request with it (Authorization: Bearer TOKEN) is answered with the metrics of "
-        "sessions too, which name users and templates; without it nobody gets them",
+        help="a file with a token: only requests with the token (Authorization: Bearer TOKEN) get the metrics of sessions, "
+        "which name users and templates; without a file no request does",
     )
     kubernetes_options.configure(parser)
     parser.add_argument(

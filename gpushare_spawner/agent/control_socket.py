@@ -52,7 +52,7 @@ class ControlSocket:
         self._at_work = asyncio.Semaphore(MAX_AT_ONCE)
         self._crowded = Complaint(
             log,
-            "requests on the control socket are turned away",
+            "requests on the control socket are rejected",
             "requests on the control socket are answered again",
             10.0,
         )
@@ -79,7 +79,7 @@ class ControlSocket:
         listener.setblocking(False)
         listener.listen(BACKLOG)
         complaint = Complaint(
-            log, "nobody can connect to the control socket", "the control socket can be connected to again", lasts=10.0
+            log, "no connection to the control socket can be accepted", "connections to the control socket are accepted again", lasts=10.0
         )
         self._acceptor = Acceptor(listener, self._accepted, complaint, at_once=64)
 

@@ -1,8 +1,8 @@
-"""An agent that does not see the host's processes: what NVML says about processes is left out, rather than misread.
+"""NVML for an agent that does not see the host's processes: without NVML's figures of processes.
 
-The driver numbers processes as the host does. In a pid namespace of its own (a pod without hostPID) the agent can match
-none of these numbers: the kernel gives it pid 0 for a process of another namespace, and a number that its own
-namespace has too belongs to somebody else.
+The driver uses the host's process ids. In a pid namespace of its own (a pod without hostPID) the agent can match none of
+them: the kernel gives it pid 0 for a process of another namespace, and an id that exists in both belongs to another
+process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class WithoutProcesses:
-    """A source that tells of GPUs and of no process."""
+    """A source of figures of GPUs, without those of processes."""
 
     def __init__(self, source: GpuSource) -> None:
         self._source = source
@@ -28,7 +28,7 @@ class WithoutProcesses:
         return replace(self._source.state(gpu), processes={})
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Return None, which means: never known here. Shares are then reckoned from bursts."""
+        """Return None: never known here. GPU time is then estimated from bursts."""
         return None
 
 
@@ -40,7 +40,7 @@ def matched(source: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
     if all(gpu.simulated for gpu in gpus) or processes.sees_the_host():
         return source
     log.warning(
-        "this agent does not see the host's processes (hostPID): GPU time is reckoned from what sessions report, "
+        "this agent does not see the host's processes (hostPID): GPU time is estimated from bursts, "
         "and processes that use a GPU without the library are not found"
     )
     return WithoutProcesses(source)

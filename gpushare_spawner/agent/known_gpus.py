@@ -1,6 +1,6 @@
 """The GPUs that this machine had: one that is lost is unhealthy, and not forgotten, also when the agent starts anew.
 
-Without this an agent whose only GPU is lost could not start, and its sessions, tiers and reports were gone with it.
+Without this record an agent whose only GPU is lost could not start, and its sessions, tiers and reports would be lost too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KnownGpus:
     """The file ``gpus.json`` in the state folder."""
 
     def __init__(self, path: Path) -> None:
-        """Reads it. One that is missing or cannot be read knows nothing; the log says so of the latter."""
+        """Reads it. A missing file means no GPUs. So does one that cannot be read, and the log says so."""
         self._path = path
         self._gpus: tuple[Gpu, ...] = ()
         self._this_boot = False
@@ -44,7 +44,7 @@ class KnownGpus:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, ValidationError) as error:
-            log.warning("the record of this machine's GPUs, %s, cannot be read: %s", path, error)
+            log.warning("cannot read the record of this machine's GPUs, %s: %s", path, error)
 
     def __bool__(self) -> bool:
         return bool(self._gpus)
@@ -62,7 +62,7 @@ class KnownGpus:
             if gpu.uuid in uuids or gpu.index in indices or (found and (gpu.simulated or not self._this_boot)):
                 continue
             if not answers(gpu):
-                log.error("GPU %d (%s) was here and is lost; it is unhealthy until it answers", gpu.index, gpu.uuid)
+                log.error("GPU %d (%s) is lost: it was here before; it is unhealthy until it answers", gpu.index, gpu.uuid)
                 lost.append(gpu)
         return tuple(lost)
 
@@ -76,7 +76,7 @@ class KnownGpus:
                 file.write(record.model_dump_json())
             os.replace(fresh, self._path)
         except OSError as error:
-            log.warning("this machine's GPUs cannot be written to %s: %s", self._path, error.strerror)
+            log.warning("cannot write the record of this machine's GPUs to %s: %s", self._path, error.strerror)
 
 
 def all_gpus(

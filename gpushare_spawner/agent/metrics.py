@@ -80,21 +80,21 @@ class ReportCollector(Collector):
             "gpushare_session_bypassing_processes", "Processes that use the GPU without the library", labels=of
         )
         entitled = CounterMetricFamily(
-            "gpushare_session_entitled_seconds", "GPU time it was entitled to while others competed", labels=of
+            "gpushare_session_entitled_seconds", "GPU time that the session was entitled to while others competed", labels=of
         )
         delivered = CounterMetricFamily(
-            "gpushare_session_delivered_seconds", "GPU time it received while others competed", labels=of
+            "gpushare_session_delivered_seconds", "GPU time that the session received while others competed", labels=of
         )
-        waits = CounterMetricFamily("gpushare_session_waits", "Waits of its GPU work for a lease", labels=of)
+        waits = CounterMetricFamily("gpushare_session_waits", "Waits of the session's GPU work for a lease", labels=of)
         wait = GaugeMetricFamily(
-            "gpushare_session_wait_seconds", "Length of its waits, by quantile", labels=(*of, "quantile")
+            "gpushare_session_wait_seconds", "Length of the session's waits for a lease, by quantile", labels=(*of, "quantile")
         )
         hits = CounterMetricFamily(
             "gpushare_session_memory_limit_hits", "Allocations of device memory that a limit refused", labels=of
         )
         host = GaugeMetricFamily(
             "gpushare_node_host_memory_bytes",
-            "Host memory for what leaves the GPUs: budget, needed at most, paged out now",
+            "Host memory for paged-out GPU memory: budget, needed at most, paged out now",
             labels=("kind",),
         )
         if report.host_memory is not None:
@@ -134,11 +134,11 @@ class ReportCollector(Collector):
 
 
 class MetricsServer:
-    """Answers ``GET /metrics``: numbers of GPUs for everybody who can connect, sessions with their names for those who
-    know the token.
+    """Answers ``GET /metrics``: metrics of GPUs for every request, metrics of sessions, with names, for requests with the
+    token.
 
     Every local user can connect to an address of this machine, and every pod to one of a node. So connections, the time
-    that each may take and what it may send are bounded, and the metrics are made once a second at most.
+    that each may take and what it may send are bounded, and the metrics are computed once a second at most.
     """
 
     def __init__(self, listener: socket.socket, report: Callable[[], Report], token_file: Path | None) -> None:
@@ -161,7 +161,7 @@ class MetricsServer:
         )
         self._streams: set[IOStream] = set()
         self._connects = Budget(self._loop.time, CONNECTIONS_PER_SECOND, MAX_CONNECTIONS, debt=1)
-        complaint = Complaint(log, "metrics cannot be asked for", "metrics can be asked for again", lasts=10.0)
+        complaint = Complaint(log, "no connection for metrics can be accepted", "connections for metrics are accepted again", lasts=10.0)
         self._acceptor = Acceptor(listener, self._accepted, complaint)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class MetricsServer:
         try:
             expected = f"Bearer {_token(self._token_file)}"
         except (OSError, ValueError) as error:
-            log.error("the metrics' token cannot be read: %s", error)
+            log.error("cannot read the token for metrics: %s", error)
             return False
         return hmac.compare_digest(authorization.encode(), expected.encode())
 

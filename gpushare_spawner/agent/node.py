@@ -102,11 +102,11 @@ class Node:
             try:
                 self._recover(record, now)
             except Exception:
-                # what is wrong with one of them is none of the others' trouble
-                log.exception("session %s cannot be taken up again", record.request.id)
+                # a fault of one session affects no other session
+                log.exception("session %s cannot be restored", record.request.id)
                 self._sessions.pop(record.request.id, None)
         if self._sessions:
-            log.info("%d sessions taken up again", len(self._sessions))
+            log.info("%d sessions restored", len(self._sessions))
         self._folder.remove_strangers({short_name(name) for name in self._sessions})
         await self._rounds.start(self._sessions, self._look)
 
@@ -440,7 +440,7 @@ class Node:
             try:
                 self._look_at(session, now)
             except Exception:
-                log.exception("session %s cannot be looked after for now", session.id)
+                log.exception("session %s cannot be checked; trying again", session.id)
         self._watch.look()
         self.store.retry()
         if not self._folder.discarded.empty and (self._draining is None or self._draining.done()):
@@ -452,7 +452,7 @@ class Node:
             self.end_session(name, f"nobody confirmed it within {session.record.request.confirm_within:g} s")
             return
         if session.socket is None and session.record.pod is None and self._listen(session) is None:
-            log.info("session %s has its socket now", name)
+            log.info("session %s: its socket has been made", name)
         if session.memory is not None:
             session.memory.trim()
         if session.moved or session.record.gpu_busy:

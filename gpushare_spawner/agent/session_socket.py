@@ -31,7 +31,7 @@ COMPLAINTS_IN_STORE = 20
 """Lines in the log about one session's peers."""
 
 _NO_DESCRIPTORS = Complaint(
-    log, "connections of sessions are turned away", "connections of sessions are accepted again", lasts=10.0
+    log, "connections of sessions are rejected", "connections of sessions are accepted again", lasts=10.0
 )
 """One for all sockets: it concerns all of them."""
 _CREDENTIALS = struct.Struct("3i")
@@ -110,7 +110,7 @@ class SessionSocket:
             _turn_away(accepted)
         elif len(self._traffic.connections) >= MAX_CONNECTIONS:
             self.complain(
-                "the session of %s has %d connections: process %d is turned away", self.path, MAX_CONNECTIONS, pid
+                "the session of %s has %d connections: process %d is rejected", self.path, MAX_CONNECTIONS, pid
             )
             _turn_away(accepted)
         else:

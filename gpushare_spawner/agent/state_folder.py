@@ -51,7 +51,7 @@ class StateFolder:
                 try:
                     SessionFolder(self.sockets, entry.name, self.discarded).remove()
                 except (OSError, PathTooLong) as error:
-                    log.warning("%s, of a session that is no more, cannot be removed: %s", entry, error)
+                    log.warning("%s, of a session that has ended, cannot be removed: %s", entry, error)
 
     def close(self) -> None:
         """Let another agent have the folder."""

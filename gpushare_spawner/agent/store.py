@@ -32,7 +32,7 @@ def regular_content(path: Path) -> bytes:
     with open(file, "rb") as opened:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("not a regular file")
         if found.st_size > MAX_RECORD_BYTES:
             raise ValueError(f"the file has {found.st_size} bytes, more than any record")
         return opened.read(MAX_RECORD_BYTES)

@@ -78,15 +78,15 @@ class DeliveredReport(_Part):
 
 
 class HostMemoryReport(_Part):
-    """A node's host memory for what leaves its GPUs."""
+    """A node's host memory for paged-out GPU memory."""
 
     budget_bytes: Amount
-    """What may be used for it now."""
+    """What paged-out memory may use now."""
     needed_bytes: Amount
-    """What is needed if every session uses all that it has, and at least its guarantee: at most the budget, unless
-    memory became short meanwhile."""
+    """Host memory that is needed if every session uses all that it has allocated, and at least its guarantee. At most the
+    budget, unless the machine's memory became short meanwhile."""
     paged_out_bytes: Amount = 0
-    """What is there now."""
+    """What paged-out memory uses now."""
 
 
 class SessionReport(_Part):

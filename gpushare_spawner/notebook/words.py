@@ -107,7 +107,7 @@ def explanation(status: ShareStatus) -> str:
 
 
 def delivered(status: ShareStatus) -> list[tuple[str, str]]:
-    """What the share has given so far, as (name, text); nothing where nobody competed for the GPU yet."""
+    """GPU time and waits as (name, text); empty while nobody has competed for the GPU."""
     got = status.delivered
     said = []
     if got is not None and got.entitled_seconds >= 1:
@@ -122,7 +122,7 @@ def delivered(status: ShareStatus) -> list[tuple[str, str]]:
 
 
 def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
-    """Which limit refused the last allocation that failed, and what helps."""
+    """The limit that refused the last failed allocation, and what helps."""
     ago = "just now" if hit.seconds_ago < 1 else f"{duration(hit.seconds_ago)} ago"
     failed = f"An allocation of {size(hit.requested_bytes)} failed {ago} (CUDA out of memory): "
     restart = _restart(status)
@@ -137,18 +137,18 @@ def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
             helps = f"{restart} Or choose a template with a larger GPU memory limit."
         case "session_host_memory":
             why = (
-                "this server's host memory has no room left for GPU memory that may have to be moved there "
+                "this server's memory limit leaves too little host memory, and GPU memory has to move there "
                 "while neighbours use the GPU."
             )
             helps = f"Free host memory, for example large variables. {restart} Or choose a template with more memory."
         case _:
-            why = "the machine's host memory for data that is moved off its GPUs is used up by all sessions together."
-            helps = f"{restart} Or try again later, when neighbours use less."
+            why = "all sessions together have used up the machine's host memory for data that moves off its GPUs."
+            helps = f"{restart} Or try again when neighbours use less."
     return f"{failed}{why} {helps}"
 
 
 def _restart(status: ShareStatus) -> str:
-    """Whose restart frees most."""
+    """The process whose restart frees most memory, as advice."""
     if not status.processes:
         return "Restart a kernel that you no longer need: that frees its GPU memory."
     largest = max(status.processes, key=lambda process: process.memory_bytes)
@@ -161,7 +161,7 @@ def size(amount: int) -> str:
 
 
 def holders(status: ShareStatus) -> str:
-    """Which processes hold how much of the session's GPU memory, the largest first; empty for fewer than two."""
+    """The processes that allocated the session's GPU memory, the largest first; empty for fewer than two."""
     memory: dict[int, int] = {}
     for process in status.processes:
         memory[process.pid] = memory.get(process.pid, 0) + process.memory_bytes
@@ -251,7 +251,7 @@ def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
             (f"{prefix}neighbours", neighbours + working),
         ]
     if held := holders(status):
-        rows.append(("held by", held))
+        rows.append(("allocated by", held))
     if status.limit_hit is not None:
         rows.append(("memory limit", limit_hit(status, status.limit_hit)))
     width = max(len(name) for name, _ in rows) + 2

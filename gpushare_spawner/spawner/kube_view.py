@@ -144,7 +144,7 @@ class ClusterView:
             self.log.error("ConfigMap %s is no report of an agent (%s: %s)", key, where, first["msg"])
             return None
         if (problem := misplaced_report(config_map["metadata"]["name"], report)) is not None:
-            self.log.error("%s: it is not believed", problem)
+            self.log.error("%s: this report is ignored", problem)
             return None
         # who holds what is the pods' to say: a report is up to a minute behind them
         return report.model_copy(update={"sessions": ()})

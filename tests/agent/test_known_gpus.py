@@ -42,7 +42,7 @@ def test_lost_gpus_are_taken_from_the_record(path: Path, caplog: pytest.LogCaptu
     assert all_gpus(none_found, KnownGpus(path), is_lost) == (FIRST, SECOND)
     assert all_gpus(lambda: (SECOND,), KnownGpus(path), is_lost) == (FIRST, SECOND)
     assert all_gpus(lambda: (FIRST, SECOND), KnownGpus(path), is_lost) == (FIRST, SECOND)
-    assert "GPU 0 (GPU-0) was here and is lost" in caplog.text
+    assert "GPU 0 (GPU-0) is lost" in caplog.text
     assert KnownGpus(path)
 
 

@@ -203,5 +203,5 @@ async def test_fifo_among_the_records_does_not_stop_the_start(agent: Agent) -> N
     (records / f"{'2' * 16}.json").mkdir()
     await asyncio.wait_for(agent.start(), 5)
     assert [one.id for one in agent.node.report().sessions] == ["ada"]
-    assert "no regular file" in (records / f"{'0' * 16}.reason").read_text()
+    assert "not a regular file" in (records / f"{'0' * 16}.reason").read_text()
     await agent.node.answer(request_for("bob"))

@@ -140,7 +140,7 @@ async def test_status_says_which_limit_it_was_who_holds_what_and_what_helps(prog
     page = str(await asyncio.to_thread(ask, programs.environment["GPUSHARE_SOCKET"]))
     assert "this session may allocate 0.5 GiB, all its kernels together" in page
     assert f"Restart python (process {first.process.pid}) to free 400 MiB." in page
-    held = next(line for line in page.splitlines() if line.startswith("held by"))
+    held = next(line for line in page.splitlines() if line.startswith("allocated by"))
     assert re.search(rf"process {first.process.pid}\) 400 MiB, .*process {second.process.pid}\) 100 MiB", held)
 
 

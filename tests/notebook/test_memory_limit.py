@@ -37,7 +37,7 @@ def test_the_answer_says_who_holds_what_and_what_was_refused() -> None:
 def test_an_older_agent_says_neither() -> None:
     now = ShareStatus.of(Script().status())
     assert (now.processes, now.limit_hit) == ((), None)
-    assert "held by" not in str(now)
+    assert "allocated by" not in str(now)
 
 
 def test_a_limit_of_a_newer_agent_is_passed_over() -> None:
@@ -55,15 +55,15 @@ def test_a_limit_of_a_newer_agent_is_passed_over() -> None:
         ),
         (
             MemoryLimit.SESSION_HOST_MEMORY,
-            "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): this server's host memory has no room left "
-            "for GPU memory that may have to be moved there while neighbours use the GPU. Free host memory, for "
+            "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): this server's memory limit leaves too "
+            "little host memory, and GPU memory has to move there while neighbours use the GPU. Free host memory, for "
             "example large variables. Restart process 42 to free 10 GiB. Or choose a template with more memory.",
         ),
         (
             MemoryLimit.NODE_HOST_MEMORY,
-            "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): the machine's host memory for data that is "
-            "moved off its GPUs is used up by all sessions together. Restart process 42 to free 10 GiB. "
-            "Or try again later, when neighbours use less.",
+            "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): all sessions together have used up the "
+            "machine's host memory for data that moves off its GPUs. Restart process 42 to free 10 GiB. "
+            "Or try again when neighbours use less.",
         ),
     ],
 )
@@ -71,7 +71,7 @@ def test_the_sentence_names_the_limit_and_what_helps(limit: MemoryLimit, said: s
     now = ShareStatus.of(with_memory(limit))
     assert said in words.page(now)
     assert said in words.explanation(now).splitlines()
-    assert "held by         process 42 10 GiB, process 41 5 GiB" in words.page(now)
+    assert "allocated by    process 42 10 GiB, process 41 5 GiB" in words.page(now)
 
 
 def test_one_process_is_not_listed() -> None:

@@ -154,7 +154,7 @@ class Cluster:
             log.warning("ConfigMap %s is no report that this version can read: %s: %s", name, where, first["msg"])
             return _Read(version, None, now)
         if (problem := kubernetes.misplaced_report(item["metadata"]["name"], report)) is not None:
-            log.warning("%s: it is not believed", problem)
+            log.warning("%s: this report is ignored", problem)
             return _Read(version, None, now)
         return _Read(version, report, now)
 
