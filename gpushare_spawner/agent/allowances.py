@@ -21,7 +21,7 @@ SMALLEST_PIECE = 2 * 2**20
 
 @dataclass
 class Holding:
-    """What one process has on one GPU."""
+    """The memory of one process on one GPU, in bytes."""
 
     granted: int = 0
     allocated: int = 0
@@ -30,7 +30,7 @@ class Holding:
 
     @property
     def counted(self) -> int:
-        """What it takes of the limit."""
+        """Bytes that count towards the limit."""
         return max(self.granted, self.allocated)
 
 
@@ -42,15 +42,15 @@ class Allowances:
         self._holdings: dict[Hashable, Holding] = {}
 
     def join(self, process: Hashable) -> None:
-        """A process comes, with nothing."""
+        """Add a process without memory."""
         self._holdings[process] = Holding()
 
     def leave(self, process: Hashable) -> None:
-        """A process is gone, and its memory with it. One that never came is no error."""
+        """Remove a process with its memory. An unknown process is no error."""
         self._holdings.pop(process, None)
 
     def of(self, process: Hashable) -> Holding:
-        """What the process has. Raises KeyError for an unknown one."""
+        """The memory of the process. Raises KeyError for an unknown process."""
         return self._holdings[process]
 
     def processes(self) -> list[tuple[Hashable, Holding]]:
@@ -59,24 +59,24 @@ class Allowances:
 
     @property
     def counted(self) -> int:
-        """What the processes together take of the limit."""
+        """Bytes of all processes that count towards the limit."""
         return sum(holding.counted for holding in self._holdings.values())
 
     @property
     def allocated(self) -> int:
-        """What they have allocated."""
+        """Bytes that all processes have allocated."""
         return sum(holding.allocated for holding in self._holdings.values())
 
     def counted_of_others(self, process: Hashable) -> int:
-        """What the others take of the limit."""
+        """Bytes of the other processes that count towards the limit."""
         return self.counted - self._holdings[process].counted
 
     def allocated_by_others(self, process: Hashable) -> int:
-        """What the others have allocated."""
+        """Bytes that the other processes have allocated."""
         return self.allocated - self._holdings[process].allocated
 
     def states(self, process: Hashable, allocated: int, plain: int | None = None) -> bool:
-        """The process says what it has allocated. True where that is news."""
+        """Record what the process says that it has allocated. Return whether that changed anything."""
         holding = self._holdings[process]
         before = (holding.allocated, holding.plain)
         holding.allocated = allocated
@@ -84,7 +84,7 @@ class Allowances:
         return (holding.allocated, holding.plain) != before
 
     def gives_back(self, process: Hashable, amount: int) -> None:
-        """The process no longer uses so much of its allowance."""
+        """Reduce the allowance of the process by this many bytes."""
         holding = self._holdings[process]
         holding.granted = max(0, holding.granted - amount)
 
@@ -104,7 +104,7 @@ class Allowances:
 
     @property
     def piece(self) -> int:
-        """What a process is given in advance."""
+        """Bytes that a process is granted in advance."""
         return max(self.limit // PIECES, SMALLEST_PIECE)
 
     def surplus(self) -> list[tuple[Hashable, int]]:

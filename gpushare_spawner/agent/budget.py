@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Budget:
-    """How much a session may do: `rate` a second, at most `store` saved up, and never more than `debt` overdrawn.
+    """A token bucket: `rate` tokens a second, at most `store` saved up, and never more than `debt` overdrawn.
 
     The bound on the debt is a promise: after at most `debt` / `rate` seconds of silence it may do something again,
     however much it did before.
@@ -25,7 +25,7 @@ class Budget:
     def wait(self) -> float:
         """Seconds until something may be spent again; 0 if it may now."""
         left = self._now()
-        # a hair more than nothing: sums of floats do not come out even
+        # slightly more than 0: sums of floats are not exact
         return (1e-3 - left) / self._rate if left <= 0 else 0.0
 
     def _now(self) -> float:

@@ -1,4 +1,4 @@
-"""Processes that use a GPU without the library: sharing is cooperative, so this is seen and reported, not prevented.
+"""Processes that use a GPU without the library. Sharing is cooperative: the agent reports them and stops none.
 
 Whose a process is, is told by what the kernel says of it (its ancestors, cgroup and uid), never by what it says of
 itself: not by its environment, and not by a connection alone. One that is connected, and holds much more memory than
@@ -29,7 +29,7 @@ _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 
 @dataclass(frozen=True)
 class Owner:
-    """What the kernel must say of a process for it to be a session's."""
+    """The facts by which the kernel attributes a process to a session."""
 
     session: str
     server: int | None = None
@@ -54,7 +54,7 @@ def owners(sessions: Iterable[Session]) -> list[Owner]:
 
 
 def attributed(pids: Iterable[int], owners: Iterable[Owner]) -> dict[str, set[int]]:
-    """The processes of each session; those that are nobody's are left out.
+    """The processes of each session; processes without a session are left out.
 
     A process belongs to the session whose server it descends from; else to the one whose server shares its cgroup and
     uid, where that cgroup is one session's alone; else to the one whose pod's uid is in its cgroup's name; else to the
@@ -131,7 +131,7 @@ class BypassWatch:
         found: dict[str, set[int]] = {}
         for gpu, state in states.items():
             for pid, process in state.processes.items():
-                # what it freed a moment ago NVML may have counted still
+                # NVML may still count memory that was just freed
                 claim = max(claimed.get((pid, gpu), 0), self._claimed.get((pid, gpu), 0))
                 allowed = claim + self._context_bytes + UNCLAIMED_SLACK
                 if pid in whose and process.memory_bytes is not None and process.memory_bytes > allowed:

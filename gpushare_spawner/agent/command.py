@@ -91,7 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("/sys/fs/cgroup"),
         metavar="DIR",
-        help="where the machine's cgroups are mounted: the agent reads servers' memory limits there (default: %(default)s)",
+        help="where the machine's cgroups are mounted: servers' memory limits are read there (default: %(default)s)",
     )
     parser.add_argument(
         "--exclusive",
@@ -123,7 +123,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=None,
         metavar="PATH",
-        help="a file with a token: only requests with the token (Authorization: Bearer TOKEN) get the metrics of sessions, "
+        help="a file with a token: only requests with it (Authorization: Bearer TOKEN) get the metrics of sessions, "
         "which name users and templates; without a file no request does",
     )
     kubernetes_options.configure(parser)

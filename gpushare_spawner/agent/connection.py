@@ -25,7 +25,7 @@ MAX_UNREAD_FRAMES = 256
 """Frames kept for a peer whose socket buffer is full."""
 KNOWN_FEATURES = sum(Feature)
 COSTS = dict.fromkeys((Kind.BUSY, Kind.IDLE, Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
-"""In frames, where it is not one: the arbiter looks at all processes, the answer at all sessions on the GPU."""
+"""Cost in frames, where it is not 1: the arbiter considers all processes, the answer all sessions on the GPU."""
 COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.QUERY: 50}
 HELLO_WITHIN = 10.0
 """Seconds; a connection that says nothing is closed."""
@@ -100,7 +100,7 @@ class Connection:
         return f"connection {self.number} of process {self.peer.pid}"
 
     def greeted(self, features: int) -> None:
-        """It said HELLO in time, with these feature bits. Unknown bits are of newer versions, and are ignored."""
+        """HELLO came in time, with these feature bits. Unknown bits belong to newer versions and are ignored."""
         self.features = Feature(features & KNOWN_FEATURES)
         self._patience.cancel()
 
@@ -156,7 +156,7 @@ class Connection:
             self._loop.add_reader(self._socket, self._home.reading.readable, self)
 
     def read_one(self) -> float | None:
-        """Deal with one packet. Its cost, in frames; None if there is none, or the connection has ended."""
+        """Handle one packet. Return its cost in frames; None if there is none, or the connection has ended."""
         try:
             # one byte more than a frame: a longer packet shows
             data = self._socket.recv(FRAME_BYTES + 1)

@@ -23,9 +23,9 @@ from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, Cont
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 64
-"""Requests that are worked on; others wait for their turn."""
+"""Requests that are handled at a time; others wait."""
 MAX_CONNECTIONS = 1024
-"""With a request or without one. More are told to come back later."""
+"""Connections with or without a request. Further ones are answered `overloaded`."""
 BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted; it may keep fewer (net.core.somaxconn)."""
 QUIET_AFTER = 300.0
@@ -79,7 +79,10 @@ class ControlSocket:
         listener.setblocking(False)
         listener.listen(BACKLOG)
         complaint = Complaint(
-            log, "no connection to the control socket can be accepted", "connections to the control socket are accepted again", lasts=10.0
+            log,
+            "no connection to the control socket can be accepted",
+            "connections to the control socket are accepted again",
+            lasts=10.0,
         )
         self._acceptor = Acceptor(listener, self._accepted, complaint, at_once=64)
 
@@ -100,7 +103,7 @@ class ControlSocket:
             return
         too_many = len(self._connections) >= MAX_CONNECTIONS
         if len(self._connections) >= 2 * MAX_CONNECTIONS:
-            connection.close()  # those that are told so are too many, too
+            connection.close()  # even connections that wait for `overloaded` are too many
             return
         if too_many:
             self._crowded.about(f"there are {MAX_CONNECTIONS} connections; the last is of process {pid}")
@@ -123,7 +126,7 @@ class ControlSocket:
             else:
                 await self._serve(reader, writer)
         except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
-            pass  # the peer is gone, or says nothing, or we are
+            pass  # the peer has gone or sends nothing, or the agent is closing
         finally:
             writer.close()
 

@@ -18,9 +18,9 @@ _FOR_MEMORY = frozenset({Kind.RESERVE, Kind.RETURN})
 _FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY})
 _NEVER = 2**64 - 1
 MEMORY_EVERY = 0.01
-"""Seconds; what a session's processes say about their memory is dealt with this often, and of each process the last."""
+"""Seconds between two times at which MEMORY frames of a session take effect: the last frame of each process."""
 MEMORY_AT_ONCE = 4
-"""Processes whose memory is dealt with then; the others' turn is next."""
+"""Processes of a session whose MEMORY takes effect each time; the others follow."""
 AGENT_FEATURES = Feature.PACE | Feature.DELIVERED | Feature.RESERVE
 """What this agent can do, for WELCOME."""
 
@@ -149,7 +149,7 @@ class Conversation:
             self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._deal_with_memory)
 
     def _kernels_said(self, connection: Connection, kernels: Kernels | None) -> None:
-        """What an observer says about the session's kernels; None: it has left, and its word with it."""
+        """What an observer says about the session's kernels. None: it has left, and its figures no longer count."""
         session = self._session
         worked = session.kernels is not None and session.kernels.busy > 0
         if kernels is None:

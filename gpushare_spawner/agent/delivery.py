@@ -1,4 +1,4 @@
-"""The driver's samples of GPU time, for the arbiter: read while sessions compete for a GPU, and not otherwise."""
+"""The driver's samples of GPU time, for the arbiter: read only while sessions compete for a GPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpushare_spawner.agent.gpus import Gpu, Utilisation
 log = logging.getLogger(__name__)
 
 EVERY = 0.2
-"""Seconds between two questions: a little more than the length of the driver's samples."""
+"""Seconds between two readings: a little more than the length of the driver's samples."""
 SILENCE = 0.6
-"""Seconds without a sample after which nothing can have computed."""
+"""Seconds without a sample after which the GPU is taken to have been idle."""
 LATEST = 0.3
 """Seconds of the present that samples may not cover yet."""
 
@@ -27,22 +27,22 @@ class Source(Protocol):
     """Where samples come from: NVML."""
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Each process's share of the GPU since an instant (seconds since the epoch); None where it never tells."""
+        """Each process's share of the GPU since an instant (seconds since the epoch); None: no such figures."""
 
 
 class Competition(Protocol):
-    """What the samples are for: one GPU's arbitration."""
+    """The arbitration of one GPU, which receives the samples."""
 
     @property
     def contended(self) -> bool:
         """Whether several sessions have work."""
 
     def delivered(self, seconds_ago: tuple[float, float], busy: Mapping[int, float]) -> None:
-        """From when to when, in seconds before now, and each process's seconds on the GPU by pid."""
+        """Beginning and end of the sample in seconds before now, and each process's seconds on the GPU by pid."""
 
 
 class Delivery:
-    """Reads the samples of one GPU. The driver may block or hang: it is asked in a thread, once at a time."""
+    """Reads the samples of one GPU. The driver may block or hang, so one thread at a time asks it."""
 
     def __init__(self, gpu: Gpu, source: Source, competition: Competition) -> None:
         self._gpu = gpu
@@ -62,7 +62,7 @@ class Delivery:
             self._timer = self._loop.call_later(EVERY, self._ask)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop reading."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -85,7 +85,7 @@ class Delivery:
     def _answered(self, found: tuple[Utilisation, ...] | None) -> None:
         self._asking = False
         if found is None:
-            self._closed = True  # it never tells: bursts are all there is to go by
+            self._closed = True  # no such figures: the arbiter estimates from bursts
         if self._closed:
             return
         now = time.time()
@@ -103,7 +103,7 @@ class Delivery:
 
 
 class Pids:
-    """Which session the processes on one GPU belong to, by pid; those included that left and live on."""
+    """Which session the processes on one GPU belong to, by pid; including those that disconnected and still run."""
 
     def __init__(self, alive: Callable[[processes.ProcessName], bool] = processes.alive) -> None:
         self._alive = alive
@@ -120,7 +120,7 @@ class Pids:
             self._left.pop(name, None)
 
     def left(self, client: int) -> bool:
-        """A client is gone; whether its process goes on."""
+        """A client disconnected. Return whether its process still runs."""
         session, name = self._clients.pop(client, ("", None))
         if name is None or not self._alive(name):
             return False
@@ -133,13 +133,13 @@ class Pids:
         self._left = {name: left for name, left in self._left.items() if left[0] != session}
 
     def ended(self) -> list[tuple[int, str]]:
-        """Clients and their sessions whose processes have ended since they left."""
+        """Clients whose processes have ended since they disconnected, with their sessions."""
         gone = [name for name in self._left if not self._alive(name)]
         return [(client, session) for session, client in map(self._left.pop, gone)]
 
     @property
     def waiting(self) -> bool:
-        """Whether there are processes that left and live on."""
+        """Whether processes that disconnected still run."""
         return bool(self._left)
 
     def by_session(self, busy: Mapping[int, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""File descriptors: as many as may be had, some kept for what everybody needs, and an accept that does without."""
+"""File descriptors: a higher limit, a reserve for the agent itself, and accepting connections when none is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESERVED = 128
 """Descriptors that sessions' sockets leave to the rest of the agent: control socket, records, NVML."""
 MOST = 1024 * 1024
 TRY_AGAIN = 0.2
-"""Seconds until a socket is accepted from again when there was no descriptor left."""
+"""Seconds until a socket accepts again after no descriptor was left."""
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
@@ -35,7 +35,7 @@ def is_reserved(descriptor: int) -> bool:
 
 
 class Acceptor:
-    """Accepts a socket's connections on the event loop, a few in each of its turns."""
+    """Accepts a socket's connections on the event loop, a few in each iteration."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Folders that are no longer wanted and may hold anything: set aside at once, removed a little at a time.
+"""Unwanted folders with unknown contents: moved aside at once, removed a little at a time.
 
 An agent of an earlier version gave each session's folder to the session's user, who could fill it with many files, or
 with folders inside folders. Removing these at once would take the event loop's time or a deep recursion. Nothing here
@@ -18,7 +18,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FOLDER = "discarded"
-"""Beside the folders that it is for: a rename must not leave the file system."""
+"""On the same file system as the folders that are moved here: a rename cannot cross file systems."""
 AT_ONCE = 1000
 """Entries that one `drain` removes."""
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -75,7 +75,7 @@ class Discarded:
             return 1
         done = 1
         try:
-            # from here on its former owner can make nothing in it any more, by an open file descriptor either
+            # from now on its former owner can create nothing in it, not even through an open file descriptor
             os.fchown(folder, os.geteuid(), -1)
             os.fchmod(folder, 0o700)
             with os.scandir(folder) as entries:

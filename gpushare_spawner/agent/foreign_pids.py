@@ -1,7 +1,7 @@
 """NVML for an agent that does not see the host's processes: without NVML's figures of processes.
 
-The driver uses the host's process ids. In a pid namespace of its own (a pod without hostPID) the agent can match none of
-them: the kernel gives it pid 0 for a process of another namespace, and an id that exists in both belongs to another
+The driver uses the host's process ids. In a pid namespace of its own (a pod without hostPID) the agent can match none
+of them: the kernel gives it pid 0 for a process of another namespace, and an id that exists in both belongs to another
 process.
 """
 

@@ -1,4 +1,4 @@
-"""The budget of host memory for what may have to leave the GPUs. Pure: figures come in, room comes out.
+"""Budgets of host memory for GPU memory that may be paged out. Pure: figures in, free bytes out.
 
 What a session may have to page out must find host memory, or the kernel's OOM killer ends somebody's kernel. So memory
 that could not be paged out any more is not allocated. Amounts are bytes.
@@ -25,16 +25,16 @@ class SessionOnGpu:
     """One session's memory on one GPU."""
 
     counted: int
-    """What it has, or may take without asking."""
+    """Bytes that it has allocated, or may allocate without asking."""
     movable: int
-    """The part of it that can leave the GPU."""
+    """The part of `counted` that can be paged out."""
     guarantee: int
     whole_gpu: bool = False
-    """Nobody else has a share of this GPU, or can get one."""
+    """No other session has a share of this GPU, or can get one."""
 
     @property
     def needed(self) -> int:
-        """What is kept for it: at least its guarantee."""
+        """Bytes that are kept for the session: at least its guarantee."""
         return max(self.counted, self.guarantee)
 
 
@@ -43,7 +43,7 @@ class GpuMemory:
     """One GPU and its sessions."""
 
     device_bytes: int
-    """What of the GPU's memory can hold allocations."""
+    """Bytes of the GPU's memory that allocations can use."""
     sessions: Mapping[str, SessionOnGpu] = field(default_factory=dict)
 
     @property
@@ -58,13 +58,13 @@ class GpuMemory:
 
 
 def node_needs(gpus: Iterable[GpuMemory]) -> int:
-    """Host memory that is needed if every session uses all that it may."""
+    """Bytes of host memory that are needed if every session uses all that it may."""
     return sum(gpu.beyond for gpu in gpus)
 
 
 def node_room(gpus: Mapping[str, GpuMemory], gpu: str, session: str, budget: int | None) -> int:
-    """What the session may take on the GPU beside what it has, by the node's budget; at least the rest of its
-    guarantee. None: there is no budget."""
+    """Bytes that the node's budget lets the session allocate on the GPU in addition; at least the rest of its
+    guarantee. `budget` None: no budget."""
     if budget is None:
         return UNLIMITED
     here = gpus[gpu]
@@ -80,7 +80,7 @@ def session_needs(on_gpus: Iterable[tuple[GpuMemory, SessionOnGpu]]) -> int:
 
 
 def session_room(gpus: Mapping[str, GpuMemory], gpu: str, session: str, budget: int | None) -> int:
-    """What the session may take of movable memory on the GPU beside what it has, by its own budget."""
+    """Bytes of movable memory that the session's own budget lets it allocate on the GPU in addition."""
     if budget is None:
         return UNLIMITED
     on_gpus = {name: (one, one.sessions[session]) for name, one in gpus.items() if session in one.sessions}

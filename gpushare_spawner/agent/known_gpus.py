@@ -1,6 +1,6 @@
 """The GPUs that this machine had: one that is lost is unhealthy, and not forgotten, also when the agent starts anew.
 
-Without this record an agent whose only GPU is lost could not start, and its sessions, tiers and reports would be lost too.
+Without this record an agent whose only GPU is lost could not start, and its sessions and tiers would be lost.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class KnownGpus:
             if gpu.uuid in uuids or gpu.index in indices or (found and (gpu.simulated or not self._this_boot)):
                 continue
             if not answers(gpu):
-                log.error("GPU %d (%s) is lost: it was here before; it is unhealthy until it answers", gpu.index, gpu.uuid)
+                log.error(
+                    "GPU %d (%s) is lost: it was here before; it is unhealthy until it answers", gpu.index, gpu.uuid
+                )
                 lost.append(gpu)
         return tuple(lost)
 

@@ -1,4 +1,4 @@
-"""Memory of cgroups (both versions) and of the machine, as the kernel tells: limits, use, and what is available.
+"""Memory of cgroups (both versions) and of the machine, as the kernel reports them: limits, use, and available memory.
 
 Use is without the page cache that the kernel can drop (inactive_file), as the kubelet counts it.
 """

@@ -80,14 +80,18 @@ class ReportCollector(Collector):
             "gpushare_session_bypassing_processes", "Processes that use the GPU without the library", labels=of
         )
         entitled = CounterMetricFamily(
-            "gpushare_session_entitled_seconds", "GPU time that the session was entitled to while others competed", labels=of
+            "gpushare_session_entitled_seconds",
+            "GPU time that the session was entitled to while others competed",
+            labels=of,
         )
         delivered = CounterMetricFamily(
             "gpushare_session_delivered_seconds", "GPU time that the session received while others competed", labels=of
         )
         waits = CounterMetricFamily("gpushare_session_waits", "Waits of the session's GPU work for a lease", labels=of)
         wait = GaugeMetricFamily(
-            "gpushare_session_wait_seconds", "Length of the session's waits for a lease, by quantile", labels=(*of, "quantile")
+            "gpushare_session_wait_seconds",
+            "Length of the session's waits for a lease, by quantile",
+            labels=(*of, "quantile"),
         )
         hits = CounterMetricFamily(
             "gpushare_session_memory_limit_hits", "Allocations of device memory that a limit refused", labels=of
@@ -134,8 +138,8 @@ class ReportCollector(Collector):
 
 
 class MetricsServer:
-    """Answers ``GET /metrics``: metrics of GPUs for every request, metrics of sessions, with names, for requests with the
-    token.
+    """Answers ``GET /metrics``: metrics of GPUs for every request, metrics of sessions, with names, for requests with
+    the token.
 
     Every local user can connect to an address of this machine, and every pod to one of a node. So connections, the time
     that each may take and what it may send are bounded, and the metrics are computed once a second at most.
@@ -161,7 +165,9 @@ class MetricsServer:
         )
         self._streams: set[IOStream] = set()
         self._connects = Budget(self._loop.time, CONNECTIONS_PER_SECOND, MAX_CONNECTIONS, debt=1)
-        complaint = Complaint(log, "no connection for metrics can be accepted", "connections for metrics are accepted again", lasts=10.0)
+        complaint = Complaint(
+            log, "no connection for metrics can be accepted", "connections for metrics are accepted again", lasts=10.0
+        )
         self._acceptor = Acceptor(listener, self._accepted, complaint)
 
     def close(self) -> None:

@@ -30,14 +30,14 @@ from gpushare_spawner.model.report import HostMemoryReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 FRESH = 0.5
-"""Seconds that a figure of the kernel's is used for."""
+"""Seconds for which a figure of the kernel is used again."""
 _ROUND = 64 * 2**20
-"""Budgets are reported in steps of so many bytes: the kernel's figures are never the same twice."""
+"""Budgets are reported in steps of so many bytes: the kernel's figures change all the time."""
 
 
 @dataclass(frozen=True)
 class HostMemorySettings:
-    """How much host memory is set aside for what leaves the GPUs."""
+    """How much host memory paged-out GPU memory may use."""
 
     node: str = "50%"
     """Of the node: bytes ("64Gi") or a part of its memory; "off": no budget, neither for the node nor for sessions."""
@@ -54,7 +54,7 @@ class _Figures:
 
 @dataclass
 class NodeMemory:
-    """Answers how much a session may take. `paged_out`: bytes of a session that are in host memory."""
+    """Computes how much a session may allocate. `paged_out`: bytes of a session that are in host memory."""
 
     settings: HostMemorySettings
     gpus: Mapping[str, Gpu]
@@ -66,7 +66,7 @@ class NodeMemory:
     _of_session: dict[str, _Figures] = field(default_factory=dict)
 
     def room(self, session: Session, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
-        """What the session may take on the GPU beside what it has, in bytes, and which budget says so."""
+        """Bytes that the session may allocate on the GPU in addition, and the budget that limits them."""
         if self.settings.node == "off":
             return UNLIMITED, MemoryLimit.NODE_HOST_MEMORY
         gpus = self._gpus()
@@ -95,7 +95,7 @@ class NodeMemory:
         )
 
     def of_session(self, session: Session) -> tuple[int, int | None]:
-        """Host memory that the session needs if all its movable memory leaves its GPUs, and its budget."""
+        """Bytes of host memory that the session needs if all its movable memory is paged out, and its budget."""
         gpus = [(gpu, gpu.sessions[session.id]) for gpu in self._gpus().values() if session.id in gpu.sessions]
         budget = self.session_budget(session)
         return session_needs(gpus), None if budget is None else budget // _ROUND * _ROUND
@@ -163,5 +163,5 @@ class NodeMemory:
         return found
 
     def _most(self, session: Session, uuid: str, budget: int) -> int:
-        """What a session can be counted with on one GPU, whatever its processes claim."""
+        """The most bytes that count for a session on one GPU, whatever its processes claim."""
         return session.memory_limit(self.gpus[uuid]) + budget * session.record.request.share_units // UNITS_PER_GPU

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 NICE = -10
 SLICE_NS = 200_000
-"""The kernel serves a process with a short slice sooner after it wakes up, and for less time at once."""
+"""The kernel runs a process with a short slice sooner after it wakes up, and for less time at once."""
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 """struct sched_attr of sched_setattr(2): size, policy, flags, nice, priority, runtime, deadline, period."""

@@ -14,15 +14,15 @@ from typing import Protocol
 from gpushare_spawner.agent.budget import Budget
 
 FRAMES_PER_SECOND = 4000
-"""What a session may send for long; a burst of work begins and ends some hundred times a second at most."""
+"""Frames a second that a session may send in the long run; bursts begin and end some hundred times a second at most."""
 FRAMES_IN_STORE = 2000
-"""What it may send at once after a pause."""
+"""Frames that it may send at once after a pause."""
 LONGEST_DEBT = 1.0
 """Seconds after which a session that sent too much is read again, however much it sent."""
 PER_TURN = 16
-"""Frames of a session in one turn of the event loop; a frame that costs more than one counts for more."""
+"""Frames of a session in one iteration of the event loop; a frame with a higher cost counts for more."""
 PER_CONNECTION = 4
-"""Of these, frames of one connection before the next has its turn."""
+"""Of these, frames of one connection before the next one is read."""
 
 
 class Reader(Protocol):
@@ -39,7 +39,7 @@ class Reader(Protocol):
 
 
 class FairReading:
-    """The budget of one session, and the queue of its connections that have more to read than they may."""
+    """The budget of one session, and the queue of its connections that have more to read than the budget allows."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -74,7 +74,7 @@ class SessionFolder:
         return listener
 
     def remove(self) -> None:
-        """Take the folder away. Raises OSError."""
+        """Remove the folder. Raises OSError."""
         if self.path.is_symlink():
             self._discarded.take(self.path)
             return
@@ -89,7 +89,7 @@ class SessionFolder:
             self._discarded.take(self.path)
 
     def _make(self) -> None:
-        """The folder, in place of one that is somebody else's: an earlier version's, which the user could write to."""
+        """Make the folder, in place of one that the user could write to (of an earlier version)."""
         with contextlib.suppress(FileNotFoundError):
             found = os.lstat(self.path)
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():

@@ -1,5 +1,5 @@
-"""Device memory of one session: grants allowances to its processes, recalls what they do not use, keeps which limits
-they met. The rules: allowances.py. The frames: docs/protocol.md.
+"""Device memory of one session: grants allowances to its processes, recalls what they do not use, and records
+refused allocations. The rules: allowances.py. The frames: docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHit, Me
 from gpushare_spawner.model.memory_limits import MemoryLimit
 
 RECALL_WITHIN = 0.5
-"""Seconds that other processes have to give back what they do not use; the asking one waits for a second."""
+"""Seconds that other processes have to give back what they do not use; the asking process waits for a second."""
 TELL_WITHIN = 0.01
-"""Seconds until the processes of a session hear of each other's allocations; more where there are many."""
+"""Seconds until the processes of a session are told of each other's allocations; more where there are many."""
 SHOWN_PROCESSES = 16
-"""An observer is told of so many processes for each GPU: those with most memory."""
+"""Processes that an observer is told of for each GPU: those with most memory."""
 MOST = 2**62
 """A process may claim more bytes than a machine has; sums of such claims stay numbers that reports can carry."""
 
@@ -80,7 +80,7 @@ class SessionMemory:
             allowances.join(connection)
 
     def leave(self, connection: Connection) -> None:
-        """It is gone: what it had is free for the others."""
+        """The process has gone: its memory is free for the others."""
         if self._processes.pop(connection, None) is None:
             return
         for uuid, allowances in self._allowances.items():
@@ -140,7 +140,7 @@ class SessionMemory:
             self._recall(question)
 
     def tell_observer(self, connection: Connection) -> None:
-        """Say who has allocated what, and which limit was met last."""
+        """Send the largest processes and the last refused allocation."""
         if Feature.RESERVE not in connection.features:
             return
         for uuid, allowances in self._allowances.items():

@@ -1,7 +1,7 @@
-"""What a session was entitled to while others competed for its GPUs, and what it received. Pure data.
+"""GPU time that a session was entitled to while others competed for its GPUs, and that it received. Pure data.
 
-The arbiter counts (`arbiter/`), the agent keeps the sums over its restarts; the report, the notebook and the metrics
-show them.
+The arbiter counts (`arbiter/`), and the agent keeps the sums over its restarts. Report, notebook and metrics show
+them.
 """
 
 from __future__ import annotations

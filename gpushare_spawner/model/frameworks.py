@@ -1,4 +1,4 @@
-"""Environment variables of CUDA frameworks that a session with a share starts with, unless somebody chose otherwise."""
+"""Environment variables of CUDA frameworks that a session with a share starts with, unless they are set already."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ FRAMEWORK_DEFAULTS = {
 
 
 def choose_frameworks_defaults(environment: MutableMapping[str, str]) -> None:
-    """Set what is not set. A variable that is there keeps its value, an empty one too."""
+    """Set the missing variables. A variable that is set keeps its value, even an empty one."""
     for name, value in FRAMEWORK_DEFAULTS.items():
         environment.setdefault(name, value)

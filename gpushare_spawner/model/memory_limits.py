@@ -7,12 +7,12 @@ from typing import Literal
 
 
 class MemoryLimit(IntEnum):
-    """What refuses an allocation, as RESERVED says it. 0 stands for a granted one."""
+    """The limit that refuses an allocation, as RESERVED has it. 0 stands for a granted allocation."""
 
     SESSION = 1
     """`gpu.memory.limit` of the template, over all processes of the session."""
     SESSION_HOST_MEMORY = 2
-    """The host memory of the session's server: what could not be paged out is not allocated."""
+    """The host memory of the session's server: memory that could not be paged out is not allocated."""
     NODE_HOST_MEMORY = 3
     """The host memory that the node has for paged-out memory."""
 

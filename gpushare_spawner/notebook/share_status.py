@@ -35,7 +35,7 @@ class GpuStatus:
 
 @dataclass(frozen=True)
 class DeliveredStatus:
-    """What the session was entitled to while others competed for its GPUs, and what it received."""
+    """GPU time that the session was entitled to while others competed for its GPUs, and that it received."""
 
     entitled_seconds: float
     """GPU seconds that its guaranteed share gave it a right to."""
@@ -48,7 +48,7 @@ class DeliveredStatus:
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """What one of the session's processes has allocated on a GPU."""
+    """The memory that one of the session's processes has allocated on a GPU."""
 
     pid: int
     gpu: str

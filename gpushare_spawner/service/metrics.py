@@ -90,14 +90,18 @@ def _sessions(looked: Sequence[Looked], now: float) -> Iterator[Metric]:
     idle = GaugeMetricFamily("gpushare_session_gpu_idle_seconds", "Time since its last GPU work", labels=labels)
     worked = CounterMetricFamily("gpushare_session_gpu_seconds", "GPU time since it was opened", labels=labels)
     entitled = CounterMetricFamily(
-        "gpushare_session_entitled_seconds", "GPU time that the session was entitled to while others competed", labels=labels
+        "gpushare_session_entitled_seconds",
+        "GPU time that the session was entitled to while others competed",
+        labels=labels,
     )
     delivered = CounterMetricFamily(
         "gpushare_session_delivered_seconds", "GPU time that the session received while others competed", labels=labels
     )
     waits = CounterMetricFamily("gpushare_session_waits", "Waits of the session's GPU work for a lease", labels=labels)
     wait = GaugeMetricFamily(
-        "gpushare_session_wait_seconds", "Length of the session's waits for a lease, by quantile", labels=[*labels, "quantile"]
+        "gpushare_session_wait_seconds",
+        "Length of the session's waits for a lease, by quantile",
+        labels=[*labels, "quantile"],
     )
     for one in looked:
         key = [one.node, one.session.user, one.session.server]

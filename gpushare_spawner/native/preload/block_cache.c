@@ -342,8 +342,8 @@ static bool give_back(struct gpu *gpu, struct block *block) {
     if (result != CUDA_SUCCESS) {
         static _Atomic bool said;
         if (!atomic_exchange(&said, true))
-            log_line(LOG_ERROR, "GPU %d: %zu bytes of freed memory cannot be returned to the driver: CUDA error %d", gpu->index,
-                     block->capacity, result);
+            log_line(LOG_ERROR, "GPU %d: %zu bytes of freed memory cannot be returned to the driver: CUDA error %d",
+                     gpu->index, block->capacity, result);
     }
     /* whatever the driver said: nobody will use it, and a context that has failed takes its memory with it */
     account_cached(gpu, block->capacity, false);
