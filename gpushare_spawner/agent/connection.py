@@ -89,6 +89,7 @@ class Connection:
         self._serial = 0
         self._unsent: deque[bytes] = deque()
         self._open = True
+        self._ending = False
         self._pidfd = _watch_process(peer.pid)
         self.go_on()
         if self._pidfd is not None:
@@ -167,7 +168,8 @@ class Connection:
         if not data:
             self.end()
             return None
-        return self._deal_with(data)
+        cost = self._deal_with(data)
+        return cost if self._open else None
 
     def _deal_with(self, data: bytes) -> float:
         try:
@@ -199,6 +201,9 @@ class Connection:
 
     def _end_soon(self, reason: str) -> None:
         # not at once: whoever sends is in the middle of something that knows this connection
+        if self._ending:
+            return
+        self._ending = True
         self._home.complain("%s ends: %s", self, reason)
         self._loop.call_soon(self.end)
 

@@ -40,6 +40,8 @@ class GpuArbiter:
         self._schedule = Schedule(self._roster, self._accounts, self._cost, settings)
         self._nested = NestedSets(self._accounts, settings)
         self._contended_at = float("-inf")
+        self._shared_at = float("-inf")
+        """When several sessions last had processes."""
         self._leases = count(1)
         self._wakeup: float | None = None
 
@@ -298,6 +300,8 @@ class GpuArbiter:
         if before > float("-inf"):
             if len(self._accounts.working) > 1:
                 self._contended_at = now
+            if self._shared:
+                self._shared_at = now
             self._schedule.refill(now - before)
             self._roster.elapse(now - before)
             self._charging.advance(now - before, self._schedule.turns.requests, bool(self._schedule.left_out))
@@ -313,6 +317,8 @@ class GpuArbiter:
         self._charging.settle(self._schedule.turns.requests)
         if len(self._accounts.working) > 1:
             self._contended_at = self._roster.now
+        if self._shared:
+            self._shared_at = self._roster.now
         self._schedule.settle_turn()
         decisions = self._carry_out(self._schedule.choose())
         self._wakeup = self._due()
@@ -321,8 +327,11 @@ class GpuArbiter:
     def _due(self) -> float | None:
         instants = [self._schedule.due(), self._nested.due]
         instants += [c.expected_until for c in self._roster.clients if c.parked and not c.lease and not c.waiting]
-        if self.contended and len(self._accounts.working) < 2 and any(c.pace for c in self._roster.holding):
-            instants.append(self._contended_at + self._settings.unpaced_after)
+        if any(client.pace for client in self._roster.holding):
+            if self.contended and len(self._accounts.working) < 2:
+                instants.append(self._contended_at + self._settings.unpaced_after)
+            if not self._shared:
+                instants.append(self._shared_at + self._settings.unpaced_after)
         if any(client.parked for client in self._roster.clients):
             instants += [self._pause_over(client) for client in self._roster.holding if client.held]
         later = [at for at in instants if at is not None and at > self._roster.now]
@@ -332,8 +341,13 @@ class GpuArbiter:
         """How much a client may queue now: what competes for a saturated GPU must be able to stop soon."""
         if self.contended and self._accounts.saturated:
             return self._settings.pace
-        shared = sum(bool(session.clients) for session in self._roster.sessions.values()) > 1
+        # not at once without: a neighbour that connects and leaves all the time would change everybody's pace each time
+        shared = self._roster.now - self._shared_at < self._settings.unpaced_after
         return self._settings.pace_alone if shared else 0.0
+
+    @property
+    def _shared(self) -> bool:
+        return sum(bool(session.clients) for session in self._roster.sessions.values()) > 1
 
     def _pause_over(self, client: Client) -> float:
         """Until when a quiet holder is waited for while others are held back; the past where it is not."""

@@ -52,7 +52,7 @@ class ArbiterSettings:
     revoked; less than some milliseconds would leave the GPU idle between kernels."""
     pace_alone: float = 0.1
     """Seconds of GPU work that a client may queue while no other session has work, but has processes that may have some
-    at any moment. A client of the only session is not bounded."""
+    at any moment. A client of a session that has been the only one for `unpaced_after` is not bounded."""
     unpaced_after: float = 1.0
     """Seconds without competition after which clients may queue more again."""
     revoke_timeout: float = 10.0

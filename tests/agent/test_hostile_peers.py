@@ -157,6 +157,19 @@ async def test_a_flood_is_slowed_down_and_others_are_served(agent: Agent) -> Non
     assert sent < 4 * 1500 + reading.FRAMES_IN_STORE + 2 * reading.FRAMES_PER_SECOND
 
 
+async def test_connections_that_end_while_the_session_has_spent_its_turn_leave_no_errors(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One after the other: one of them ends with the last frame that its session may send in a turn."""
+    path = agent.open("eve")
+    for _ in range(reading.PER_TURN + 1):
+        peer = await agent.peer(path)
+        peer.send_raw(b"x" * FRAME_BYTES)
+        assert await peer.ended() == MALFORMED
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    await still_well(agent, await agent.peer(path))
+
+
 async def test_a_peer_that_does_not_read_is_disconnected(agent: Agent, eventually: Eventually) -> None:
     path = agent.open(gpus=(FIRST.uuid, SECOND.uuid), share_units=100)
     bystander, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)

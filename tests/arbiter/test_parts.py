@@ -91,6 +91,26 @@ def test_a_paced_client_drains_soon() -> None:
     assert device.jobs["deep"].pace == 0.0
 
 
+def test_a_neighbour_that_connects_and_leaves_all_the_time_changes_the_pace_of_others_once() -> None:
+    arbiter = GpuArbiter(16 * GIB)
+    arbiter.add_session("worker", 50, 0.0)
+    arbiter.add_session("restless", 50, 0.0)
+    arbiter.connect("job", "worker", 0.0)
+    arbiter.request("job", GIB, 0, 0.0)
+    changes = []
+    for turn in range(100):
+        now = 0.01 * turn
+        arbiter.connect(turn, "restless", now)
+        changes += arbiter.paces()
+        arbiter.disconnect(turn, now + 0.005)
+        changes += arbiter.paces()
+    assert [change.seconds for change in changes] == [ArbiterSettings().pace_alone]
+    due = arbiter.next_wakeup()
+    assert due == pytest.approx(0.995 + ArbiterSettings().unpaced_after)
+    arbiter.tick(due)
+    assert [change.seconds for change in arbiter.paces()] == [0.0]
+
+
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_ignoring_revocations_and_coming_back_wins_nothing(exclusive: bool) -> None:
     """It computes on without a lease until it has one again, as a library does that was told to fail open."""
