@@ -431,7 +431,7 @@ def test_notes_say_what_to_do_next():
         ({"rbac": {"create": False}}, "service account gpushare needs"),
         ({"rbac": {"admissionPolicy": "never"}}, "an agent's token can change every pod"),
         ({"metrics": {"serviceMonitor": {"enabled": True}}}, "networkPolicy.metricsFrom"),
-        ({"metrics": {"serviceMonitor": {"enabled": True}}}, "take a token"),
+        ({"metrics": {"serviceMonitor": {"enabled": True}}}, "need a token"),
         ({"templates": None}, "create configmap gpushare-templates"),
     ],
 )
