@@ -85,7 +85,7 @@ class Delivery:
     def _answered(self, found: tuple[Utilisation, ...] | None) -> None:
         self._asking = False
         if found is None:
-            self._closed = True  # no such figures: the arbiter estimates from bursts
+            self._closed = True  # no such figures: the arbiter estimates from leases
         if self._closed:
             return
         now = time.time()

@@ -28,7 +28,7 @@ class WithoutProcesses:
         return replace(self._source.state(gpu), processes={})
 
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
-        """Return None: never known here. GPU time is then estimated from bursts."""
+        """Return None: never known here. GPU time is then estimated from leases."""
         return None
 
 
@@ -40,7 +40,7 @@ def matched(source: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
     if all(gpu.simulated for gpu in gpus) or processes.sees_the_host():
         return source
     log.warning(
-        "this agent does not see the host's processes (hostPID): GPU time is estimated from bursts, "
+        "this agent does not see the host's processes (hostPID): GPU time is estimated from leases, "
         "and processes that use a GPU without the library are not found"
     )
     return WithoutProcesses(source)
