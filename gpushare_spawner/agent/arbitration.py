@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gpushare_spawner.agent.delivery import Delivery, Pids, Source
 from gpushare_spawner.agent.gpus import Gpu
+from gpushare_spawner.agent.memory_looks import MemoryLooks
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 
@@ -63,12 +64,16 @@ class GpuArbitration:
         """The lease that a client was given last, and when."""
         self._shown: dict[int, int | None] = {}
         """Bytes that the driver last showed for a client's process."""
+        self._seen: set[int] = set()
+        """Clients of which it is known what they have on the GPU."""
         self._paced: set[int] = set()
         """Clients that know what a pace is."""
         self._pids = Pids()
         self._look_again: Handle | None = None
         self._look_in = LOOK_AGAIN
         self._delivery = Delivery(gpu, source, self) if source is not None else None
+        self.looks: MemoryLooks | None = None
+        """Looks at what is on the GPU when it matters; None: only now and then."""
         self._timer: Handle | None = None
         self._due: float | None = None
 
@@ -100,6 +105,7 @@ class GpuArbitration:
             self._waits.pop(client.number, None)
             self._granted.pop(client.number, None)
             self._shown.pop(client.number, None)
+            self._seen.discard(client.number)
             self._paced.discard(client.number)
             alive = self._pids.left(client.number)
             self._carry_out(self._arbiter.disconnect(client.number, self._clock(), alive=alive))
@@ -122,6 +128,7 @@ class GpuArbitration:
         now = self._clock()
         for number, amount in resident.items():
             if number in self._clients:
+                self._seen.add(number)
                 self._carry_out(self._arbiter.working_set(number, amount, now))
 
     def receive(self, client: Client, frame: Frame) -> None:
@@ -132,6 +139,8 @@ class GpuArbitration:
             self._waits.pop(number, None)  # it runs
         match frame.kind:
             case Kind.REQUEST:
+                if self.looks is not None and number not in self._seen:
+                    self.looks.at_once()
                 self._waits[number] = now
                 decisions = arbiter.request(number, self._bytes(fields[0]), self._bytes(fields[1]), now)
             case Kind.MEMORY:
@@ -166,6 +175,11 @@ class GpuArbitration:
         since, until = (now - seconds for seconds in seconds_ago)
         self._carry_out(self._arbiter.delivered(since, until, self._pids.by_session(busy), now))
 
+    @property
+    def look_every(self) -> float | None:
+        """Seconds in which what is on the GPU should be looked at again; None: it does not matter now."""
+        return self._arbiter.look_every
+
     def view(self, session: str) -> SessionView:
         """What the arbiter knows about a session."""
         return self._arbiter.session_view(session)
@@ -185,6 +199,8 @@ class GpuArbitration:
                 timer.cancel()
         if self._delivery is not None:
             self._delivery.close()
+        if self.looks is not None:
+            self.looks.close()
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -213,6 +229,8 @@ class GpuArbitration:
                 )
         if self._delivery is not None and self._arbiter.contended:
             self._delivery.wanted()
+        if self.looks is not None:
+            self.looks.wanted()
         self._set_timer()
 
     def _look_for_ended(self) -> None:

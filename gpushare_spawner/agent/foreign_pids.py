@@ -27,6 +27,11 @@ class WithoutProcesses:
         """Return what the source says now, without its processes. May block for milliseconds."""
         return replace(self._source.state(gpu), processes={})
 
+    def memory(self, gpu: Gpu) -> GpuState | None:
+        """Return what the source says of the memory now, without its processes. May block for milliseconds."""
+        state = self._source.memory(gpu)
+        return None if state is None else replace(state, processes={})
+
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
         """Return None: never known here. GPU time is then estimated from leases."""
         return None

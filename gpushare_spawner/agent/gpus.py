@@ -215,6 +215,21 @@ class Nvml:
             return GpuState(healthy=False, trouble="has been split by MIG", memory_used_bytes=used)
         return GpuState(healthy=True, memory_used_bytes=used, processes=_processes(handle))
 
+    def memory(self, gpu: Gpu) -> GpuState | None:
+        """What is in use and by which processes, without a look at the GPU's health; None where it does not answer.
+
+        May be called from any thread; blocks for a millisecond or two.
+        """
+        with self._opening:
+            if self._missing is not None:
+                return None
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+            except pynvml.NVMLError:
+                return None
+            return GpuState(healthy=True, memory_used_bytes=used, processes=_processes(handle))
+
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
         """Each process's share of the GPU since an instant (seconds since the epoch; 0: as far back as is known).
 

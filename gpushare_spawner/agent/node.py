@@ -17,6 +17,7 @@ from gpushare_spawner.agent.connection import SESSION_CLOSED
 from gpushare_spawner.agent.conversation import Conversation
 from gpushare_spawner.agent.environment import Libraries, session_environment
 from gpushare_spawner.agent.gpus import Gpu, GpuState
+from gpushare_spawner.agent.memory_looks import MemoryLooks
 from gpushare_spawner.agent.node_memory import HostMemorySettings, NodeMemory
 from gpushare_spawner.agent.pod_sockets import PodSockets
 from gpushare_spawner.agent.report import gpu_report, node_report, session_report
@@ -78,6 +79,8 @@ class Node:
         self.arbitrations: Mapping[str, GpuArbitration] = {
             uuid: GpuArbitration(gpu, settings.arbiter, source=source) for uuid, gpu in self.gpus.items()
         }
+        for uuid, gpu in self.gpus.items():
+            self.arbitrations[uuid].looks = MemoryLooks(gpu, source, self.arbitrations[uuid], self._memory_seen)
         self.store = Store(folder.records)
         self._folder = folder
         self._libraries = libraries

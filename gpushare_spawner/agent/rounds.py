@@ -24,6 +24,9 @@ class GpuSource(Protocol):
     def state(self, gpu: Gpu) -> GpuState:
         """What it says now; may block for milliseconds."""
 
+    def memory(self, gpu: Gpu) -> GpuState | None:
+        """Only what is in use and by whom; None where the GPU does not answer. From any thread; may block."""
+
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
         """Each process's share of the GPU since an instant (seconds since the epoch); None where it never tells."""
 

@@ -92,8 +92,8 @@ class GpuArbiter:
 
     def connect(self, client: ClientId, session: str, now: float) -> list[Decision]:
         """A process of the session. Raises ValueError if the client is connected already."""
-        self._roster.connect(client, session)
         self._advance(now)
+        self._roster.connect(client, session)
         return self._decide()
 
     def disconnect(self, client: ClientId, now: float, alive: bool = False) -> list[Decision]:
@@ -139,7 +139,8 @@ class GpuArbiter:
         """Bytes of the client's managed memory that are on the GPU now; an upper bound, as well as the driver shows it.
 
         The largest such figure, with what had been paged out at the time, is taken for its working set. Without one a
-        client is taken to use all that it has allocated; and so it is for what it allocated after it last worked.
+        client is taken to use all that it has allocated; and so it is for one that helped to fill the GPU, until it
+        has been seen at work undisturbed.
         """
         known = self._roster.client(client)
         self._check_amount(resident)
@@ -258,6 +259,11 @@ class GpuArbiter:
         for client in changed:
             client.pace = pace
         return [Pace(client.id, client.lease, pace) for client in changed]
+
+    @property
+    def look_every(self) -> float | None:
+        """Seconds in which the next figures of `working_set` are needed; None: they are not pressing."""
+        return self._settings.look_every if self._roster.uncertain else None
 
     # -- views -------------------------------------------------------------------------------------------------------
 
@@ -379,8 +385,13 @@ class GpuArbiter:
             client.parked = False
         crowded = bool(outgoing) or any(client not in choice.group for client in roster.waiting)
         need = min(room.for_managed, sum(self._residency.missing(client, room.for_managed) for client in incoming))
-        if not incoming and roster.holder_grew and self._residency.free(room.for_managed) < 0:
-            need = self._settings.page_out_step
+        doubted = [client for client in choice.group if client.held and client.doubted]
+        if not incoming and roster.holder_grew:
+            if self._residency.free(room.for_managed) < 0:
+                need = self._settings.page_out_step
+            if outgoing:  # those that stay are taken to fill the room that those that leave make
+                need = max(need, sum(self._residency.missing(client, room.for_managed) for client in doubted))
+                need = min(need, room.for_managed)
         roster.holder_grew = False
         # Those without a lease make room first, the least recently used before the others, and before those that wait.
         bystanders = sorted(
@@ -391,6 +402,9 @@ class GpuArbiter:
         # ever.
         orders = self._residency.make_room(need, room.for_managed, [*bystanders, *outgoing], roster.now) if need else []
         amounts = dict(orders)
+        if need and not incoming and outgoing:
+            for client in doubted:
+                self._residency.filled(client, room.for_managed)
 
         decisions: list[Decision] = []
         for client in parking:

@@ -100,9 +100,15 @@ class Residency:
         for order in pages.outward:
             order.superseded = True
 
+    def filled(self, client: Client, room: int) -> None:
+        """The rest of the working set of a holder comes in by its own use."""
+        self._pages[client].resident = min(client.working_set, room)
+
     def order_out(self, client: Client, amount: int, now: float) -> int:
         """The client is told to page out so much, or what it has. Returns the bytes of the order."""
         pages = self._pages[client]
+        if client.touched is not None and client.proven is None:
+            pages.resident = min(pages.resident, client.shown)  # the model guesses more, the driver has seen no more
         amount = min(amount, pages.resident)
         if amount > 0:
             pages.resident -= amount

@@ -23,6 +23,8 @@ class Roster:
         self._clients: dict[ClientId, Client] = {}
         self.residency = Residency()
         self.now = float("-inf")
+        self.crowded_at = float("-inf")
+        """When clients that worked together were last seen to fill the GPU."""
         self.holder_grew = False
         """A holder has allocated more since the last decision."""
         self._requests = count(1)
@@ -62,7 +64,7 @@ class Roster:
         if client in self._clients:
             raise ValueError(f"client {client!r} is connected already")
         known = self.sessions[session]
-        connected = Client(client, known)
+        connected = Client(client, known, doubted=self.now - known.doubted_at < self._settings.doubt_for)
         self._clients[client] = known.clients[client] = connected
         self.residency.add(connected)
         self._reckon(connected)
@@ -106,7 +108,6 @@ class Roster:
             raise ValueError(f"amounts of memory are at least 0, not {managed} and {plain}")
         grown = max(0, managed - client.allocated)
         if grown:
-            client.untried += grown
             client.grown_at = self.now
         client.allocated, client.claimed_plain = managed, plain
         self._reckon(client, grown if client.held else 0)
@@ -121,21 +122,50 @@ class Roster:
     def working_set(self, client: Client, resident: int) -> None:
         """So many bytes of the client's managed memory are on the GPU now, at most."""
         before = client.working_set
+        client.shown = resident
         client.touched = max(client.touched or 0, resident + self.residency.away(client))
-        at_work = client.bursting and self.now - max(client.grown_at, client.granted_at) >= self._settings.look_after
-        if at_work or client.worked_until > client.grown_at:
-            client.untried = 0
+        self._notice_crowd()
+        since = max(client.grown_at, client.granted_at, self.crowded_at)
+        at_work = client.bursting and self.now - since >= self._settings.look_after
+        if at_work or (client.granted_at > self.crowded_at and client.worked_until > client.grown_at):
+            client.proven, client.proven_at, client.doubted = client.touched, self.now, False
         self._reckon(client)
         if client.held and client.working_set > before:
             self._reckon(client, client.working_set - before)
             self.holder_grew = True
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether clients that want memory fit together, or do not, by what was not proven of them."""
+        wanting = [client for client in self._clients.values() if client.wants_memory]
+        if sum(min(client.allocated, self.vram) + client.unconfirmed for client in wanting) <= self.room().for_managed:
+            return False
+        return len(wanting) > 1 and any(
+            client.proven_at < client.grown_at or client.proven is None or client.doubted for client in wanting
+        )
+
+    def _notice_crowd(self) -> None:
+        """Doubt what was seen of clients that fill the GPU together."""
+        room = self.room().for_managed
+        working = [client for client in self._clients.values() if client.lease]
+        if len(working) < 2 or sum(client.shown for client in working) < room * self._settings.crowded:
+            return
+        self.crowded_at = self.now
+        for client in working:
+            touched = client.touched
+            if client.doubted or touched is None or client.allocated <= touched:
+                continue
+            if client.proven is None or touched > client.proven + self.vram * self._settings.tolerance:
+                client.doubted, client.session.doubted_at = True, self.now
+                self._reckon(client)
+                self.holder_grew = True
 
     def _reckon(self, client: Client, used_now: int = 0) -> None:
         """Find what is to be reckoned with of the client's memory. `used_now`: bytes that a holder has begun to use."""
         fixed = min(client.claimed_plain + self._settings.context_bytes, self.vram)
         client.plain = min(fixed, client.device_memory or 0)
         client.unconfirmed = fixed - client.plain
-        used = client.allocated if client.touched is None else client.touched + client.untried
+        used = client.allocated if client.touched is None or client.doubted else client.touched
         client.working_set = min(client.allocated, used, self.vram)
         self._room = None
         self.residency.resized(client, self.room().for_managed, used_now)

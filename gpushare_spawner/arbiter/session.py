@@ -32,8 +32,15 @@ class Client:
     touched: int | None = None
     """The most of its managed memory that was ever seen on the GPU, or known to have been paged out; None: never
     looked."""
-    untried: int = 0
-    """Managed bytes that were allocated since it was last seen at work: it may use all of them."""
+    shown: int = 0
+    """The last such figure, without what had been paged out."""
+    proven: int | None = None
+    """`touched` when it had last been seen at work undisturbed: alone, or on a GPU that had memory left; None:
+    never."""
+    proven_at: float = float("-inf")
+    doubted: bool = False
+    """The GPU was nearly full while it worked beside others, and it may use more than was seen: all that it has
+    allocated counts until it is proven."""
     grown_at: float = float("-inf")
     """When it last allocated managed memory."""
     worked_until: float = float("-inf")
@@ -138,6 +145,8 @@ class Session:
     bursts: RecentSpans = field(default_factory=RecentSpans)
     left_behind: dict[ClientId, float] = field(default_factory=dict)
     """Clients that left with a lease while their processes live, and until when they are taken to compute."""
+    doubted_at: float = float("-inf")
+    """When one of its clients was doubted last."""
     waits: Waits = field(default_factory=Waits)
     """Of its clients, from the request to the lease."""
 

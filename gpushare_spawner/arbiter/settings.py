@@ -61,8 +61,18 @@ class ArbiterSettings:
     page_out_step: int = 256 * 2**20
     """Bytes; a holder that grows makes others page out in steps of this size, not in one order for each allocation."""
     look_after: float = 1.0
-    """Seconds of work after which what a client was seen to use on the GPU says what it will use: until then all that
-    it has allocated counts."""
+    """Seconds of undisturbed work after which what a client was seen to use on the GPU says what it will use."""
+    look_every: float = 0.1
+    """Seconds between looks at what is on the GPU while clients work together only because not all that they allocated
+    was seen there. Such clients fill the GPU's last eighth in no less, at 20 GB/s on 16 GB."""
+    crowded: float = 0.875
+    """Part of the memory for managed pages. Where clients that work together have more of it on the GPU, what was seen
+    of them says no longer what they use: the driver may be moving their pages out."""
+    tolerance: float = 1 / 64
+    """Part of the GPU's memory by which a client may exceed what was proven without being doubted."""
+    doubt_for: float = 60.0
+    """Seconds for which new clients of a session are doubted after one of its clients was: who fills the GPU and
+    connects anew is not trusted each time."""
     context_bytes: int = 0
     """Device memory that each connected process takes beside its allocations (its CUDA context: some hundred MiB on a
     real GPU, nothing on a simulated one)."""

@@ -27,6 +27,9 @@ class GpusOnPaper:
     def state(self, gpu: Gpu) -> GpuState:
         return self.states.get(gpu.uuid, GpuState(healthy=True))
 
+    def memory(self, gpu: Gpu) -> GpuState | None:
+        return self.state(gpu)
+
     def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
         return self.utilised.get(gpu.uuid)
 

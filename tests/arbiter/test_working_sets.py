@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke
+from gpushare_spawner.arbiter.session import Client
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, forever
 
 MIB = 2**20
@@ -72,11 +73,10 @@ class Looked:
         return self.arbiter._roster.client("a").working_set
 
 
-def test_a_client_that_has_just_begun_is_taken_to_use_all_that_it_allocated() -> None:
+def test_a_client_of_which_nothing_was_seen_is_taken_to_use_all_that_it_allocated() -> None:
     looked = Looked()
-    looked.look(64 * MIB, 0.5)
     assert looked.working_set == 12 * GIB
-    looked.look(64 * MIB, 1.5)
+    looked.look(64 * MIB, 0.5)
     assert looked.working_set == 64 * MIB
 
 
@@ -87,15 +87,108 @@ def test_one_that_has_finished_a_burst_is_known_at_once() -> None:
     assert looked.working_set == 64 * MIB
 
 
-def test_what_is_allocated_later_counts_in_full_until_the_next_look_at_its_work() -> None:
+def test_what_is_allocated_later_counts_when_it_is_seen() -> None:
     looked = Looked()
     looked.look(64 * MIB, 2.0)
     looked.arbiter.memory("a", 14 * GIB, 0, 3.0)
-    assert looked.working_set == 2 * GIB + 64 * MIB
-    looked.look(64 * MIB, 3.5)
-    assert looked.working_set == 2 * GIB + 64 * MIB
-    looked.look(GIB, 4.5)
+    assert looked.working_set == 64 * MIB
+    looked.look(GIB, 3.1)
     assert looked.working_set == GIB
+
+
+class Together:
+    """Two clients that reserve 12 of 16 GiB each, of which little was seen: they run together."""
+
+    def __init__(self, reserved: int = 12 * GIB) -> None:
+        self.arbiter = GpuArbiter(16 * GIB)
+        self.leases: dict[str, int] = {}
+        for name in "ab":
+            self.arbiter.add_session(name, 50, 0.0)
+            self.arbiter.connect(name, name, 0.0)
+            self.arbiter.request(name, reserved, 0, 0.0)
+        self.look(0.01, a=0, b=0)
+        assert self.held == {"a", "b"}
+
+    def look(self, now: float, **shown: int) -> list[Decision]:
+        decisions = [d for name, amount in shown.items() for d in self.arbiter.working_set(name, amount, now)]
+        self.leases.update({str(d.client): d.lease for d in decisions if isinstance(d, Grant)})
+        return decisions
+
+    @property
+    def held(self) -> set[str]:
+        return {str(client.id) for client in self.arbiter._roster.clients if client.held}
+
+    def client(self, name: str) -> Client:
+        return self.arbiter._roster.client(name)
+
+
+def test_clients_that_fill_the_gpu_together_are_parted_and_page_out_no_more_than_was_seen() -> None:
+    both = Together()
+    assert both.look(0.1, a=5 * GIB, b=5 * GIB) == []
+    decisions = both.look(0.2, a=8 * GIB, b=7 * GIB)
+    assert len(both.held) == 1
+    (revoke,) = (d for d in decisions if isinstance(d, Revoke))
+    loser = str(revoke.client)
+    shown = {"a": 8 * GIB, "b": 7 * GIB}[loser]
+    assert 0 < revoke.page_out <= shown
+    assert both.client(loser).working_set == 12 * GIB, "how much it would use is not known"
+
+
+def test_jobs_that_stay_small_are_not_parted_by_one_that_fills_the_gpu_beside_them() -> None:
+    """What was proven is believed in a crowd too."""
+    both = Together()
+    both.look(1.5, a=64 * MIB, b=13 * GIB)
+    assert both.held == {"a", "b"}
+    both.look(1.6, a=64 * MIB, b=15 * GIB)
+    both.look(1.7, a=66 * MIB, b=15 * GIB)
+    assert not both.client("a").doubted
+    assert both.client("a").working_set == 66 * MIB
+
+
+def test_one_that_grows_beyond_what_was_proven_in_a_crowd_is_doubted() -> None:
+    both = Together()
+    both.look(1.5, a=64 * MIB, b=64 * MIB)
+    assert both.client("a").proven == 64 * MIB
+    both.look(60.0, a=7 * GIB, b=8 * GIB)
+    assert len(both.held) == 1
+
+
+def test_one_that_was_doubted_is_believed_after_a_second_of_work_for_itself() -> None:
+    both = Together()
+    both.look(0.2, a=8 * GIB, b=7 * GIB)
+    both.look(0.3, a=8 * GIB, b=7 * GIB)
+    (first,) = both.held
+    second = ({"a", "b"} - {first}).pop()
+    lease = both.client(second).lease
+    both.arbiter.release(second, lease, 0.3, 0.4)
+    both.look(0.9, **{first: 9 * GIB})
+    assert both.client(first).working_set == 12 * GIB
+    both.look(1.5, **{first: 10 * GIB})
+    assert both.client(first).working_set == 10 * GIB
+
+
+def test_who_filled_the_gpu_and_connects_anew_is_not_trusted_again_at_once() -> None:
+    both = Together()
+    both.look(0.2, a=8 * GIB, b=7 * GIB)
+    (winner,) = both.held
+    loser = ({"a", "b"} - {winner}).pop()
+    both.arbiter.disconnect(loser, 0.3)
+    both.arbiter.connect("new", loser, 0.4)
+    both.arbiter.request("new", 12 * GIB, 0, 0.4)
+    both.look(0.5, new=0)
+    assert both.held == {winner}
+    both.arbiter.connect("later", loser, 100.0)
+    assert not both.client("later").doubted
+
+
+def test_looks_are_pressing_while_clients_run_together_only_by_what_was_seen() -> None:
+    both = Together()
+    assert both.arbiter.look_every == 0.1
+    both.look(1.5, a=64 * MIB, b=64 * MIB)
+    assert both.arbiter.look_every is None, "proven"
+    both.arbiter.memory("a", 13 * GIB, 0, 1.6)
+    assert both.arbiter.look_every == 0.1
+    assert Together(reserved=7 * GIB).arbiter.look_every is None, "they fit, whatever they touch"
 
 
 def test_the_largest_figure_counts() -> None:
