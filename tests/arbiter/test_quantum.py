@@ -108,7 +108,7 @@ def test_a_sessions_clients_are_handed_in_together_and_for_no_more_than_fits() -
 
 
 def test_the_credit_is_full_at_first_and_refills_at_the_rate_of_the_overhead_bound_up_to_its_size() -> None:
-    credit = HandOffCredit(SETTINGS)
+    credit = HandOffCredit(SETTINGS, SETTINGS.overhead_bound)
     assert credit.seconds == 10
     credit.refill(100)
     assert credit.seconds == 10
@@ -120,7 +120,7 @@ def test_the_credit_is_full_at_first_and_refills_at_the_rate_of_the_overhead_bou
 
 
 def test_a_hand_off_waits_until_the_credit_holds_its_cost() -> None:
-    credit = HandOffCredit(SETTINGS)
+    credit = HandOffCredit(SETTINGS, SETTINGS.overhead_bound)
     assert credit.wait_for(10) == 0
     # more than the bucket holds may be spent when it is full
     assert credit.wait_for(50) == 0
@@ -131,6 +131,7 @@ def test_a_hand_off_waits_until_the_credit_holds_its_cost() -> None:
 
 
 def test_a_bucket_that_holds_nothing_never_pays_a_hand_off_and_always_pays_none() -> None:
-    credit = HandOffCredit(ArbiterSettings(hand_off_credit=0.0))
+    settings = ArbiterSettings(hand_off_credit=0.0)
+    credit = HandOffCredit(settings, settings.overhead_bound)
     assert credit.wait_for(1e-9) == math.inf
     assert credit.wait_for(0) == 0
