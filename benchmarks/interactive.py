@@ -78,7 +78,7 @@ START = {"short": 16, "mixed": 10, "long": 7}
 
 @dataclass(frozen=True)
 class Delays:
-    """What came of one run."""
+    """The result of one run."""
 
     p50: float
     p95: float

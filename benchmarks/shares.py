@@ -130,7 +130,7 @@ EVERYTHING = tuple(
 
 @dataclass
 class Outcome:
-    """What a case came to."""
+    """The result of a case."""
 
     case: Case
     received: list[float]

@@ -1,6 +1,6 @@
 """``python -m gpushare_spawner.agent.alive SOCKET``: whether the agent answers, for the probes of its pod.
 
-It asks on the control socket, which users cannot reach. The port of the metrics is no sign of life: whoever may connect
+It asks on the control socket, which users cannot reach. The port of the metrics is no probe: clients that may connect
 to it could take all of its connections, and the kubelet would kill the agent.
 """
 

@@ -1,6 +1,6 @@
 """Processes that use a GPU without the library. Sharing is cooperative: the agent reports them and stops none.
 
-Whose a process is, is told by what the kernel says of it (its ancestors, cgroup and uid), never by what it says of
+The agent attributes a process by what the kernel says of it (its ancestors, cgroup and uid), never by what it says of
 itself: not by its environment, and not by a connection alone. One that is connected, and holds much more memory than
 its connection has claimed, said HELLO by hand.
 """

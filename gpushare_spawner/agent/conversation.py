@@ -59,7 +59,7 @@ class Conversation:
         self._uuids = {gpu_bytes(gpu.uuid): gpu.uuid for gpu in session.gpus}
         self._loop = asyncio.get_running_loop()
         self._memory_at = 0.0
-        """When what a process says about its memory was last dealt with, the event loop's time."""
+        """When MEMORY frames last took effect, in the event loop's time."""
         self._memory: dict[tuple[Connection, str], Frame] = {}
         """What processes have said since, the oldest first."""
         self._memory_timer: asyncio.TimerHandle | None = None

@@ -96,7 +96,7 @@ class Acceptor:
             self._accepted(connection)
 
     def _turn_one_away(self) -> None:
-        """One that waits is told by the end of its connection, rather than by nothing at all."""
+        """Accept a waiting connection and close it, so that its client does not wait for nothing."""
         if self._spare is None:
             return
         os.close(self._spare)

@@ -52,8 +52,8 @@ class KnownGpus:
     def lost(self, found: Iterable[Gpu], answers: Callable[[Gpu], bool]) -> tuple[Gpu, ...]:
         """GPUs that were here before and are not among those that NVML lists now.
 
-        Only of this boot of the machine, unless no GPU is left: else a GPU that was taken out would be missed for ever.
-        `answers`: whether a GPU answers its driver all the same, and is not listed for another reason, like MIG.
+        Only those of this boot of the machine, unless no GPU is left: else a removed GPU would count as lost for ever.
+        `answers`: whether a GPU answers its driver although it is not listed, for example in MIG mode.
         """
         found = tuple(found)
         uuids, indices = {gpu.uuid for gpu in found}, {gpu.index for gpu in found}

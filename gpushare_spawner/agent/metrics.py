@@ -229,7 +229,7 @@ class _MetricsPage(RequestHandler):
 
 
 def _silent(handler: RequestHandler) -> None:
-    """Requests are not logged: whoever can connect could fill the log."""
+    """Requests are not logged: any client could fill the log."""
 
 
 def _token(path: Path) -> str:

@@ -37,7 +37,7 @@ class SessionFolder:
     """
 
     def __init__(self, parent: Path, name: str, discarded: Discarded) -> None:
-        """`discarded`: where what is in the way is moved to. Raises PathTooLong."""
+        """`discarded`: the folder that anything in the socket's place is moved to. Raises PathTooLong."""
         self.path = parent / name
         self._discarded = discarded
         check_length(self.path / _FRESH)

@@ -1,4 +1,4 @@
-"""GPU time that each session of one GPU is entitled to, and what it received. Pure bookkeeping: decides nothing.
+"""GPU time that each session of one GPU is entitled to, and what it received. Pure bookkeeping: it decides nothing.
 
 While several sessions have work, the GPU time that the device delivers is divided by weight: that is what each session
 is *entitled* to. What it *received* is estimated first (the hardware slices evenly between the processes that have work
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 TOLERANCE = 1e-9
-"""Seconds; lags closer to each other than this are the same: sums of floats."""
+"""Seconds; lags that differ by less are equal, because sums of floats are not exact."""
 MEMORY = 3.0
 """Seconds for which the estimate is kept, so that samples that come late can correct it."""
 SATURATED = 0.92
 """Share of its time for which a saturated GPU is busy: the driver's samples are rounded, and no program launches its
 kernels without any gap."""
 LOAD_LIMIT = 0.9
-"""A session that uses so much of the time in which it could run can use all of it."""
+"""A session that uses this part of the time in which it could run counts as able to use all of it."""
 SHORT = 0.02
-"""Seconds; how a session used a shorter time on the GPU tells nothing about its demand."""
+"""Seconds; a shorter time on the GPU says nothing about a session's demand."""
 GROWTH, FLOOR = 1.25, 0.02
-"""What a session may use beyond its demand of late, as a factor and as a share of the GPU: its demand may grow."""
+"""What a session is granted beyond its recent demand, as a factor and as a share of the GPU: its demand may grow."""
 
 
 @dataclass
@@ -79,15 +79,15 @@ class Accounts:
         self._accounts[session] = _Account(weight, deadline=self._clock)
 
     def remove(self, session: str) -> None:
-        """The session is gone, with all that it is owed or owes."""
+        """Remove the session, with all that it is owed or owes."""
         del self._accounts[session]
 
     def set_weight(self, session: str, weight: int) -> None:
-        """Change the weight. The lag stays as it is: seconds."""
+        """Change the weight. The lag, in seconds, stays as it is."""
         self._accounts[session].weight = weight
 
     def work(self, session: str, request: float) -> None:
-        """The session has work from now on: a request of `request` seconds. Nothing for one that has work already.
+        """The session has work from now on: a request of `request` seconds. No effect if it has work already.
 
         What it owes it still owes. Of what it is owed only one request is kept: time that was not used is not saved up.
         """
@@ -133,7 +133,7 @@ class Accounts:
         return account.lag - self._surplus() * account.weight
 
     def parts(self, sessions: Iterable[str]) -> dict[str, float]:
-        """How the GPU is to be divided among these: by weight, but to none more than it can use. Adds up to 1."""
+        """The part of the GPU for each of these sessions: by weight, and none more than it can use. Adds up to 1."""
         accounts = {session: self._accounts[session] for session in sessions}
         return divide(
             {session: account.weight for session, account in accounts.items()},
@@ -141,7 +141,7 @@ class Accounts:
         )
 
     def measured(self, session: str, now: float) -> bool:
-        """Whether the driver has told lately how much of the GPU the session had, whatever its processes say."""
+        """Whether a recent sample of the driver says how much of the GPU the session had."""
         return session in self._measured and now - self._sampled < MEMORY
 
     # -- time goes by ------------------------------------------------------------------------------------------------
@@ -155,11 +155,11 @@ class Accounts:
         held_back: bool = False,
         memory_short: bool = False,
     ) -> None:
-        """So many seconds went by, up to `now`, in which these sessions had so many processes at work on the GPU.
+        """Account for `elapsed` seconds up to `now`. `processes`: each session's processes at work on the GPU.
 
         `requests`: seconds of each session's time slice where sessions take turns; no lag is cut below two of them.
-        `held_back`: somebody was kept from the GPU for the sake of another. `memory_short`: not all fit into its
-        memory.
+        `held_back`: a session was kept from the GPU for the sake of another. `memory_short`: not all fit into the
+        GPU's memory.
         """
         total = sum(processes.values())
         concerned = self.working | processes.keys()
@@ -183,10 +183,10 @@ class Accounts:
                 self._spans.popleft()
 
     def sample(self, since: float, until: float, busy: Mapping[str, float]) -> None:
-        """The driver tells for how many seconds of an interval each session's processes had the GPU.
+        """A driver sample: seconds for which each session's processes had the GPU in an interval.
 
-        Sessions whose processes the driver cannot tell are not in `busy`, and keep their estimate. Samples may come up
-        to `MEMORY` seconds late; what of the interval lies further back is ignored.
+        Sessions whose processes the driver does not show are not in `busy`, and keep their estimate. Samples may come
+        up to `MEMORY` seconds late; what of the interval lies further back is ignored.
         """
         length = until - since
         if length <= 0:
@@ -246,7 +246,7 @@ class Accounts:
     # -- order -------------------------------------------------------------------------------------------------------
 
     def eligible(self, session: str) -> bool:
-        """Whether it has received no more than its part."""
+        """Whether the session has received no more than its part."""
         return self.lag(session) >= -TOLERANCE
 
     def order(self, sessions: Iterable[str], requests: Mapping[str, float]) -> list[str]:
@@ -266,7 +266,7 @@ class Accounts:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _surplus(self) -> float:
-        """What the lags of those with work add up to, for each unit of weight: debts of those who have left."""
+        """Sum of the lags of sessions with work, for each unit of weight: debts of sessions that have left."""
         weights, lags = 0, 0.0
         for account in self._accounts.values():
             if account.working:
@@ -288,7 +288,7 @@ class Accounts:
             account.delivered += seconds
 
     def _repay(self, concerned: Iterable[str], elapsed: float, served: float) -> None:
-        """Let the lags of those without competition fade, and debts of the absent be repaid as if they waited."""
+        """Let lags without competition fade, and debts of absent sessions shrink as if these waited."""
         present = set(concerned)
         weights = sum(self._accounts[session].weight for session in present)
         for session, account in self._accounts.items():
@@ -344,7 +344,7 @@ class Accounts:
             self.saturated = not idle or self._wanted() >= SATURATED
 
     def _wanted(self) -> float:
-        """What those with work want together, as a share of the GPU."""
+        """What sessions with work want together, as a share of the GPU."""
         return sum(account.demand for account in self._accounts.values() if account.working)
 
 

@@ -1,4 +1,4 @@
-"""Tells the accounts who works and whose processes are on the device, as the roster knows it."""
+"""Tells the accounts which sessions have work and whose processes are on the GPU, as the roster knows it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Charging:
         self.accounts = Accounts(settings)
 
     def advance(self, elapsed: float, requests: Mapping[str, float], memory_short: bool) -> None:
-        """So many seconds have gone by, up to the roster's present, since the last decision."""
+        """Account for the seconds since the last decision, up to the roster's `now`."""
         processes = {}
         for session in self._roster.sessions.values():
             count = sum(self._on_device(client) for client in session.clients.values())
@@ -30,7 +30,7 @@ class Charging:
         self.accounts.advance(self._roster.now, elapsed, processes, requests, held_back, memory_short)
 
     def settle(self, requests: Mapping[str, float]) -> None:
-        """Find who has work from now on."""
+        """Tell the accounts which sessions have work from now on."""
         for session in self._roster.sessions.values():
             if any(client.waiting or self._on_device(client) for client in session.clients.values()):
                 self.accounts.work(session.id, max(requests.get(session.id, 0.0), self._settings.period))
@@ -38,14 +38,14 @@ class Charging:
                 self.accounts.rest(session.id)
 
     def _on_device(self, client: Client) -> bool:
-        """Whether the client may have work on the GPU. That it is quiet is believed where the driver would tell if it
-        were not."""
+        """Whether the client may have work on the GPU. IDLE counts only where the driver's samples would contradict a
+        lie."""
         if not client.lease:
             return False
         return client.bursting or not self.accounts.measured(client.session.id, self._roster.now)
 
     def _left_behind(self, session: Session, elapsed: float) -> int:
-        """Processes that may still compute although they have left."""
+        """The number of processes that may still compute although they have disconnected."""
         session.left_behind = {
             client: until for client, until in session.left_behind.items() if until > self._roster.now - elapsed
         }

@@ -1,4 +1,4 @@
-"""Who waits as a user does, and whose turn may end early for it: least attained service first.
+"""Which sessions a user waits for, and whose time slice may end early for them: least attained service first.
 
 What a session has attained is the time for which it held a lease and worked since its last pause, on the arbiter's
 clock. A session that returns after a pause has attained nothing, and may take the place of those that have attained
@@ -16,7 +16,7 @@ from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 
 def is_interactive(session: Session, settings: ArbiterSettings) -> bool:
-    """Whether somebody seems to wait for it: it has just returned, or has only worked for a short time since.
+    """Whether a user seems to wait for it: it has just returned, or has worked only for a short time since.
 
     A session whose bursts are typically long counts only after a long pause: programs pause for seconds between their
     phases, too.
@@ -33,13 +33,13 @@ def bound(waiting: Iterable[Client], settings: ArbiterSettings) -> float:
 
 
 def newcomers(waiting: Iterable[Client], settings: ArbiterSettings) -> list[Client]:
-    """Those who may take the GPU before the turn is over, the least attained first: they returned after a pause."""
+    """Clients that may take the GPU before the time slice is over, the least attained first: they have paused."""
     returned = [client for client in waiting if client.session.paused and is_interactive(client.session, settings)]
     return sorted(returned, key=lambda client: client.session.attained)
 
 
 def group_with(newcomer: Client, holders: Iterable[Client], room: Room) -> list[Client]:
-    """The newcomer and the holders that stay beside it, those that have attained least before the others."""
+    """The newcomer and the holders that stay beside it, chosen in the order of least attained service."""
     return room.fill(sorted(holders, key=lambda client: client.session.attained), [newcomer])
 
 

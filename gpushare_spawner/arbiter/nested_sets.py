@@ -1,4 +1,4 @@
-"""Who of those that fit into the GPU's memory together runs now: nested sets. See docs/arbiter.md.
+"""Which of the sessions that fit into the GPU's memory together run now: nested sets. See docs/arbiter.md.
 
 The hardware slices evenly between the processes that have work, whatever their weights. So in each short period all
 sessions run until the one that needs least has had its part, then all but that one, and so on. The one that needs most
@@ -17,9 +17,9 @@ from gpushare_spawner.arbiter.settings import ArbiterSettings
 OVERRUN_MEMORY = 0.5
 """How much of the old estimate stays when a session has overrun once more (moving average)."""
 LONGEST_PATIENCE = 0.05
-"""Seconds for which a quiet holder is waited for, at most."""
+"""Seconds for which a quiet holder keeps its place, at most."""
 LONGEST_OVERRUN = 10.0
-"""Seconds; what a client overruns beyond this is not expected the next time."""
+"""Seconds; a longer overrun is not expected the next time."""
 
 
 @dataclass
@@ -28,9 +28,9 @@ class _Place:
     overrun: float = 0.0
     """GPU seconds that the session typically receives between the order to stop and its end: what it has queued."""
     had: float = 0.0
-    """What it had received when the present period began, or when it came into it."""
+    """GPU seconds that it had received when the present period began, or when it joined."""
     stopped_at: float | None = None
-    """What it had received when it was told to stop, while that goes on."""
+    """GPU seconds that it had received when it was told to stop; None once it has stopped."""
 
 
 class NestedSets:
@@ -104,7 +104,7 @@ class NestedSets:
         self._place(session).stopped_at = self._accounts.received(session)
 
     def drained(self, session: str) -> None:
-        """Nothing of the session is on the GPU any more: learn by how much it overran."""
+        """The session has no work on the GPU any more: learn by how much it overran."""
         place = self._place(session)
         if place.stopped_at is None:
             return
@@ -168,6 +168,6 @@ class NestedSets:
         return len({round(needs[session] / count, 9) for session, count in processes.items()}) == 1
 
     def _settled(self, processes: Mapping[str, int]) -> bool:
-        """Whether even slices are what everybody is entitled to, for as long as nothing else happens."""
+        """Whether even slices give each session its part, until something else happens."""
         parts = self._accounts.parts(self._accounts.working | processes.keys())
         return len({round(parts[session] / count, 9) for session, count in processes.items()}) == 1

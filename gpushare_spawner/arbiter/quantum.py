@@ -13,8 +13,8 @@ SLOWEST, FASTEST = 1e7, 2e12
 
 
 TRUST = 4.0
-"""Factor by which the measurements of one session alone may differ from the guess: a process may say anything, and
-with a wrong figure it would lengthen everybody's turns, or make the GPU do nothing but move memory."""
+"""Factor by which the measurements of one session alone may differ from the guess: a process may claim any figure, and
+a wrong one would lengthen everybody's time slices, or make the GPU do nothing but move memory."""
 
 
 class Bandwidth:
@@ -27,7 +27,7 @@ class Bandwidth:
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
         self._measured: dict[str, float] = {}
-        """Seconds per byte, by session: it is times that are added up when costs are."""
+        """Seconds per byte, by session, because costs add up times."""
 
     @property
     def value(self) -> float:
@@ -39,7 +39,7 @@ class Bandwidth:
         return min(guess * TRUST, max(guess / TRUST, 1 / measured[0])) if measured else guess
 
     def learn(self, session: str, amount: int, seconds: float) -> None:
-        """A transfer of the session: so many bytes took so long."""
+        """Record a transfer of the session: `amount` in bytes, `seconds`."""
         if amount < self._settings.measured_from or seconds <= 0:
             return
         now = 1 / min(FASTEST, max(SLOWEST, amount / seconds))

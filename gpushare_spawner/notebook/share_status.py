@@ -38,7 +38,7 @@ class DeliveredStatus:
     """GPU time that the session was entitled to while others competed for its GPUs, and that it received."""
 
     entitled_seconds: float
-    """GPU seconds that its guaranteed share gave it a right to."""
+    """GPU seconds that its guaranteed share entitled it to."""
     delivered_seconds: float
     waits: int
     """How often its GPU work waited for a lease."""

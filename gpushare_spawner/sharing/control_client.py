@@ -102,7 +102,7 @@ class AgentClient:
         return answer.result
 
     async def _answer(self, line: bytes) -> Answer:
-        """The agent's answer; an agent that is overloaded is asked again while there is time."""
+        """The agent's answer. Asks an overloaded agent again until the timeout."""
         clock = asyncio.get_running_loop().time
         end, pause = clock() + self.timeout, 0.05
         while True:

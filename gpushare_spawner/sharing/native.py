@@ -58,8 +58,8 @@ def open_request(
 
 
 def shared_environment(environment: Mapping[str, str], additions: Mapping[str, str]) -> Environment:
-    """The environment of a server with a share: what the agent asks for, and frameworks that do not reserve the GPU's
-    memory in advance, unless the environment says so."""
+    """The environment of a server with a share: the agent's variables, and those that keep frameworks from reserving
+    the GPU's memory in advance, unless the environment sets them."""
     result = merged(environment, additions)
     choose_frameworks_defaults(result)
     return result

@@ -143,7 +143,7 @@ async def test_half_a_line_and_gone(control: ControlSocket) -> None:
     assert (await AgentClient(control.path).report()).node == "here"
 
 
-async def test_too_many_connections_are_told_to_come_back_later(
+async def test_too_many_connections_are_answered_overloaded(
     control: ControlSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_socket, "MAX_CONNECTIONS", 2)
@@ -191,7 +191,7 @@ async def test_more_than_the_kernel_keeps_are_answered(short_folder: Path) -> No
     await server
 
 
-async def test_requests_are_worked_on_a_few_at_a_time(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_are_handled_a_few_at_a_time(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_socket, "MAX_AT_ONCE", 3)
     now = most = 0
 

@@ -62,7 +62,7 @@ async def test_sessions_leave_descriptors_to_the_rest_of_the_agent(
     assert sum("raise the agent's limit" in record.getMessage() for record in caplog.records) == 1
 
 
-async def test_control_socket_without_descriptors_turns_away_and_logs_once(
+async def test_control_socket_without_descriptors_rejects_and_logs_once(
     agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -94,7 +94,7 @@ async def test_control_socket_without_descriptors_turns_away_and_logs_once(
     assert len(said) < 500
 
 
-def test_trouble_that_comes_and_goes_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_trouble_that_comes_and_goes_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     complaint = Complaint(logging.getLogger("test"), "trouble", "over", lasts=60.0)
     for _ in range(100):

@@ -40,12 +40,12 @@ def test_what_fits_on_the_gpu_needs_no_host_memory() -> None:
     assert node_needs([replace(gpu, device_bytes=15 * GIB)]) == GIB
 
 
-def test_a_guarantee_that_is_not_used_counts_all_the_same() -> None:
+def test_an_unused_guarantee_counts_against_the_budget() -> None:
     gpu = GpuMemory(16 * GIB, {"a": session(0), "b": session(14 * GIB)})
     assert node_needs([gpu]) == 2 * GIB
 
 
-def test_room_is_what_the_gpu_and_the_budget_leave() -> None:
+def test_free_memory_is_what_the_gpu_and_the_budget_leave() -> None:
     gpus = {"g": GpuMemory(16 * GIB, {"a": session(8 * GIB), "b": session(6 * GIB)})}
     assert node_room(gpus, "g", "a", 0) == 2 * GIB
     assert node_room(gpus, "g", "a", 3 * GIB) == 5 * GIB
@@ -143,7 +143,7 @@ def test_only_groups_of_the_session_alone_count(tmp_path: Path) -> None:
     assert cgroups.of_path("/nowhere", below="/") is None
 
 
-def test_the_machines_memory(tmp_path: Path) -> None:
+def test_memory_of_the_machine_is_read_from_meminfo(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\nHugePages: 0\n")
     assert machine_memory(tmp_path) == MachineMemory(1024 * 1024, 512 * 1024)
     assert machine_memory(tmp_path / "nowhere") is None

@@ -65,7 +65,7 @@ def test_another_gpu_in_its_place_is_the_one(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"boot": "x", "gpus": [{"index": "a"}]}', None])
-def test_record_that_cannot_be_read_knows_nothing(path: Path, content: str | None) -> None:
+def test_record_that_cannot_be_read_counts_as_empty(path: Path, content: str | None) -> None:
     path.unlink()
     if content is None:
         os.mkfifo(path)

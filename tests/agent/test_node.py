@@ -219,7 +219,7 @@ async def test_tiers_and_units_that_do_not_go_together(agent: Agent) -> None:
     assert refused.value.code == "unknown-session"
 
 
-async def test_a_released_sessions_pages_leave_when_somebody_needs_the_memory(agent: Agent) -> None:
+async def test_pages_of_a_released_session_leave_when_a_neighbour_needs_the_memory(agent: Agent) -> None:
     peer = await agent.peer(agent.open())
     peer.send(Kind.REQUEST, 10 * GIB, 0, 1, gpu=FIRST.uuid)
     lease = (await peer.expect(Kind.GRANT)).fields[0]

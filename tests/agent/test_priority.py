@@ -38,7 +38,7 @@ def said(nobody: bool) -> list[int]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can raise its priority")
-def test_root_is_preferred() -> None:
+def test_agent_of_root_has_a_higher_cpu_priority() -> None:
     assert said(nobody=False)[:2] == [os.SCHED_OTHER, NICE]
 
 

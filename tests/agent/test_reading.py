@@ -115,7 +115,7 @@ async def test_session_that_sent_far_too_much_is_served_again_after_the_stated_t
     assert time.monotonic() - begun < reading.LONGEST_DEBT + 0.2
 
 
-def test_debt_has_a_floor() -> None:
+def test_debt_of_a_budget_is_bounded() -> None:
     now = 0.0
     budget = Budget(lambda: now, rate=10, store=5, debt=10)
     for _ in range(1000):
@@ -215,7 +215,7 @@ async def test_connections_of_one_session_have_their_turn_one_after_another(agen
         assert time.monotonic() - begun < 1.0
 
 
-async def test_word_about_kernels_goes_with_the_observer_that_said_it(agent: Agent, eventually: Eventually) -> None:
+async def test_figures_of_kernels_count_while_their_observer_is_connected(agent: Agent, eventually: Eventually) -> None:
     path = agent.open("ada")
 
     def kernels() -> tuple[int | None, int | None, float | None]:

@@ -131,7 +131,7 @@ async def test_a_second_process_finds_what_the_first_does_not_use(programs: Prog
     assert hit.allocated_bytes == 512 * MIB
 
 
-async def test_status_says_which_limit_it_was_who_holds_what_and_what_helps(programs: Programs) -> None:
+async def test_status_names_the_limit_the_processes_that_hold_memory_and_what_helps(programs: Programs) -> None:
     await programs.open()
     first, second = programs.start(), programs.start()
     programs.do(first, ALLOC, 400 * MIB)
@@ -204,7 +204,7 @@ async def test_what_a_revoked_process_has_cached_is_given_back(programs: Program
     assert programs.do(second, ALLOC, 450 * MIB) is True
 
 
-async def test_a_stopped_process_keeps_its_allowance_and_the_answer_comes_all_the_same(programs: Programs) -> None:
+async def test_a_stopped_process_keeps_its_allowance_and_delays_no_answer(programs: Programs) -> None:
     await programs.open()
     first, second = programs.start(), programs.start()
     assert programs.do(first, ALLOC, 300 * MIB) is True

@@ -187,6 +187,6 @@ def test_lags_always_add_up_to_nothing(events: list[tuple[str, str, int]]) -> No
         assert sum(lags) == pytest.approx(0.0, abs=1e-6 * (1 + sum(abs(lag) for lag in lags)))
 
 
-def test_strangers_are_errors() -> None:
+def test_unknown_sessions_are_errors() -> None:
     with pytest.raises(KeyError):
         Accounts(ArbiterSettings()).work("nobody", 1.0)

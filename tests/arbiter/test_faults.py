@@ -116,7 +116,7 @@ def test_a_request_that_crosses_a_revocation_waits_from_the_release_on() -> None
     assert arbiter.waiting() == ("a",)
 
 
-def test_strangers_are_errors() -> None:
+def test_unknown_sessions_are_errors() -> None:
     arbiter = GpuArbiter(16 * GIB)
     arbiter.add_session("a", 50, 0.0)
     arbiter.connect(1, "a", 0.0)

@@ -156,7 +156,7 @@ def test_a_page_out_that_did_less_than_ordered_is_reckoned_with() -> None:
     assert desk.resident("a") == 10
 
 
-def test_a_page_out_that_nobody_ordered_is_not_believed() -> None:
+def test_a_page_out_that_nobody_ordered_is_ignored() -> None:
     desk = Desk()
     desk.ask("a", 12)
     desk.give_back("a")

@@ -158,7 +158,7 @@ async def test_a_pod_of_another_node_is_denied_and_so_is_a_token_without_a_node(
     await agents.other.patch(agents.pod("theirs"), patch)
 
 
-async def test_a_pod_that_is_on_no_node_yet_is_nobodys(agents: Agents) -> None:
+async def test_no_agent_may_change_a_pod_that_is_not_scheduled_yet(agents: Agents) -> None:
     await agents.cluster.create_pod("waits", nodeSelector={"there-is": "no-such-node"})
     patch = {"metadata": {"annotations": {kubernetes.TIER: "released"}}}
     for client in (agents.own, agents.unbound):

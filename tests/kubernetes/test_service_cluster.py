@@ -120,7 +120,7 @@ async def test_a_report_that_cannot_be_read_is_said_once(room, nodes, caplog):
     assert "version" in said[0]
 
 
-async def test_a_report_of_a_node_in_another_nodes_configmap_is_not_believed(room, nodes, caplog):
+async def test_a_report_of_a_node_in_another_nodes_configmap_is_ignored(room, nodes, caplog):
     """An agent may write its own node's ConfigMap alone; what it puts in is its own choice."""
     await room.open("ann", node="node-a")
     await room.publish("node-a", ann={"gpu_busy": True})

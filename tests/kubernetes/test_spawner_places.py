@@ -59,7 +59,7 @@ async def test_a_server_that_is_pinned_to_a_node_is_placed_there(
     assert "No GPU is free for 0.50 GPU now" in await message_of(response)
 
 
-async def test_an_agent_that_reports_for_another_node_is_not_believed(make_hub: MakeHub, nodes: GpuNodes) -> None:
+async def test_a_report_for_another_node_is_ignored(make_hub: MakeHub, nodes: GpuNodes) -> None:
     honest, liar = [await nodes.add(gpus=1) for _ in range(2)]
     # that the other node has much more than there is
     lie = Report(node=honest, published_at=time.time(), gpus=tuple(gpu(honest, index) for index in range(8)))

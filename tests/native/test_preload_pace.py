@@ -136,7 +136,7 @@ def test_paced_program_keeps_the_gpu_busy(
     assert took < seconds * count * 1.25 + 0.1  # the figure of a quiet machine is in docs/native.md
 
 
-def test_pace_of_a_lease_that_was_given_back_is_no_lease(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
+def test_pace_for_a_returned_lease_grants_no_lease(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:
     """The agent's second GRANT crosses with RELEASE: it must not open the gate."""
     client = start("""
         d = Driver()
@@ -212,7 +212,7 @@ def test_launches_into_streams_that_are_destroyed_at_once_count_as_queued(
     peer.expect(Kind.REQUEST)
 
 
-def test_captures_and_streams_that_go_are_no_trouble_for_a_paced_program(
+def test_captures_and_destroyed_streams_do_not_stop_a_paced_program(
     start: Start, agent: ScriptedAgent, gpus: list[bytes]
 ) -> None:
     """Threads that capture in the strictest mode, and streams and contexts that come and go, while others launch."""

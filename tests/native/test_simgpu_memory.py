@@ -376,7 +376,7 @@ def test_an_asynchronous_copy_to_pageable_memory_is_done_when_it_returns(said) -
     }
 
 
-def test_an_asynchronous_copy_from_pageable_memory_has_read_it_when_it_returns(said) -> None:
+def test_an_asynchronous_copy_from_pageable_memory_has_read_the_memory_when_it_returns(said) -> None:
     """Small ones are put aside, and the call does not wait; larger ones are waited for. Pinned memory is read later."""
     code = (
         SLOW_WORK_AND_A_COPY

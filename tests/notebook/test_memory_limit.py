@@ -27,7 +27,7 @@ def with_memory(limit: int = MemoryLimit.SESSION, ago: float = 240.0) -> list[Fr
     ]
 
 
-def test_the_answer_says_who_holds_what_and_what_was_refused() -> None:
+def test_the_answer_names_processes_with_memory_and_the_refused_allocation() -> None:
     now = ShareStatus.of(with_memory())
     assert now.processes == (ProcessMemory(41, GPU, 5 * GIB), ProcessMemory(42, GPU, 10 * GIB))
     assert now.limit_hit == LimitHit("session", 240.0, 2 * GIB, 15 * GIB, 41, 7)
@@ -74,7 +74,7 @@ def test_the_sentence_names_the_limit_and_what_helps(limit: MemoryLimit, said: s
     assert "allocated by    process 42 10 GiB, process 41 5 GiB" in words.page(now)
 
 
-def test_one_process_is_not_listed() -> None:
+def test_a_single_process_is_not_listed() -> None:
     now = ShareStatus(gpus=ShareStatus.of(Script().status()).gpus, processes=(ProcessMemory(41, GPU, GIB),))
     assert words.holders(now) == ""
 

@@ -1,5 +1,5 @@
 /* How much this process may have allocated on each GPU, as the agent grants it: the allowances of a session's processes
-   together stay within the session's limit, so that no process needs to know of the others. docs/protocol.md has the
+   together stay within the session's limit, and no process needs to know the others. docs/protocol.md has the
    frames. */
 #pragma once
 
@@ -12,7 +12,7 @@ enum allowance_answer {
     ALLOWANCE_UNCHECKED /* nobody answers: the allocation is made without the agent */
 };
 
-/* Bytes of device memory that the process has on the GPU, of every kind. */
+/* Bytes of device memory of every kind that the process has allocated on the GPU. */
 uint64_t allowance_used(const struct gpu *gpu);
 
 /* Ask the agent for `bytes` more than the process has now. `own_managed`: managed memory that the program itself asked
@@ -21,8 +21,8 @@ enum allowance_answer allowance_ask(struct gpu *gpu, uint64_t bytes, bool manage
 
 /* The rest is for the background thread, the only one that changes an allowance. */
 
-/* An agent has said WELCOME: tell it what the process has. An agent without FEATURE_RESERVE limits each process by
-   itself. */
+/* An agent has sent WELCOME: tell it what the process has allocated. An agent without FEATURE_RESERVE limits each
+   process by itself. */
 void allowance_begin(struct gpu *gpu);
 
 /* There is no agent, or the GPU is not the session's. */

@@ -1,4 +1,4 @@
-/* What this library needs of libpthread and libdl, looked up when it is first needed. A library that names them as
+/* Functions of libpthread and libdl, looked up when they are first needed. A library that names them as
    needed makes the dynamic linker map them into every process, which is half of what its start would cost; and musl's
    programs have some of these functions under no such name.
 
@@ -24,7 +24,7 @@ struct late_libc {
 };
 extern struct late_libc late;
 
-/* Look them up. False: this C library has them not, and the process cannot be shared. Cheap after the first time. */
+/* Look them up. False: this C library lacks them, and the process cannot be shared. Cheap after the first time. */
 bool late_libc_load(void);
 
 #define dlopen                  late.open_library

@@ -13,7 +13,7 @@
 #include "gate.h"
 #include "resolve.h"
 
-/* Two launches keep a GPU busy: one runs, one waits behind it. More than a driver's own queue holds are of no use. */
+/* Two launches keep a GPU busy: one runs, one waits behind it. More than a driver's own queue holds have no effect. */
 #define LEAST_WINDOW 2
 /* A launch of so many paces' length needs none behind it: the gap that is left is far below a hundredth of it, and the
    one behind it could not be taken back. The first launch is taken for such a one. */
