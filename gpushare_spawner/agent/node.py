@@ -45,7 +45,7 @@ from gpushare_spawner.model.control import (
     Request,
     TierRequest,
 )
-from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.quantity import format_bytes, resolve_bytes
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.tier import Tier
@@ -458,6 +458,9 @@ class Node:
             log.info("session %s: its socket has been made", name)
         if session.memory is not None:
             session.memory.trim()
+        if session.cuda and not session.budget_checked:
+            session.budget_checked = True
+            self._check_budget(session)
         if session.moved or session.record.gpu_busy:
             doing = self._activity(session)
             if self._rounds.worth_saving(session, doing, now):
@@ -468,6 +471,21 @@ class Node:
                 or doing.last != session.record.last_gpu_activity
                 or session.memory_hits != session.record.memory_hits
             )
+
+    def _check_budget(self, session: Session) -> None:
+        """Log a promise of the form that the server's memory limit does not allow."""
+        shortage = self._memory.shortage(session)
+        if shortage is None:
+            return
+        budget, guaranteed = (format_bytes(amount) for amount in shortage)
+        log.warning(
+            "session %s: the memory limit of its server leaves %s for GPU memory that is paged out, and its share "
+            "guarantees %s; allocations beyond that fail. Raise resources.memory.limit of template %s",
+            session.id,
+            budget,
+            guaranteed,
+            session.record.request.template,
+        )
 
     def _paged_out(self, session: Session) -> int:
         return sum(self.arbitrations[gpu.uuid].view(session.id).paged_out_bytes for gpu in session.gpus)

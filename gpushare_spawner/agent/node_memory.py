@@ -83,6 +83,17 @@ class NodeMemory:
             return of_session, MemoryLimit.SESSION_HOST_MEMORY
         return of_node, MemoryLimit.NODE_HOST_MEMORY
 
+    def shortage(self, session: Session) -> tuple[int, int] | None:
+        """What the session's own budget lets it allocate, and what its share guarantees, where that is more.
+
+        Bytes. What it has allocated already does not matter.
+        """
+        budget = self.session_budget(session)
+        if budget is None or session.record.request.share_units == UNITS_PER_GPU:
+            return None
+        guaranteed = sum(min(session.memory_guarantee(gpu), session.memory_limit(gpu)) for gpu in session.gpus)
+        return (budget, guaranteed) if budget < guaranteed and session.record.request.oversubscribe else None
+
     def report(self) -> HostMemoryReport | None:
         """The node's figures; None without a budget."""
         budget = self.node_budget()

@@ -140,6 +140,8 @@ class Session:
     """A process has said something since activity and record were last compared; else neither can have changed."""
     memory: SessionMemory | None = None
     conversation: Conversation | None = None
+    budget_checked: bool = False
+    """Whether its server's memory limit was compared with what its share guarantees."""
     socket: SessionSocket | PodSockets | None = None
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""

@@ -12,11 +12,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpushare_spawner.model.quantity import format_seconds
+from gpushare_spawner.model.quantity import format_bytes, format_seconds, resolve_bytes
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.template_schema import template_schema
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.sharing.template_folder import TemplateFolder, Templates
+
+LARGEST_GPU = 80 * 2**30
+"""Bytes; what the shipped templates are made for."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +65,9 @@ def check(folder: Path) -> int:
     if not templates.templates:
         out.print(f"{folder}: no templates. A template is a file that ends in .yaml or .yml.")
         return 1
+    for template in templates:
+        if (note := _note(template)) is not None:
+            out.print(Text(_printable(f"{templates.files[template.name]}: {note}"), style="yellow"), soft_wrap=True)
     out.print(f"{_number(len(templates), 'template')}, no problems.")
     return 0
 
@@ -96,6 +103,26 @@ def _idle(template: Template) -> str:
 def _access(template: Template) -> str:
     groups = [f"group {group}" for group in template.access.groups]
     return ", ".join([*groups, *template.access.users]) or "everybody"
+
+
+def _note(template: Template) -> str | None:
+    """What the template promises on a GPU of up to `LARGEST_GPU` that the memory of its servers does not allow."""
+    limit = template.resources.memory.limit
+    gpu = template.gpu
+    if limit is None or gpu is None or not gpu.memory.oversubscribe or gpu.share.units == UNITS_PER_GPU:
+        return None
+    guarantee = gpu.memory.guarantee or f"{gpu.share.units}%"
+    if resolve_bytes(guarantee, LARGEST_GPU) <= limit:
+        return None
+    where = ""
+    if str(guarantee).endswith("%"):
+        part = resolve_bytes(guarantee, LARGEST_GPU) / LARGEST_GPU
+        where = f" on GPUs of more than {format_bytes(limit / part)}"
+    return (
+        f"resources.memory.limit of {format_bytes(limit)} is less than the GPU memory that is guaranteed{where}: "
+        "memory that could not be paged out is not allocated. "
+        "Raise it to the guarantee and what the programs need beside it"
+    )
 
 
 def _number(count: int, word: str) -> str:

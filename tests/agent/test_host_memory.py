@@ -212,6 +212,31 @@ async def test_a_server_with_a_memory_limit_has_a_budget_of_its_own(agent: Agent
     assert report.host_memory_budget_bytes == 5 * GIB
 
 
+@pytest.mark.parametrize("limit", [4, 5])
+async def test_a_server_whose_memory_limit_breaks_its_guarantee_is_logged(
+    agent: Agent, monkeypatch, tmp_path: Path, caplog, limit: int
+) -> None:
+    """Of the limit 1 GiB is in use; a quarter of 16 GiB is guaranteed."""
+    (tmp_path / "cgroup.controllers").write_text("memory\n")
+    group(tmp_path / "ada.service", str(limit * GIB), 2 * GIB, GIB)
+    monkeypatch.setattr(
+        "gpushare_spawner.agent.processes.cgroup", lambda pid: "/agent.service" if pid == "self" else "/ada.service"
+    )
+    await agent.stop()
+    await agent.start(host_memory=HostMemorySettings(cgroups=tmp_path))
+    ada = await agent.peer(agent.open("ada"))
+    agent.node.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
+    agent.node._look()
+    agent.node._look()
+    said = [record.getMessage() for record in caplog.records if "leaves" in record.getMessage()]
+    if limit == 4:
+        (sentence,) = said
+        assert "leaves 3 GiB for GPU memory that is paged out, and its share guarantees 4 GiB" in sentence
+    else:
+        assert said == []
+    ada.close()
+
+
 async def test_switched_off_there_is_no_budget(agent: Agent, tmp_path: Path) -> None:
     await agent.stop()
     await agent.start(host_memory=HostMemorySettings(node="off"))

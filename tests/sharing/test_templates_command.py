@@ -16,6 +16,7 @@ def test_check_of_the_shipped_templates(capsys):
     said = capsys.readouterr().out
     assert re.search(r"quarter-gpu \(default\) +0.25 GPU +0.10 GPU after 15 min, released after 45 min", said)
     assert "5 templates, no problems." in said
+    assert "resources.memory.limit" not in said, "each guarantee is kept on GPUs of up to 80 GiB"
 
 
 def test_check_of_a_bad_folder(tmp_path, capsys):
@@ -27,6 +28,23 @@ def test_check_of_a_bad_folder(tmp_path, capsys):
     assert [line for line in lines if line.startswith("b.yaml:3: gpu.fraction: nan is not a fraction; write")]
     assert [line for line in lines if line.startswith("c.yaml:1: nested more than 32 levels deep")]
     assert lines[-1] == "2 problems, 1 good template."
+
+
+def test_check_names_a_memory_limit_that_does_not_hold_what_is_guaranteed(tmp_path, capsys):
+    template = "name: {0}\ndisplay_name: {0}\ngpu: {{{1}}}\nresources: {{memory: {{limit: {2}}}}}\n"
+    for name, gpu, limit in (
+        ("low", "fraction: 0.25", "16Gi"),
+        ("bytes", "fraction: 0.05, memory: {guarantee: 9Gi}", "8Gi"),
+        ("enough", "fraction: 0.25", "20Gi"),
+        ("plain", "fraction: 0.25, memory: {oversubscribe: false}", "1Gi"),
+        ("whole", "count: 1", "1Gi"),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(template.format(name, gpu, limit))
+    assert main(["templates", "check", str(tmp_path)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "resources.memory.limit" in line]
+    assert [line.split(":")[0] for line in said] == ["bytes.yaml", "low.yaml"]
+    assert "limit of 8 GiB is less than the GPU memory that is guaranteed: memory" in said[0]
+    assert "limit of 16 GiB is less than the GPU memory that is guaranteed on GPUs of more than 64 GiB" in said[1]
 
 
 def test_check_of_a_folder_without_templates(tmp_path, capsys):
