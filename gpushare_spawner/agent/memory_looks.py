@@ -1,5 +1,7 @@
-"""What is on a GPU, asked of the driver when it decides who may run: at a process's first request, and every tenth of a
-second while clients work together by what was seen of them. Rounds ask anyway, every two seconds.
+"""Asks the driver for the memory on a GPU when the answer decides which clients may run.
+
+That is at a process's first request, and every tenth of a second while clients run together because of what was seen of
+them. Independently of this, `rounds` asks every two seconds.
 """
 
 from __future__ import annotations
@@ -16,26 +18,26 @@ from gpushare_spawner.agent.gpus import Gpu, GpuState
 log = logging.getLogger(__name__)
 
 AT_ONCE_EVERY = 0.02
-"""Seconds at least between two looks, however many processes ask for the first time."""
+"""Seconds between two questions at least, however many processes ask for the first time."""
 
 
 class Source(Protocol):
-    """Where figures come from: NVML."""
+    """Source of the figures: NVML."""
 
     def memory(self, gpu: Gpu) -> GpuState | None:
-        """What is in use and by which processes; None where the GPU does not answer. May block for milliseconds."""
+        """Memory in use, and by which processes; None where the GPU does not answer. May block for milliseconds."""
 
 
 class Interested(Protocol):
-    """What the looks are for: one GPU's arbitration."""
+    """The arbitration of one GPU, which uses the figures."""
 
     @property
     def look_every(self) -> float | None:
-        """Seconds in which the next look is needed; None: it does not matter now."""
+        """Seconds in which the next figures are needed; None: they do not matter now."""
 
 
 class MemoryLooks:
-    """Looks at one GPU. The driver may block or hang: it is asked in a thread, once at a time."""
+    """Asks for one GPU. The driver may block or hang, so one thread at a time asks it."""
 
     def __init__(
         self, gpu: Gpu, source: Source, interested: Interested, seen: Callable[[Mapping[str, GpuState]], None]
@@ -51,11 +53,11 @@ class MemoryLooks:
         self._asked_at = 0.0
         self._asking = False
         self._again = False
-        """A process has asked for the first time since the present question was put."""
+        """A process has asked for the first time since the present question began."""
         self._closed = False
 
     def wanted(self) -> None:
-        """Something has changed: look every so often, for as long as it matters."""
+        """Something has changed: ask repeatedly for as long as it matters."""
         every = self._interested.look_every
         if every is not None:
             self._ask_at(self._asked_at + every)
@@ -66,7 +68,7 @@ class MemoryLooks:
         self._ask_at(self._asked_at + AT_ONCE_EVERY)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop asking."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
