@@ -195,6 +195,7 @@ class Accounts:
         received: dict[str, float] = {}
         entitled: dict[str, float] = {}
         allowed: dict[str, float] = {}
+        booked: dict[str, float] = {}
         covered = contended = held_back = 0.0
         memory_short = False
         for span in self._spans:
@@ -207,7 +208,13 @@ class Accounts:
             held_back += overlap if span.held_back else 0.0
             memory_short = memory_short or span.memory_short
             ran = dict.fromkeys(span.received, overlap / part)
-            for sums, seconds in ((received, span.received), (entitled, span.entitled), (allowed, ran)):
+            in_lags = span.received if span.entitled else {}
+            for sums, seconds in (
+                (received, span.received),
+                (entitled, span.entitled),
+                (allowed, ran),
+                (booked, in_lags),
+            ):
                 for session, amount in seconds.items():
                     sums[session] = sums.get(session, 0.0) + amount * part
         self._forget_until(until)
@@ -234,14 +241,12 @@ class Accounts:
             )
             return
         # The GPU was idle part of the time: each had what it wanted, and nobody owes anything for it.
-        part = contended / max(covered, TOLERANCE)
         for session in {*entitled, *errors}:
             account = self._accounts[session]
-            estimate, right = received.get(session, 0.0) * part, entitled.get(session, 0.0)
-            truth = known.get(session, received.get(session, 0.0)) * part
+            estimate, right, error = booked.get(session, 0.0), entitled.get(session, 0.0), errors.get(session, 0.0)
             account.lag -= right - estimate
-            account.entitled += truth - right
-            account.delivered += truth - estimate
+            account.entitled += estimate + error - right
+            account.delivered += error
 
     # -- order -------------------------------------------------------------------------------------------------------
 

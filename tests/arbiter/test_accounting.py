@@ -133,6 +133,17 @@ def test_on_an_idle_gpu_nobody_owes_anything() -> None:
     assert books.accounts.saturated
 
 
+def test_a_sample_of_an_idle_gpu_that_covers_time_alone_too_leaves_nobody_owing() -> None:
+    books = Books(a=10, b=90)
+    books.accounts.rest("b")
+    books.run(0.5, a=1)
+    books.accounts.work("b", 1.0)
+    books.run(0.5, a=1, b=1)
+    books.accounts.sample(0.0, 1.0, {"a": 0.5, "b": 0.1})
+    assert not books.accounts.saturated
+    assert books.lags() == pytest.approx({"a": 0.0, "b": 0.0})
+
+
 def test_one_that_cannot_use_its_part_is_entitled_to_what_it_uses() -> None:
     books = Books(a=90, b=10)
     for _ in range(6):
