@@ -41,15 +41,15 @@ class ArbiterSettings:
     kernel cannot be interrupted, and a hung holder must not be punished for ever. A kernel of 3 s of a session with one
     unit of a hundred is paid back in full."""
     period: float = 0.2
-    """Seconds in which each of those who run together gets its part. Long enough for few switches, short enough not to
-    be felt."""
+    """Seconds in which each of those who run together gets its part. Long enough for few switches, too short for
+    a user to notice."""
     shortest_run: float = 0.01
-    """GPU seconds; a session that has been held back is let in for no less: two slices of the hardware."""
+    """GPU seconds that a session that was held back gets at least: two slices of the hardware."""
     shortest_hold: float = 0.015
-    """Seconds; nobody is held back for less: to stop and to go on costs about a millisecond each."""
+    """Seconds for which a session is held back at least: to stop it and to start it costs about a millisecond each."""
     pace: float = 0.02
-    """Seconds of GPU work that a client may queue while others compete. It runs on for so long when its lease is
-    revoked; less than some milliseconds would leave the GPU idle between kernels."""
+    """Seconds of GPU work that a client may queue while others compete. After a REVOKE it runs on for so
+    long; less than some milliseconds would leave the GPU idle between kernels."""
     pace_alone: float = 0.1
     """Seconds of GPU work that a client may queue while no other session has work, but has processes that may have some
     at any moment. A client of a session that has been the only one for `unpaced_after` is not bounded."""
@@ -61,18 +61,18 @@ class ArbiterSettings:
     page_out_step: int = 256 * 2**20
     """Bytes; a holder that grows makes others page out in steps of this size, not in one order for each allocation."""
     look_after: float = 1.0
-    """Seconds of undisturbed work after which what a client was seen to use on the GPU says what it will use."""
+    """Seconds of undisturbed work after which a client is taken to use the memory that it was seen to use."""
     look_every: float = 0.1
-    """Seconds between looks at what is on the GPU while clients work together only because not all that they allocated
-    was seen there. Such clients fill the GPU's last eighth in no less, at 20 GB/s on 16 GB."""
+    """Seconds between questions about the memory on the GPU while clients run together only because less of their
+    memory was seen there than they allocated. At 20 GB/s on 16 GB they cannot fill the GPU's last eighth in less."""
     crowded: float = 0.875
     """Part of the memory for managed pages. Where clients that work together have more of it on the GPU, what was seen
     of them says no longer what they use: the driver may be moving their pages out."""
     tolerance: float = 1 / 64
     """Part of the GPU's memory by which a client may exceed what was proven without being doubted."""
     doubt_for: float = 60.0
-    """Seconds for which new clients of a session are doubted after one of its clients was: who fills the GPU and
-    connects anew is not trusted each time."""
+    """Seconds for which new clients of a session are doubted after one of its clients was, so that a new
+    connection gains nothing."""
     context_bytes: int = 0
     """Device memory that each connected process takes beside its allocations (its CUDA context: some hundred MiB on a
     real GPU, nothing on a simulated one)."""
