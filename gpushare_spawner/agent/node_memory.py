@@ -84,9 +84,9 @@ class NodeMemory:
         return of_node, MemoryLimit.NODE_HOST_MEMORY
 
     def shortage(self, session: Session) -> tuple[int, int] | None:
-        """What the session's own budget lets it allocate, and what its share guarantees, where that is more.
+        """The bytes that the session's own budget allows, and those that its share guarantees; None where they suffice.
 
-        Bytes. What it has allocated already does not matter.
+        What it has allocated already does not matter.
         """
         budget = self.session_budget(session)
         if budget is None or session.record.request.share_units == UNITS_PER_GPU:
