@@ -64,6 +64,10 @@ class Accounts:
     def __init__(self, settings: ArbiterSettings) -> None:
         self._settings = settings
         self._accounts: dict[str, _Account] = {}
+        self._working: frozenset[str] | None = frozenset()
+        """Sessions with work; None: to be found again."""
+        self._sums: tuple[int, float] | None = (0, 0.0)
+        """Weights and lags of those with work, added up; None: to be added up again."""
         self._clock = 0.0
         """Virtual time: seconds of service for each unit of weight of those that work."""
         self._spans: deque[_Span] = deque()
@@ -77,14 +81,17 @@ class Accounts:
     def add(self, session: str, weight: int) -> None:
         """A new session without work. `weight` is at least 1."""
         self._accounts[session] = _Account(weight, deadline=self._clock)
+        self._working = self._sums = None
 
     def remove(self, session: str) -> None:
         """Remove the session, with all that it is owed or owes."""
         del self._accounts[session]
+        self._working = self._sums = None
 
     def set_weight(self, session: str, weight: int) -> None:
         """Change the weight. The lag, in seconds, stays as it is."""
         self._accounts[session].weight = weight
+        self._sums = None
 
     def work(self, session: str, request: float) -> None:
         """The session has work from now on: a request of `request` seconds. No effect if it has work already.
@@ -95,23 +102,29 @@ class Accounts:
         if account.working:
             return
         account.working = True
+        self._working = self._sums = None
         self.saturated = self.saturated or self._wanted() >= SATURATED
         account.lag = min(account.lag, request)
         account.deadline = self._virtual(account, self._surplus()) + request / account.weight
 
     def rest(self, session: str) -> None:
         """The session has no work any more."""
-        self._accounts[session].working = False
+        account = self._accounts[session]
+        if account.working:
+            account.working = False
+            self._working = self._sums = None
 
     @property
     def working(self) -> frozenset[str]:
         """Sessions with work."""
-        return frozenset(name for name, account in self._accounts.items() if account.working)
+        if self._working is None:
+            self._working = frozenset(name for name, account in self._accounts.items() if account.working)
+        return self._working
 
     @property
     def total_weight(self) -> int:
         """Sum of the weights of the sessions with work."""
-        return sum(account.weight for account in self._accounts.values() if account.working)
+        return self._summed()[0]
 
     # -- what is read ------------------------------------------------------------------------------------------------
 
@@ -245,6 +258,7 @@ class Accounts:
             account = self._accounts[session]
             estimate, right, error = booked.get(session, 0.0), entitled.get(session, 0.0), errors.get(session, 0.0)
             account.lag -= right - estimate
+            self._sums = None
             account.entitled += estimate + error - right
             account.delivered += error
 
@@ -260,29 +274,39 @@ class Accounts:
         A request that has been served in full is renewed, with the seconds that `requests` names. Ties stay as they
         came. After I. Stoica and H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First", TR-95-22, 1995.
         """
-        candidates, surplus = list(sessions), self._surplus()
-        for session in candidates:
+        surplus = self._surplus()
+        keys: dict[str, tuple[bool, float]] = {}
+        for session in sessions:
             account = self._accounts[session]
             virtual = self._virtual(account, surplus)
             if virtual >= account.deadline - TOLERANCE:
                 account.deadline = virtual + requests[session] / account.weight
-        return sorted(candidates, key=lambda name: (not self.eligible(name), round(self._accounts[name].deadline, 9)))
+            eligible = account.lag - surplus * account.weight >= -TOLERANCE
+            keys[session] = not eligible, round(account.deadline, 9)
+        return sorted(keys, key=keys.__getitem__)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _surplus(self) -> float:
         """Sum of the lags of sessions with work, for each unit of weight: debts of sessions that have left."""
-        weights, lags = 0, 0.0
-        for account in self._accounts.values():
-            if account.working:
-                weights += account.weight
-                lags += account.lag
+        weights, lags = self._summed()
         return lags / weights if weights else 0.0
+
+    def _summed(self) -> tuple[int, float]:
+        if self._sums is None:
+            weights, lags = 0, 0.0
+            for account in self._accounts.values():
+                if account.working:
+                    weights += account.weight
+                    lags += account.lag
+            self._sums = weights, lags
+        return self._sums
 
     def _virtual(self, account: _Account, surplus: float) -> float:
         return self._clock - (account.lag / account.weight - surplus)
 
     def _book(self, entitled: Mapping[str, float], received: Mapping[str, float]) -> None:
+        self._sums = None
         for session, seconds in entitled.items():
             account = self._accounts[session]
             account.lag += seconds
@@ -297,18 +321,23 @@ class Accounts:
         present = set(concerned)
         weights = sum(self._accounts[session].weight for session in present)
         for session, account in self._accounts.items():
-            if not present - {session}:
+            if account.lag == 0.0:
+                continue
+            here = session in present
+            if len(present) == here:
                 account.lag = min(0.0, account.lag + elapsed) if account.lag < 0 else max(0.0, account.lag - elapsed)
-            elif session not in present and account.lag < 0:
+                self._sums = None
+            elif not here and account.lag < 0:
                 account.lag = min(0.0, account.lag + served * account.weight / (weights + account.weight))
 
     def _bound(self, concerned: Iterable[str], requests: Mapping[str, float]) -> None:
-        present = list(concerned)
-        weights = sum(self._accounts[session].weight for session in present)
-        for session in present:
-            account = self._accounts[session]
+        present = [(session, self._accounts[session]) for session in concerned]
+        weights = sum(account.weight for _, account in present)
+        for session, account in present:
             limit = max(2 * requests.get(session, 0.0), self._settings.max_debt * account.weight / weights)
-            account.lag = min(limit, max(-limit, account.lag))
+            if abs(account.lag) > limit:
+                account.lag = min(limit, max(-limit, account.lag))
+                self._sums = None
 
     def _forget_until(self, until: float) -> None:
         while self._spans and self._spans[0].until <= until:

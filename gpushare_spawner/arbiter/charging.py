@@ -22,8 +22,10 @@ class Charging:
         """Account for the seconds since the last decision, up to the roster's `now`."""
         processes = {}
         for session in self._roster.sessions.values():
-            count = sum(self._on_device(client) for client in session.clients.values())
-            count += self._left_behind(session, elapsed)
+            count = self._left_behind(session, elapsed) if session.left_behind else 0
+            for client in session.clients.values():
+                if client.lease and self._on_device(client):
+                    count += 1
             if count:
                 processes[session.id] = count
         held_back = any(client.parked for client in self._roster.clients)
@@ -32,8 +34,10 @@ class Charging:
     def settle(self, requests: Mapping[str, float]) -> None:
         """Tell the accounts which sessions have work from now on."""
         for session in self._roster.sessions.values():
-            if any(client.waiting or self._on_device(client) for client in session.clients.values()):
-                self.accounts.work(session.id, max(requests.get(session.id, 0.0), self._settings.period))
+            for client in session.clients.values():
+                if client.waiting or (client.lease and self._on_device(client)):
+                    self.accounts.work(session.id, max(requests.get(session.id, 0.0), self._settings.period))
+                    break
             else:
                 self.accounts.rest(session.id)
 

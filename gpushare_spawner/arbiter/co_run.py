@@ -36,9 +36,10 @@ class Room:
                 continue
             alone = not chosen
             stranger = self._exclusive and client.session is not session
-            if alone or not (self._overfull or stranger or taken + client.footprint > self.for_managed):
+            with_it = taken + client.footprint
+            if alone or not (self._overfull or stranger or with_it > self.for_managed):
                 chosen[client] = None
-                taken += client.footprint
+                taken = with_it
                 session = session or client.session
         return list(chosen)
 

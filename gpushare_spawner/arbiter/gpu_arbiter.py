@@ -367,10 +367,12 @@ class GpuArbiter:
             pausing = client.held and self._roster.now + INSTANT < self._pause_over(client)
             if (client.waiting or client.bursting or pausing) and not paging:
                 processes[client.session.id] = processes.get(client.session.id, 0) + 1
-        if not self._schedule.left_out:
+        if not self._schedule.left_out or len(processes) < 2:
             return self._nested.held_back(self._roster.now, processes)
         room = self._roster.room()
-        takers = {c.session.id for waiter in self._schedule.left_out for c in room.blockers(waiter, group)}
+        exclusive = self._settings.exclusive
+        waiters = {(c.footprint, c.session if exclusive else None): c for c in self._schedule.left_out}
+        takers = {c.session.id for waiter in waiters.values() for c in room.blockers(waiter, group)}
         return self._nested.held_back(self._roster.now, processes, frozenset(takers))
 
     def _carry_out(self, choice: Choice) -> list[Decision]:
@@ -379,11 +381,12 @@ class GpuArbiter:
         held_back = self._held_back(choice.group)
         parking = [c for c in choice.group if c.session.id in held_back and (c.waiting or c.bursting)]
         incoming = [client for client in choice.group if client.waiting and client not in parking]
-        leaving = [client for client in roster.staying if client not in choice.group]
+        chosen = set(choice.group)
+        leaving = [client for client in roster.staying if client not in chosen]
         outgoing = [client for client in leaving if client.held]
         for client in leaving:
             client.parked = False
-        crowded = bool(outgoing) or any(client not in choice.group for client in roster.waiting)
+        crowded = bool(outgoing) or any(client not in chosen for client in roster.waiting)
         need = min(room.for_managed, sum(self._residency.missing(client, room.for_managed) for client in incoming))
         doubted = [client for client in choice.group if client.held and client.doubted]
         if not incoming and roster.holder_grew:
@@ -393,14 +396,9 @@ class GpuArbiter:
                 need = max(need, sum(self._residency.missing(client, room.for_managed) for client in doubted))
                 need = min(need, room.for_managed)
         roster.holder_grew = False
-        # Those without a lease make room first, the least recently used before the others, and before those that wait.
-        bystanders = sorted(
-            (client for client in roster.clients if not client.lease and client not in incoming),
-            key=lambda client: (client.parked, client.waiting, client.last_used),
-        )
         # Without need nothing is ordered, whatever is thought to be on the GPU: who cannot page out is not asked for
         # ever.
-        orders = self._residency.make_room(need, room.for_managed, [*bystanders, *outgoing], roster.now) if need else []
+        orders = self._make_room(need, incoming, outgoing) if need else []
         amounts = dict(orders)
         if need and not incoming and outgoing:
             for client in doubted:
@@ -430,6 +428,16 @@ class GpuArbiter:
             if room.fits([*(other for other in roster.clients if other.in_the_room and other is not client), client]):
                 decisions.append(self._grant(client, crowded))
         return decisions
+
+    def _make_room(self, need: int, incoming: list[Client], outgoing: list[Client]) -> list[tuple[Client, int]]:
+        """Who pages out how much, so that `need` bytes are free. Those without a lease make room first, the least
+        recently used before the others, and before those that wait."""
+        bystanders = sorted(
+            (client for client in self._roster.clients if not client.lease and client not in incoming),
+            key=lambda client: (client.parked, client.waiting, client.last_used),
+        )
+        room = self._roster.room().for_managed
+        return self._residency.make_room(need, room, [*bystanders, *outgoing], self._roster.now)
 
     def _grant(self, client: Client, crowded: bool) -> Grant:
         beside_others = bool(self._roster.staying)

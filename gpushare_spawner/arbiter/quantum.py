@@ -28,10 +28,10 @@ class Bandwidth:
         self._settings = settings
         self._measured: dict[str, float] = {}
         """Seconds per byte, by session, because costs add up times."""
-
-    @property
-    def value(self) -> float:
+        self.value = self._settings.bandwidth_guess
         """The estimate; before the first measurement the guess of the settings."""
+
+    def _estimate(self) -> float:
         guess = self._settings.bandwidth_guess
         measured = list(self._measured.values())
         if len(measured) > 1:
@@ -46,10 +46,12 @@ class Bandwidth:
         memory = self._settings.bandwidth_memory
         before = self._measured.get(session, now)
         self._measured[session] = memory * before + (1 - memory) * now
+        self.value = self._estimate()
 
     def forget(self, session: str) -> None:
         """The session is gone."""
-        self._measured.pop(session, None)
+        if self._measured.pop(session, None) is not None:
+            self.value = self._estimate()
 
 
 class HandOffCost:

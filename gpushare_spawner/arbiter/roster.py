@@ -53,7 +53,7 @@ class Roster:
     @property
     def staying(self) -> list[Client]:
         """The group that has the memory: those with a lease that was not revoked, and those that are parked."""
-        return [client for client in self._clients.values() if client.member]
+        return [c for c in self._clients.values() if c.parked or (c.lease and c.revoked is None)]
 
     @property
     def holding(self) -> list[Client]:
@@ -88,11 +88,15 @@ class Roster:
 
         A session counts for the others with at most the GPU's memory, however many clients it has.
         """
-        sums = {
-            session: sum(client.footprint for client in session.clients.values() if client.wants_memory)
-            for session in self.sessions.values()
-        }
-        together = sum(min(self.vram, own) for own in sums.values()) - self.room().for_managed
+        sums: dict[Session, int] = {}
+        together = -self.room().for_managed
+        for session in self.sessions.values():
+            own = 0
+            for client in session.clients.values():
+                if client.wants_memory:
+                    own += client.footprint
+            sums[session] = own
+            together += min(self.vram, own)
         return {session: max(0, together + own - min(self.vram, own)) for session, own in sums.items()}
 
     def elapse(self, seconds: float) -> None:
@@ -163,11 +167,13 @@ class Roster:
     def _reckon(self, client: Client, used_now: int = 0) -> None:
         """Find what is to be reckoned with of the client's memory. `used_now`: bytes that a holder has begun to use."""
         fixed = min(client.claimed_plain + self._settings.context_bytes, self.vram)
-        client.plain = min(fixed, client.device_memory or 0)
-        client.unconfirmed = fixed - client.plain
+        plain = min(fixed, client.device_memory or 0)
+        if plain != client.plain:
+            client.plain = plain
+            self._room = None
+        client.unconfirmed = fixed - plain
         used = client.allocated if client.touched is None or client.doubted else client.touched
         client.working_set = min(client.allocated, used, self.vram)
-        self._room = None
         self.residency.resized(client, self.room().for_managed, used_now)
 
     def wait(self, client: Client) -> None:

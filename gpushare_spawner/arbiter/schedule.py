@@ -72,18 +72,19 @@ class Schedule:
 
     def plan(self) -> None:
         """Who competes, and how long everybody's turn would be."""
-        wanting = {
-            session: [client for client in session.clients.values() if client.wants_memory]
-            for session in self._roster.sessions.values()
-        }
-        self._excess = excess = self._roster.excess()
+        self._excess = self._roster.excess()
         vram = self._roster.vram
-        weights = {session.id: session.weight for session, clients in wanting.items() if clients}
-        costs = {
-            session.id: self._cost.of_session((min(c.working_set, excess[session]) for c in clients), vram)
-            for session, clients in wanting.items()
-            if clients
-        }
+        weights: dict[str, int] = {}
+        costs: dict[str, float] = {}
+        known: dict[int, float] = {}
+        for session, excess in self._excess.items():
+            moving = [min(c.working_set, excess) for c in session.clients.values() if c.wants_memory]
+            if moving:
+                weights[session.id] = session.weight
+                amount = sum(moving)
+                if amount not in known:
+                    known[amount] = self._cost.of_session(moving, vram)
+                costs[session.id] = known[amount]
         self.bound = interactive.bound(self._roster.asking, self._settings)
         self.turns = Turns.plan(weights, costs, self._settings, self.bound)
 
@@ -108,41 +109,54 @@ class Schedule:
     def choose(self) -> Choice:
         """Who should be on the GPU now. Begins a new turn where the old one is over."""
         room, now = self._roster.room(), self._roster.now
-        present = {client.session.id for client in self._roster.staying}
+        staying, asking = self._roster.staying, self._roster.asking
+        present = {client.session.id for client in staying}
         # among equals those who wait come first
         candidates = sorted(self.turns.requests, key=lambda session: session in present)
         order = self._accounts.order(candidates, self.turns.requests)
         rank = {session: place for place, session in enumerate(order)}
         head = self.turn.head if self.turn is not None else None
-
-        def by_turn(client: Client) -> tuple[float, int, bool, float, int]:
-            return self._kept_waiting(client), rank[client.session.id], client.held, client.last_granted, client.order
+        keys = {
+            client: (
+                self._kept_waiting(client),
+                rank[client.session.id],
+                client.held,
+                client.last_granted,
+                client.order,
+            )
+            for client in (*staying, *asking)
+        }
+        by_turn = keys.__getitem__
 
         def by_right(client: Client) -> tuple[bool, tuple[float, int, bool, float, int]]:
-            return client.session is not head, by_turn(client)
+            return client.session is not head, keys[client]
 
-        yielding = [client for client in self._roster.staying if self._gives_way_at(client) <= now + INSTANT]
+        yielding = [client for client in staying if self._gives_way_at(client) <= now + INSTANT]
         yielding.sort(key=lambda client: -(client.quiet_since or 0.0))
-        firm = sorted((client for client in self._roster.staying if client not in yielding), key=by_right)
-        waiting = sorted(self._roster.asking, key=by_right)
-        self._in_order = sorted(waiting, key=by_turn)
+        firm = sorted((client for client in staying if client not in yielding), key=by_right)
+        self._in_order = sorted(asking, key=by_turn)
+        # sorted again by the one thing that is left to compare: the head's session first
+        waiting = sorted(self._in_order, key=lambda client: client.session is not head)
 
         reason = RevokeReason.QUANTUM
         group = room.fill(waiting, room.fill(firm))
-        blocked = [client for client in waiting if client not in group]
+        inside = set(group)
+        blocked = any(client not in inside for client in waiting)
         if blocked and firm and self.turn is not None and self.turn.start is not None:
-            newcomer = self._newcomer([client for client in self._in_order if client not in group], firm)
             if self._turn_over_at() <= now + INSTANT:
                 group = room.fill(sorted([*firm, *waiting], key=by_turn))
                 self.turn = Turn(group[0].session, now if group[0].held else None)
-            elif newcomer is not None and self._early_at(newcomer, firm) <= now + INSTANT:
-                reason = RevokeReason.GUARANTEE
-                group = room.fill(waiting, interactive.group_with(newcomer, firm, room))
-                if not any(client.session is head for client in group):
-                    self.turn = Turn(newcomer.session, None)
+            else:
+                newcomer = self._newcomer([client for client in self._in_order if client not in inside], firm)
+                if newcomer is not None and self._early_at(newcomer, firm) <= now + INSTANT:
+                    reason = RevokeReason.GUARANTEE
+                    group = room.fill(waiting, interactive.group_with(newcomer, firm, room))
+                    if not any(client.session is head for client in group):
+                        self.turn = Turn(newcomer.session, None)
         # Who is quiet stays where nobody needs the room.
         group = room.fill(yielding, group)
-        self.left_out = [c for c in self._roster.clients if (c.waiting or c.bursting) and c not in group]
+        inside = set(group)
+        self.left_out = [c for c in self._roster.clients if (c.waiting or c.bursting) and c not in inside]
         return Choice(group, reason)
 
     def granted(self, client: Client, beside_others: bool) -> None:
@@ -183,8 +197,9 @@ class Schedule:
     def _blocked(self, room: Room) -> bool:
         """Whether somebody waits who does not fit beside those that stay, and not only until those that leave have
         left."""
-        chosen = room.fill(self._roster.asking, self._roster.staying)
-        return any(client not in chosen for client in self._roster.asking)
+        asking = self._roster.asking
+        chosen = set(room.fill(asking, self._roster.staying)) if asking else set()
+        return any(client not in chosen for client in asking)
 
     def _gives_way_at(self, client: Client) -> float:
         """When this holder's quiet no longer protects it from those who wait; never while it works."""
@@ -251,9 +266,11 @@ class Schedule:
         """
         if not client.waiting or client.parked:
             return NEVER
-        session = client.session
-        asking = sum(c.waiting or c.lease != 0 for c in session.clients.values())
+        session, waited = client.session, self._roster.now - client.waiting_since
         rounds = max(1.0, self._accounts.total_weight / session.weight)
+        request = self.turns.requests[session.id]
+        if waited <= 2 * request * rounds:
+            return NEVER
+        asking = sum(c.waiting or c.lease != 0 for c in session.clients.values())
         debt = max(0.0, -self._accounts.lag(session.id))
-        promised = (2 * asking * self.turns.requests[session.id] + debt) * rounds
-        return client.waiting_since if self._roster.now - client.waiting_since > promised else NEVER
+        return client.waiting_since if waited > (2 * asking * request + debt) * rounds else NEVER
