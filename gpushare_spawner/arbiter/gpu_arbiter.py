@@ -263,7 +263,7 @@ class GpuArbiter:
     @property
     def look_every(self) -> float | None:
         """Seconds in which the next figures of `working_set` are needed; None: they are not pressing."""
-        return self._settings.look_every if self._roster.uncertain else None
+        return self._roster.look_every
 
     # -- views -------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,9 @@ from gpushare_spawner.arbiter.session import Client, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 from gpushare_spawner.model.delivered import Delivered
 
+LOOK_AT_PROVEN = 5
+"""How many times less often clients are looked at of which it was proven what they use: they may use more one day."""
+
 
 class Roster:
     """Who is there. `now` is the last instant that the arbiter was told; unknown names raise KeyError."""
@@ -139,14 +142,16 @@ class Roster:
             self.holder_grew = True
 
     @property
-    def uncertain(self) -> bool:
-        """Whether clients that want memory fit together, or do not, by what was not proven of them."""
+    def look_every(self) -> float | None:
+        """Seconds in which the next figures are needed: soon where clients that want memory fit together by what was
+        not proven of them, less soon where by what was; None where they fit whatever they touch."""
         wanting = [client for client in self._clients.values() if client.wants_memory]
         if sum(min(client.allocated, self.vram) + client.unconfirmed for client in wanting) <= self.room().for_managed:
-            return False
-        return len(wanting) > 1 and any(
-            client.proven_at < client.grown_at or client.proven is None or client.doubted for client in wanting
-        )
+            return None
+        if len(wanting) < 2:
+            return None
+        unproven = any(c.proven_at < c.grown_at or c.proven is None or c.doubted for c in wanting)
+        return self._settings.look_every if unproven else LOOK_AT_PROVEN * self._settings.look_every
 
     def _notice_crowd(self) -> None:
         """Doubt what was seen of clients that fill the GPU together."""
@@ -160,9 +165,11 @@ class Roster:
             if client.doubted or touched is None or client.allocated <= touched:
                 continue
             if client.proven is None or touched > client.proven + self.vram * self._settings.tolerance:
-                client.doubted, client.session.doubted_at = True, self.now
-                self._reckon(client)
+                client.session.doubted_at = self.now
                 self.holder_grew = True
+                for each in client.session.clients.values():  # or its processes could do so one after the other
+                    each.doubted = True
+                    self._reckon(each)
 
     def _reckon(self, client: Client, used_now: int = 0) -> None:
         """Find what is to be reckoned with of the client's memory. `used_now`: bytes that a holder has begun to use."""

@@ -181,11 +181,27 @@ def test_who_filled_the_gpu_and_connects_anew_is_not_trusted_again_at_once() -> 
     assert not both.client("later").doubted
 
 
+def test_processes_of_a_session_do_not_fill_the_gpu_one_after_the_other() -> None:
+    """All of a session are doubted with the one that did, those that were connected before too."""
+    both = Together(reserved=16 * GIB)
+    both.arbiter.connect("b2", "b", 0.05)
+    both.arbiter.connect("a2", "a", 0.05)
+    both.look(0.2, a=64 * MIB, b=15 * GIB)
+    assert both.client("b2").doubted
+    both = Together(reserved=16 * GIB)
+    both.arbiter.connect("b2", "b", 0.05)
+    both.arbiter.connect("a2", "a", 0.05)
+    both.look(1.5, a=64 * MIB, b=64 * MIB)
+    both.look(1.6, a=64 * MIB, b=15 * GIB)
+    assert both.client("b2").doubted
+    assert not both.client("a2").doubted, "its session did nothing"
+
+
 def test_looks_are_pressing_while_clients_run_together_only_by_what_was_seen() -> None:
     both = Together()
     assert both.arbiter.look_every == 0.1
     both.look(1.5, a=64 * MIB, b=64 * MIB)
-    assert both.arbiter.look_every is None, "proven"
+    assert both.arbiter.look_every == 0.5, "proven, and they may use more one day"
     both.arbiter.memory("a", 13 * GIB, 0, 1.6)
     assert both.arbiter.look_every == 0.1
     assert Together(reserved=7 * GIB).arbiter.look_every is None, "they fit, whatever they touch"
