@@ -1,0 +1,157 @@
+"""The arbiter message by message, each instant and amount by hand: time slices, revocations, charges."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke, RevokeReason
+
+GIB = 2**30
+S = 0.001 + 2 * 16 * GIB / 8e9
+"""Seconds of a hand-off of a whole GPU of 16 GiB at the guessed bandwidth."""
+NO_CREDIT = ArbiterSettings(hand_off_credit=0.0, interactive_overhead_bound=0.025)
+"""Time slices end on time, and not early for an interactive session."""
+
+
+def arbiter(settings: ArbiterSettings = NO_CREDIT, managed: int = 16 * GIB, **weights: int) -> GpuArbiter:
+    """A GPU of 16 GiB; each session has a client of its name, and all ask at 0.0."""
+    made = GpuArbiter(16 * GIB, settings)
+    for session, weight in weights.items():
+        made.add_session(session, weight, 0.0)
+        made.connect(session, session, 0.0)
+    for session in weights:
+        made.request(session, managed, 0, 0.0)
+    return made
+
+
+def test_a_time_slice_ends_after_its_part_of_the_round_and_not_before() -> None:
+    gpu = arbiter(a=30, b=70)
+    end = gpu.next_wakeup()
+    assert end == pytest.approx(0.3 * 2 * S / 0.025)
+    assert gpu.tick(end - 0.001) == []
+    (order,) = gpu.tick(end)
+    assert isinstance(order, Revoke)
+    assert (order.client, order.reason, order.page_out) == ("a", RevokeReason.QUANTUM, 16 * GIB)
+    assert gpu.holders() == ("a",)
+    gpu.request("a", 16 * GIB, 0, end)  # it has more work, and waits when it has given its lease back
+    (grant,) = gpu.release("a", order.lease, end, end + 0.5)
+    assert isinstance(grant, Grant)
+    assert (grant.client, grant.prefetch, grant.pace) == ("b", 0, 0.02)
+    assert grant.quantum == pytest.approx(0.7 * 2 * S / 0.025)
+    assert gpu.next_wakeup() == pytest.approx(end + 0.5 + grant.quantum)
+
+
+def test_a_revoked_client_has_ten_seconds_to_answer() -> None:
+    gpu = arbiter(a=50, b=50)
+    end = gpu.next_wakeup()
+    gpu.tick(end)
+    assert gpu.next_wakeup() == pytest.approx(end + 10.0)
+    assert gpu.tick(end + 9.999) == []
+    (grant,) = gpu.tick(end + 10.0)
+    assert (type(grant), grant.client) == (Grant, "b")
+    assert gpu.holders() == ("a", "b")
+
+
+def test_an_interactive_session_comes_once_the_holder_has_had_the_time_of_a_hand_off_and_the_least_beyond() -> None:
+    gpu = GpuArbiter(16 * GIB)
+    for session in "ab":
+        gpu.add_session(session, 50, 0.0)
+        gpu.connect(session, session, 0.0)
+    gpu.request("a", 16 * GIB, 0, 0.0)
+    assert gpu.request("b", 16 * GIB, 0, 1.0) == []
+    assert gpu.next_wakeup() == pytest.approx(S + 0.1)
+    (order,) = gpu.tick(S + 0.1)
+    assert isinstance(order, Revoke)
+    assert (order.client, order.reason) == ("a", RevokeReason.GUARANTEE)
+
+
+def test_a_session_that_comes_early_spends_credit_for_what_it_lacks() -> None:
+    gpu = GpuArbiter(16 * GIB, ArbiterSettings(hand_off_credit=S))
+    for session in "ab":
+        gpu.add_session(session, 50, 0.0)
+        gpu.connect(session, session, 0.0)
+    gpu.request("a", 16 * GIB, 0, 0.0)
+    (order,) = gpu.request("b", 16 * GIB, 0, 100.0)
+    gpu.release("a", order.lease, 100.0, 100.0)
+    # b lacked 16 GiB of its pages, and came in place of others: half of a hand-off there and back
+    assert gpu._schedule.interactive_credit.seconds == pytest.approx(S - (0.001 + 16 * GIB / 8e9))
+
+
+def test_a_process_that_left_alive_is_charged_until_it_ends_or_for_ten_seconds() -> None:
+    for ends, received in ((3.0, 1.5), (None, 5.5)):
+        gpu = arbiter(managed=GIB, a=50, b=50)
+        gpu.disconnect("a", 1.0, alive=True)
+        if ends is not None:
+            gpu.process_ended("a", "a", ends)
+        for instant in (11.0, 15.0, 20.0):
+            gpu.tick(instant)
+        delivered = gpu.session_view("a").delivered
+        assert delivered.delivered_seconds == pytest.approx(received), ends
+
+
+def test_a_client_that_gave_its_lease_back_is_charged_nothing_more() -> None:
+    gpu = arbiter(managed=GIB, a=50, b=50)
+    lease = next(client.lease for client in gpu._roster.clients if client.id == "a")
+    gpu.release("a", lease, 1.0, 1.0)
+    gpu.disconnect("a", 2.0, alive=True)
+    gpu.tick(9.0)
+    assert gpu.session_view("a").delivered.delivered_seconds == pytest.approx(0.5)
+
+
+def test_the_driver_is_asked_for_samples_while_sessions_compete_and_for_a_second_after() -> None:
+    gpu = GpuArbiter(16 * GIB)
+    for session in "ab":
+        gpu.add_session(session, 50, 0.0)
+        gpu.connect(session, session, 0.0)
+    gpu.request("a", GIB, 0, 0.0)
+    assert gpu.contended is False
+    (grant,) = gpu.request("b", GIB, 0, 5.0)
+    assert gpu.contended is True
+    gpu.release("b", grant.lease, 1.0, 6.0)
+    gpu.tick(6.9)
+    assert gpu.contended is True
+    gpu.tick(7.0)
+    assert gpu.contended is False
+
+
+@pytest.mark.parametrize("lease", [0, 99])
+def test_stale_messages_change_nothing(lease: int) -> None:
+    gpu = arbiter(managed=GIB, a=50, b=50)
+    for instant, send in enumerate((gpu.idle, gpu.release), 1):
+        arguments = ("a", lease, 1.0) + ((0.5,) if send == gpu.idle else ())
+        assert send(*arguments, float(instant)) == []
+    assert gpu.busy("a", lease, 3.0) == []
+    assert gpu.holders() == ("a", "b")
+    assert gpu.session_view("a").gpu_seconds == pytest.approx(3.0), "the burst goes on"
+
+
+def test_a_quiet_time_reported_counts_from_the_beginning_of_the_burst_at_most() -> None:
+    gpu = arbiter(managed=GIB, a=50, b=50)
+    gpu.idle("a", 1, 1.5, 99.0, 4.0)
+    assert gpu.session_view("a").last_activity == 0.0
+    gpu.idle("b", 2, 1.5, 0.5, 4.0)
+    assert gpu.session_view("b").last_activity == 3.5
+    assert gpu.session_view("b").gpu_seconds == 1.5
+
+
+def test_a_released_sessions_leases_are_revoked_and_it_is_served_again_with_weight_1() -> None:
+    gpu = arbiter(managed=GIB, a=50, b=50)
+    (order,) = gpu.set_weight("a", 0, 1.0)
+    assert isinstance(order, Revoke)
+    assert (order.client, order.reason, order.page_out) == ("a", RevokeReason.RELEASED, 0)
+    with pytest.raises(ValueError, match="at least 0"):
+        gpu.set_weight("a", -1, 2.0)
+    assert gpu._accounts.total_weight == 51
+
+
+def test_names_that_are_taken_and_amounts_below_0_are_refused() -> None:
+    gpu = arbiter(managed=GIB, a=50)
+    with pytest.raises(ValueError, match="already"):
+        gpu.add_session("a", 1, 1.0)
+    with pytest.raises(ValueError, match="at least 0"):
+        gpu.device_memory("a", -1, 1.0)
+    with pytest.raises(ValueError, match="at least 0"):
+        gpu.working_set("a", -1, 1.0)
+    with pytest.raises(ValueError, match="memory"):
+        GpuArbiter(0)
+    assert gpu.device_memory("a", 0, 1.0) == gpu.working_set("a", 0, 1.0) == []
