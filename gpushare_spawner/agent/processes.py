@@ -42,6 +42,11 @@ def named(pid: int) -> ProcessName | None:
     return ProcessName(pid, started=int(stat[19]), boot=boot_id())
 
 
+def exists(pid: int) -> bool:
+    """Whether there is a process of this pid, an ended one that nobody has reaped included."""
+    return (PROC / str(pid)).exists()
+
+
 def alive(process: ProcessName) -> bool:
     """Whether this very process still runs."""
     return named(process.pid) == process

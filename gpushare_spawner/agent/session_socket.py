@@ -10,6 +10,7 @@ import socket
 import struct
 from pathlib import Path
 
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.budget import Budget
 from gpushare_spawner.agent.complaint import Complaint
 from gpushare_spawner.agent.connection import NOT_ALLOWED, Connection, Listener, Peer
@@ -107,6 +108,10 @@ class SessionSocket:
         pid, uid, _gid = _CREDENTIALS.unpack(credentials)
         if self._uids is not None and uid not in self._uids:
             self.complain("process %d of uid %d may not use the socket %s", pid, uid, self.path)
+            _turn_away(accepted)
+        elif pid > 0 and not processes.exists(pid):
+            # somebody else has its end of the connection: nobody could tell whose the work is
+            self.complain("process %d connected to %s and ended", pid, self.path)
             _turn_away(accepted)
         elif len(self._traffic.connections) >= MAX_CONNECTIONS:
             self.complain(

@@ -157,6 +157,19 @@ async def test_a_flood_is_slowed_down_and_others_are_served(agent: Agent) -> Non
     assert sent < 4 * 1500 + reading.FRAMES_IN_STORE + 2 * reading.FRAMES_PER_SECOND
 
 
+async def test_a_connection_whose_process_has_ended_before_it_is_accepted_is_turned_away(agent: Agent) -> None:
+    """Another process has its end: the driver's figures would belong to nobody."""
+    path = agent.open("eve")
+    peer = Peer(path)
+    agent.peers.append(peer)
+    connect = f"import socket; socket.socket(fileno={peer.socket.fileno()}).connect({path!r})"
+    subprocess.run([sys.executable, "-c", connect], check=True, pass_fds=[peer.socket.fileno()])
+    peer.socket.setblocking(False)
+    peer.send(Kind.HELLO, Role.CUDA, os.getpid(), 100)
+    assert await peer.ended() == NOT_ALLOWED
+    assert not agent.node._sessions["eve"].cuda
+
+
 async def test_connections_that_end_while_the_session_has_spent_its_turn_leave_no_errors(
     agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
