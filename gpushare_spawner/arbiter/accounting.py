@@ -25,6 +25,8 @@ LOAD_LIMIT = 0.9
 """A session that uses this part of the time in which it could run counts as able to use all of it."""
 SHORT = 0.02
 """Seconds; a shorter time on the GPU says nothing about a session's demand."""
+UNUSED = 0.5
+"""A session that used less than this part of the slices that it could have had did not want them."""
 GROWTH, FLOOR = 1.25, 0.02
 """What a session is granted beyond its recent demand, as a factor and as a share of the GPU: its demand may grow."""
 
@@ -252,6 +254,10 @@ class Accounts:
             self._book(
                 {session: surplus * seconds / whole for session, seconds in entitled.items()} if whole else {}, errors
             )
+            if load < SATURATED and not memory_short:
+                for name, used in known.items():
+                    if used + SHORT < UNUSED * received.get(name, 0.0):
+                        self._forfeit(name)
             return
         # The GPU was idle part of the time: each had what it wanted, and nobody owes anything for it.
         for session in {*entitled, *errors}:
@@ -329,6 +335,18 @@ class Accounts:
                 self._sums = None
             elif not here and account.lag < 0:
                 account.lag = min(0.0, account.lag + served * account.weight / (weights + account.weight))
+
+    def _forfeit(self, session: str) -> None:
+        """The session let the GPU stand idle: it is owed nothing. What it was owed the others owe no longer."""
+        owed = self.lag(session)
+        others = [account for name, account in self._accounts.items() if account.working and name != session]
+        weights = sum(account.weight for account in others)
+        if owed <= 0 or not weights:
+            return
+        self._accounts[session].lag -= owed
+        self._sums = None
+        for account in others:
+            account.lag += owed * account.weight / weights
 
     def _bound(self, concerned: Iterable[str], requests: Mapping[str, float]) -> None:
         present = [(session, self._accounts[session]) for session in concerned]

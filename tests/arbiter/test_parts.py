@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, Revoke
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 
@@ -109,6 +109,35 @@ def test_a_neighbour_that_connects_and_leaves_all_the_time_changes_the_pace_of_o
     assert due == pytest.approx(0.995 + ArbiterSettings().unpaced_after)
     arbiter.tick(due)
     assert [change.seconds for change in arbiter.paces()] == [0.0]
+
+
+def test_one_that_holds_a_lease_and_computes_nothing_keeps_nobody_from_the_gpu() -> None:
+    """It neither answers REVOKE nor says that it is idle; the driver's samples tell that it does not compute."""
+    arbiter = GpuArbiter(16 * GIB)
+    leases: dict[str, int] = {}
+
+    def carry_out(decisions: list[Decision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Grant):
+                leases[str(decision.client)] = decision.lease
+            elif isinstance(decision, Revoke) and decision.client == "worker":
+                carry_out(arbiter.release("worker", leases.pop("worker"), 0.0, now))
+                carry_out(arbiter.request("worker", 0, 0, now))
+
+    now, step, sampled, busy, late = 0.0, 0.002, 0.0, 0.0, 0.0
+    for name, weight in (("worker", 10), ("idler", 90)):
+        arbiter.add_session(name, weight, now)
+        carry_out(arbiter.connect(name, name, now))
+        carry_out(arbiter.request(name, 0, 0, now))
+    while now < 6.0:
+        now += step
+        busy += step if "worker" in leases else 0.0
+        late += step if "worker" in leases and now > 2.0 else 0.0
+        carry_out(arbiter.tick(now))
+        if now - sampled >= 0.2:
+            carry_out(arbiter.delivered(sampled, now, {"worker": busy, "idler": 0.0}, now))
+            sampled, busy = now, 0.0
+    assert late > 0.95 * 4.0
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
