@@ -172,3 +172,14 @@ def test_debt_is_bounded_by_the_weight_and_never_below_two_requests() -> None:
             books.work(session, 1.0)
         books.advance(1e4, 1e4, {"a": 1}, requests)
         assert books._accounts["a"].lag == pytest.approx(-bound)
+
+
+def test_an_idle_gpu_on_which_a_session_was_held_back_is_saturated_until_demands_are_known_to_be_less() -> None:
+    books = accounts(a=50, b=50)
+    books.work("a", 1.0)
+    books.work("b", 1.0)
+    for start, saturated in ((0.0, True), (1.5, False)):  # each is taken to want 60 %, and then 40 %
+        books.advance(start + 1.0, 1.0, {"a": 1, "b": 1}, {})
+        books.advance(start + 1.5, 0.5, {"a": 1}, {}, held_back=True)
+        books.sample(start, start + 1.5, {"a": 0.3, "b": 0.2})
+        assert books.saturated is saturated

@@ -155,3 +155,13 @@ def test_names_that_are_taken_and_amounts_below_0_are_refused() -> None:
     with pytest.raises(ValueError, match="memory"):
         GpuArbiter(0)
     assert gpu.device_memory("a", 0, 1.0) == gpu.working_set("a", 0, 1.0) == []
+
+
+def test_where_all_fit_a_lease_has_no_time_slice() -> None:
+    gpu = GpuArbiter(16 * GIB)
+    for session in "ab":
+        gpu.add_session(session, 50, 0.0)
+        gpu.connect(session, session, 0.0)
+        (grant,) = gpu.request(session, GIB, 0, 0.0)
+        assert isinstance(grant, Grant)
+        assert grant.quantum == 0.0

@@ -105,3 +105,38 @@ def test_amounts_below_0_are_refused(managed: int, plain: int) -> None:
     made = roster(a=("a", 1))
     with pytest.raises(ValueError, match="at least 0"):
         made.set_memory(made.client("a"), managed, plain)
+
+
+def test_the_context_counts_beside_the_plain_memory_and_what_the_driver_shows_of_both_cannot_leave() -> None:
+    made = Roster(100, ArbiterSettings(context_bytes=10))
+    made.sessions["a"] = Session("a", 1)
+    made.connect("a", "a")
+    client = made.client("a")
+    made.set_memory(client, 0, 30)
+    assert (client.plain, client.unconfirmed, made.room().for_managed) == (0, 40, 100)
+    made.device_memory(client, 25)
+    assert (client.plain, client.unconfirmed, made.room().for_managed) == (25, 15, 75)
+    made.device_memory(client, 60)
+    assert (client.plain, client.unconfirmed, made.room().for_managed) == (40, 0, 60)
+    made.set_memory(client, 0, 500)
+    assert (client.plain, client.unconfirmed) == (60, 40), "no more than the GPU has"
+
+
+def test_a_client_that_was_held_back_has_been_on_the_gpu_since_it_came() -> None:
+    made = roster(a=("a", 1))
+    client = made.client("a")
+    for instant, parked, came_at in ((3.0, False, 3.0), (5.0, True, 3.0), (8.0, False, 8.0)):
+        made.now = instant
+        client.parked = parked
+        made.granted(client, 1)
+        assert (client.came_at, client.granted_at, client.parked) == (came_at, instant, False)
+
+
+@pytest.mark.parametrize(("plain", "looks"), [(10, False), (11, True)])
+def test_what_clients_touch_is_looked_at_only_where_all_that_they_may_use_does_not_fit(plain: int, looks: bool) -> None:
+    made = roster(a=("a", 40), b=("b", 40))
+    for name in "ab":
+        made.set_memory(made.client(name), 40, plain)
+    assert (made.look_every is not None) is looks
+    made.client("b").waiting = False
+    assert made.look_every is None
