@@ -165,3 +165,12 @@ def test_where_all_fit_a_lease_has_no_time_slice() -> None:
         (grant,) = gpu.request(session, GIB, 0, 0.0)
         assert isinstance(grant, Grant)
         assert grant.quantum == 0.0
+
+
+def test_a_small_neighbour_that_asks_when_the_time_slice_is_over_does_not_keep_the_next_big_one_waiting() -> None:
+    gpu = arbiter(managed=10 * GIB, a=50, b=50)
+    gpu.add_session("small", 10, 0.0)
+    gpu.connect("small", "small", 0.0)
+    over = 10 * gpu.next_wakeup()  # the timer is late
+    decisions = gpu.request("small", 4 * GIB, 0, over)
+    assert (Revoke, "a") in [(type(one), one.client) for one in decisions]
