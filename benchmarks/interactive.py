@@ -1,6 +1,6 @@
 """How long a cell waits until it runs, in virtual time with the real arbiter. Nothing here is measured on a GPU.
 
-``python -m benchmarks.interactive [--full] [--json]``; about three minutes on two cores.
+``python -m benchmarks.interactive [--full] [--json]``; some minutes on two cores. The settings are the shipped ones.
 
 **Start delays.** Sessions on one GPU of 80 GB with a bus of 25 GB/s each way. Every session uses 20 GB, so four
 fit, and has the same share. It thinks (lognormal, sigma 1) and then runs a cell that keeps the whole GPU busy:
@@ -15,15 +15,17 @@ The delay lasts from the submission of a cell until its first kernel can run, pa
 free in the figures that are to be beaten (14, 8 and 6 sessions below 2 s at the 95th percentile; with 12 sessions
 of the mixed load 151 s, and 17 s with an overhead bound of 20 %). They were chosen so that the arbiter of commit
 d601261 gives about these: three seeds over 3 to 12 h gave 13 to 14, 7 and 5 to 6 sessions, and with 12 sessions 120
-and 181 s (bound 20 %: 19 and 25 s). The default run searches for the largest number of sessions; ``--full`` shows
-all from 4 to 20.
+and 181 s (bound 20 %: 19 and 25 s). The default run searches for the largest number of sessions, with the delays of
+two seeds together; ``--full`` shows all from 4 to 20. The run with 12 sessions of the mixed load lasts for 4 h and has
+three seeds, whose delays count together: one seed of two hours is too short for a stable 95th percentile (2 to 34 s).
 
 **Immediate return.** 301 sessions come within 4 h to 32 such GPUs, each with 0.25 of one, placed by the real
 ledger; who finds no capacity waits in a queue. Tasks take a median of 5 min (lognormal, sigma 1) with a quarter of
 the GPU. Think times are drawn from the quantiles 0.5 min, p50 3, p75 7, p90 35, 700 min: sessions are busy for 24 %
 of their time. Working sets are lognormal, median 8 GB, sigma 0.7, at most 20 GB. After 5 min without work the share
 is released and lent; the next task restores it. Counted: first tasks after a release, and how many of them start
-within 100 ms.
+within 100 ms, with three seeds together. Only here `period` is 30 s instead of the shipped 0.2 s, since hours of 32
+GPUs would take hours.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from benchmarks.interactive_gpu import Clock, InteractiveGpu, Kernel
 from gpushare_spawner.arbiter import ArbiterSettings
@@ -51,8 +54,11 @@ HOURS = 3600.0
 TARGET = 2.0
 """Seconds: bar for the 95th percentile of start delays."""
 COUNTS = range(4, 21)
-SETTINGS = replace(ArbiterSettings(), period=1.0)
-"""As shipped, but for the period in which those who run together get their parts: 0.2 s would take far longer."""
+SETTINGS = ArbiterSettings()
+MIXED_HORIZON = 4 * HOURS
+"""Of the run with 12 sessions of the mixed load."""
+SEEDS = (1, 2, 3)
+SEARCH_SEEDS = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,15 @@ class Delays:
     cells: int
     busy: float
     """Part of the time for which the GPU ran cells."""
+    delays: tuple[float, ...] = field(default=(), repr=False)
+    """Of each cell, in seconds."""
+
+    @classmethod
+    def together(cls, runs: Sequence[Delays]) -> Delays:
+        """The runs as one: all their delays, the sum of their cells."""
+        delays = [delay for run in runs for delay in run.delays]
+        cells, busy = sum(run.cells for run in runs), sum(run.busy for run in runs) / len(runs)
+        return cls(quantile(delays, 0.5), quantile(delays, 0.95), cells, busy, tuple(delays))
 
 
 def quantile(values: list[float], part: float) -> float:
@@ -122,6 +137,7 @@ def start_delays(sessions: int, load: Load, settings: ArbiterSettings, seed: int
         quantile(delays, 0.95),
         sum(kernel.cells for kernel in kernels),
         sum(kernel.gpu_seconds for kernel in kernels) / load.horizon,
+        tuple(delays),
     )
 
 
@@ -131,7 +147,7 @@ def largest(name: str) -> tuple[int, dict[int, Delays]]:
 
     def good(sessions: int) -> bool:
         if sessions not in runs:
-            runs[sessions] = start_delays(sessions, LOADS[name], SETTINGS)
+            runs[sessions] = Delays.together([start_delays(sessions, LOADS[name], SETTINGS, s) for s in SEARCH_SEEDS])
         return runs[sessions].p95 < TARGET
 
     sessions = START[name]
@@ -245,13 +261,24 @@ class Cluster:
         gpu.submit(kernel, 300 * math.exp(self.chance.gauss(0, 1)) * UNITS / 100)
 
 
-def immediate_return(settings: ArbiterSettings, seed: int = 1) -> tuple[float, int, float]:
-    """Part of the first tasks after a release that start within 100 ms, how many there were, and the part of all."""
+@dataclass(frozen=True)
+class Returns:
+    """Tasks of the cluster, and how many of them started within 100 ms."""
+
+    returns: int
+    """First tasks after a release."""
+    soon: int
+    tasks: int
+    tasks_soon: int
+
+
+def immediate_return(settings: ArbiterSettings, seed: int = 1) -> Returns:
+    """Run the cluster for ten hours."""
     cluster = Cluster(settings, seed)
     cluster.run(10 * HOURS)
     soon = sum(delay <= IMMEDIATE for delay in cluster.returns)
     all_soon = sum(delay <= IMMEDIATE for delay in cluster.starts)
-    return soon / max(1, len(cluster.returns)), len(cluster.returns), all_soon / max(1, len(cluster.starts))
+    return Returns(len(cluster.returns), soon, len(cluster.starts), all_soon)
 
 
 def one_job(job: tuple[str, object]) -> object:
@@ -261,9 +288,8 @@ def one_job(job: tuple[str, object]) -> object:
         return largest(str(argument))
     if name == "delays":
         load, sessions, settings, seed = argument  # type: ignore[misc]
-        return start_delays(sessions, LOADS[load], settings, seed)
-    # A period of 30 s instead of 0.2: hours of 32 GPUs would take hours. It can only delay starts.
-    return immediate_return(replace(ArbiterSettings(), period=30.0))
+        return start_delays(sessions, load, settings, seed)
+    return immediate_return(replace(SETTINGS, period=30.0), int(str(argument)))
 
 
 def main() -> int:
@@ -273,33 +299,42 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
     began = time.monotonic()
-    today = SETTINGS
-    before = replace(today, interactive_overhead_bound=today.overhead_bound)
-    jobs: list[tuple[str, object]] = [("immediate", None)]
-    jobs += [("delays", ("mixed", 12, settings, seed)) for settings in (today, before) for seed in (1, 2)]
-    searches = list(LOADS)
+    before = replace(SETTINGS, interactive_overhead_bound=SETTINGS.overhead_bound)
+    mixed = replace(LOADS["mixed"], horizon=MIXED_HORIZON)
     every = [(load, sessions) for load in LOADS for sessions in COUNTS] if options.full else []
-    jobs += [("largest", load) for load in searches]
-    jobs += [("delays", (load, sessions, today, 1)) for load, sessions in every]
+    # the long ones first: the last job of a pool leaves a core without work
+    parts: dict[str, list[tuple[str, object]]] = {
+        "largest": [("largest", load) for load in LOADS],
+        "now": [("delays", (mixed, 12, SETTINGS, seed)) for seed in SEEDS],
+        "old": [("delays", (mixed, 12, before, seed)) for seed in SEEDS],
+        "immediate": [("immediate", seed) for seed in SEEDS],
+        "every": [("delays", (LOADS[load], sessions, SETTINGS, 1)) for load, sessions in every],
+    }
     with multiprocessing.Pool() as pool:
-        results = pool.map(one_job, jobs, chunksize=1)
-    part, returns, all_part = results[0]  # type: ignore[misc]
-    now, old = results[1:3], results[3:5]
+        results = iter(pool.map(one_job, [job for jobs in parts.values() for job in jobs], chunksize=1))
+    done: dict[str, list[Any]] = {name: [next(results) for _ in jobs] for name, jobs in parts.items()}
     at_most = {}
     print(f"{'load':8}{'sessions':>10}{'p50 s':>9}{'p95 s':>9}{'cells':>8}{'busy':>7}")
-    for load, (sessions, runs) in zip(searches, results[5 : 5 + len(searches)], strict=True):  # type: ignore[misc]
+    for load, (sessions, runs) in zip(LOADS, done["largest"], strict=True):
         at_most[load] = sessions
         for count, run in sorted(runs.items()):
             print(f"{load:8}{count:10}{run.p50:9.2f}{run.p95:9.2f}{run.cells:8}{run.busy:7.2f}")
-    for (load, sessions), run in zip(every, results[5 + len(searches) :], strict=True):
-        print(f"{load:8}{sessions:10}{run.p50:9.2f}{run.p95:9.2f}{run.cells:8}{run.busy:7.2f}")  # type: ignore[attr-defined]
+    for (load, sessions), run in zip(every, done["every"], strict=True):
+        print(f"{load:8}{sessions:10}{run.p50:9.2f}{run.p95:9.2f}{run.cells:8}{run.busy:7.2f}")
+    now, old = Delays.together(done["now"]), Delays.together(done["old"])
+    returns = sum(one.returns for one in done["immediate"])
+    part = sum(one.soon for one in done["immediate"]) / returns
+    all_part = sum(one.tasks_soon for one in done["immediate"]) / sum(one.tasks for one in done["immediate"])
     result = {
         "sessions_at_2s": at_most,
-        "p95_delay_12_mixed": round(max(run.p95 for run in now), 2),  # type: ignore[attr-defined]
-        "p95_delay_12_mixed_batch_bound": round(max(run.p95 for run in old), 2),  # type: ignore[attr-defined]
-        "cells_12_mixed": sum(run.cells for run in now),  # type: ignore[attr-defined]
-        "cells_12_mixed_batch_bound": sum(run.cells for run in old),  # type: ignore[attr-defined]
+        "p95_delay_12_mixed": round(now.p95, 2),
+        "p95_delay_12_mixed_by_seed": [round(run.p95, 2) for run in done["now"]],
+        "p95_delay_12_mixed_batch_bound": round(old.p95, 2),
+        "p95_delay_12_mixed_batch_bound_by_seed": [round(run.p95, 2) for run in done["old"]],
+        "cells_12_mixed": now.cells,
+        "cells_12_mixed_batch_bound": old.cells,
         "immediate_return": round(part, 4),
+        "immediate_return_by_seed": [round(one.soon / one.returns, 4) for one in done["immediate"]],
         "returns": returns,
         "immediate_starts": round(all_part, 4),
         "seconds": round(time.monotonic() - began, 1),
@@ -309,13 +344,14 @@ def main() -> int:
         and at_most["mixed"] >= 10
         and at_most["long"] >= 7
         and result["p95_delay_12_mixed"] < 20
-        and result["cells_12_mixed"] >= result["cells_12_mixed_batch_bound"]
+        and now.cells >= old.cells
         and part >= 0.95
     )
-    print(f"12 sessions, mixed: p95 {result['p95_delay_12_mixed']} s, {result['cells_12_mixed']} cells")
+    by_seed = ", ".join(f"{run.p95:.1f}" for run in done["now"])
+    print(f"12 sessions, mixed: p95 {now.p95:.2f} s (seeds by themselves: {by_seed} s), {now.cells} cells")
     old_p95, old_cells = result["p95_delay_12_mixed_batch_bound"], result["cells_12_mixed_batch_bound"]
     print(f"the same with the bound of batch work throughout: p95 {old_p95} s, {old_cells} cells")
-    print(f"{returns} returns after a release: {part:.1%} start within 100 ms; of all tasks {all_part:.1%}")
+    print(f"{returns} returns after a release: {part:.2%} start within 100 ms; of all tasks {all_part:.1%}")
     if options.json:
         print(json.dumps(result))
     return 0 if bars else 1
