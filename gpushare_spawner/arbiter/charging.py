@@ -42,10 +42,8 @@ class Charging:
                 self.accounts.rest(session.id)
 
     def _on_device(self, client: Client) -> bool:
-        """Whether the client may have work on the GPU. IDLE counts only where the driver's samples would contradict a
-        lie."""
-        if not client.lease:
-            return False
+        """Whether a client with a lease may have work on the GPU. IDLE counts only where the driver's samples would
+        contradict a lie."""
         return client.bursting or not self.accounts.measured(client.session.id, self._roster.now)
 
     def _left_behind(self, session: Session, elapsed: float) -> int:
