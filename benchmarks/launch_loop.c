@@ -21,31 +21,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "loop.h"
+
 typedef int (*launch_call)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                            void **, void **);
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
-static void *driver;
-
-static void *find(const char *name) {
-    void *call = dlsym(driver, name);
-    if (!call) {
-        fprintf(stderr, "no %s in the driver\n", name);
-        exit(1);
-    }
-    return call;
-}
-
-static void must(const char *what, int code) {
-    if (!code) return;
-    fprintf(stderr, "%s: CUDA error %d\n", what, code);
-    exit(1);
-}
 
 static char ptx[1 << 20];
 
