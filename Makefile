@@ -9,7 +9,7 @@ TESTS ?=
 PACKAGE ?= placement idle arbiter
 # Most tests wait for processes, so two run at a time; those of one file share what they have started.
 
-.PHONY: demo test mutation check format venv clean
+.PHONY: demo test mutation check docs format venv clean
 .NOTPARALLEL:
 
 demo: ## a hub with shared GPUs on this machine, until Ctrl-C
@@ -27,6 +27,11 @@ mutation: ## small changes to the pure packages, each of which a test has to not
 check: ## linters, types, the architecture, the C code's format
 	@$(PYTHON) .ci/make_venv.py dev
 	@exec .ci/check
+
+docs: ## the documentation site, into build/docs; warnings are errors
+	@$(PYTHON) .ci/make_venv.py dev
+	@.venv/bin/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+	@echo "build/docs/index.html"
 
 format: ## write the Python and the C code in the house's format
 	@$(PYTHON) .ci/make_venv.py dev

@@ -1,5 +1,6 @@
 # Shared GPUs: the spawner. Works in jupyterhub_config.d of The Littlest JupyterHub and of zero-to-jupyterhub, and with
-# load_subconfig in a config file of your own. docs/spawner.md has every setting, docs/kubernetes.md those of a cluster.
+# load_subconfig in a config file of your own.
+# All settings: docs/reference/settings.md.
 import os
 
 # A hub in a cluster starts pods; GPUSHARE_CONTROL says that the GPUs are on the hub's own machine all the same.

@@ -1,4 +1,5 @@
-# The idle culler and the board, as a service of the hub, with the least scopes that work. docs/culler.md explains it.
+# The idle culler and the board, as a service of the hub, with the least scopes that work.
+# docs/explanation/culler.md explains it.
 #
 # Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, where the
 # board listens for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_SERVICE_OPTIONS, further options of
@@ -6,7 +7,8 @@
 #
 # In a cluster (KUBERNETES_SERVICE_HOST is set, GPUSHARE_CONTROL is not) the service asks the API server instead, as the
 # hub's service account. The users' pods are in GPUSHARE_NAMESPACE, else in the hub's own POD_NAMESPACE. The proxy
-# reaches the board through the hub's Service, port 10190: docs/kubernetes.md has the values for zero-to-jupyterhub.
+# reaches the board through the hub's Service, port 10190. Values for zero-to-jupyterhub:
+# docs/guides/kubernetes.md
 import os
 import shlex
 import sys

@@ -19,7 +19,7 @@ from gpushare_spawner.agent.reading import FairReading
 from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, VERSION, Feature, Frame, FrameError, Kind
 
 MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
-"""Codes of ERROR, see docs/protocol.md."""
+"""Codes of ERROR, see docs/reference/protocol.md."""
 
 MAX_UNREAD_FRAMES = 256
 """Frames kept for a peer whose socket buffer is full."""

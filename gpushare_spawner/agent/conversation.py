@@ -1,4 +1,4 @@
-"""What a session's processes say on its socket, and what they are told. docs/protocol.md has every frame."""
+"""What a session's processes say on its socket, and what they are told. docs/reference/protocol.md has every frame."""
 
 from __future__ import annotations
 

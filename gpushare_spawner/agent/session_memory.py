@@ -1,5 +1,5 @@
 """Device memory of one session: grants allowances to its processes, recalls what they do not use, and records
-refused allocations. The rules: allowances.py. The frames: docs/protocol.md.
+refused allocations. The rules: allowances.py. The frames: docs/reference/protocol.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Who may run on a GPU now. A pure state machine: time comes in as an argument, decisions go out. docs/arbiter.md
+"""Who may run on a GPU now. A pure state machine: time comes in as an argument, decisions go out. See
+docs/explanation/arbiter.md.
 explains it."""
 
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason

@@ -1,4 +1,6 @@
-"""The arbiter of one physical GPU: messages and the time go in, decisions come out. docs/arbiter.md explains the rules.
+"""The arbiter of one physical GPU: messages and the time go in, decisions come out.
+
+docs/explanation/arbiter.md explains the rules.
 
 Every method takes `now`, seconds on any monotonic clock, and returns the decisions that follow, in the order in which
 they are to be sent. Unknown clients and sessions raise KeyError; stale, doubled and late messages are ignored.

@@ -1,4 +1,4 @@
-"""Which of the sessions that fit into the GPU's memory together run now: nested sets. See docs/arbiter.md.
+"""Which of the sessions that fit into the GPU's memory together run now: nested sets. See docs/explanation/arbiter.md.
 
 The hardware slices evenly between the processes that have work, whatever their weights. So in each short period all
 sessions run until the one that needs least has had its part, then all but that one, and so on. The one that needs most

@@ -1,4 +1,4 @@
-"""Frames of the session socket, as bytes. docs/protocol.md is the same in words; native/preload/frames.h the same in C.
+"""Frames of the session socket, as bytes. The same in words: docs/reference/protocol.md. In C: native/preload/frames.h.
 
 A frame is 128 bytes, little-endian: magic, version, type, serial, flags, GPU (16 raw bytes), twelve unsigned 64-bit
 fields. The socket is SOCK_SEQPACKET: one packet is one frame, so a short or a long
@@ -114,7 +114,7 @@ class LeaseState(IntEnum):
 class Frame:
     """One message. ``fields`` are padded with zeros to twelve.
 
-    Their meaning depends on ``kind``, see docs/protocol.md.
+    Their meaning depends on ``kind``, see docs/reference/protocol.md.
     """
 
     kind: Kind

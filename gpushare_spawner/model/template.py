@@ -1,4 +1,4 @@
-"""A compute template: what an admin offers at the login form. docs/templates.md is the reference for admins."""
+"""A compute template: what an admin offers at the login form. Reference for admins: docs/reference/templates.md"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from gpushare_spawner.notebook.share_status import ShareStatus
 
 FIRST_DELAY = 0.1
 LAST_DELAY = 5.0
-"""Seconds between attempts to connect: doubling from the first to the last, as docs/protocol.md says."""
+"""Seconds between attempts to connect: doubling from the first to the last, as docs/reference/protocol.md says."""
 FRESH_SECONDS = 0.5
 """Several browser tabs that ask within this time get one answer."""
 

@@ -1,4 +1,4 @@
-"""The session socket from the notebook's side, as docs/protocol.md says."""
+"""The session socket from the notebook's side, as docs/reference/protocol.md says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bounds that docs/arbiter.md states, computed independently of the arbiter."""
+"""The bounds that docs/explanation/arbiter.md states, computed independently of the arbiter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The troubleshooting table of docs/kubernetes.md quotes what the parts say: word for word."""
+"""The troubleshooting table of docs/guides/kubernetes.md quotes what the parts say: word for word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PARTS = ("agent", "form", "start", "service")
 
 def quoted() -> list[str]:
     """The texts in the table's first column that one of our parts says."""
-    page = (ROOT / "docs" / "kubernetes.md").read_text().partition("## Troubleshooting")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+    page = page.partition("## Troubleshooting")[2].partition("\n## ")[0]
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
     ours = [row for row in rows if row.partition(":")[0] in PARTS]
     return [text for row in ours for text in re.findall(r"`([^`]+)`", row)]

@@ -262,7 +262,7 @@ def test_the_schema_describes_every_field():
 
 
 def test_the_examples_in_the_reference_are_right():
-    text = (Path(__file__).parents[2] / "docs/templates.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/reference/templates.md").read_text()
     examples = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.S) if block.startswith("name:")]
     assert len(examples) >= 3
     assert [parse_template(example, "docs").problems for example in examples] == [()] * len(examples)

@@ -133,7 +133,7 @@ def test_paced_program_keeps_the_gpu_busy(
     peer.expect(Kind.REQUEST)
     peer.grant(gpus[0], 1, pace=0.02)
     took = client.hear()
-    assert took < seconds * count * 1.25 + 0.1  # the figure of a quiet machine is in docs/native.md
+    assert took < seconds * count * 1.25 + 0.1  # the figure of a quiet machine is in docs/explanation/native.md
 
 
 def test_pace_for_a_returned_lease_grants_no_lease(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:

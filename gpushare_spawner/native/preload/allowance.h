@@ -1,5 +1,5 @@
 /* How much this process may have allocated on each GPU, as the agent grants it: the allowances of a session's processes
-   together stay within the session's limit, and no process needs to know the others. docs/protocol.md has the
+   together stay within the session's limit, and no process needs to know the others. docs/reference/protocol.md has the
    frames. */
 #pragma once
 

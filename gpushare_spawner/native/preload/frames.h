@@ -1,4 +1,4 @@
-/* Frames of the session socket; docs/protocol.md says what they mean. */
+/* Frames of the session socket; docs/reference/protocol.md says what they mean. */
 #pragma once
 
 #include <stdint.h>

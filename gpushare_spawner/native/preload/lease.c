@@ -10,7 +10,7 @@
 #include "session_socket.h"
 #include "gate.h"
 
-/* docs/protocol.md: after so long without an answer the work runs anyway. */
+/* docs/reference/protocol.md: after so long without an answer the work runs anyway. */
 #define ANSWER_PATIENCE (30 * SECOND)
 /* A lease that is not used for this long is given back. */
 #define QUIET_RELEASE (1 * SECOND)
