@@ -47,9 +47,47 @@ def test_a_session_with_two_processes_reaches_its_part_twice_as_fast() -> None:
     assert sets.nested.due == pytest.approx(0.2 * 0.2 / 2 * 3)
 
 
-@pytest.mark.parametrize("processes", [{"a": 1, "b": 1}, {"a": 2, "b": 2}])
-def test_where_even_slices_are_right_nothing_is_ever_due(processes: dict[str, int]) -> None:
-    sets = Sets(a=30, b=30)
+def test_the_first_that_has_had_its_part_decides_when_the_sets_change() -> None:
+    sets = Sets(a=50, b=10, c=20)
+    assert sets.held_back(a=1, b=1, c=1) == ""
+    assert sets.nested.due == pytest.approx(3 * 0.2 / 8)
+
+
+def test_a_light_session_with_many_processes_has_had_its_part_before_a_heavy_one_with_one() -> None:
+    sets = Sets(a=60, b=40)
+    assert sets.held_back(a=1, b=3) == ""
+    assert sets.nested.due == pytest.approx(0.08 / 3 * 4)
+    sets.run(0.12, a=1, b=3)
+    assert sets.held_back(a=1, b=3) == "b"
+
+
+def test_the_sets_change_no_sooner_than_in_a_millisecond() -> None:
+    sets = Sets(a=80, b=20)
+    assert sets.held_back(a=1, b=1) == ""
+    sets.run(0.0799, a=1, b=1)  # b has 50 us of its 40 ms left
+    assert sets.held_back(a=1, b=1) == ""
+    assert sets.nested.due == pytest.approx(sets.now + 0.001)
+
+
+def test_what_a_session_that_is_not_there_is_owed_is_owed_by_all_who_are_there() -> None:
+    sets = Sets(a=60, b=40, c=50)
+    sets.run(3.0, a=6, b=4)  # c should have had a second
+    assert sets.accounts.lag("c") == pytest.approx(1.0)
+    assert sets.held_back(a=1, b=1) == ""
+    assert sets.nested.due == pytest.approx(sets.now + 2 * 0.08)
+
+
+@pytest.mark.parametrize(
+    ("weights", "processes"),
+    [
+        ({"a": 30, "b": 30}, {"a": 1, "b": 1}),
+        ({"a": 30, "b": 30}, {"a": 2, "b": 2}),
+        ({"a": 60, "b": 30}, {"a": 2, "b": 1}),
+        ({"a": 70, "b": 10, "c": 20}, {"a": 7, "b": 1, "c": 2}),
+    ],
+)
+def test_where_even_slices_are_right_nothing_is_ever_due(weights: dict[str, int], processes: dict[str, int]) -> None:
+    sets = Sets(**weights)
     assert sets.held_back(**processes) == ""
     assert sets.nested.due is None
 
@@ -121,6 +159,20 @@ def test_a_quiet_holder_has_a_quarter_of_what_those_held_back_overrun_at_most_50
     assert sets.held_back(a=1, b=1) == "b"
     assert sets.nested.patience == pytest.approx(patience)
     sets.nested.forget("b")
+    assert sets.nested.patience == 0
+
+
+def test_a_quiet_holder_has_a_quarter_of_the_longest_overrun_of_those_held_back_now() -> None:
+    sets = Sets(a=80, b=10, c=10)
+    for name, overrun in (("b", 0.08), ("c", 0.16)):
+        sets.nested.stopped(name)
+        sets.run(3 * overrun, a=1, b=1, c=1)
+        sets.nested.drained(name)  # half of it is the average
+    assert sets.held_back(a=1, b=1, c=1) == "bc"
+    assert sets.nested.patience == pytest.approx(0.02)
+    assert sets.held_back(a=1, b=1) == "b", "c has no work any more"
+    assert sets.nested.patience == pytest.approx(0.01)
+    assert sets.held_back(b=1) == "", "b is alone"
     assert sets.nested.patience == 0
 
 

@@ -187,3 +187,11 @@ def test_room_is_made_in_the_order_of_the_candidates_and_no_more_than_needed() -
     assert pages.make_room(100, 100, candidates, 2.0) == []
     assert pages.paged_out(pages["a"], 5, 9.0, 3.0) == Answered(5, 2.0)
     assert pages.paged_out(pages["a"], 25, 9.0, 3.0) == Answered(25, 1.0)
+
+
+def test_a_holder_that_fills_the_room_has_its_working_set_there_as_far_as_it_fits() -> None:
+    pages = Pages(a=60)
+    pages.filled(pages["a"], 40)
+    assert pages.of(pages["a"]) == 40
+    pages.filled(pages["a"], 100)
+    assert pages.of(pages["a"]) == 60
