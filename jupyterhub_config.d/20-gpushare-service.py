@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 
 from jupyterhub.app import JupyterHub
 
-from gpushare_spawner.service.user_role import grant_to_everybody
+from gpushare_spawner.service.hub.user_role import grant_to_everybody
 
 
 def _gpushare_defined(trait):

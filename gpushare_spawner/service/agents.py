@@ -33,7 +33,7 @@ async def agents_of_cluster(
     """
     try:
         # an optional extra: on one machine nothing of this is needed
-        from gpushare_spawner.service.cluster.cluster import Cluster
+        from gpushare_spawner.service.kubernetes.cluster import Cluster
         from gpushare_spawner.sharing.cluster_client import NoCluster, cluster_client
     except ImportError as error:
         raise NoAgents(

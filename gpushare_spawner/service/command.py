@@ -18,13 +18,13 @@ from tornado.httpserver import HTTPServer
 
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service.agents import NoAgents, agents_of_cluster, agents_of_machine
-from gpushare_spawner.service.board import BoardSources, board_application
-from gpushare_spawner.service.culler import Culler
-from gpushare_spawner.service.hub import Hub, HubFailed
+from gpushare_spawner.service.culler.culler import Culler
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import Hub, HubFailed
+from gpushare_spawner.service.hub.scopes import missing
 from gpushare_spawner.service.reports import Agent, RecentReports
-from gpushare_spawner.service.scopes import missing
-from gpushare_spawner.service.settings import CullerSettings
 from gpushare_spawner.service.template_source import TemplateSource
+from gpushare_spawner.service.web.dashboard import BoardSources, board_application
 from gpushare_spawner.sharing.control_client import default_control_socket
 
 log = logging.getLogger("gpushare.service")

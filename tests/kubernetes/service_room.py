@@ -12,8 +12,8 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.kubernetes import PodSession
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
-from gpushare_spawner.service.cluster.cluster import Cluster
-from gpushare_spawner.service.cluster.node import NodeAgent
+from gpushare_spawner.service.kubernetes.cluster import Cluster
+from gpushare_spawner.service.kubernetes.node import NodeAgent
 from tests.kubernetes.standin.client import KubeClient, path
 from tests.kubernetes.standin.cluster import RBAC
 from tests.kubernetes.standin.cluster import Cluster as TestCluster

@@ -14,8 +14,8 @@ import pytest
 from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.cluster.cluster import Cluster as ServiceView
-from gpushare_spawner.service.cluster.node import NodeAgent as SeenNode
+from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceView
+from gpushare_spawner.service.kubernetes.node import NodeAgent as SeenNode
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB
 

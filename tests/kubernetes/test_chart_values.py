@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpushare_spawner.service.scopes import METRICS
+from gpushare_spawner.service.hub.scopes import METRICS
 from gpushare_spawner.spawner.kube import GPUShareSpawner
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, z2jh_folder
 

@@ -12,10 +12,10 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
 from gpushare_spawner.model.report import Announcement, Report
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.cluster import watched
-from gpushare_spawner.service.cluster.cluster import Cluster
-from gpushare_spawner.service.culler import Culler
-from gpushare_spawner.service.settings import CullerSettings
+from gpushare_spawner.service.culler.culler import Culler
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.kubernetes import object_watch
+from gpushare_spawner.service.kubernetes.cluster import Cluster
 from tests.kubernetes.service_room import (
     HUB_RULES,
     Room,
@@ -328,7 +328,7 @@ async def test_what_happened_while_nobody_listened_is_as_old_as_that(room, nodes
     nodes._maps._heard -= 60  # as if it had been silent for a minute before
     agent = await seen(nodes, "node-a", has("ann", kernels_busy=1))
     assert agent.report_age() >= 60
-    await asyncio.sleep(watched._CATCHING_UP)
+    await asyncio.sleep(object_watch._CATCHING_UP)
     await room.publish(ann={"kernels_busy": 2})
     agent = await seen(nodes, "node-a", has("ann", kernels_busy=2))
     assert agent.report_age() < 5
@@ -350,7 +350,7 @@ async def test_without_rights_it_says_so_and_goes_on_trying(room, caplog, monkey
     await room.open("ann")
     await room.publish()
     await room.rights([])
-    monkeypatch.setattr(watched, "_LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(object_watch, "_LONGEST_PAUSE", 0.2)
     async with as_the_hub(room, patience=0.3) as nodes:
         (agent,) = nodes
         with pytest.raises(AgentUnreachable, match=r"pods of the namespace .* cannot be read.*does not allow it"):
@@ -364,7 +364,7 @@ async def test_a_silent_api_server_is_not_believed_for_ever(room, nodes, monkeyp
     await room.open("ann")
     await room.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    monkeypatch.setattr(watched, "LOST_AFTER", -1.0)
+    monkeypatch.setattr(object_watch, "LOST_AFTER", -1.0)
     with pytest.raises(AgentUnreachable):
         await agent.report()
     assert len(list(nodes)) == 1

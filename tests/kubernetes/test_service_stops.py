@@ -14,10 +14,10 @@ from gpushare_spawner.model.kubernetes import HUB, PodSession, pod_session
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.cluster.cluster import Cluster as ServiceView
-from gpushare_spawner.service.culler import Culler
-from gpushare_spawner.service.hub import Hub
-from gpushare_spawner.service.settings import CullerSettings
+from gpushare_spawner.service.culler.culler import Culler
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceView
 from tests.service.conftest import Clock
 from tests.spawner.running_hub import until
 

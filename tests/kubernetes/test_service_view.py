@@ -12,10 +12,10 @@ from kubernetes_asyncio.config import ConfigException
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.cluster.cluster import Cluster
-from gpushare_spawner.service.cluster.merge import SessionPod, trimmed
-from gpushare_spawner.service.culler import Culler
-from gpushare_spawner.service.settings import CullerSettings
+from gpushare_spawner.service.culler.culler import Culler
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.kubernetes.cluster import Cluster
+from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, trimmed
 from tests.kubernetes.service_room import Room, as_the_hub, eventually, has, make_room, seen
 from tests.service.conftest import MINUTE, clock, hub, hub_server, templates  # noqa: F401
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.hub import Hub
+from gpushare_spawner.service.hub.client import Hub
 from tests.service.fake_agent import FakeAgent, fake_agent
 from tests.service.fake_hub import TOKEN, FakeHub
 

@@ -117,7 +117,7 @@ async def _up(hub: RealHub, process: asyncio.subprocess.Process) -> None:
     for _ in range(300):
         assert process.returncode is None, f"the hub has ended:\n{hub.log.read_text()}"
         with contextlib.suppress(OSError, HTTPClientError):
-            for url in (hub.hub_url + "/hub/api/", hub.board_url + "static/board.css"):
+            for url in (hub.hub_url + "/hub/api/", hub.board_url + "static/dashboard.css"):
                 if (await fetch(url)).code != 200:
                     break
             else:

@@ -11,8 +11,8 @@ import pytest
 from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.report import Announcement
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.culler import Culler
-from gpushare_spawner.service.settings import CullerSettings
+from gpushare_spawner.service.culler.culler import Culler
+from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.sharing.control_client import AgentClient
 from tests.service.conftest import HOUR, MINUTE
 from tests.service.fake_agent import Refuse

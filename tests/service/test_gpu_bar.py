@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.report import GpuReport, SessionReport
-from gpushare_spawner.service.gpu_bar import Segment, gpu_bar, units_of
-from tests.service.boards import afternoon, session
+from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
+from tests.service.dashboards import afternoon, session
 
 
 def test_owners_first_then_borrowers_then_what_is_lent_then_what_is_free():

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from gpushare_spawner.service.hub import Hub, HubFailed, ScopeMissing
-from gpushare_spawner.service.scopes import missing
+from gpushare_spawner.service.hub.client import Hub, HubFailed, ScopeMissing
+from gpushare_spawner.service.hub.scopes import missing
 from tests.service.fake_hub import TOKEN
 
 

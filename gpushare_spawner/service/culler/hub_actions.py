@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.gpu_steps import tell
-from gpushare_spawner.service.hub import Hub, HubServer, HubUser
-from gpushare_spawner.service.look import Looked, look_at
+from gpushare_spawner.service.culler.decisions import Looked, look_at
+from gpushare_spawner.service.culler.gpu_actions import tell
+from gpushare_spawner.service.culler.servers_without_share import judge
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.reports import ask
-from gpushare_spawner.service.settings import CullerSettings
-from gpushare_spawner.service.unshared import judge
 
 log = logging.getLogger("gpushare.service")
 

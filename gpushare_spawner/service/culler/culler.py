@@ -16,14 +16,14 @@ from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.gpu_steps import step_down, tell
-from gpushare_spawner.service.hub import Hub, HubFailed, HubServer
-from gpushare_spawner.service.hub_deeds import HubDeeds, Templates
-from gpushare_spawner.service.hub_watch import HubWatch
-from gpushare_spawner.service.look import HubView, Looked, look
+from gpushare_spawner.service.culler.decisions import HubView, Looked, look
+from gpushare_spawner.service.culler.gpu_actions import step_down, tell
+from gpushare_spawner.service.culler.hub_actions import HubDeeds, Templates
+from gpushare_spawner.service.culler.servers_without_share import Verdict, judge, users_to_delete
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
+from gpushare_spawner.service.hub.server_list import HubWatch
 from gpushare_spawner.service.reports import Agent, NodeView, ask_all
-from gpushare_spawner.service.settings import CullerSettings
-from gpushare_spawner.service.unshared import Verdict, judge, users_to_delete
 
 log = logging.getLogger("gpushare.service")
 

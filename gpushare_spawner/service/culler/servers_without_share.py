@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gpushare_spawner.idle import overdue
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.hub import HubServer, HubUser
-from gpushare_spawner.service.look import HubView
-from gpushare_spawner.service.settings import CullerSettings
+from gpushare_spawner.service.culler.decisions import HubView
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import HubServer, HubUser
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import time
 
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.look import Looked
+from gpushare_spawner.service.culler.decisions import Looked
 
 log = logging.getLogger("gpushare.service")
 

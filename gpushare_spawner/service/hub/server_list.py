@@ -7,8 +7,8 @@ import logging
 import time
 
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.hub import Hub, HubFailed
-from gpushare_spawner.service.look import HubView
+from gpushare_spawner.service.culler.decisions import HubView
+from gpushare_spawner.service.hub.client import Hub, HubFailed
 
 log = logging.getLogger("gpushare.service")
 

@@ -13,7 +13,7 @@ from kubernetes_asyncio.config import ConfigException
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, Failure, TierRequest
 from gpushare_spawner.model.report import Announcement, Report
-from gpushare_spawner.service.cluster.merge import SessionPod
+from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 
 PATCH_TIMEOUT = 10.0
 """Seconds for one patch."""

@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.gpu_bar import gpu_bar, units_of
-from gpushare_spawner.service.look import Looked
+from gpushare_spawner.service.culler.decisions import Looked
 from gpushare_spawner.service.reports import NodeView
+from gpushare_spawner.service.web.gpu_bar import gpu_bar, units_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from gpushare_spawner.service.board import format_duration
-from gpushare_spawner.service.board_view import Viewer, board_view
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.look import HubView, look
-from gpushare_spawner.service.metrics import exposition
+from gpushare_spawner.service.culler.decisions import HubView, look
+from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.reports import NodeView
-from gpushare_spawner.service.settings import CullerSettings
-from tests.service.boards import NOW, TEMPLATES, afternoon, page, session, view
+from gpushare_spawner.service.web.dashboard import format_duration
+from gpushare_spawner.service.web.dashboard_data import Viewer, board_view
+from gpushare_spawner.service.web.metrics import exposition
+from tests.service.dashboards import NOW, TEMPLATES, afternoon, page, session, view
 
 
 def plain(html: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.gpu_bar import Segment, gpu_bar, units_of
-from gpushare_spawner.service.look import Looked
+from gpushare_spawner.service.culler.decisions import Looked
 from gpushare_spawner.service.reports import NodeView
+from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from gpushare_spawner.idle import Decision, Observation, decide
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.hub import HubServer, HubUser
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeView
-from gpushare_spawner.service.settings import CullerSettings
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from gpushare_spawner import __version__
 from gpushare_spawner.model.quantity import format_bytes, format_seconds, format_wait
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.board_view import Viewer, board_view
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.look import HubView, Looked, look
-from gpushare_spawner.service.metrics import CONTENT_TYPE, exposition
+from gpushare_spawner.service.culler.decisions import HubView, Looked, look
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.scopes import METRICS, SEE_ALL
 from gpushare_spawner.service.reports import NodeView, RecentReports
-from gpushare_spawner.service.scopes import METRICS, SEE_ALL
-from gpushare_spawner.service.settings import CullerSettings
+from gpushare_spawner.service.web.dashboard_data import Viewer, board_view
+from gpushare_spawner.service.web.metrics import CONTENT_TYPE, exposition
 
 log = logging.getLogger("gpushare.service.board")
 
@@ -148,7 +148,7 @@ class BoardPage(_Page):
     @authenticated
     async def get(self) -> None:
         self.set_header("Content-Type", "text/html; charset=utf-8")
-        page = self.settings["pages"].get_template("board.html")
+        page = self.settings["pages"].get_template("dashboard.html")
         # the hub's library takes the cookie of a script's request only together with this token
         self.finish(page.render(board=await self.view(), xsrf=self.xsrf_token.decode()))
 

@@ -10,10 +10,10 @@ import pytest
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
-from gpushare_spawner.service import board
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.reports import RecentReports
-from tests.service.boards import NOW, TEMPLATES, afternoon, session
+from gpushare_spawner.service.web import dashboard
+from tests.service.dashboards import NOW, TEMPLATES, afternoon, session
 
 pytestmark = [
     pytest.mark.browser,
@@ -64,21 +64,21 @@ def browser() -> Iterator[object]:
 
 
 async def test_the_board_in_a_browser(browser, monkeypatch):
-    monkeypatch.setattr(board._Page, "_hub_auth", SignedIn())
+    monkeypatch.setattr(dashboard._Page, "_hub_auth", SignedIn())
     tokens = []
-    prepare = board._Page.prepare
+    prepare = dashboard._Page.prepare
 
     async def noting(page):
         tokens.append(page.request.headers.get("X-XSRFToken"))
         await prepare(page)
 
-    monkeypatch.setattr(board._Page, "prepare", noting)
+    monkeypatch.setattr(dashboard._Page, "prepare", noting)
     agent = Agent()
-    sources = board.BoardSources(
+    sources = dashboard.BoardSources(
         RecentReports([agent], max_age=0), lambda: TEMPLATES, lambda: None, Counters(), clock=lambda: NOW
     )
     socket, port = bind_unused_port()
-    server = HTTPServer(board.board_application(sources, "/services/gpushare/"))
+    server = HTTPServer(dashboard.board_application(sources, "/services/gpushare/"))
     server.add_socket(socket)
     size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 

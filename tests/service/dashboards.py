@@ -7,11 +7,11 @@ from typing import Any
 from gpushare_spawner.model.report import Announcement, DeliveredReport, GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.board import page_environment
-from gpushare_spawner.service.board_view import Viewer, board_view
-from gpushare_spawner.service.look import HubView, look
+from gpushare_spawner.service.culler.decisions import HubView, look
+from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.reports import NodeView
-from gpushare_spawner.service.settings import CullerSettings
+from gpushare_spawner.service.web.dashboard import page_environment
+from gpushare_spawner.service.web.dashboard_data import Viewer, board_view
 
 NOW = 1_000_000.0
 GIB = 2**30
@@ -89,4 +89,4 @@ def view(report: Report | None = None, viewer: Viewer = ADMIN, notes: tuple[str,
 
 def page(board: dict[str, Any], prefix: str = "/services/gpushare/") -> str:
     """As the browser gets it."""
-    return page_environment(prefix, "/hub/").get_template("board.html").render(board=board, xsrf="x")
+    return page_environment(prefix, "/hub/").get_template("dashboard.html").render(board=board, xsrf="x")

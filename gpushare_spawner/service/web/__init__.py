@@ -1,0 +1,1 @@
+"""The dashboard, the same data as JSON, and the metrics, over HTTP."""
