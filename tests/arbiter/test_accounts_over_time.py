@@ -1,0 +1,318 @@
+"""Accounts over several intervals: what samples correct, what demand is learned, what fades and what is forfeited."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.arbiter.accounting import Accounts, divide
+
+
+class Books(Accounts):
+    """Accounts whose sessions all have work, and a clock."""
+
+    def __init__(self, **weights: int) -> None:
+        super().__init__(ArbiterSettings())
+        self.now = 0.0
+        for name, weight in weights.items():
+            self.add(name, weight)
+            self.work(name, 1.0)
+
+    def run(self, seconds: float, held_back: bool = False, memory_short: bool = False, **processes: int) -> Books:
+        self.now += seconds
+        self.advance(self.now, seconds, processes, {}, held_back, memory_short)
+        return self
+
+    def lags(self, *sessions: str) -> list[float]:
+        """As they are booked, without the part of those that have left."""
+        return [self._accounts[session].lag for session in sessions]
+
+    def books(self, session: str) -> tuple[float, float]:
+        return self.entitled(session), self.delivered(session)
+
+
+# -- competition -------------------------------------------------------------------------------------------------
+
+
+def test_one_without_work_whose_process_is_on_the_gpu_competes_like_the_others() -> None:
+    books = Books(a=50, b=50)
+    books.rest("b")
+    books.run(4.0, a=1, b=3)
+    assert books.books("a") + books.books("b") == pytest.approx((2.0, 1.0, 2.0, 3.0))
+
+
+def test_who_has_work_and_no_process_on_the_gpu_is_owed_its_part() -> None:
+    books = Books(a=50, b=50).run(4.0, a=1, b=0)
+    assert books.books("a") + books.books("b") == pytest.approx((2.0, 4.0, 2.0, 0.0))
+
+
+def test_the_total_weight_is_that_of_sessions_with_work_as_they_come_go_and_change() -> None:
+    books = Books(a=50, b=20)
+    assert (books.total_weight, books.working) == (70, {"a", "b"})
+    books.rest("b")
+    assert (books.total_weight, books.working) == (50, {"a"})
+    books.set_weight("a", 60)
+    assert books.total_weight == 60
+    books.add("c", 5)
+    assert (books.total_weight, books.working) == (60, {"a"})
+    books.work("c", 1.0)
+    books.remove("a")
+    assert (books.total_weight, books.working) == (5, {"c"})
+
+
+def test_what_a_session_that_left_owes_is_borne_by_those_with_work_by_weight() -> None:
+    books = Books(a=50, b=30, c=20).run(10.0, a=1)
+    assert books.lags("a", "b", "c") == pytest.approx([-5.0, 3.0, 2.0])
+    books.rest("a")
+    assert [books.lag(name) for name in "bc"] == pytest.approx([0.0, 0.0])
+    books.set_weight("c", 70)
+    assert [books.lag(name) for name in "bc"] == pytest.approx([1.5, -1.5])
+
+
+def test_a_request_that_comes_while_the_session_has_work_changes_nothing() -> None:
+    books = Books(a=50, b=50).run(4.0, b=1)
+    books.work("a", 0.1)
+    assert books.lags("a") == [2.0]
+    books.rest("a")
+    books.rest("a")
+    books.work("a", 0.1)
+    assert books.lags("a") == [0.1]
+
+
+@pytest.mark.parametrize(("owed", "order"), [(0.0, ["b", "a"]), (1.0, ["a", "b"])])
+def test_virtual_time_goes_by_with_the_service_for_each_unit_of_weight(owed: float, order: list[str]) -> None:
+    books = Books(a=10, b=10)
+    books.rest("b")
+    books.run(5.0, a=1)  # virtual time 0.5
+    books.work("b", 0.1 + owed)  # due at 0.51 or 0.61; a renews its request: 0.55
+    books._accounts["a"].deadline = 0.55
+    assert books.order("ab", dict.fromkeys("ab", 0.5)) == order
+
+
+def test_time_without_service_is_no_virtual_time() -> None:
+    books = Books(a=10, b=10).run(5.0)
+    assert books._clock == 0.0
+    books.run(5.0, a=1)
+    assert books._clock == pytest.approx(0.25)
+
+
+# -- samples of the driver ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("later", "corrected"), [(2.9, True), (3.1, False)])
+def test_a_sample_corrects_what_is_no_more_than_three_seconds_past(later: float, corrected: bool) -> None:
+    books = Books(a=50, b=50).run(1.0, a=1, b=1).run(later, a=1, b=1)
+    books.sample(0.0, 1.0, {"a": 0.9, "b": 0.1})
+    assert books.lags("a", "b") == pytest.approx([-0.4, 0.4] if corrected else [0.0, 0.0], abs=1e-6)
+
+
+def test_of_a_sample_that_covers_time_alone_the_part_with_competition_counts() -> None:
+    books = Books(a=50, b=50)
+    books.rest("b")
+    books.run(1.0, a=1)
+    books.work("b", 1.0)
+    books.run(1.0, a=1, b=1)
+    books.sample(0.0, 2.0, {"a": 1.6, "b": 0.4})
+    # a had 0.1 s more than was taken to be, and half of it counts
+    assert books.lags("a", "b") == pytest.approx([-0.05, 0.05])
+    assert books.books("a") == pytest.approx((0.5, 0.55))
+
+
+def test_time_that_is_more_than_was_taken_to_be_is_divided_like_all_other_time() -> None:
+    books = Books(a=30, b=10).run(2.0, a=1, b=1)
+    books.sample(0.0, 2.0, {"a": 1.4})  # b is not shown: it keeps its estimate of 1 s, and 0.4 s are left to divide
+    assert books.books("a") == pytest.approx((1.5 + 0.3, 1.4))
+    assert books.books("b") == pytest.approx((0.5 + 0.1, 1.0))
+    assert books.lags("a", "b") == pytest.approx([0.4, -0.4])
+
+
+def test_a_sample_of_an_idle_gpu_takes_back_what_was_booked_for_its_interval_and_nothing_else() -> None:
+    books = Books(a=50, b=50).run(1.0, b=1).run(1.0, a=1, b=1)
+    books.sample(1.0, 2.0, {"a": 0.2, "b": 0.3})
+    assert books.lags("a", "b") == pytest.approx([0.5, -0.5])
+    assert books.books("a") + books.books("b") == pytest.approx((0.5 + 0.2, 0.2, 0.5 + 0.3, 1.3))
+    books.run(1.0, a=1)
+    assert books.lags("a") == pytest.approx([0.5 + books.parts("ab")["a"] - 1.0])
+
+
+def test_sessions_that_left_before_the_sample_came_are_of_no_account() -> None:
+    books = Books(a=50, b=25, c=25).run(1.0, a=1, b=1, c=1)
+    books.remove("c")
+    books.sample(0.0, 1.0, {"a": 0.6, "c": 0.4})
+    more = 0.6 - 1 / 3  # a had so much more than was taken to be, and two thirds of it by right
+    assert books.lags("a", "b") == pytest.approx([0.5 - 1 / 3 - more / 3, 0.25 - 1 / 3 + more / 3])
+
+
+@pytest.mark.parametrize(("others", "saturated"), [(1, False), (3, True)])
+def test_of_sessions_that_the_driver_does_not_show_the_estimate_counts_for_the_load(
+    others: int, saturated: bool
+) -> None:
+    books = Books(a=50, b=50).run(1.0, a=1, b=others)
+    books.sample(0.0, 1.0, {"a": 0.2})
+    assert books.saturated is saturated
+
+
+def test_alone_a_session_makes_the_gpu_count_as_saturated_again() -> None:
+    books = Books(a=50, b=50).run(1.0, a=1, b=1)
+    books.sample(0.0, 1.0, {"a": 0.2, "b": 0.2})
+    assert books.saturated is False
+    books.rest("b")
+    books.run(1.0, a=1)
+    assert books.saturated is True
+
+
+# -- demand ------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_that_comes_to_an_idle_gpu_saturates_it_by_what_it_is_known_to_want() -> None:
+    books = Books(a=50, b=50).run(1.0, a=1, b=1)
+    books.sample(0.0, 1.0, {"a": 0.4, "b": 0.3})
+    books.rest("b")
+    books.work("b", 1.0)
+    assert books.saturated is False
+    books.add("c", 50)
+    books.work("c", 1.0)
+    assert books.saturated is True
+
+
+@pytest.mark.parametrize(("used", "demand"), [(0.36, 0.86), (0.46, 1.0), (0.5, 1.0)])
+def test_on_a_saturated_gpu_demand_falls_by_half_and_one_that_uses_nine_tenths_may_want_all(
+    used: float, demand: float
+) -> None:
+    books = Books(a=50, b=50).run(1.0, a=1, b=1)
+    books.sample(0.0, 1.0, {"a": used, "b": 1.0 - used})
+    assert books._accounts["a"].demand == pytest.approx(demand)
+    assert books._accounts["b"].demand == 1.0
+
+
+def test_demand_rises_at_once() -> None:
+    books = Books(a=50, b=50).run(1.0, a=1, b=1)
+    books.sample(0.0, 1.0, {"a": 0.1, "b": 0.2})
+    assert books._accounts["a"].demand == pytest.approx(0.1)
+    books.run(1.0, a=1, b=1)
+    books.sample(1.0, 2.0, {"a": 0.4, "b": 0.55})
+    # a can use 14.5 % and b the rest by its weight, so that even slices are 0.5 s each for both
+    assert books._accounts["a"].demand == pytest.approx(0.8)
+    assert books._accounts["b"].demand == 1.0
+
+
+@pytest.mark.parametrize(("ran", "demand"), [(0.019, 1.0), (0.021, 0.0)])
+def test_a_session_that_could_hardly_run_tells_nothing_of_its_demand(ran: float, demand: float) -> None:
+    books = Books(a=50, b=50).run(ran, a=1).run(1.0 - ran, b=1)
+    books.sample(0.0, 1.0, {"a": 0.0, "b": 0.3})
+    assert books._accounts["a"].demand == demand
+
+
+@pytest.mark.parametrize(("held_back", "demands"), [(0.04, (0.5, 0.2)), (0.06, (0.75, 0.6))])
+def test_an_idle_gpu_tells_demands_at_once_unless_somebody_was_held_back_for_a_twentieth_of_the_time(
+    held_back: float, demands: tuple[float, float]
+) -> None:
+    books = Books(a=50, b=50).run(1.0 - held_back, a=1, b=1).run(held_back, held_back=True, a=1)
+    books.sample(0.0, 1.0, {"a": 0.5, "b": 0.2 * (1.0 - held_back)})
+    assert [books._accounts[name].demand for name in "ab"] == pytest.approx(demands)
+
+
+def test_a_sample_of_time_in_which_memory_was_short_tells_that_each_may_want_all() -> None:
+    books = Books(a=50, b=50).run(1.0, a=1, b=1)
+    books.sample(0.0, 1.0, {"a": 0.1, "b": 0.1})
+    books.run(1.0, memory_short=True, a=1)
+    books.sample(1.0, 2.0, {"a": 0.1})
+    assert [books._accounts[name].demand for name in "ab"] == pytest.approx([1.0, 0.1])
+
+
+# -- what fades, is bounded and is forfeited ---------------------------------------------------------------------
+
+
+def test_a_debt_of_one_that_is_away_shrinks_as_if_it_waited_by_its_weight() -> None:
+    books = Books(a=25, b=75).run(4.0, a=1)
+    assert books.lags("a", "b") == pytest.approx([-3.0, 3.0])
+    books.rest("a")
+    books.run(2.0, b=1)
+    assert books.lags("a") == pytest.approx([-3.0 + 2.0 * 25 / 100])
+    books.run(2.0)
+    assert books.lags("a") == pytest.approx([-2.5]), "nobody was served"
+    books.run(100.0, b=1)
+    assert books.lags("a") == [0.0]
+
+
+def test_what_one_that_is_away_is_owed_stays_while_others_compete_and_fades_when_nobody_is_there() -> None:
+    books = Books(a=50, b=25, c=25).run(4.0, b=1, c=1)
+    books.rest("a")
+    books.run(4.0, b=1, c=1)
+    assert books.lags("a") == pytest.approx([2.0])
+    books.rest("b")
+    books.rest("c")
+    books.run(0.5)
+    assert books.lags("a", "b", "c") == pytest.approx([1.5, -0.5, -0.5])
+
+
+def test_a_debt_is_bounded_by_300_s_with_everybody_at_work_and_so_is_what_is_owed() -> None:
+    books = Books(a=10, b=30).run(1e6, a=1)
+    assert books.lags("a", "b") == pytest.approx([-75.0, 225.0])
+    books.rest("a")
+    books.rest("b")
+    books.add("c", 40)
+    books.work("c", 1.0)
+    books.work("b", 1e6)
+    books.run(0.001, b=1, c=1)
+    assert books.lags("b")[0] == pytest.approx(300 * 30 / 70)
+
+
+def idle_gpu_with_one_held_back(used: float, owed: float) -> Books:
+    """a is owed, c and b owe in proportion to their weights. Over the next second b is held back for 0.2 s; a could
+    have had 0.6 s and uses `used`, b uses 0.4 s, and c has no process there."""
+    books = Books(a=50, b=30, c=20)
+    if owed > 0:
+        books.run(2 * owed / 5, b=3).run(2 * owed / 5 * 2 / 3, c=2)
+    elif owed < 0:
+        books.run(-2 * owed, a=1)
+    books._accounts["a"].lag, books._accounts["b"].lag, books._accounts["c"].lag = owed, -0.6 * owed, -0.4 * owed
+    books._sums = None
+    start = books.now
+    books.run(0.8, a=1, b=1).run(0.2, held_back=True, a=1)
+    books.sample(start, books.now, {"a": used, "b": 0.4, "c": 0.0})
+    return books
+
+
+def test_one_that_lets_the_gpu_stand_idle_while_others_are_held_back_for_it_is_owed_nothing() -> None:
+    books = idle_gpu_with_one_held_back(used=0.1, owed=1.0)
+    assert books.saturated is True
+    assert [books.lag(name) for name in "abc"] == pytest.approx([0.0, *(books.lag(name) for name in "bc")])
+    assert books.lag("b") + books.lag("c") == pytest.approx(0.0)
+    assert books.lag("b") == pytest.approx(-0.6 + (0.5 * 0.3 - 0.4) + 0.6 * (1.0 + 0.5 * 0.5 - 0.1))
+
+
+@pytest.mark.parametrize(("used", "forfeits"), [(0.27, True), (0.29, False)])
+def test_who_used_half_of_its_slices_less_a_moment_wanted_them(used: float, forfeits: bool) -> None:
+    books = idle_gpu_with_one_held_back(used, owed=1.0)
+    load = used + 0.4
+    assert books.lag("a") == pytest.approx(0.0 if forfeits else 1.0 + 0.5 * load - used)
+
+
+def test_one_that_owes_still_owes_when_it_lets_the_gpu_stand_idle() -> None:
+    books = idle_gpu_with_one_held_back(used=0.1, owed=-2.0)
+    assert books.lag("a") == pytest.approx(-2.0 + 0.5 * 0.5 - 0.1)
+
+
+# -- division ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "limits", "parts"),
+    [
+        ((50, 30, 20), (0.1, 0.4, 1.0), (0.1, 0.4, 0.5)),  # b reaches its limit only with what a leaves
+        ((50, 30, 20), (0.5, 1.0, 1.0), (0.5, 0.3, 0.2)),
+        ((60, 40), (0.3, 0.3), (0.3 + 0.4 * 0.6, 0.3 + 0.4 * 0.4)),  # together they can use less than all
+        ((1, 1, 2), (0.25, 0.25, 0.5), (0.25, 0.25, 0.5)),
+        ((1, 1), (0.2, 0.8), (0.2, 0.8)),
+        ((7,), (0.1,), (1.0,)),
+        ((1, 1), (0.5 + 1e-10, 0.5), (0.5, 0.5)),
+    ],
+)
+def test_one_is_divided_by_weight_up_to_the_limits(
+    weights: tuple[int, ...], limits: tuple[float, ...], parts: tuple[float, ...]
+) -> None:
+    names = "abc"[: len(weights)]
+    divided = divide(dict(zip(names, weights, strict=True)), dict(zip(names, limits, strict=True)))
+    assert divided == pytest.approx(dict(zip(names, parts, strict=True)))
+    assert sum(divided.values()) == pytest.approx(1.0, abs=1e-12)
