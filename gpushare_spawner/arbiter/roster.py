@@ -75,7 +75,6 @@ class Roster:
     def forget(self, client: Client) -> None:
         """The client is gone, with its lease and its memory."""
         self.end_of_lease(client)
-        client.waiting = client.parked = False
         del self._clients[client.id], client.session.clients[client.id]
         self.residency.remove(client)
         self._room = None
