@@ -17,6 +17,7 @@ from gpushare_spawner.arbiter.charging import Charging
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
 from gpushare_spawner.arbiter.nested_sets import NestedSets
 from gpushare_spawner.arbiter.quantum import HandOffCost
+from gpushare_spawner.arbiter.revoke_timeout import RevokeTimeouts
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.schedule import INSTANT, Choice, Schedule
 from gpushare_spawner.arbiter.session import Client, Session, SessionView
@@ -41,6 +42,7 @@ class GpuArbiter:
         self._cost = HandOffCost(settings)
         self._schedule = Schedule(self._roster, self._accounts, self._cost, settings)
         self._nested = NestedSets(self._accounts, settings)
+        self._timeouts = RevokeTimeouts(settings)
         self._contended_at = float("-inf")
         self._shared_at = float("-inf")
         """When several sessions last had processes."""
@@ -88,6 +90,7 @@ class GpuArbiter:
         self._accounts.remove(session)
         self._nested.forget(session)
         self._cost.forget(session)
+        self._timeouts.forget(session)
         return self._decide()
 
     # -- clients -----------------------------------------------------------------------------------------------------
@@ -108,6 +111,7 @@ class GpuArbiter:
         self._advance(now)
         if alive and known.lease:
             known.session.left_behind[client] = self._roster.now + self._settings.revoke_timeout
+        self._learn_timeout(known)
         self._roster.forget(known)
         return self._decide()
 
@@ -163,7 +167,7 @@ class GpuArbiter:
             decisions.append(Grant(known.id, known.lease, 0.0, 0, known.pace))
         elif not known.waiting:
             self._roster.work_again(known)
-            self._roster.wait(known)
+            self._wait(known)
         return decisions + self._decide()
 
     def idle(
@@ -192,13 +196,14 @@ class GpuArbiter:
         self._advance(now)
         if lease and lease == known.lease:
             again = known.again
+            self._learn_timeout(known)
             self._roster.report_busy(known, busy_seconds)
             self._roster.released(known)
             known.expected_until = self._roster.now + EXPECTED
             if not any(other.lease for other in known.session.clients.values()):
                 self._nested.drained(known.session.id)
             if again:
-                self._roster.wait(known)
+                self._wait(known)
         return self._decide()
 
     def paged_in(self, client: ClientId, amount: int, seconds: float, now: float) -> list[Decision]:
@@ -458,5 +463,20 @@ class GpuArbiter:
 
     def _revoke(self, client: Client, reason: RevokeReason, page_out: int) -> Revoke:
         client.revoked = reason
-        client.revoke_deadline = self._roster.now + self._settings.revoke_timeout
+        works = client.quiet_since is None
+        client.received_at_revoke = self._accounts.received(client.session.id) if works else None
+        running = {other.session for other in self._roster.holding if other.bursting}
+        # it starts to give way when its pages are in
+        begins = max(self._roster.now, client.paging_until)
+        deadline = begins + self._timeouts.wall_seconds(client.session.id, len(running))
+        client.revoke_deadline = min(deadline, self._roster.now + self._settings.revoke_timeout)
         return Revoke(client.id, client.lease, page_out, reason)
+
+    def _wait(self, client: Client) -> None:
+        self._roster.wait(client, max(0.0, -self._accounts.lag(client.session.id)))
+
+    def _learn_timeout(self, client: Client) -> None:
+        """A client leaves or gives its lease back: learn how its session answers REVOKE."""
+        if client.revoked is not None and client.received_at_revoke is not None:
+            session = client.session.id
+            self._timeouts.learn(session, self._accounts.received(session) - client.received_at_revoke)

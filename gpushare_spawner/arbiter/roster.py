@@ -182,10 +182,11 @@ class Roster:
         client.working_set = min(client.allocated, used, self.vram)
         self.residency.resized(client, self.room().for_managed, used_now)
 
-    def wait(self, client: Client) -> None:
-        """It wants a lease from now on."""
+    def wait(self, client: Client, owed: float = 0.0) -> None:
+        """It wants a lease from now on. `owed`: seconds that its session owes."""
         client.waiting = True
         client.waiting_since = self.now
+        client.owed_when_asked = owed
         client.order = next(self._requests)
 
     def work_again(self, client: Client) -> None:

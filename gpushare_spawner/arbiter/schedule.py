@@ -272,5 +272,6 @@ class Schedule:
         if waited <= 2 * request * rounds:
             return NEVER
         asking = sum(c.waiting or c.lease != 0 for c in session.clients.values())
-        debt = max(0.0, -self._accounts.lag(session.id))
+        # what is left of the debt would be counted twice: the client has waited for the rest already
+        debt = max(client.owed_when_asked, -self._accounts.lag(session.id))
         return client.waiting_since if waited > (2 * asking * request + debt) * rounds else NEVER

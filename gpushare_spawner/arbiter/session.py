@@ -48,6 +48,8 @@ class Client:
 
     waiting: bool = False
     waiting_since: float = 0.0
+    owed_when_asked: float = 0.0
+    """Seconds that its session owed when it asked; at least 0."""
     order: int = 0
     """Counts requests: who asked first."""
 
@@ -61,6 +63,8 @@ class Client:
     """When its last lease ended: who has not used its pages for longest pages out first."""
     revoked: RevokeReason | None = None
     revoke_deadline: float = 0.0
+    received_at_revoke: float | None = None
+    """GPU seconds that its session had received when it was revoked; None where it was quiet then."""
     overdue: bool = False
     """It was revoked and did not answer in time: the others no longer wait for it."""
     again: bool = False

@@ -56,8 +56,13 @@ class ArbiterSettings:
     unpaced_after: float = 1.0
     """Seconds without competition after which clients may queue more again."""
     revoke_timeout: float = 10.0
-    """Seconds after which those who wait are granted although a revoked client has not answered (its kernel still runs,
-    or it hangs). Results stay right: the pages then compete."""
+    """Seconds after which those who wait are granted at the latest, although a revoked client has not answered (its
+    kernel still runs, or it hangs). Results stay right: the pages then compete."""
+    usual_revoke_timeout: float = 4.0
+    """GPU seconds that a session may receive between REVOKE and its answer. While several sessions run, the time-out is
+    as many times as long. Kernels of 3 s end within it."""
+    shortest_revoke_timeout: float = 1.0
+    """The same for a session that has ignored REVOKEs: above 0, at most `usual_revoke_timeout`."""
     page_out_step: int = 256 * 2**20
     """Bytes; a holder that grows makes others page out in steps of this size, not in one order for each allocation."""
     look_after: float = 1.0
@@ -93,6 +98,11 @@ class ArbiterSettings:
             raise ValueError(
                 f"interactive_overhead_bound must be at least overhead_bound ({self.overhead_bound!r}) and below 1, "
                 f"not {self.interactive_overhead_bound!r}"
+            )
+        if not 0 < self.shortest_revoke_timeout <= self.usual_revoke_timeout:
+            raise ValueError(
+                f"shortest_revoke_timeout must be above 0 and at most usual_revoke_timeout "
+                f"({self.usual_revoke_timeout!r}), not {self.shortest_revoke_timeout!r}"
             )
         if not 0 <= self.bandwidth_memory < 1:
             raise ValueError(f"bandwidth_memory must be at least 0 and below 1, not {self.bandwidth_memory!r}")
