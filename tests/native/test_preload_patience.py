@@ -162,6 +162,9 @@ def test_interrupt_reaches_a_python_program_that_waits_to_launch(
 ) -> None:
     """KeyboardInterrupt within a second of SIGINT, though the lease is withheld; and the next launch waits again."""
     client = start("""
+        import signal
+        # Python leaves SIGINT ignored where it starts so, as under nohup
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         d = Driver()
         spin = d.kernel("spin")
         try:
