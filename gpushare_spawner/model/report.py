@@ -83,8 +83,9 @@ class HostMemoryReport(_Part):
     budget_bytes: Amount
     """What paged-out memory may use now."""
     needed_bytes: Amount
-    """Host memory that is needed if every session uses all that it has allocated, and at least its guarantee. At most
-    the budget, unless the machine's memory became short meanwhile."""
+    """Host memory that is needed if every session uses all that it has allocated, and at least its guarantee. More than
+    the budget where guarantees need more, since a guarantee is always granted, or where the machine's memory became
+    short meanwhile."""
     paged_out_bytes: Amount = 0
     """What paged-out memory uses now."""
 

@@ -66,13 +66,14 @@ async def watch_kernels(look: Callable[[], KernelActivity], client: SessionClien
 
 def answer(status: ShareStatus) -> dict[str, Any]:
     """What the browser gets: the status, and the words for it, so that all places say the same."""
-    step = status.announced
+    step, hit = status.announced, status.limit_hit
     return {
         **status.as_json(),
         "line": words.line(status),
         "explanation": words.explanation(status),
         "changed_text": words.changed(status) if status.known else "",
         "announcement_text": words.announcement(status, step) if step is not None else "",
+        "limit_text": words.refused(status, hit) if hit is not None else "",
     }
 
 

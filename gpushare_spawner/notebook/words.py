@@ -11,7 +11,7 @@ from datetime import datetime
 
 from gpushare_spawner.model.quantity import format_wait
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.notebook.share_status import LimitHit, ShareStatus, Step
+from gpushare_spawner.notebook.share_status import GpuStatus, LimitHit, ShareStatus, Step
 
 GIB = 2**30
 TOAST_LETTERS = 140
@@ -92,8 +92,7 @@ def explanation(status: ShareStatus) -> str:
             f"{amount(status.borrowed_units, gpus)} of {share} are borrowed from idle neighbours, "
             f"and go back when they return. {amount(status.guaranteed_units, gpus)} is guaranteed now."
         )
-    resident, held = gibibytes(status.resident_bytes), gibibytes(status.memory_bytes)
-    said.append(f"Memory: {held} GiB allocated, {resident} GiB of that on the GPU, the rest in host memory.")
+    said.append(f"Memory: {_memory(status)}.")
     if held := holders(status):
         said.append(f"Allocated by {held}.")
     if status.limit_hit is not None:
@@ -125,7 +124,7 @@ def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
     """The limit that refused the last failed allocation, and what helps."""
     ago = "just now" if hit.seconds_ago < 1 else f"{duration(hit.seconds_ago)} ago"
     failed = f"An allocation of {size(hit.requested_bytes)} failed {ago} (CUDA out of memory): "
-    restart = _restart(status)
+    restart = [advice for advice in [_restart(status)] if advice]
     match hit.limit:
         case "session":
             limit = size(max((gpu.limit_bytes for gpu in status.gpus), default=0))
@@ -134,24 +133,54 @@ def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
                 f"this session may allocate {limit}{each}, all its kernels together, "
                 f"and had allocated {size(hit.allocated_bytes)}."
             )
-            helps = f"{restart} Or choose a template with a larger GPU memory limit."
+            helps = _advice(restart, "choose a template with a larger GPU memory limit.")
         case "session_host_memory":
             why = (
                 "this server's memory limit leaves too little host memory, and GPU memory has to move there "
                 "while neighbours use the GPU."
             )
-            helps = f"Free host memory, for example large variables. {restart} Or choose a template with more memory."
+            free = "Free host memory, for example large variables."
+            helps = _advice([free, *restart], "choose a template with more memory.")
         case _:
             why = "all sessions together have used up the machine's host memory for data that moves off its GPUs."
-            helps = f"{restart} Or try again when neighbours use less."
+            helps = _advice(restart, "try again when neighbours use less.")
     return f"{failed}{why} {helps}"
 
 
+def _advice(first: list[str], last: str) -> str:
+    """What the user can try, the last of it as the alternative."""
+    return " ".join([*first, f"Or {last}" if first else f"{last[0].upper()}{last[1:]}"])
+
+
+def _memory(of: ShareStatus | GpuStatus) -> str:
+    """Allocated memory, its limit and what of it is on the GPU.
+
+    Memory that no kernel has touched yet is nowhere, so what is not on the GPU is not all in host memory.
+    """
+    allocated, limit, resident = (gibibytes(part) for part in (of.memory_bytes, of.limit_bytes, of.resident_bytes))
+    return f"{allocated} of {limit} GiB allocated, {resident} GiB of that on the GPU"
+
+
+def refused(status: ShareStatus, hit: LimitHit) -> str:
+    """The refused allocation and its limit; at most TOAST_LETTERS long, so `limit_hit` says what helps."""
+    more = size(hit.requested_bytes)
+    match hit.limit:
+        case "session":
+            limit = size(max((gpu.limit_bytes for gpu in status.gpus), default=0))
+            return f"Out of GPU memory: {more} more would exceed the {limit} that this session may allocate."
+        case "session_host_memory":
+            return f"Out of memory: for {more} more GPU memory this server has too little host memory."
+        case _:
+            return f"Out of memory: for {more} more GPU memory this machine has too little host memory."
+
+
 def _restart(status: ShareStatus) -> str:
-    """The process whose restart frees most memory, as advice."""
+    """The process whose restart frees most memory, as advice; empty where no process has any."""
     if not status.processes:
         return "Restart a kernel that you no longer need: that frees its GPU memory."
     largest = max(status.processes, key=lambda process: process.memory_bytes)
+    if not largest.memory_bytes:
+        return ""
     return f"Restart {largest.name or f'process {largest.pid}'} to free {size(largest.memory_bytes)}."
 
 
@@ -239,14 +268,10 @@ def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
     rows += delivered(status)
     for number, gpu in enumerate(status.gpus):
         prefix = f"GPU {number}: " if gpus > 1 else ""
-        memory = (
-            f"{gibibytes(gpu.memory_bytes)} GiB allocated, {gibibytes(gpu.resident_bytes)} on the GPU, "
-            f"{gibibytes(gpu.limit_bytes)} in all"
-        )
         neighbours = f"{gpu.sessions - 1}" if gpu.sessions > 1 else "none"
         working = f", sessions with work now: {gpu.sessions_with_work}" if gpu.sessions_with_work else ""
         rows += [
-            (f"{prefix}memory", memory),
+            (f"{prefix}memory", _memory(gpu)),
             (f"{prefix}lease", {"none": "none: no GPU work"}.get(gpu.lease, gpu.lease)),
             (f"{prefix}neighbours", neighbours + working),
         ]

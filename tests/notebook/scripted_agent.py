@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, LeaseState, gpu_bytes
+from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, LeaseState, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.model.tier import Tier
 
 GPU = "GPU-12345678-1234-1234-1234-123456789abc"
@@ -38,8 +39,11 @@ class Script:
     delivered: tuple[float, float, int, float, float] | None = None
     """Seconds entitled and delivered, number of waits, and two quantiles of them in seconds; None: it does not say."""
 
+    refused: int = 0
+    """Allocations that the session's limit refused; the last one was of 2 GiB."""
+
     def status(self) -> list[Frame]:
-        """DELIVERED where there is something to say, and one STATUS for each GPU."""
+        """DELIVERED and SESSION_MEMORY where there is something to say, and one STATUS for each GPU."""
         tier, at, units = self.step or (Tier.ACTIVE, 0.0, 0)
         values = (
             self.share, self.tier.depth, self.effective, self.borrowed, self.guaranteed, self.memory, self.resident,
@@ -51,6 +55,9 @@ class Script:
             entitled, received, waits, half, most = self.delivered
             seconds = [round(one * 1e9) for one in (entitled, received, half, most)]
             before = [Frame(Kind.DELIVERED, (*seconds[:2], waits, *seconds[2:]))]
+        if self.refused:
+            hit = (SessionMemoryTopic.LIMIT_HIT, MemoryLimit.SESSION, 10**9, 2 * GIB, 41, self.refused, self.memory)
+            before.append(Frame(Kind.SESSION_MEMORY, hit))
         return before + [Frame(Kind.STATUS, values, gpu=gpu_bytes(uuid), flags=flags) for uuid in self.gpus]
 
 

@@ -97,6 +97,15 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
     browser.execute_script("arguments[0].focus()", button)
     button.send_keys("\n")
     wait_for(".jp-Dialog", "1 neighbour shares the GPU.")
+    browser.execute_script("document.querySelector('.jp-Dialog-button.jp-mod-accept').click()")
+    wait_for(".jp-Dialog", "neighbour", there=False)
+
+    script.refused = 1
+    wait_for(toast, "Out of GPU memory: 2 GiB more would exceed the 16 GiB that this session may allocate.")
+    # by a script, because the notification still moves into the page
+    details = browser.find_element(By.XPATH, "//*[contains(@class, 'Toastify__toast')]//button[.='Details']")
+    browser.execute_script("arguments[0].click()", details)
+    wait_for(".jp-Dialog", "An allocation of 2 GiB failed 1 s ago (CUDA out of memory): this session may allocate")
 
     errors = [entry["message"] for entry in browser.get_log("browser") if "gpushare" in entry["message"]]
     assert errors == []

@@ -9,6 +9,7 @@ import pytest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.notebook import status, words
+from gpushare_spawner.notebook.extension import answer
 from gpushare_spawner.notebook.process_names import named, process_name
 from gpushare_spawner.notebook.share_status import LimitHit, ProcessMemory, ShareStatus
 from tests.notebook.scripted_agent import GIB, GPU, Script
@@ -72,6 +73,40 @@ def test_the_sentence_names_the_limit_and_what_helps(limit: MemoryLimit, said: s
     assert said in words.page(now)
     assert said in words.explanation(now).splitlines()
     assert "allocated by    process 42 10 GiB, process 41 5 GiB" in words.page(now)
+
+
+def test_no_process_is_restarted_to_free_nothing() -> None:
+    """Where the neighbours have used up the host memory, the session may have allocated nothing."""
+    topic, raw = SessionMemoryTopic, gpu_bytes(GPU)
+    empty = [
+        Frame(Kind.SESSION_MEMORY, (topic.PROCESS, 41, 0), gpu=raw),
+        Frame(Kind.SESSION_MEMORY, (topic.LIMIT_HIT, MemoryLimit.NODE_HOST_MEMORY, 0, 2 * GIB, 41, 1, 0)),
+        *Script(memory=0, resident=0).status(),
+    ]
+    said = words.page(ShareStatus.of(empty))
+    assert "Restart" not in said
+    assert said.endswith("off its GPUs. Try again when neighbours use less.")
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (MemoryLimit.SESSION, "Out of GPU memory: 2 GiB more would exceed the 16 GiB that this session may allocate."),
+        (
+            MemoryLimit.SESSION_HOST_MEMORY,
+            "Out of memory: for 2 GiB more GPU memory this server has too little host memory.",
+        ),
+        (
+            MemoryLimit.NODE_HOST_MEMORY,
+            "Out of memory: for 2 GiB more GPU memory this machine has too little host memory.",
+        ),
+    ],
+)
+def test_the_notification_names_the_limit(limit: MemoryLimit, said: str) -> None:
+    text = answer(ShareStatus.of(with_memory(limit)))["limit_text"]
+    assert text == said
+    assert len(text) <= words.TOAST_LETTERS
+    assert answer(ShareStatus.of(Script().status()))["limit_text"] == ""
 
 
 def test_a_single_process_is_not_listed() -> None:

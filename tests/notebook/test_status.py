@@ -94,7 +94,7 @@ def test_the_explanation_tells_what_happens_to_the_work():
     assert "0.10 GPU is guaranteed now" in lent
     assert "waits: neighbours have the GPU" in lent
     assert "is given back at {time}" in lent
-    assert "3.1 GiB allocated, 1 GiB of that on the GPU" in lent
+    assert "Memory: 3.1 of 16 GiB allocated, 1 GiB of that on the GPU." in lent
     released = words.explanation(of(tier=Tier.RELEASED, effective=0, sessions=1))
     assert "the next cell that uses the GPU brings it back" in released
     assert "No neighbours" in released

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
 from gpushare_spawner.model.report import Announcement, DeliveredReport, GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
@@ -64,7 +65,8 @@ def afternoon(*more: SessionReport) -> Report:
         sessions=(
             session("ann", gpu_busy=True, kernels_busy=1, memory_bytes=6 * GIB, resident_bytes=5 * GIB,
                     delivered=DeliveredReport(entitled_seconds=1500, delivered_seconds=1482, waits=12,
-                                              wait_p50_seconds=0.022, wait_p95_seconds=0.194)),
+                                              wait_p50_seconds=0.022, wait_p95_seconds=0.194),
+                    memory_limit_hits=MemoryLimitHits(count=3)),
             session(
                 "bob", server="thesis", tier=Tier.DOWNGRADED, effective_units=10, last_gpu_activity=NOW - 41 * MINUTE,
                 announcement=Announcement(tier=Tier.RELEASED, at=NOW + 4 * MINUTE, reason="told"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
+from gpushare_spawner.model.report import HostMemoryReport
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubView, look
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -11,7 +14,7 @@ from gpushare_spawner.service.reports import NodeView
 from gpushare_spawner.service.web.dashboard import format_duration
 from gpushare_spawner.service.web.dashboard_data import Viewer, board_view
 from gpushare_spawner.service.web.metrics import exposition
-from tests.service.dashboards import NOW, TEMPLATES, afternoon, page, session, view
+from tests.service.dashboards import GIB, NOW, TEMPLATES, afternoon, page, session, view
 
 
 def plain(html: str) -> str:
@@ -88,6 +91,18 @@ def test_durations_never_seem_to_run_backwards():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("needed", "refuses"), [(0, False), (7 * GIB, False), (8 * GIB, True), (9 * GIB, True)])
+def test_a_used_up_budget_of_host_memory_is_explained(needed, refuses):
+    host = HostMemoryReport(budget_bytes=8 * GIB, needed_bytes=needed, paged_out_bytes=0)
+    text = page(view(afternoon().model_copy(update={"host_memory": host})))
+    assert "budget 8 GiB" in text
+    assert ("allocations that would need more of it are refused" in text) is refuses
+
+
+def test_refused_allocations_are_counted():
+    assert re.findall(r"(\d+) allocations? refused", page(view())) == ["3"]
+
+
 def test_metrics():
     views = [NodeView(None, afternoon()), NodeView(None, None, "silent")]
     looked = look(views, HubView(), TEMPLATES, NOW, CullerSettings())
@@ -106,6 +121,7 @@ def test_metrics():
         'gpushare_session_delivered_seconds_total{node="workstation",server="",user="ann"} 1482.0',
         'gpushare_session_waits_total{node="workstation",server="",user="ann"} 12.0',
         'gpushare_session_wait_seconds{node="workstation",quantile="0.95",server="",user="ann"} 0.194',
+        'gpushare_session_memory_limit_hits_total{node="workstation",server="",user="ann"} 3.0',
         'gpushare_culler_steps_total{tier="downgraded"} 0.0',
         'gpushare_culler_failures_total{where="hub"} 1.0',
         "gpushare_culler_last_round_timestamp_seconds 1e+06",

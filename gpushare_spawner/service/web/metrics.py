@@ -103,12 +103,16 @@ def _sessions(looked: Sequence[Looked], now: float) -> Iterator[Metric]:
         "Length of the session's waits for a lease, by quantile",
         labels=[*labels, "quantile"],
     )
+    hits = CounterMetricFamily(
+        "gpushare_session_memory_limit_hits", "Allocations of device memory that a limit refused", labels=labels
+    )
     for one in looked:
         key = [one.node, one.session.user, one.session.server]
         record = one.session.delivered
         entitled.add_metric(key, record.entitled_seconds)
         delivered.add_metric(key, record.delivered_seconds)
         waits.add_metric(key, record.waits)
+        hits.add_metric(key, one.session.memory_limit_hits.count)
         wait.add_metric([*key, "0.5"], record.wait_p50_seconds)
         wait.add_metric([*key, "0.95"], record.wait_p95_seconds)
         share.add_metric(key, one.session.share_units)
@@ -117,7 +121,7 @@ def _sessions(looked: Sequence[Looked], now: float) -> Iterator[Metric]:
         resident.add_metric(key, one.session.resident_bytes)
         idle.add_metric(key, 0.0 if one.session.gpu_busy else max(0.0, now - one.decision.idle_since))
         worked.add_metric(key, one.session.gpu_seconds)
-    yield from (count, share, effective, memory, resident, idle, worked, entitled, delivered, waits, wait)
+    yield from (count, share, effective, memory, resident, idle, worked, entitled, delivered, waits, wait, hits)
 
 
 def _culler(counters: Counters) -> Iterator[Metric]:

@@ -72,14 +72,19 @@
     }
   }
 
-  /* What is said aloud, once each: a step that was announced, one that was taken, and the share's return. */
+  /*
+   * The notifications, once each: a step that was announced, one that was taken, the share's return, and an allocation that
+   * a memory limit refused.
+   */
   class Announcer {
-    constructor(Notification) {
+    constructor(Notification, explain) {
       this._notification = Notification;
+      this._explain = explain;
       this._before = undefined;
       this._announced = undefined;
       this._announcedToast = undefined;
       this._tierToast = undefined;
+      this._limitToast = undefined;
     }
 
     show(status) {
@@ -89,6 +94,9 @@
       const before = this._before;
       this._before = status;
       this._tellStep(status);
+      if (before !== undefined) {
+        this._tellLimit(status, before); // what was refused before this page was open is in the dialog
+      }
       if (before !== undefined && before.tier !== status.tier) {
         this._dismiss('_tierToast'); // it is no longer so
         const back = status.tier === 'active';
@@ -116,6 +124,15 @@
       if (step) {
         const text = atLocalTime(status.announcement_text, step);
         this._announcedToast = this._notification.emit(text, 'warning', { autoClose: false });
+      }
+    }
+
+    _tellLimit(status, before) {
+      const [hit, last] = [status.limit_hit, before.limit_hit];
+      if (hit && hit.count !== (last ? last.count : 0)) {
+        this._dismiss('_limitToast'); // the last one says it all
+        const details = { label: 'Details', callback: () => this._explain(atLocalTime(status.explanation, status.announced)) };
+        this._limitToast = this._notification.emit(status.limit_text, 'error', { autoClose: false, actions: [details] });
       }
     }
   }
@@ -205,7 +222,7 @@
         return response.json();
       }
 
-      const announcer = new Announcer(Notification);
+      const announcer = new Announcer(Notification, explain);
       const style = document.createElement('style');
       style.textContent = STYLE;
       document.head.appendChild(style);
