@@ -1,7 +1,8 @@
-# Shared GPUs: the spawner. Works in jupyterhub_config.d of The Littlest JupyterHub and of zero-to-jupyterhub, and with
-# load_subconfig in a config file of your own.
+# Shared GPUs: the spawner. For jupyterhub_config.d of zero-to-jupyterhub, and for load_subconfig in a config file of
+# your own. For The Littlest JupyterHub copy tljh/gpushare-tljh.py instead, which reads this file.
 # All settings: docs/reference/settings.md.
 import os
+import sys
 
 # A hub in a cluster starts pods; GPUSHARE_CONTROL says that the GPUs are on the hub's own machine all the same.
 _gpushare_in_cluster = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not os.environ.get("GPUSHARE_CONTROL")
@@ -10,7 +11,10 @@ _gpushare_in_cluster = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not o
 # (load_subconfig shows this file nothing of what was set before it: there, choose yours afterwards.)
 # What zero-to-jupyterhub chooses before it reads this file is replaced: ours is a KubeSpawner, with all its settings.
 _gpushare_replaced = ("kubespawner", "kubespawner.KubeSpawner", "kubespawner.spawner.KubeSpawner")
-if "spawner_class" not in c.JupyterHub or (_gpushare_in_cluster and c.JupyterHub.spawner_class in _gpushare_replaced):
+if "tljh.configurer" in sys.modules:
+    # TLJH always chooses a spawner before it reads this file, and this file cannot see it
+    c.JupyterHub.spawner_class = "gpushare-tljh"
+elif "spawner_class" not in c.JupyterHub or (_gpushare_in_cluster and c.JupyterHub.spawner_class in _gpushare_replaced):
     c.JupyterHub.spawner_class = (
         "gpushare_spawner.spawner.kube.GPUShareSpawner" if _gpushare_in_cluster else "gpushare-local"
     )

@@ -16,6 +16,7 @@ from urllib.parse import urlparse
 
 from jupyterhub.app import JupyterHub
 
+from gpushare_spawner.service.hub.tljh import culler_options, replace_culler
 from gpushare_spawner.service.hub.user_role import grant_to_everybody
 
 
@@ -51,6 +52,7 @@ if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("GPUSHARE_CO
         _gpushare_port = urlparse(c.JupyterHub.hub_bind_url).port or 8081
         _gpushare_base = c.JupyterHub.base_url if "base_url" in c.JupyterHub else "/"
         _gpushare_command.append(f"--url=http://localhost:{_gpushare_port}{_gpushare_base.rstrip('/')}/hub/api")
+_gpushare_command += culler_options()
 _gpushare_command += shlex.split(os.environ.get("GPUSHARE_SERVICE_OPTIONS", ""))
 
 if not any(service.get("name") == "gpushare" for service in _gpushare_defined(c.JupyterHub.services)):
@@ -68,6 +70,8 @@ if not any(service.get("name") == "gpushare" for service in _gpushare_defined(c.
             "oauth_client_allowed_scopes": ["custom:gpushare:read", "custom:gpushare:metrics"],
         }
     )
+
+replace_culler(c.JupyterHub)
 
 c.JupyterHub.custom_scopes.update(
     {

@@ -1,0 +1,81 @@
+"""Files that come with the package beside its code, and ``gpushare config-path``, which prints where they are.
+
+They are config files of the hub, compute templates, unit files and Helm values. A wheel has them in the package's
+folder ``share``; in a checkout they are in its top folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+FOLDERS = {
+    "jupyterhub_config.d": "config files for the hub",
+    "templates": "compute templates",
+    "systemd": "unit files",
+    "helm-values": "values for zero-to-jupyterhub, and the agent's chart",
+}
+_PACKAGE = Path(__file__).resolve().parent
+NOT_INSTALLED = frozenset({"jupyterhub_config.d/90-demo.py"})
+"""Files of a checkout that no wheel has: the demo runs from a checkout."""
+
+
+class NotShipped(Exception):
+    """There is no such file or folder. Says where to look."""
+
+
+def shipped(name: str = "") -> Path:
+    """The file or folder of that name, by default the folder that holds all of them.
+
+    `name` is a path below that folder, or the last part of one that no other file or folder ends in. Raises NotShipped.
+    """
+    root, wanted = _root(), name.strip("/")
+    if not wanted or (wanted.partition("/")[0] in FOLDERS and (root / wanted).exists()):
+        return root / wanted
+    matching = [path for path in _everything(root) if path.name == wanted]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        several = ", ".join(str(path.relative_to(root)) for path in matching)
+        raise NotShipped(f"several files are called {wanted!r}: name one of {several}")
+    raise NotShipped(f"there is no file or folder {name!r}; `gpushare config-path` lists all files")
+
+
+def files() -> list[Path]:
+    """All files that a wheel has, sorted. Raises NotShipped."""
+    root = _root()
+    found = (path for path in _everything(root) if path.is_file())
+    return sorted(path for path in found if path.relative_to(root).as_posix() not in NOT_INSTALLED)
+
+
+def _root() -> Path:
+    for root in (_PACKAGE / "share", _PACKAGE.parent):
+        if all((root / folder).is_dir() for folder in FOLDERS):
+            return root
+    raise NotShipped(f"{_PACKAGE / 'share'} is missing or incomplete: install gpushare-spawner again, from a wheel")
+
+
+def _everything(root: Path) -> list[Path]:
+    found = (path for folder in FOLDERS for path in (root / folder).rglob("*"))
+    # what Python compiled belongs to nobody
+    return [path for path in found if "__pycache__" not in path.parts]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    names = "; ".join(f"{name}: {what}" for name, what in FOLDERS.items())
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help=f"print the path of this file or folder ({names}); else of all files"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the path; 1 where there is no such file, with a sentence on standard error."""
+    try:
+        for path in files() if options.name is None else [shipped(options.name)]:
+            print(path)
+    except NotShipped as error:
+        print(f"gpushare config-path: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,3 @@
+import os
+
+CONFIG_DIR = os.path.join(os.environ.get("TLJH_INSTALL_PREFIX", "/opt/tljh"), "config")

@@ -1,0 +1,2 @@
+def generate_system_username(username: str) -> str:
+    return username[:31]

@@ -1,0 +1,66 @@
+"""gpushare_spawner/shipped.py: the files that come with the package, in a checkout and from a wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner.shipped import FOLDERS, NotShipped, files, shipped
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_folders_and_files_are_found_by_path_and_by_name() -> None:
+    assert shipped() == ROOT
+    assert shipped("templates") == ROOT / "templates"
+    assert shipped("jupyterhub_config.d/10-gpushare.py") == ROOT / "jupyterhub_config.d" / "10-gpushare.py"
+    assert shipped("gpushare-agent.service") == ROOT / "systemd" / "gpushare-agent.service"
+    assert shipped("gpushare-tljh.py") == ROOT / "jupyterhub_config.d" / "tljh" / "gpushare-tljh.py"
+
+
+def test_a_name_of_nothing_and_a_name_of_several_files_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotShipped, match=r"'pyproject\.toml'; `gpushare config-path` lists"):
+        shipped("pyproject.toml")
+    for folder in (*FOLDERS, "helm-values/one", "helm-values/two"):
+        (tmp_path / "share" / folder).mkdir(parents=True)
+    for folder in ("one", "two"):
+        (tmp_path / "share" / "helm-values" / folder / "jupyterhub.yaml").touch()
+    monkeypatch.setattr("gpushare_spawner.shipped._PACKAGE", tmp_path)
+    with pytest.raises(NotShipped, match=r"several files are called 'jupyterhub.yaml'.*one/jupyterhub.yaml"):
+        shipped("jupyterhub.yaml")
+
+
+def test_the_list_has_every_folder_and_not_the_demo() -> None:
+    listed = [path.relative_to(ROOT) for path in files()]
+    assert {path.parts[0] for path in listed} == set(FOLDERS)
+    assert Path("jupyterhub_config.d/90-demo.py") not in listed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_wheel_brings_the_same_files_and_prints_where_they_are(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    prefix = "gpushare_spawner/share/"
+    inside = {name.removeprefix(prefix) for name in zipfile.ZipFile(wheel).namelist() if name.startswith(prefix)}
+    assert inside == {path.relative_to(ROOT).as_posix() for path in files()}
+
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env" / "bin" / "python"
+    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], check=True)
+    command = [str(python.with_name("gpushare")), "config-path"]
+    said = subprocess.run([*command, "gpushare-agent.service"], capture_output=True, text=True, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert Path(said.stdout.strip()).read_text() == shipped("gpushare-agent.service").read_text()
+    missing = subprocess.run([*command, "90-demo.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert missing.returncode == 1
+    assert "no file or folder '90-demo.py'" in missing.stderr
