@@ -10,6 +10,7 @@ from gpushare_spawner.agent.arbitration import NANOSECONDS, GpuArbitration
 from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
 from gpushare_spawner.agent.sessions import Kernels, Session
 from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
+from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
 
@@ -21,7 +22,7 @@ MEMORY_EVERY = 0.01
 """Seconds between two times at which MEMORY frames of a session take effect: the last frame of each process."""
 MEMORY_AT_ONCE = 4
 """Processes of a session whose MEMORY takes effect each time; the others follow."""
-AGENT_FEATURES = Feature.PACE | Feature.DELIVERED | Feature.RESERVE
+AGENT_FEATURES = Feature.PACE | Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE
 """What this agent can do, for WELCOME."""
 
 
@@ -199,7 +200,14 @@ class Conversation:
         if step is None:
             connection.send(Kind.ANNOUNCE, Tier.ACTIVE.depth, 0, 0)
         else:
-            connection.send(Kind.ANNOUNCE, step.tier.depth, round(step.at * NANOSECONDS), step.effective_units)
+            connection.send(
+                Kind.ANNOUNCE,
+                step.tier.depth,
+                round(step.at * NANOSECONDS),
+                step.effective_units,
+                (step.cause or IdleCause.IDLE).code,
+                round(step.after_seconds * NANOSECONDS),
+            )
 
     def _status(self, connection: Connection) -> None:
         session, record, step = self._session, self._session.record, self._session.record.announcement
@@ -209,6 +217,8 @@ class Conversation:
             since = 0
         elif report.last_gpu_activity is not None:
             since = max(0, round((self._around.wall_clock() - report.last_gpu_activity) * NANOSECONDS))
+        if Feature.CAUSE in connection.features and step is not None:
+            self._announce(connection)
         if Feature.DELIVERED in connection.features:
             got = report.delivered
             seconds = (got.entitled_seconds, got.delivered_seconds, got.wait_p50_seconds, got.wait_p95_seconds)

@@ -328,12 +328,7 @@ class PodSessions:
         step = said.announcement
         if step == session.record.announcement or (step is not None and self._node.activity(session).busy):
             return
-        request = AnnounceRequest(id=session.id, tier=None)
-        if step is not None:
-            request = AnnounceRequest(
-                id=session.id, tier=step.tier, at=step.at, effective_units=step.effective_units, reason=step.reason
-            )
-        self._node.announce(request)
+        self._node.announce(AnnounceRequest.of(session.id, step))
 
     def _wanted(self, session: Session) -> dict[str, str | None]:
         """What the pod's annotations have to be changed to, so that they say what is."""

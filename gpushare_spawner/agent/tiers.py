@@ -66,15 +66,7 @@ class Tiers:
 
     def announce(self, session: Session, request: AnnounceRequest) -> None:
         """Tell the user what comes, or that nothing comes."""
-        if request.tier is None:
-            self._announce(session, None)
-        else:
-            self._announce(
-                session,
-                Announcement(
-                    tier=request.tier, at=request.at, reason=request.reason, effective_units=request.effective_units
-                ),
-            )
+        self._announce(session, request.announcement)
         self._save(session)
 
     def move(self, session: Session, tier: Tier, units: int, reason: str) -> None:

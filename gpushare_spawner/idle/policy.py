@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.idle.schedule import Due, NotDue, age_step, idle_step
+from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Announcement
 from gpushare_spawner.model.template import Idle
 from gpushare_spawner.model.tier import Tier
@@ -27,6 +28,21 @@ class Step:
     units: int
     at: float
     reason: str
+    after: float
+    """Seconds of idleness, or of the server's life, at which it comes."""
+    cause: IdleCause = IdleCause.IDLE
+
+    @property
+    def announcement(self) -> Announcement:
+        """What the session's user is told of it."""
+        return Announcement(
+            tier=self.tier,
+            at=self.at,
+            reason=self.reason,
+            effective_units=self.units,
+            cause=self.cause,
+            after_seconds=self.after,
+        )
 
 
 @dataclass(frozen=True)
@@ -78,11 +94,11 @@ def _approach(due: Due, session: Observation, now: float) -> Decision:
     told = session.announcement
     earliest = max(due.at, now + due.notice)
     if told is None or not _announces(told, due) or told.at > earliest + _SLACK:
-        coming = Step(due.tier, due.units, earliest, due.reason)
+        coming = Step(due.tier, due.units, earliest, due.reason, due.after, due.cause)
         if now < due.tell_at:
             return _stay(session, "not idle for long enough", upcoming=coming, look_again_at=due.tell_at)
         return _stay(session, "announced", announcement=coming, upcoming=coming, look_again_at=coming.at)
-    coming = Step(due.tier, due.units, told.at, told.reason)
+    coming = Step(due.tier, due.units, told.at, told.reason, due.after, due.cause)
     at = max(told.at, due.at)
     if now < at:
         return _stay(session, "announced", announcement=coming, upcoming=coming, look_again_at=at)
@@ -91,7 +107,10 @@ def _approach(due: Due, session: Observation, now: float) -> Decision:
 
 def _announces(told: Announcement, due: Due) -> bool:
     """Whether the user was told of this very step; one told for an earlier instant was overtaken by work since."""
-    return told.tier is due.tier and told.effective_units == due.units and told.at >= due.at - _SLACK
+    # an older agent does not keep the cause
+    same_cause = told.cause in (None, due.cause)
+    same_step = told.tier is due.tier and told.effective_units == due.units
+    return same_step and same_cause and told.at >= due.at - _SLACK
 
 
 def _stay(

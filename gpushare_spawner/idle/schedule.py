@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpushare_spawner.idle import sentences
 from gpushare_spawner.idle.notice import fair_notice
 from gpushare_spawner.idle.observation import Observation
+from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.template import Idle
 from gpushare_spawner.model.tier import Tier
 
@@ -23,6 +24,9 @@ class Due:
     notice: float
     """Seconds that the user is told before."""
     reason: str
+    after: float
+    """Seconds of idleness, or of the server's life, at which it comes."""
+    cause: IdleCause = IdleCause.IDLE
 
     @property
     def tell_at(self) -> float:
@@ -62,7 +66,9 @@ def idle_step(idle: Idle, session: Observation) -> Due | NotDue:
 def age_step(idle: Idle, session: Observation, max_age: float) -> Due:
     """The end of a server that may live for ``max_age`` seconds, busy or not."""
     notice = fair_notice(idle.warn_before, max_age)
-    return Due(Tier.STOPPED, 0, session.opened_at + max_age, notice, sentences.too_old(max_age))
+    return Due(
+        Tier.STOPPED, 0, session.opened_at + max_age, notice, sentences.too_old(max_age), max_age, IdleCause.MAX_AGE
+    )
 
 
 def _due(tier: Tier, units: int, after: float, notice: float, session: Observation) -> Due | NotDue:
@@ -72,9 +78,9 @@ def _due(tier: Tier, units: int, after: float, notice: float, session: Observati
             if tier is Tier.DOWNGRADED
             else sentences.release(session.share, after)
         )
-        return Due(tier, units, session.gpu_idle_since + after, notice, reason)
+        return Due(tier, units, session.gpu_idle_since + after, notice, reason, after)
     if session.kernels_busy:
         return NotDue("a kernel is busy")
     if session.quiet_since is None:
         return NotDue("the hub has not said when its server was last active")
-    return Due(tier, units, session.quiet_since + after, notice, sentences.stop(after))
+    return Due(tier, units, session.quiet_since + after, notice, sentences.stop(after), after)

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.quantity import PercentOrBytes
-from gpushare_spawner.model.report import Instant
+from gpushare_spawner.model.report import Announcement, Instant
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
@@ -104,6 +105,20 @@ class AnnounceRequest(_Request):
     effective_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
     """What the session will hold after the step, on each of its GPUs."""
     reason: str = ""
+    cause: IdleCause | None = None
+    after_seconds: Annotated[float, Field(ge=0)] = 0.0
+
+    @classmethod
+    def of(cls, session: str, step: Announcement | None) -> AnnounceRequest:
+        """Ask for this announcement to a session; None takes back the one that stands."""
+        return cls(id=session, tier=None) if step is None else cls(id=session, **step.model_dump())
+
+    @property
+    def announcement(self) -> Announcement | None:
+        """What the session's user is to be told; None: nothing comes."""
+        if self.tier is None:
+            return None
+        return Announcement.model_validate(self.model_dump(exclude={"op", "id"}))
 
 
 Request = Annotated[

@@ -77,6 +77,8 @@ class Feature(IntFlag):
     """Device memory is reserved with the agent before it is allocated."""
     DELIVERED = 4
     """Observers are sent DELIVERED frames."""
+    CAUSE = 8
+    """An answer to QUERY has ANNOUNCE too where an idle action was announced: it says the cause."""
 
 
 class ReserveKind(IntEnum):

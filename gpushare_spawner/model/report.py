@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpushare_spawner.model.delivered import Delivered
+from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
@@ -50,6 +51,10 @@ class Announcement(_Part):
     reason: str
     effective_units: Units = 0
     """What the session will hold after the step."""
+    cause: IdleCause | None = None
+    """None: the agent, or the service that announced it, is from before causes were said."""
+    after_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """The idle time, or the server's age, at which the step comes; 0: the service did not say."""
 
 
 class DeliveredReport(_Part):

@@ -21,7 +21,7 @@ ERRORS = {
     4: "the agent has closed this session",
 }
 
-ANSWER = (Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY)
+ANSWER = (Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY, Kind.ANNOUNCE)
 """What an answer to QUERY consists of."""
 
 
@@ -31,9 +31,8 @@ class AgentAway(Exception):
 
 def hello() -> Frame:
     """How an observer introduces itself."""
-    return Frame(
-        Kind.HELLO, (Role.OBSERVER, os.getpid(), LIBRARY_VERSION, Feature.DELIVERED | Feature.RESERVE), serial=1
-    )
+    features = Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE
+    return Frame(Kind.HELLO, (Role.OBSERVER, os.getpid(), LIBRARY_VERSION, features), serial=1)
 
 
 def session_socket() -> str | None:

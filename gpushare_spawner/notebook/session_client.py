@@ -129,8 +129,11 @@ class SessionClient:
                 complete = sum(one.kind is Kind.STATUS for one in self._answer) >= self._gpus
                 if self._answered is not None and not self._answered.done() and complete:
                     self._answered.set_result(self._answer)
-            case Kind.TIER | Kind.ANNOUNCE:
+            case Kind.ANNOUNCE:
                 self._last = None  # the next question gets a new answer
+                self._answer.append(frame)
+            case Kind.TIER:
+                self._last = None
             case Kind.ERROR:
                 raise _Refused(ERRORS.get(frame.fields[0], f"the agent refused (code {frame.fields[0]})"))
             case _:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gpushare_spawner.model.frames import Frame, Kind, LeaseState, SessionMemoryTopic, gpu_name
+from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
 from gpushare_spawner.model.tier import Tier
 
@@ -79,6 +80,9 @@ class Step:
     at: float
     """Seconds since the epoch (UTC)."""
     effective_units: int
+    cause: IdleCause = IdleCause.IDLE
+    after_seconds: float = 0.0
+    """The idle time, or the server's age, at which it comes; 0: the agent did not say."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,8 @@ class ShareStatus:
         by_gpu = [frame for frame in frames if frame.kind is Kind.STATUS]
         said = [frame for frame in frames if frame.kind is Kind.DELIVERED]
         memory = [frame for frame in frames if frame.kind is Kind.SESSION_MEMORY]
-        if not by_gpu or len(by_gpu) + len(said) + len(memory) < len(frames):
+        announced = [frame for frame in frames if frame.kind is Kind.ANNOUNCE]
+        if not by_gpu or len(by_gpu) + len(said) + len(memory) + len(announced) < len(frames):
             raise ValueError("an answer to QUERY has one STATUS for each GPU")
         first = by_gpu[0]
         share, tier, effective, borrowed, guaranteed = first.fields[:5]
@@ -166,6 +171,9 @@ class ShareStatus:
         step = None
         if at:
             step = Step(Tier.from_depth(first.flags & 0xFF), at / NANOSECONDS, first.flags >> 8 & 0xFF)
+            if announced:
+                cause, after = announced[-1].fields[3:5]
+                step = replace(step, cause=IdleCause.from_code(cause), after_seconds=after / NANOSECONDS)
         quiet = min(frame.fields[9] for frame in by_gpu)
         return cls(
             share_units=share,

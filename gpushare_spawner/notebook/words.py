@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
+from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.quantity import format_wait
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook.share_status import GpuStatus, LimitHit, ShareStatus, Step
@@ -242,10 +243,22 @@ def announcement(status: ShareStatus, step: Step) -> str:
                 f"Your GPU share is given back at {{time}}, because the GPU has been idle. Your kernel lives on. {keep}"
             )
         case Tier.STOPPED:
-            advice = "Save your work, or run a cell to keep it."
-            return f"Your server stops at {{time}}, because nothing has happened in it. {advice}"
+            return _stop_announcement(step)
         case _:
             return f"Your GPU share changes to {amount(step.effective_units, len(status.gpus))} at {{time}}."
+
+
+def _stop_announcement(step: Step) -> str:
+    match step.cause:
+        case IdleCause.MAX_AGE:
+            age = f"it has run for {duration(step.after_seconds)}, the limit here" if step.after_seconds else "its age"
+            return f"Your server will stop at {{time}}: {age}. Save your work; you can start the server again."
+        case IdleCause.IDLE:
+            idle = f" for {duration(step.after_seconds)}" if step.after_seconds else ""
+            advice = "Save your work, or run a cell to keep it."
+            return f"Your server will stop at {{time}}: it has been idle{idle}. {advice}"
+        case _:
+            return "Your server will stop at {time}. Save your work."
 
 
 def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:

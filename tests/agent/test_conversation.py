@@ -10,6 +10,8 @@ from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED, SESSION_CL
 from gpushare_spawner.agent.conversation import AGENT_FEATURES
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.report import Announcement
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
@@ -133,6 +135,25 @@ async def test_observers_see_announcements_also_those_made_before_they_came(agen
         assert frame.fields[:3] == (1, round(at * 1e9), 10)
     agent.node.announce(AnnounceRequest(id="ada", tier=None))
     assert (await first.expect(Kind.ANNOUNCE)).fields[:3] == (0, 0, 0)
+
+
+async def test_an_observer_with_the_feature_is_told_why_an_idle_action_comes(agent: Agent) -> None:
+    path = agent.open()
+    older = await agent.peer(path, Role.OBSERVER)
+    newer = Peer(path)
+    agent.peers.append(newer)
+    await newer.connect(Role.OBSERVER, Feature.CAUSE)
+    step = Announcement(
+        tier=Tier.STOPPED, at=time.time() + 300, reason="too old", cause=IdleCause.MAX_AGE, after_seconds=86400
+    )
+    agent.node.announce(AnnounceRequest.of("ada", step))
+    expected = (Tier.STOPPED.depth, round(step.at * 1e9), 0, IdleCause.MAX_AGE.code, 86400 * 10**9)
+    for peer in (older, newer):
+        assert (await peer.expect(Kind.ANNOUNCE)).fields[:5] == expected
+        peer.send(Kind.QUERY)
+    assert (await newer.expect(Kind.ANNOUNCE)).fields[:5] == expected
+    await newer.expect(Kind.STATUS)
+    await older.expect(Kind.STATUS)
 
 
 async def test_a_burst_takes_an_announcement_back(agent: Agent) -> None:

@@ -34,4 +34,4 @@ def observed(**changes: Any) -> Observation:
 def told(decision: Decision) -> Announcement | None:
     """The announcement as the agent would report it once it has been told of the decision."""
     step = decision.announcement
-    return step and Announcement(tier=step.tier, at=step.at, reason=step.reason, effective_units=step.units)
+    return step and step.announcement

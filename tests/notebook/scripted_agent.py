@@ -35,6 +35,8 @@ class Script:
     sessions: int = 2
     with_work: int = 1
     step: tuple[Tier, float, int] | None = None
+    cause: tuple[int, float] | None = None
+    """The code of the announced action's cause, and seconds of idleness or age; None: an agent that does not say."""
     gpus: list[str] = field(default_factory=lambda: [GPU])
     delivered: tuple[float, float, int, float, float] | None = None
     """Seconds entitled and delivered, number of waits, and two quantiles of them in seconds; None: it does not say."""
@@ -58,6 +60,9 @@ class Script:
         if self.refused:
             hit = (SessionMemoryTopic.LIMIT_HIT, MemoryLimit.SESSION, 10**9, 2 * GIB, 41, self.refused, self.memory)
             before.append(Frame(Kind.SESSION_MEMORY, hit))
+        if self.cause is not None and self.step is not None:
+            code, after = self.cause
+            before.append(Frame(Kind.ANNOUNCE, (tier.depth, round(at * 1e9), units, code, round(after * 1e9))))
         return before + [Frame(Kind.STATUS, values, gpu=gpu_bytes(uuid), flags=flags) for uuid in self.gpus]
 
 

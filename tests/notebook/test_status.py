@@ -71,6 +71,24 @@ def test_the_line_in_the_status_bar(changes, line):
     assert words.line(of(**changes)) == line
 
 
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (None, "it has been idle. Save your work, or run a cell to keep it."),
+        ((0, 8 * 3600), "it has been idle for 8 h. Save your work, or run a cell to keep it."),
+        ((1, 86400), "it has run for 24 h, the limit here. Save your work"),
+        ((9, 0), "Your server will stop at {time}. Save your work."),
+    ],
+)
+def test_the_notice_of_a_stop_says_its_cause(agent, cause, said):
+    agent.script.step, agent.script.cause = (Tier.STOPPED, 1_700_000_000.5, 0), cause
+    now = status()
+    text = words.announcement(now, now.announced)
+    assert said in text
+    assert len(text) <= words.TOAST_LETTERS
+    assert ("keep it" in text) is (cause is None or cause[0] == 0)
+
+
 def test_status_shows_what_the_share_delivered_beside_what_it_promised(agent):
     agent.script.delivered = (1500.0, 1482.0, 12, 0.0224, 1.94)
     now = status()
@@ -123,7 +141,7 @@ def test_amounts(units, gpus, said):
             "Your GPU share shrinks to 0.10 GPU at {time}, because the GPU has been idle.",
         ),
         (Step(Tier.RELEASED, 1.0, 0), "Your GPU share is given back at {time}, because the GPU has been idle."),
-        (Step(Tier.STOPPED, 1.0, 0), "Your server stops at {time}"),
+        (Step(Tier.STOPPED, 1.0, 0), "Your server will stop at {time}: it has been idle."),
     ],
 )
 def test_announcements(step, said):

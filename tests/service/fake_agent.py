@@ -32,6 +32,7 @@ class FakeAgent:
         self.clock = clock
         self.sessions: dict[str, SessionReport] = {}
         self.asked: list[Request] = []
+        self.kept: Callable[[AnnounceRequest], Announcement | None] = lambda request: request.announcement
         self.before: Callable[[Request], None] = lambda request: None
         self.gpus = (
             GpuReport(index=0, uuid="GPU-0", model="Simulated GPU 16 GiB", memory_bytes=16 * GIB, simulated=True),
@@ -78,10 +79,7 @@ class FakeAgent:
         if session is None:
             return _refusal("unknown-session", f"there is no session {request.id}")
         if isinstance(request, AnnounceRequest):
-            step = request.tier and Announcement(
-                tier=request.tier, at=request.at, reason=request.reason, effective_units=request.effective_units
-            )
-            self.change(request.id, announcement=step)
+            self.change(request.id, announcement=self.kept(request))
         elif isinstance(request, TierRequest):
             worked = max(session.last_gpu_activity or 0.0, self.clock() if session.gpu_busy else 0.0)
             if request.if_idle_since is not None and worked > request.if_idle_since:

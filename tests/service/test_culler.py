@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Announcement
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
@@ -376,6 +377,34 @@ async def test_max_age_of_a_session_is_announced_first(culler, agent, hub_server
     assert agent.sessions[ann].announcement.tier is Tier.STOPPED
     assert hub_server.deleted == []
     clock.forward(5 * MINUTE)
+    await one.round()
+    assert hub_server.deleted == ["/users/ann/server"]
+
+
+async def test_a_busy_user_is_told_that_the_server_is_too_old(culler, agent, hub_server, clock):
+    ann = agent.add("ann", gpu_busy=True)
+    hub_server.add("ann")
+    clock.forward(2 * HOUR - 5 * MINUTE)
+    await culler(max_age=2 * HOUR).round()
+    told = agent.sessions[ann].announcement
+    assert (told.cause, told.after_seconds) == (IdleCause.MAX_AGE, 2 * HOUR)
+
+
+async def test_an_older_agent_that_forgets_the_cause_is_told_once(culler, agent, hub_server, clock):
+    def without_cause(request):
+        step = request.announcement
+        return step and step.model_copy(update={"cause": None, "after_seconds": 0.0})
+
+    agent.kept = without_cause
+    agent.add("ann", gpu_busy=True)
+    hub_server.add("ann")
+    clock.forward(2 * HOUR - 5 * MINUTE)
+    one = culler(max_age=2 * HOUR)
+    await one.round()
+    clock.forward(MINUTE)
+    await one.round()
+    assert sum(isinstance(request, AnnounceRequest) for request in agent.asked) == 1
+    clock.forward(4 * MINUTE)
     await one.round()
     assert hub_server.deleted == ["/users/ann/server"]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 
+from gpushare_spawner.idle import Step
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.report import Announcement
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import Looked
 
@@ -38,15 +40,17 @@ async def tell(one: Looked, counters: Counters) -> bool:
             await one.agent.announce(AnnounceRequest(id=one.session.id, tier=None, reason=one.decision.reason))
             log.info("%s: %s at %s is taken back: %s", one.name, told.tier, _time(told.at), one.decision.reason)
             counters.withdrew(told.tier)
-    elif told is None or (told.tier, told.at, told.effective_units) != (coming.tier, coming.at, coming.units):
-        await one.agent.announce(
-            AnnounceRequest(
-                id=one.session.id, tier=coming.tier, at=coming.at, effective_units=coming.units, reason=coming.reason
-            )
-        )
+    elif told is None or not _same(told, coming):
+        await one.agent.announce(AnnounceRequest.of(one.session.id, coming.announcement))
         log.info("%s: %s announced for %s", one.name, coming.tier, _time(coming.at))
         counters.announced(coming.tier)
     return False
+
+
+def _same(told: Announcement, coming: Step) -> bool:
+    """Whether the user was told of this step, its time and its cause; an older agent does not keep the cause."""
+    same_cause = told.cause in (None, coming.cause)
+    return same_cause and (told.tier, told.at, told.effective_units) == (coming.tier, coming.at, coming.units)
 
 
 def _time(instant: float) -> str:

@@ -12,7 +12,7 @@ from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, Failure, TierRequest
-from gpushare_spawner.model.report import Announcement, Report
+from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 
 PATCH_TIMEOUT = 10.0
@@ -71,12 +71,8 @@ class NodeAgent:
 
     async def announce(self, request: AnnounceRequest) -> None:
         """An announcement, or the end of one, written to the pod."""
-        coming = None
-        if request.tier is not None:
-            coming = Announcement(
-                tier=request.tier, at=request.at, reason=request.reason, effective_units=request.effective_units
-            )
-        await self._patch(request.id, self._unmoved(request.id), kubernetes.announcement_patch(coming))
+        patch = kubernetes.announcement_patch(request.announcement)
+        await self._patch(request.id, self._unmoved(request.id), patch)
 
     def _unmoved(self, session: str) -> SessionPod:
         """The session's pod now, if its annotations are still those that the decision was made on."""
