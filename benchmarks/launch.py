@@ -10,7 +10,7 @@ per second.
 ``added_ns_by_streams``: the same for 1, 8 and 32 streams per thread in turn, in CPU time of the launching threads, the
 worse of 1 and 4 threads. The other figures of that kind are for 8 streams and one thread: in a process with two
 contexts (one of the streams is the default stream), while another thread captures a graph, and under a lease with a
-pace.
+pace. ``added_ns_default_two_contexts`` is for the default stream alone, in a process with two contexts.
 
 ``alloc_free_added_ns``: what it adds to cuMemAlloc with cuMemFree (benchmarks/allocation.py).
 
@@ -138,7 +138,7 @@ def measure(rounds: int) -> dict[str, Any]:
         by_streams, added = [], partial(added_by_streams, program, bare, shared, min(rounds, 5))
         for streams in STREAMS:
             by_streams.append(max(added(streams, threads, "plain") for threads in THREADS))
-        contexts, capture = added(8, 1, "contexts"), added(8, 1, "capture")
+        contexts, default, capture = added(8, 1, "contexts"), added(1, 1, "contexts"), added(8, 1, "capture")
         agent.pace = PACE
         paced = added(8, 1, "plain")
         agent.pace = 0
@@ -155,6 +155,7 @@ def measure(rounds: int) -> dict[str, Any]:
                 str(streams): round(ns, 2) for streams, ns in zip(STREAMS, by_streams, strict=True)
             },
             "added_ns_two_contexts": round(contexts, 2),
+            "added_ns_default_two_contexts": round(default, 2),
             "added_ns_during_capture": round(capture, 2),
             "added_ns_paced": round(paced, 2),
             "syscalls_per_launch": own / COUNTED,
@@ -181,7 +182,8 @@ def main() -> None:
             (f"added, {n} streams in turn", f"{ns:.2f} ns (bar: 10)")
             for n, ns in figures["added_ns_by_streams"].items()
         ),
-        ("added, two contexts", f"{figures['added_ns_two_contexts']:.2f} ns"),
+        ("added, two contexts", f"{figures['added_ns_two_contexts']:.2f} ns (bar: 10)"),
+        ("  in the default stream", f"{figures['added_ns_default_two_contexts']:.2f} ns (bar: 10)"),
         ("added, capture elsewhere", f"{figures['added_ns_during_capture']:.2f} ns"),
         ("added, paced lease", f"{figures['added_ns_paced']:.2f} ns"),
         ("added, cuMemAlloc + cuMemFree", f"{figures['alloc_free_added_ns']:.1f} ns (bar: 40)"),

@@ -1,6 +1,7 @@
 #include "allocations.h"
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -15,13 +16,18 @@
    nanoseconds, except while the pager walks, so a thread that finds it taken sleeps after a short while. */
 static _Atomic bool taken;
 
-static void records_lock(void) {
-    for (unsigned tries = 0; atomic_exchange_explicit(&taken, true, memory_order_acquire);) {
+static __attribute__((noinline, cold)) void records_lock_contended(void) {
+    unsigned tries = 0;
+    do {
         while (atomic_load_explicit(&taken, memory_order_relaxed)) {
             struct timespec moment = {0, 20000};
             if (++tries > 200) nanosleep(&moment, NULL);
         }
-    }
+    } while (atomic_exchange_explicit(&taken, true, memory_order_acquire));
+}
+
+static inline void records_lock(void) {
+    if (unlikely(atomic_exchange_explicit(&taken, true, memory_order_acquire))) records_lock_contended();
 }
 
 static void records_unlock(void) {
@@ -39,14 +45,16 @@ static struct {
 #define RECORDS_AT_ONCE 64
 static struct allocation *spare_records;
 
-static struct allocation *record_new(void) {
-    if (!spare_records) {
-        struct allocation *block = malloc(RECORDS_AT_ONCE * sizeof *block);
-        for (int i = 0; block && i < RECORDS_AT_ONCE; i++) {
-            block[i].left = spare_records;
-            spare_records = &block[i];
-        }
+static __attribute__((noinline, cold)) void more_records(void) {
+    struct allocation *block = malloc(RECORDS_AT_ONCE * sizeof *block);
+    for (int i = 0; block && i < RECORDS_AT_ONCE; i++) {
+        block[i].left = spare_records;
+        spare_records = &block[i];
     }
+}
+
+static struct allocation *record_new(void) {
+    if (unlikely(!spare_records)) more_records();
     struct allocation *record = spare_records;
     if (record) spare_records = record->left;
     return record;
@@ -55,6 +63,11 @@ static struct allocation *record_new(void) {
 static void record_spare(struct allocation *record) {
     record->left = spare_records;
     spare_records = record;
+}
+
+/* What a copy has: the rest belongs to the record. */
+static void copy_fields(struct allocation *to, const struct allocation *from) {
+    __builtin_memcpy(to, from, offsetof(struct allocation, walk));
 }
 
 /* A treap: the priority is a hash of the address, so that it needs no state and no balance is kept by hand. */
@@ -81,9 +94,15 @@ static void tree_insert(struct allocation *node) {
     *below = *above = NULL;
 }
 
-static void tree_remove(struct allocation *node) {
-    struct allocation **link = &root, *below = node->left, *above = node->right;
-    while (*link != node) link = (*link)->at < node->at ? &(*link)->right : &(*link)->left;
+/* Where the tree holds the one that begins at `at`; a link to NULL: nowhere. */
+static struct allocation **link_of(CUdeviceptr at) {
+    struct allocation **link = &root;
+    while (*link && (*link)->at != at) link = (*link)->at < at ? &(*link)->right : &(*link)->left;
+    return link;
+}
+
+static void tree_remove(struct allocation **link) {
+    struct allocation *below = (*link)->left, *above = (*link)->right;
     while (below && above) {
         if (priority(below) > priority(above)) {
             *link = below;
@@ -139,13 +158,9 @@ static void unlink_by_use(struct allocation *node) {
 }
 
 static void insert(struct allocation *node) {
+    node->walk = 0; /* of no walk yet */
     tree_insert(node);
     link_newest(node);
-}
-
-static void take_out(struct allocation *node) {
-    tree_remove(node);
-    unlink_by_use(node);
 }
 
 /* Accounts are changed with the lock held, so that no change needs an instruction of its own that locks. Anybody may
@@ -162,7 +177,7 @@ static void give_back(struct gpu *gpu, size_t bytes, bool managed) {
     atomic_store_explicit(account, before > bytes ? before - bytes : 0, memory_order_release);
 }
 
-static bool fits_into(const struct gpu *gpu, size_t bytes, uint64_t graphs, uint64_t most) {
+static inline bool fits_into(const struct gpu *gpu, size_t bytes, uint64_t graphs, uint64_t most) {
     uint64_t all = atomic_load_explicit(&gpu->managed, memory_order_relaxed) +
                    atomic_load_explicit(&gpu->plain, memory_order_relaxed) + graphs;
     return !__builtin_add_overflow(all, bytes, &all) && all <= most;
@@ -244,26 +259,34 @@ void account_return(struct gpu *gpu, size_t bytes, bool managed) {
     worker_memory_changed(gpu);
 }
 
-static void drop(struct allocation *node) {
-    take_out(node);
+static void drop(struct allocation **link) {
+    struct allocation *node = *link;
+    tree_remove(link);
+    unlink_by_use(node);
     give_back(node->gpu, node->bytes, node->kind != ALLOCATION_PLAIN);
     record_spare(node);
 }
 
 /* With the lock held. */
+static __attribute__((noinline, cold)) void drop_stale(struct allocation *stale, CUdeviceptr at, size_t capacity) {
+    do drop(link_of(stale->at));
+    while ((stale = last_up_to(at + capacity - 1)) && stale->at + stale->capacity > at);
+}
+
+/* With the lock held. */
 static void remember(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind,
                      CUcontext context) {
-    struct allocation *stale;
-    while ((stale = last_up_to(at + capacity - 1)) && stale->at + stale->capacity > at) drop(stale);
+    struct allocation *stale = last_up_to(at + capacity - 1);
+    if (unlikely(stale && stale->at + stale->capacity > at)) drop_stale(stale, at, capacity);
     struct allocation *node = record_new();
     if (!node) return; /* it stays accounted for, and is freed as what it is */
-    *node = (struct allocation){.at = at,
-                                .bytes = bytes,
-                                .capacity = capacity,
-                                .kind = kind,
-                                .gpu = gpu,
-                                .context = context,
-                                .number = ++newest};
+    node->at = at;
+    node->bytes = bytes;
+    node->capacity = capacity;
+    node->kind = kind;
+    node->gpu = gpu;
+    node->context = context;
+    node->number = ++newest;
     insert(node);
 }
 
@@ -296,18 +319,18 @@ bool allocations_add_within(struct gpu *gpu, CUdeviceptr at, size_t bytes, enum 
 bool allocations_find(CUdeviceptr at, struct allocation *copy) {
     records_lock();
     struct allocation *node = containing(at);
-    if (node) *copy = *node;
+    if (node) copy_fields(copy, node);
     records_unlock();
     return node != NULL;
 }
 
 bool allocations_remove(CUdeviceptr at, struct allocation *copy) {
     records_lock();
-    struct allocation *node = last_up_to(at);
-    bool known = node && node->at == at;
+    struct allocation **link = link_of(at);
+    bool known = *link != NULL;
     if (known) {
-        *copy = *node;
-        drop(node);
+        copy_fields(copy, *link);
+        drop(link);
     }
     records_unlock();
     if (known) worker_memory_changed(copy->gpu);
@@ -319,7 +342,7 @@ void allocations_restore(const struct allocation *copy) {
     account_add(copy->gpu, copy->bytes, copy->kind != ALLOCATION_PLAIN);
     struct allocation *node = record_new();
     if (node) {
-        *node = *copy;
+        copy_fields(node, copy);
         insert(node);
     }
     records_unlock();
@@ -344,7 +367,7 @@ void allocations_of_context_gone(CUcontext context, uint64_t until) {
     struct allocation *node;
     while ((node = any_of(root, context, until))) {
         struct gpu *gpu = node->gpu;
-        drop(node);
+        drop(link_of(node->at));
         worker_memory_changed(gpu);
     }
     records_unlock();

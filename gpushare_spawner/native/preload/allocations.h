@@ -17,8 +17,9 @@ struct allocation {
     struct gpu *gpu;
     CUcontext context;
     uint64_t number; /* counts what was remembered: a later one is of a later context, even with the same handle */
-    size_t walked;   /* by the pager, in its present walk */
-    uint64_t walk;
+    /* of the record alone, in no copy: */
+    uint64_t walk;                    /* the last walk of the pager that came here */
+    size_t walked;                    /* bytes, in that walk */
     struct allocation *left, *right;  /* by address, a treap */
     struct allocation *newer, *older; /* by use, within the GPU; plain ones are in no list */
 };
@@ -48,10 +49,11 @@ void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capac
 /* Account for a new allocation and remember it, in one step. False: by now it is beyond the allowance. */
 bool allocations_add_within(struct gpu *gpu, CUdeviceptr at, size_t bytes, enum allocation_kind kind);
 
-/* The allocation that `at` lies in; a copy. */
+/* The allocation that `at` lies in; a copy, up to its number. */
 bool allocations_find(CUdeviceptr at, struct allocation *copy);
 
-/* Forget the one that begins at `at`, and give its bytes back to the account. False: unknown. */
+/* Forget the one that begins at `at`, and give its bytes back to the account. A copy, up to its number. False: unknown.
+ */
 bool allocations_remove(CUdeviceptr at, struct allocation *copy);
 
 /* Put one back that could not be freed after all. */

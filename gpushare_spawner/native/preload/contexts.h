@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "gate.h"
+#include "resolve.h"
 
 /* An event in a stream that was destroyed while it had work. */
 struct orphan {
@@ -27,6 +28,15 @@ extern struct context *contexts;
 
 /* The lane that a launch into `stream` by this thread goes to; NULL where there is none that is arbitrated. */
 struct lane *lane_of(struct passage *passage, CUstream stream);
+
+/* In a process with several contexts: the lane of a default stream, where the driver says that the thread's context is
+   the same as at its last launch into that stream. NULL: ask lane_of. */
+static inline struct lane *default_lane_again(const struct passage *passage, CUstream stream) {
+    const struct default_lane *last = &passage->defaults[(uintptr_t)stream];
+    CUcontext context;
+    if (!last->lane || passage->epoch != atomic_load_explicit(&lanes_epoch, memory_order_relaxed)) return NULL;
+    return real.cuCtxGetCurrent(&context) == CUDA_SUCCESS && context == last->context ? last->lane : NULL;
+}
 
 /* With contexts_lock held: the entry of a context, made current to the calling thread while it is being looked up. */
 struct context *context_entry(CUcontext handle);

@@ -50,7 +50,7 @@ void gate_prepare(void) {
     if (gate_fences) log_line(LOG_INFO, "no membarrier(2) here: each launch pays for a memory fence");
 }
 
-static struct passage *passage_of_new_thread(void) {
+static __attribute__((noinline, cold)) struct passage *passage_of_new_thread(void) {
     struct passage *passage;
     for (passage = atomic_load(&passages); passage; passage = passage->next) {
         bool free = false;
@@ -143,15 +143,24 @@ static bool gate_wait(struct gpu *gpu, struct passage *passage) {
 }
 
 struct passage *gate_enter_slowly(struct passage *passage, CUstream stream) {
-    if (!passage) {
+    if (unlikely(!passage)) {
         int kept = errno;
         if (!worker_runs() || !(passage = passage_of_new_thread())) return NULL;
         errno = kept;
     }
     uint32_t depth = atomic_load_explicit(&passage->depth, memory_order_relaxed);
-    if (!depth) return gate_pass_slowly(passage, NULL, stream);
-    /* called by the driver, inside another call of this thread: that one has passed the gate */
-    atomic_store_explicit(&passage->depth, depth + 1, memory_order_relaxed);
+    if (unlikely(depth)) {
+        /* called by the driver, inside another call of this thread: that one has passed the gate */
+        atomic_store_explicit(&passage->depth, depth + 1, memory_order_relaxed);
+        return passage;
+    }
+    struct lane *lane = IS_DEFAULT(stream) ? default_lane_again(passage, stream) : NULL;
+    if (unlikely(!lane)) return gate_pass_slowly(passage, NULL, stream);
+    gate_announce(passage, lane);
+    struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
+    if (unlikely(!atomic_load_explicit(&gpu->fast, memory_order_relaxed)))
+        return gate_pass_slowly(passage, lane, stream);
+    gate_count(passage, lane);
     return passage;
 }
 

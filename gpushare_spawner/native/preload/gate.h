@@ -40,6 +40,12 @@ struct near_lane {
     struct lane *lane;
 };
 
+/* The lane of a default stream in the context that the driver named last, in a process with several contexts. */
+struct default_lane {
+    CUcontext context;
+    struct lane *lane; /* NULL: not known */
+};
+
 /* One thread's record. Recycled, never freed: the background thread walks the list of them. */
 struct passage {
     _Atomic uint32_t depth;    /* wrappers that this thread is inside of */
@@ -54,6 +60,7 @@ struct passage {
     struct passage *next;
     _Atomic bool used;
     _Atomic uint64_t launches[MAX_GPUS]; /* calls that put work on a GPU */
+    struct default_lane defaults[DEFAULTS];
     struct near_lane near[NEAR_PLACES];
 } __attribute__((aligned(128)));
 

@@ -26,6 +26,7 @@ struct gpu {
     _Atomic uint64_t managed;
     _Atomic uint64_t plain;
     _Atomic uint64_t cached;   /* of `managed`: freed by the program, kept for its next allocations (block_cache.c) */
+    _Atomic bool changed;      /* since the agent was told (worker.c) */
     _Atomic bool graph_memory; /* memory nodes of graphs were seen; the driver knows their size */
 
     /* What the agent said (lease.c). */

@@ -13,23 +13,17 @@
 /* The pitch that the driver gives rows of a 2D allocation on every GPU so far. */
 #define PITCH 512
 
-static _Atomic bool oversubscribed;
+_Atomic bool managed_oversubscribed;
+
+static bool switched_off;
+
+void managed_prepare(void) {
+    const char *setting = getenv("GPUSHARE_MANAGED");
+    switched_off = setting && strcmp(setting, "0") == 0;
+}
 
 void managed_set(bool wanted) {
-    atomic_store(&oversubscribed, wanted);
-}
-
-static bool switched_off(void) {
-    static _Atomic int answer; /* 0: not asked yet */
-    if (!atomic_load(&answer)) {
-        const char *setting = getenv("GPUSHARE_MANAGED");
-        atomic_store(&answer, setting && strcmp(setting, "0") == 0 ? 1 : 2);
-    }
-    return atomic_load(&answer) == 1;
-}
-
-bool managed_wanted(const struct gpu *gpu) {
-    return atomic_load(&oversubscribed) && gpu->can_manage && atomic_load(&gpu->shared) && !switched_off();
+    atomic_store(&managed_oversubscribed, wanted && !switched_off);
 }
 
 CUresult managed_allocate(const struct gpu *gpu, CUdeviceptr *out, size_t bytes) {

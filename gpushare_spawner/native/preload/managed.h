@@ -3,9 +3,16 @@
 
 #include "gpus.h"
 
-/* Whether allocations on this GPU are to be converted: the agent says so, the GPU can, the user has not switched it
- * off. */
-bool managed_wanted(const struct gpu *gpu);
+extern _Atomic bool managed_oversubscribed; /* the agent says so, and the user has not switched it off */
+
+/* Whether allocations on this GPU are to be converted: the GPU can, and it is one of the session's. */
+static inline bool managed_wanted(const struct gpu *gpu) {
+    return atomic_load_explicit(&managed_oversubscribed, memory_order_relaxed) && gpu->can_manage &&
+           atomic_load_explicit(&gpu->shared, memory_order_relaxed);
+}
+
+/* Read GPUSHARE_MANAGED, at cuInit. */
+void managed_prepare(void);
 
 /* Managed memory that prefers the GPU. */
 CUresult managed_allocate(const struct gpu *gpu, CUdeviceptr *out, size_t bytes);

@@ -9,9 +9,8 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-uint64_t graph_memory_bytes(const struct gpu *gpu) {
+uint64_t graph_memory_asked(const struct gpu *gpu) {
     uint64_t bytes = 0;
-    if (!atomic_load(&gpu->graph_memory)) return 0;
     if (real.cuDeviceGetGraphMemAttribute(gpu->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) != CUDA_SUCCESS)
         return 0;
     return bytes;

@@ -14,6 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "allocations.h"
 #include "allowance.h"
 #include "driver_turn.h"
 #include "gate.h"
@@ -60,7 +61,6 @@ static struct {
 } session;
 
 static struct {
-    _Atomic bool changed;
     uint64_t told_at;
     uint64_t managed, plain; /* as last told */
 } accounts[MAX_GPUS];
@@ -80,11 +80,8 @@ void worker_wake(void) {
     (void)written; /* only full when it is awake anyway */
 }
 
-void worker_memory_changed(struct gpu *gpu) {
-    if (!worker_runs()) return;
-    /* mostly it has been said already: the worker clears it before it reads the account */
-    _Atomic bool *changed = &accounts[gpu->index].changed;
-    if (!atomic_load(changed) && !atomic_exchange(changed, true)) worker_wake();
+void worker_tell_memory(struct gpu *gpu) {
+    if (worker_runs() && !atomic_exchange(&gpu->changed, true)) worker_wake();
 }
 
 static void first_try_over(void) {
@@ -127,7 +124,8 @@ static void connect_now(void) {
 }
 
 static void tell_memory(struct gpu *gpu, uint64_t now) {
-    atomic_store(&accounts[gpu->index].changed, false);
+    atomic_store(&gpu->changed, false);
+    account_settle(); /* a thread that has just changed the account either sees that, or its change is seen here */
     uint64_t managed = atomic_load(&gpu->managed), plain = atomic_load(&gpu->plain) + graph_memory_bytes(gpu);
     if (managed == accounts[gpu->index].managed && plain == accounts[gpu->index].plain) return;
     accounts[gpu->index].told_at = now;
@@ -144,7 +142,7 @@ static void greeting_complete(void) {
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
         accounts[i].managed = accounts[i].plain = 0; /* an agent that was not told of anything */
-        atomic_store(&accounts[i].changed, true);
+        atomic_store(&gpu->changed, true);
         if (atomic_load(&gpu->shared)) {
             lease_begin(gpu);
             allowance_begin(gpu);
@@ -241,7 +239,7 @@ static uint64_t look(void) {
     }
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
-        if (atomic_load(&accounts[i].changed)) {
+        if (atomic_load(&gpu->changed)) {
             uint64_t due = accounts[i].told_at + MEMORY_INTERVAL;
             if (now >= due)
                 tell_memory(gpu, now);
@@ -306,6 +304,7 @@ void worker_start(void) {
     static bool exit_watched;
     const char *path = getenv("GPUSHARE_SOCKET");
     if (!socket_path && path) socket_path = strdup(path);
+    managed_prepare();
     session.backoff = FIRST_BACKOFF;
     session.retry_at = 0;
     session.greeted = false;
@@ -352,4 +351,5 @@ void worker_forget(void) {
     atomic_store(&first_try, 0);
     atomic_store(&agent_features, 0);
     memset(accounts, 0, sizeof accounts);
+    for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].changed, false);
 }

@@ -13,8 +13,12 @@ bool worker_runs(void);
 /* Something happened: a thread waits at a gate. */
 void worker_wake(void);
 
-/* The account of a GPU changed: to be told within 10 ms. */
-void worker_memory_changed(struct gpu *gpu);
+/* The account of a GPU changed: to be told within 10 ms. Mostly that has been said already: the worker clears `changed`
+   before it reads the account. */
+void worker_tell_memory(struct gpu *gpu);
+static inline void worker_memory_changed(struct gpu *gpu) {
+    if (unlikely(!atomic_load_explicit(&gpu->changed, memory_order_relaxed))) worker_tell_memory(gpu);
+}
 
 /* Whether the agent that is connected now said that it has this feature. Any thread, no lock. */
 bool worker_agent_has(enum feature feature);
