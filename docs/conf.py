@@ -22,6 +22,7 @@ extensions = [
     "sphinx_design",
     "source_links",
     "inline_svg",
+    "generated",
 ]
 exclude_patterns = ["_ext", "_static"]
 
@@ -29,7 +30,9 @@ myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 4
 # the pages of the repository link to files beside docs/: see _ext/source_links.py
 myst_links_external_new_tab = False
-suppress_warnings = ["misc.highlighting_failure"]
+highlight_language = "none"
+add_module_names = False
+toc_object_entries_show_parents = "hide"
 # prompts are not copied
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True

@@ -61,6 +61,18 @@ COMMANDS: dict[str, tuple[str, Callable[[], ModuleType]]] = {
 }
 
 
+def subcommand_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of `gpushare NAME`, for the documentation. Raises KeyError."""
+    summary, load = COMMANDS[name]
+    parser = argparse.ArgumentParser(prog=f"gpushare {name}", description=_sentence(summary))
+    load().configure(parser)
+    return parser
+
+
+def _sentence(summary: str) -> str:
+    return summary[0].upper() + summary[1:] + "."
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="gpushare", description="Shared GPUs for JupyterHub.")
@@ -69,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     wanted = next((word for word in arguments if not word.startswith("-")), None)
     for name, (summary, load) in COMMANDS.items():
-        part = parts.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        part = parts.add_parser(name, help=summary, description=_sentence(summary))
         if name == wanted:
             module = load()
             module.configure(part)

@@ -48,7 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=None,
         metavar="DIR",
-        help="where sessions survive a restart (default: /run/gpushare for root, else $XDG_RUNTIME_DIR/gpushare)",
+        help="where sessions survive a restart; a short path, as that of a Unix socket has at most 107 bytes (default: "
+        "/run/gpushare for root, else $XDG_RUNTIME_DIR/gpushare)",
     )
     parser.add_argument(
         "--control-socket",
@@ -61,22 +62,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--node",
         default=os.environ.get("NODE_NAME") or socket.gethostname(),
         metavar="NAME",
-        help="this machine's name in reports (default: $NODE_NAME, else its host name; %(default)s)",
+        help="this machine's name in reports (default: $NODE_NAME, else its host name)",
     )
     parser.add_argument(
         "--overcommit",
         type=_overcommit,
         default=1.0,
         metavar="FACTOR",
-        help="guarantee up to FACTOR times of each GPU, 1 to 10 (default: 1.0, no more than there is)",
+        help="guarantee up to FACTOR times of each GPU, 1 to 10: with 1.5 three halves fit on one GPU, and a share "
+        "guarantees two thirds of what it says (default: 1.0)",
     )
     parser.add_argument(
         "--context-memory",
         type=_bytes,
         default=DEFAULT_CONTEXT_MEMORY,
         metavar="SIZE",
-        help="GPU memory that each CUDA process takes beside its allocations, to be reckoned with when processes run "
-        "side by side; simulated GPUs have none (default: 512Mi)",
+        help="GPU memory that each CUDA process takes beside its allocations; nvidia-smi shows the driver's figure for "
+        "an idle process. What fits side by side is computed with it; simulated GPUs have none (default: 512Mi)",
     )
     parser.add_argument(
         "--host-memory",

@@ -53,7 +53,7 @@ class ReportCollector(Collector):
         capacity = GaugeMetricFamily("gpushare_gpu_capacity_units", "Units of 1 % that may be guaranteed", labels=gpu)
         total = GaugeMetricFamily("gpushare_gpu_memory_bytes", "Memory of the GPU", labels=gpu)
         used = GaugeMetricFamily("gpushare_gpu_memory_used_bytes", "Memory in use on the GPU", labels=gpu)
-        healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 while the GPU answers its driver", labels=gpu)
+        healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 while the GPU is healthy", labels=gpu)
         waiting = GaugeMetricFamily("gpushare_gpu_waiting_sessions", "Sessions with work and no lease", labels=gpu)
         sessions = GaugeMetricFamily("gpushare_gpu_sessions", "Sessions with a share of the GPU", labels=gpu)
         for one in report.gpus:
@@ -68,14 +68,18 @@ class ReportCollector(Collector):
         if not self._names:
             return gpus
         of = ("session", "user", "template")
-        effective = GaugeMetricFamily("gpushare_session_effective_units", "Units that its tier leaves it", labels=of)
-        guaranteed = GaugeMetricFamily(
-            "gpushare_session_guaranteed_units", "Units that it would get now at least", labels=of
+        effective = GaugeMetricFamily(
+            "gpushare_session_effective_units", "Units that the tier leaves the session", labels=of
         )
-        memory = GaugeMetricFamily("gpushare_session_memory_bytes", "Device memory that it allocated", labels=of)
-        resident = GaugeMetricFamily("gpushare_session_resident_bytes", "The part of it on the GPU", labels=of)
+        guaranteed = GaugeMetricFamily(
+            "gpushare_session_guaranteed_units", "Units that are guaranteed to the session now", labels=of
+        )
+        memory = GaugeMetricFamily(
+            "gpushare_session_memory_bytes", "GPU memory that the session has allocated", labels=of
+        )
+        resident = GaugeMetricFamily("gpushare_session_resident_bytes", "The part of it that is on the GPU", labels=of)
         seconds = GaugeMetricFamily("gpushare_session_gpu_seconds", "Time with work on the GPU", labels=of)
-        busy = GaugeMetricFamily("gpushare_session_busy", "1 while it has work for the GPU", labels=of)
+        busy = GaugeMetricFamily("gpushare_session_busy", "1 while the session has work for the GPU", labels=of)
         bypassing = GaugeMetricFamily(
             "gpushare_session_bypassing_processes", "Processes that use the GPU without the library", labels=of
         )
@@ -153,9 +157,8 @@ class MetricsServer:
         self._made: dict[bool, tuple[float, bytes]] = {}
         if token_file is not None:
             _token(token_file)
-        application = Application([("/metrics", _MetricsPage, {"metrics": self})], log_function=_silent)
         self._server = HTTPServer(
-            application,
+            metrics_application(self),
             no_keep_alive=True,
             max_header_size=MAX_HEADER_BYTES,
             max_body_size=1,
@@ -210,7 +213,18 @@ class MetricsServer:
         self._server.handle_stream(stream, ("", 0))
 
 
-class _MetricsPage(RequestHandler):
+def metrics_application(metrics: MetricsServer) -> Application:
+    """What answers requests for metrics."""
+    return Application([("/metrics", MetricsPage, {"metrics": metrics})], log_function=_silent)
+
+
+class MetricsPage(RequestHandler):
+    """The agent's metrics in Prometheus' text format, on `--metrics-port`.
+
+    Without an `Authorization` header the metrics of GPUs. With `Authorization: Bearer TOKEN` and the token of
+    `--metrics-token-file` also those of sessions and host memory. 401 for another token.
+    """
+
     metrics: MetricsServer
 
     def initialize(self, metrics: MetricsServer) -> None:

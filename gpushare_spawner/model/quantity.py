@@ -93,21 +93,27 @@ def resolve_bytes(value: Any, total: int) -> int:
     return parse_bytes(text)
 
 
-# The input types are what JSON Schema shows to editors.
-_Written = Annotated[str, Field(pattern=r"^\s*\d")] | Annotated[float, Field(ge=0)]
+def _written(text: str, number: str) -> Any:
+    """What may be written in a file, for the JSON Schema that editors show: text with a unit, or a plain number."""
+    return Annotated[str, Field(pattern=r"^\s*\d", title=text)] | Annotated[float, Field(ge=0, title=number)]
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=_Written)]
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=_written("bytes like 4Gi", "bytes"))]
 """Bytes, written as a Kubernetes quantity."""
 
-Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=_Written)]
+Seconds = Annotated[
+    float, BeforeValidator(parse_seconds, json_schema_input_type=_written("duration like 15m", "seconds"))
+]
 """Seconds, written as a duration."""
 
-Cores = Annotated[float, BeforeValidator(parse_cores, json_schema_input_type=_Written)]
+Cores = Annotated[float, BeforeValidator(parse_cores, json_schema_input_type=_written("cores like 500m", "cores"))]
 """CPU cores, written as a Kubernetes quantity."""
 
 PercentOrBytes = Annotated[
     str,
-    BeforeValidator(parse_percent_or_bytes, json_schema_input_type=_Written),
+    BeforeValidator(
+        parse_percent_or_bytes, json_schema_input_type=_written("percent like 80%, bytes like 12Gi", "bytes")
+    ),
     AfterValidator(str),
     PlainSerializer(str),
 ]

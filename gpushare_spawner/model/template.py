@@ -32,24 +32,29 @@ class GpuMemory(_Part):
     """Device memory of a session."""
 
     oversubscribe: bool = True
-    """Turn device allocations into managed (UVM) ones, so that notebooks together may take more than the GPU has."""
+    """Notebooks together may allocate more than the GPU has: device memory becomes CUDA managed memory, and what is not
+    in use moves to host memory."""
     guarantee: PercentOrBytes | None = None
-    """What the session can count on having on the GPU; the fraction of the GPU's memory where it is not given."""
+    """GPU memory that the session can allocate whatever its neighbours have allocated, within its server's host memory.
+    While sessions take turns its pages may be in host memory. Not given: the fraction of the GPU's memory."""
     limit: PercentOrBytes = "100%"
-    """What CUDA shows as the GPU's total memory; an allocation beyond it fails as on a GPU of that size."""
+    """What CUDA shows as the GPU's total memory. All processes of the session together may allocate as much; an
+    allocation beyond it fails as on a GPU of that size."""
 
 
 class Gpu(_Part):
     """Which part of a GPU, or how many whole ones."""
 
     fraction: Fraction | None = None
-    """Part of one GPU, 0.01 to 1: guaranteed under contention, elastic when neighbours are quiet."""
+    """A part of one GPU, in steps of 0.01: guaranteed while neighbours work, and more while they are idle. Give either
+    `fraction` or `count`."""
     count: Annotated[int, Field(ge=1, le=64, strict=True)] | None = None
-    """Whole GPUs, instead of a fraction."""
+    """Whole GPUs, instead of a fraction. Several lie on one machine and are of one model."""
     memory: GpuMemory = GpuMemory()
-    """How its memory is treated."""
+    """Memory of the GPU."""
     models: tuple[str, ...] = ()
-    """Patterns of GPU model names, like "*A100*"; empty: any."""
+    """Patterns of GPU model names that will do, like `["*A100*", "*H100*"]`; `*` stands for anything, upper and lower
+    case are the same. Not given: any GPU."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Gpu:
@@ -82,18 +87,19 @@ class Cpu(Range):
     """CPU cores."""
 
     guarantee: Cores | None = None
-    """Cores it can count on, like 0.5 or 500m."""
+    """Cores that the server can count on. Not given: the spawner's setting."""
     limit: Cores | None = None
-    """Cores it may use while they are free."""
+    """Cores that the server may use while they are free. Not given: the spawner's setting."""
 
 
 class HostMemory(Range):
     """Host memory."""
 
     guarantee: Bytes | None = None
-    """Bytes it can count on, like 4Gi."""
+    """Host memory that the server can count on. Not given: the spawner's setting."""
     limit: Bytes | None = None
-    """Bytes it may use; beyond that the system ends it."""
+    """Host memory that the server may use; beyond that the system ends a process of it. GPU memory that is paged out
+    counts too. Not given: the spawner's setting."""
 
 
 class Resources(_Part):
@@ -102,16 +108,17 @@ class Resources(_Part):
     cpu: Cpu = Cpu()
     """Cores for its processes."""
     memory: HostMemory = HostMemory()
-    """Memory of the machine, for its processes and for what leaves the GPU."""
+    """Host memory for its processes and for GPU memory that is paged out."""
 
 
 class Access(_Part):
     """Who may use the template: members of any of the groups, and the users; both empty: everybody."""
 
     groups: tuple[str, ...] = ()
-    """JupyterHub groups."""
+    """JupyterHub groups. Members of any of them may use the template."""
     users: tuple[str, ...] = ()
-    """User names."""
+    """Names of users that may use the template. Whoever may not use a template does not see its card, and cannot start
+    it through the API."""
 
     def allows(self, user: str, groups: frozenset[str] | set[str]) -> bool:
         """Whether this user, a member of these groups, may use the template."""
@@ -124,7 +131,7 @@ class Limits(_Part):
     """How often the template may be used."""
 
     per_user: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """Servers of one user with this template at a time; not given: any number."""
+    """Servers of one user with this template at a time. Not given: any number."""
 
 
 class Idle(_Part):
@@ -134,15 +141,16 @@ class Idle(_Part):
     """
 
     downgrade_after: Seconds | None = None
-    """The share shrinks to `downgrade_to` after this long without GPU work, like 15m."""
+    """The session is downgraded to `downgrade_to` after this long without GPU work. Not given: never."""
     downgrade_to: Fraction | None = None
-    """The smaller share, a fraction of one GPU."""
+    """The smaller share, a fraction of one GPU, less than the share itself. Belongs to `downgrade_after`."""
     release_after: Seconds | None = None
-    """The share is given away; the kernel lives on and gets it back with its next GPU work."""
+    """The share is released after this long without GPU work. The kernel lives on, its GPU memory is kept, and its next
+    GPU work restores the share. Not given: never."""
     stop_after: Seconds | None = None
-    """The server is stopped: no GPU work, no busy kernel and no notebook activity for this long."""
+    """The server is stopped after this long without GPU work, busy kernel or notebook activity. Not given: never."""
     warn_before: Seconds = 300.0
-    """How long before each step the user is told."""
+    """The notice period: how long before each idle action the user is told."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Idle:
@@ -181,27 +189,28 @@ class Template(_Part):
     """One card on the form. Raises pydantic.ValidationError, which names each wrong field."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-    """A slug, unique among the templates: lower case letters, digits and dashes."""
+    """Lower case letters, digits and dashes, at most 63; unique in the folder. API starts and reports use it, so keep
+    it once it is in use."""
     display_name: Annotated[str, Field(min_length=1, max_length=80)]
     """The title on the card."""
     description: Annotated[str, Field(max_length=2000)] = ""
-    """A sentence or two on the card: what it is good for."""
+    """A sentence or two on the card."""
     default: bool = False
-    """Chosen beforehand on the form."""
+    """Chosen beforehand on the form; in one template only."""
     gpu: Gpu | None = None
-    """Not given: no GPU."""
+    """The share of a GPU. Not given: no GPU."""
     resources: Resources = Resources()
     """CPU and host memory."""
     image: Annotated[str, Field(min_length=1)] | None = None
-    """Container image, where servers run in containers."""
+    """Container image, where servers run in containers. Not given: the spawner's setting."""
     access: Access = Access()
-    """Who may use it; not given: everybody."""
+    """Who may use the template. Not given: everybody."""
     limits: Limits = Limits()
-    """How often it may be used."""
+    """Limits on its use."""
     idle: Idle = Idle()
     """What happens while the GPU is idle."""
     profile_options: dict[str, Any] = {}
-    """KubeSpawner's profile_options: further choices on the card."""
+    """Further choices on the card, as in KubeSpawner's `profile_options`."""
     kubespawner_override: dict[str, Any] = {}
     """Any further settings of the spawner; they have the last word."""
 

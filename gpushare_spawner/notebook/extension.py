@@ -78,7 +78,10 @@ def answer(status: ShareStatus) -> dict[str, Any]:
 
 
 class StatusHandler(APIHandler):
-    """The share's status as JSON, for the extension of JupyterLab."""
+    """The status of the share as JSON, as `gpushare status --json` prints it, and the sentences that JupyterLab shows.
+
+    A request is no activity of the user: an open tab does not keep a server alive.
+    """
 
     auth_resource = "server"
     # an open tab asks every few seconds; that is no activity of the user

@@ -37,7 +37,7 @@ PARENT_EVERY = 1.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    where = parser.add_argument_group("where things are")
+    where = parser.add_argument_group("locations")
     where.add_argument(
         "--url", default=os.environ.get("JUPYTERHUB_API_URL"), help="the hub's API; default $JUPYTERHUB_API_URL"
     )
@@ -84,12 +84,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "idleness", "Templates say when their servers step down and stop. These options are for what has no template."
     )
     _time(idle, "--timeout", 0, "stop servers without a template after this time without activity, like 3600 or 1h")
-    _time(idle, "--max-age", 0, "stop every server that is this old, with or without a template, busy or not")
-    _time(idle, "--cull-every", DEFAULT_CULL_EVERY, "time between two looks; the hub is asked every third time")
-    _switch(idle, "--cull-default-servers", True, "whether default servers may be stopped")
+    _time(
+        idle,
+        "--max-age",
+        0,
+        "stop every server that is this old, with or without a template, busy or not, after a notice to sessions",
+    )
+    _time(
+        idle,
+        "--cull-every",
+        DEFAULT_CULL_EVERY,
+        "time between two rounds; the hub is asked in every third one, and when an idle action is due",
+    )
+    _switch(
+        idle,
+        "--cull-default-servers",
+        True,
+        "whether default servers may be stopped; their shares are released all the same",
+    )
     _switch(idle, "--cull-named-servers", True, "whether named servers may be stopped")
     _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")
-    _switch(idle, "--cull-users", False, "delete users who have no server and were idle for --timeout")
+    _switch(
+        idle,
+        "--cull-users",
+        False,
+        "delete users who have no server and were idle for --timeout, or are older than --max-age",
+    )
     _switch(idle, "--cull-admin-users", True, "whether --cull-users deletes admins too")
 
     load = parser.add_argument_group("load")
@@ -106,7 +126,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--end-with-hub",
         action="store_true",
-        help="end when the process that started this is gone; for a service that the hub starts",
+        help="end when the process that started this is gone, so that a killed hub leaves no service behind",
     )
     levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
     parser.add_argument("--log-level", default="INFO", choices=levels, help="default INFO")

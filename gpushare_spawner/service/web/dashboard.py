@@ -143,7 +143,11 @@ class _Page(HubOAuthenticated, RequestHandler):
 
 
 class BoardPage(_Page):
-    """GPUs, their shares, and the sessions."""
+    """The dashboard: GPUs, their shares, and the sessions.
+
+    Admins and users with the scope `custom:gpushare:read` see every session, others their own and totals
+    without names.
+    """
 
     @authenticated
     async def get(self) -> None:
@@ -154,7 +158,12 @@ class BoardPage(_Page):
 
 
 class ReportJson(_Page):
-    """The board for programs."""
+    """The dashboard as JSON, for programs. 403 without a login.
+
+    `nodes`: each with its GPUs, their share units (`owned`, `borrowed`, `lent`, `free`) and its budget of host memory.
+    `sessions`: those that the client may see, with tier, units, memory, entitled and received GPU time, and `next`: the
+    next idle action, with its time. `others`: the number of other sessions. `problems`: what cannot be shown and why.
+    """
 
     async def get(self) -> None:
         _require_login(self)
@@ -163,7 +172,10 @@ class ReportJson(_Page):
 
 
 class MetricsText(_Page):
-    """For Prometheus."""
+    """The metrics in Prometheus' text format.
+
+    For admins and for tokens with the scope `custom:gpushare:metrics`; 403 for others.
+    """
 
     async def get(self) -> None:
         _require_login(self)
@@ -175,7 +187,7 @@ class MetricsText(_Page):
 
 
 class ToBoard(RequestHandler):
-    """Adds the slash that was left out."""
+    """Redirects to the dashboard."""
 
     def initialize(self, prefix: str) -> None:
         self._prefix = prefix

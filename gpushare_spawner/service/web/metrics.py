@@ -20,10 +20,13 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 def exposition(views: Sequence[NodeView], looked: Sequence[Looked], counters: Counters, now: float) -> bytes:
     """All metrics as they are now."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(
-        _Once([*_agents(views), *_gpus(views), *_host_memory(views), *_sessions(looked, now), *_culler(counters)])
-    )
+    registry.register(_Once(families(views, looked, counters, now)))
     return generate_latest(registry)
+
+
+def families(views: Sequence[NodeView], looked: Sequence[Looked], counters: Counters, now: float) -> Iterator[Metric]:
+    """Every metric family, with its samples."""
+    yield from (*_agents(views), *_gpus(views), *_host_memory(views), *_sessions(looked, now), *_culler(counters))
 
 
 class _Once:
@@ -56,12 +59,14 @@ def _host_memory(views: Sequence[NodeView]) -> Iterator[Metric]:
 
 def _gpus(views: Sequence[NodeView]) -> Iterator[Metric]:
     labels = ["node", "gpu", "model"]
-    units = GaugeMetricFamily("gpushare_gpu_units", "Share units of 1 %, by what they are", labels=[*labels, "kind"])
-    memory = GaugeMetricFamily("gpushare_gpu_memory_bytes", "Device memory", labels=labels)
+    units = GaugeMetricFamily(
+        "gpushare_gpu_units", "Share units: owned, borrowed, lent and taken by nobody, free", labels=[*labels, "kind"]
+    )
+    memory = GaugeMetricFamily("gpushare_gpu_memory_bytes", "Memory of the GPU", labels=labels)
     used = GaugeMetricFamily(
         "gpushare_gpu_memory_used_bytes", "Device memory in use, as the driver says", labels=labels
     )
-    healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 where the GPU works", labels=labels)
+    healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 while the GPU is healthy", labels=labels)
     waiting = GaugeMetricFamily("gpushare_gpu_waiting_sessions", "Sessions with work and no lease", labels=labels)
     for view in views:
         for gpu in view.report.gpus if view.report is not None else ():
@@ -77,18 +82,26 @@ def _gpus(views: Sequence[NodeView]) -> Iterator[Metric]:
 
 
 def _sessions(looked: Sequence[Looked], now: float) -> Iterator[Metric]:
-    count = GaugeMetricFamily("gpushare_sessions", "Sessions, by tier", labels=["node", "template", "tier"])
+    count = GaugeMetricFamily("gpushare_sessions", "Number of sessions", labels=["node", "template", "tier"])
     for (node, template, tier), number in Counter(
         (one.node, one.session.template, one.session.tier.value) for one in looked
     ).items():
         count.add_metric([node, template, tier], number)
     labels = ["node", "user", "server"]
-    share = GaugeMetricFamily("gpushare_session_share_units", "Units that it is entitled to", labels=labels)
-    effective = GaugeMetricFamily("gpushare_session_effective_units", "Units that its tier leaves it", labels=labels)
-    memory = GaugeMetricFamily("gpushare_session_memory_bytes", "Device memory it has allocated", labels=labels)
-    resident = GaugeMetricFamily("gpushare_session_resident_bytes", "The part of it thought on the GPU", labels=labels)
-    idle = GaugeMetricFamily("gpushare_session_gpu_idle_seconds", "Time since its last GPU work", labels=labels)
-    worked = CounterMetricFamily("gpushare_session_gpu_seconds", "GPU time since it was opened", labels=labels)
+    share = GaugeMetricFamily("gpushare_session_share_units", "Share of the session", labels=labels)
+    effective = GaugeMetricFamily(
+        "gpushare_session_effective_units", "Units that the tier leaves the session", labels=labels
+    )
+    memory = GaugeMetricFamily(
+        "gpushare_session_memory_bytes", "GPU memory that the session has allocated", labels=labels
+    )
+    resident = GaugeMetricFamily("gpushare_session_resident_bytes", "The part of it that is on the GPU", labels=labels)
+    idle = GaugeMetricFamily(
+        "gpushare_session_gpu_idle_seconds", "Time since the session's last GPU work", labels=labels
+    )
+    worked = CounterMetricFamily(
+        "gpushare_session_gpu_seconds", "GPU time of the session since it was opened", labels=labels
+    )
     entitled = CounterMetricFamily(
         "gpushare_session_entitled_seconds",
         "GPU time that the session was entitled to while others competed",
@@ -125,18 +138,22 @@ def _sessions(looked: Sequence[Looked], now: float) -> Iterator[Metric]:
 
 
 def _culler(counters: Counters) -> Iterator[Metric]:
-    steps = CounterMetricFamily("gpushare_culler_steps", "Steps down taken", labels=["tier"])
-    told = CounterMetricFamily("gpushare_culler_announcements", "Announcements made", labels=["tier"])
-    withdrawn = CounterMetricFamily("gpushare_culler_withdrawals", "Announcements taken back", labels=["tier"])
+    steps = CounterMetricFamily("gpushare_culler_steps", "Idle actions carried out", labels=["tier"])
+    told = CounterMetricFamily("gpushare_culler_announcements", "Notices sent", labels=["tier"])
+    withdrawn = CounterMetricFamily(
+        "gpushare_culler_withdrawals", "Notices withdrawn because of GPU work", labels=["tier"]
+    )
     for tier in (Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED):
         steps.add_metric([tier.value], counters.steps[tier])
         told.add_metric([tier.value], counters.announcements[tier])
         withdrawn.add_metric([tier.value], counters.withdrawals[tier])
-    failures = CounterMetricFamily("gpushare_culler_failures", "What went wrong, by where", labels=["where"])
+    failures = CounterMetricFamily("gpushare_culler_failures", "Failures by component", labels=["where"])
     for where in ("agent", "hub", "session", "round"):
         failures.add_metric([where], counters.failures[where])
     yield from (steps, told, withdrawn, failures)
     if counters.last_round is not None:
         yield GaugeMetricFamily(
-            "gpushare_culler_last_round_timestamp_seconds", "When the last round ended", value=counters.last_round
+            "gpushare_culler_last_round_timestamp_seconds",
+            "Time of the end of the last round",
+            value=counters.last_round,
         )

@@ -1,0 +1,227 @@
+"""The reference pages' contents as Markdown, read from the code. Pure: nothing here knows Sphinx.
+
+The directives of generated.py put these texts into the pages; tests/docs holds them against the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from prometheus_client.core import Metric
+from tornado.web import Application, RequestHandler
+from traitlets import HasTraits
+
+OURS = "gpushare_spawner."
+METHODS = ("get", "head", "post", "put", "patch", "delete")
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a table: on one line, with the cells' separator escaped."""
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(cell, row)) + " |" for row in lines)
+
+
+def markup(text: str) -> str:
+    """A docstring or a help text as Markdown: ``code`` and `code` are both code."""
+    return re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(text))
+
+
+def plain(text: str) -> str:
+    """Text that is no markup, like a command's help, as Markdown: options, variables and paths become code."""
+    words = re.compile(r"(?<![\w/.])(--[a-z][a-z-]*|\$[A-Z_]+|/[a-z][\w/.-]*\w|\*\.\w+)")
+    parts = words.split(" ".join(text.split()))
+    escaped = [re.sub(r"([\\`*_<>\[\]])", r"\\\1", part) for part in parts[::2]]
+    marked = [f"`{part}`" for part in parts[1::2]]
+    said = "".join(part for pair in zip(escaped, [*marked, ""], strict=True) for part in pair)
+    return said[:1].upper() + said[1:] + ("" if said[-1:] in ("", ".") else ".")
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def spawner(name: str) -> type[HasTraits]:
+    """The class of an entry point of `jupyterhub.spawners`. Raises KeyError."""
+    found: type[HasTraits] = entry_points(group="jupyterhub.spawners")[name].load()
+    return found
+
+
+def own_settings(cls: type[HasTraits]) -> list[str]:
+    """Names of the settings that our classes among its bases declare, in the order in which they stand in the code."""
+    ours = [base for base in cls.__mro__ if base.__module__.startswith(OURS)]
+    configurable = cls.class_traits(config=True)
+    names = [name for base in reversed(ours) for name in vars(base) if name in configurable]
+    return list(dict.fromkeys(names))
+
+
+def settings(name: str) -> str:
+    """The settings of a spawner as autodoc_traits' directives."""
+    cls = spawner(name)
+    path = f"{cls.__module__}.{cls.__qualname__}"
+    lines = [f".. autotrait:: {path}.{setting}" for setting in own_settings(cls)]
+    return "```{eval-rst}\n" + "\n\n".join(lines) + "\n```\n"
+
+
+# -- templates --------------------------------------------------------------------------------------------------------
+
+
+def template_fields(schema: dict[str, Any]) -> str:
+    """A table of the fields that a JSON Schema describes, those of nested objects as `gpu.fraction`."""
+    return table(("field", "value", "not given", "meaning"), _fields(schema, schema, ""))
+
+
+def _fields(part: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
+    for name, field in part["properties"].items():
+        kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
+        inner = next((schema["$defs"][kind["$ref"].rpartition("/")[2]] for kind in kinds if "$ref" in kind), None)
+        required = name in part.get("required", ())
+        # of text with a unit and a plain number the first: the page says once what plain numbers are
+        value = "fields" if inner is not None else _value(kinds[0])
+        unit = f" {kinds[-1]['title']}" if "title" in kinds[-1] else ""
+        default = "must be given" if required else _default(field.get("default"), inner is not None, unit)
+        yield f"`{prefix}{name}`", value, default, markup(field["description"])
+        if inner is not None:
+            yield from _fields(inner, schema, f"{prefix}{name}.")
+
+
+def _value(kind: dict[str, Any]) -> str:
+    low, high = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")
+    match kind["type"]:
+        case _ if "title" in kind:
+            return str(kind["title"])
+        case "boolean":
+            return "true, false"
+        case "integer" | "number" if low is not None and high is not None:
+            return f"{low} to {high}"
+        case "integer" | "number" if low is not None:
+            return f"{low} or more"
+        case "string" if "maxLength" in kind:
+            return f"text, at most {kind['maxLength']:,}"
+        case "string":
+            return "text"
+        case "array":
+            return "list"
+        case "object":
+            return "fields"
+    return str(kind["type"])
+
+
+def _default(value: Any, is_object: bool, unit: str) -> str:
+    if is_object or value in (None, "", [], {}):
+        return ""
+    if isinstance(value, float):
+        return f"{value:g}{unit}"
+    return str(value).lower() if isinstance(value, bool) else f"`{value}`"
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def command(parser: argparse.ArgumentParser, level: int = 2) -> str:
+    """A command's arguments and options, and those of its subcommands below it."""
+    said = [f"{'#' * level} {parser.prog}", plain(parser.description or "")]
+    said += [f"```{{program}} {parser.prog}\n```"]
+    below: list[argparse.ArgumentParser] = []
+    for group in parser._action_groups:
+        actions = [action for action in group._group_actions if not isinstance(action, argparse._HelpAction)]
+        below += [
+            part
+            for action in actions
+            if isinstance(action, argparse._SubParsersAction)
+            for part in action.choices.values()
+        ]
+        actions = [action for action in actions if not isinstance(action, argparse._SubParsersAction)]
+        if not actions:
+            continue
+        if group.title not in ("options", "positional arguments"):
+            title = str(group.title)
+            said += [f"**{title[:1].upper()}{title[1:]}.** {plain(group.description or '')}".strip()]
+        said += [_option(parser, action) for action in actions]
+    said += [command(part, level + 1) for part in below]
+    return "\n\n".join(part for part in said if part) + "\n"
+
+
+def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    formatter = argparse.HelpFormatter(parser.prog)
+    help_text = formatter._expand_help(action) if action.help else ""
+    if not action.option_strings:
+        return f"```{{option}} {formatter._format_action_invocation(action)}\n{plain(help_text)}\n```"
+    value = "" if action.nargs == 0 else " " + formatter._format_args(action, action.dest.upper())
+    names = ", ".join(name + value for name in action.option_strings)
+    return f"```{{option}} {names}\n{plain(help_text)}\n```"
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def metrics(families: Iterable[Metric]) -> str:
+    """A table of metric families, by name."""
+    rows = [
+        (
+            f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
+            family.type,
+            ", ".join(f"`{label}`" for label in family._labelnames),
+            plain(family.documentation),
+        )
+        for family in sorted(families, key=lambda family: family.name)
+    ]
+    return table(("metric", "type", "labels", "meaning"), rows)
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+
+
+def addresses(application: Application) -> str:
+    """What an application answers: each route with its method and the docstring of its handler."""
+    said = []
+    for rule in application.wildcard_router.rules:
+        handler, path = rule.target, rule.matcher.regex.pattern.rstrip("$")
+        if not handler.__module__.startswith(OURS):
+            continue
+        for method in METHODS:
+            function = getattr(handler, method)
+            if function is getattr(RequestHandler, method):
+                continue
+            text = markup(handler.__doc__ or "")
+            said.append(f"### `{method.upper()} {path}`\n\n{text}")
+    return "\n\n".join(said) + "\n"
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def fields(path: str) -> str:
+    """The fields of a class, `module:Class`, with type, default and the text below each; and the class's own text."""
+    module, _, name = path.partition(":")
+    cls = getattr(import_module(module), name)
+    ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith(OURS)]
+    rows = [row for base in ours for row in _declared(base)]
+    return markup(cls.__doc__ or "") + "\n\n" + table(("field", "type", "not given", "meaning"), rows) + "\n"
+
+
+def _declared(cls: type) -> Iterator[tuple[str, ...]]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    for line, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if not isinstance(line, ast.AnnAssign) or not isinstance(line.target, ast.Name):
+            continue
+        text = ""
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            text = markup(str(after.value.value))
+        kind = re.sub(r"Annotated\[(.+?), Field\(.*\)\]", r"\1", ast.unparse(line.annotation))
+        default = ast.unparse(line.value) if line.value is not None else ""
+        if only := re.fullmatch(r"Literal\[([^,]+)\]", kind):
+            kind, default = only[1], ""
+        yield f"`{line.target.id}`", f"`{kind}`", f"`{default}`" if default else "", text

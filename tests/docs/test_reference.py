@@ -1,0 +1,192 @@
+"""The reference says what the code says: all of it, and nothing of the machine that builds the site."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+from pathlib import Path
+from typing import get_args
+
+import generated
+import pytest
+import reference_text
+
+from gpushare_spawner import cli
+from gpushare_spawner.model import control
+from gpushare_spawner.model.frames import Feature, Kind
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "reference"
+PRELOAD = ROOT / "gpushare_spawner" / "native" / "preload"
+SPAWNERS = ("gpushare-local", "gpushare-systemd", "gpushare-simple", "gpushare-kube")
+
+
+def page(name: str) -> str:
+    return (PAGES / name).read_text()
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every row of the tables in a text."""
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in text.splitlines() if line[:1] == "|"]
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SPAWNERS)
+def test_every_setting_of_a_spawner_has_a_text(name: str) -> None:
+    cls = reference_text.spawner(name)
+    own = reference_text.own_settings(cls)
+    assert {"templates_dir", "queue_length", "queue_timeout"} <= set(own)
+    assert [setting for setting in own if not cls.class_traits()[setting].help] == []
+
+
+def test_the_settings_page_shows_every_setting_that_any_spawner_adds() -> None:
+    shown = re.findall(r"{gpushare-settings} ([\w-]+)", page("settings.md"))
+    on_page = {name for one in shown for name in reference_text.own_settings(reference_text.spawner(one))}
+    assert {name for one in SPAWNERS for name in reference_text.own_settings(reference_text.spawner(one))} == on_page
+
+
+def test_settings_are_read_from_the_class_that_the_entry_point_names() -> None:
+    text = reference_text.settings("gpushare-kube")
+    assert ".GPUShareSpawner.start_attempts" in text
+    assert "agent_socket" not in text
+
+
+# -- templates --------------------------------------------------------------------------------------------------------
+
+
+def test_every_field_of_a_template_has_a_row_with_value_and_meaning() -> None:
+    schema = generated.template_schema()
+    fields = {cells[0].strip("`"): cells for cells in rows(reference_text.template_fields(schema))}
+    named = {name for part in [schema, *schema["$defs"].values()] for name in part["properties"]}
+    assert {name.rpartition(".")[2] for name in fields} >= named
+    assert fields["name"][2] == "must be given"
+    assert fields["gpu.count"][1] == "1 to 64"
+    assert fields["gpu.memory.limit"][1:3] == ["percent like 80%, bytes like 12Gi", "`100%`"]
+    assert fields["idle.warn_before"][1:3] == ["duration like 15m", "300 seconds"]
+    assert [name for name, cells in fields.items() if not cells[1] or not cells[3]] == []
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_page_shows_every_command() -> None:
+    assert re.findall(r"{gpushare-command} (\w+)", page("commands.md")) == list(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_option_of_a_command_is_there_with_a_text(name: str) -> None:
+    parser = generated.command_parser(name)
+    text = reference_text.command(parser)
+    parsers = [parser]
+    for one in parsers:
+        for action in one._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            elif not isinstance(action, argparse._HelpAction):
+                shown = (action.option_strings or [action.metavar])[0]
+                assert re.search(rf"{{option}} {re.escape(shown)}.*\n\S", text), shown
+
+
+def test_commands_say_nothing_of_the_machine_that_builds_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHARE_CONTROL", "/of/the/builder.sock")
+    monkeypatch.setenv("NODE_NAME", "builder")
+    text = "".join(reference_text.command(generated.command_parser(name)) for name in cli.COMMANDS)
+    assert "/of/the/builder" not in text
+    assert "builder" not in text
+    assert socket.gethostname() not in text.split()
+
+
+def test_help_is_shown_as_text_and_not_as_markup() -> None:
+    assert reference_text.plain("files *.yaml of $HOME, see --dir") == "Files `*.yaml` of `$HOME`, see `--dir`."
+    assert reference_text.plain("a_b [c] <d>.") == r"A\_b \[c\] \<d\>."
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["service", "agent-without-token", "agent-with-token"])
+def test_every_metric_family_has_a_row_with_a_meaning(part: str) -> None:
+    families = generated.metric_families(part)
+    shown = rows(reference_text.metrics(families))[2:]
+    assert len(shown) == len(families) > 4
+    assert all(cells[3] for cells in shown)
+    assert f"{{gpushare-metrics}} {part}" in page("metrics.md")
+
+
+def test_metrics_are_named_as_prometheus_sees_them_with_their_labels() -> None:
+    shown = {cells[0]: cells for cells in rows(reference_text.metrics(generated.metric_families("service")))}
+    assert shown["`gpushare_session_waits_total`"][1:3] == ["counter", "`node`, `user`, `server`"]
+    assert shown["`gpushare_gpu_units`"][1:3] == ["gauge", "`node`, `gpu`, `model`, `kind`"]
+
+
+def test_metrics_of_sessions_are_not_among_those_without_a_token() -> None:
+    without = {family.name for family in generated.metric_families("agent-without-token")}
+    assert not [name for name in without if "session_" in name]
+    assert "gpushare_session_memory_bytes" in {f.name for f in generated.metric_families("agent-with-token")}
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+
+
+SERVICE = "/services/gpushare"
+ADDRESSES = {
+    "service": [f"{SERVICE}/", SERVICE, f"{SERVICE}/api/report", f"{SERVICE}/metrics"],
+    "agent": ["/metrics"],
+    "notebook": ["/user/ada/gpushare/status"],
+}
+
+
+@pytest.mark.parametrize(("part", "wanted"), ADDRESSES.items())
+def test_every_address_of_ours_is_there_with_a_text(part: str, wanted: list[str]) -> None:
+    text = reference_text.addresses(generated.application(part))
+    assert re.findall(r"### `GET (\S+)`\n\n\S", text) == wanted
+    assert f"{{gpushare-addresses}} {part}" in page("addresses.md")
+
+
+# -- sockets ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_control_sockets_page_has_every_request() -> None:
+    union = get_args(get_args(control.Request)[0])
+    assert len(union) >= 6
+    for request in union:
+        assert f"model.control:{request.__name__}\n" in page("control-socket.md")
+
+
+def test_fields_of_a_class_come_with_type_default_and_text_also_those_of_its_base() -> None:
+    shown = {cells[0]: cells for cells in rows(reference_text.fields("gpushare_spawner.model.control:OpenRequest"))}
+    assert shown["`version`"][1] == "`1`"
+    assert shown["`op`"][1] == "`'open'`"
+    assert shown["`confirm_within`"][1:3] == ["`float`", "`600.0`"]
+    assert shown["`uid`"][3] == "Who may connect to the session's socket."
+
+
+def test_the_frames_of_the_protocol_are_those_of_the_code() -> None:
+    bits = page("protocol.md").partition("## Feature bits")[2].partition("\n## ")[0]
+    features = {int(cells[0]): cells[1] for cells in rows(bits) if cells[0].isdecimal()}
+    table = page("protocol.md").replace(bits, "")
+    frames = {int(cells[0]): cells[1] for cells in rows(table) if cells[0].isdecimal() and cells[1].isupper()}
+    assert frames == {kind.value: kind.name for kind in Kind}
+    assert features == {feature.value.bit_length() - 1: feature.name for feature in Feature}
+
+
+def test_the_librarys_frames_are_those_of_the_code() -> None:
+    header = (PRELOAD / "frames.h").read_text()
+    in_c = {name: int(value) for name, value in re.findall(r"FRAME_(\w+) = (\d+),", header)}
+    assert len(in_c) > 20
+    assert in_c.items() <= {kind.name: kind.value for kind in Kind}.items()
+    features = {name: int(value) for name, value in re.findall(r"FEATURE_(\w+) = (\d+)", header)}
+    assert features == {str(feature.name): feature.value for feature in Feature}
+
+
+def test_the_librarys_page_has_exactly_the_variables_that_the_library_reads() -> None:
+    sources = "\n".join(path.read_text() for path in sorted(PRELOAD.rglob("*.c")))
+    read = set(re.findall(r'getenv\("(GPUSHARE_\w+)"\)', sources))
+    read |= set(re.findall(r'"(GPUSHARE_\w+)"', sources))
+    assert {re.match(r"`(\w+)", cells[0])[1] for cells in rows(page("library.md"))[2:]} == read  # type: ignore[index]
+    levels = re.findall(r'{"(\w+)", LOG_', (PRELOAD / "log.c").read_text() if (PRELOAD / "log.c").exists() else sources)
+    assert levels
+    assert all(f"`{level}`" in page("library.md") for level in levels)
