@@ -63,7 +63,7 @@ def metric_families(part: str) -> list[Metric]:
     from gpushare_spawner.agent.metrics import ReportCollector
     from gpushare_spawner.model.report import Report
     from gpushare_spawner.service.counters import Counters
-    from gpushare_spawner.service.metrics import families
+    from gpushare_spawner.service.web.metrics import families
 
     def of_agent(names: bool) -> list[Metric]:
         report = Report(node="node", published_at=0, gpus=())
@@ -91,9 +91,9 @@ def application(part: str) -> Application:
 
 
 def _service() -> Application:
-    from gpushare_spawner.service.board import BoardSources, board_application
     from gpushare_spawner.service.counters import Counters
     from gpushare_spawner.service.reports import RecentReports
+    from gpushare_spawner.service.web.dashboard import BoardSources, board_application
 
     sources = BoardSources(reports=RecentReports([]), templates=lambda: {}, hub_view=lambda: None, counters=Counters())
     return board_application(sources, "/services/gpushare/")
