@@ -4,7 +4,7 @@
 |---|---|---|
 | gpushare-settings | a name of the entry points `jupyterhub.spawners` | the settings that our spawner adds |
 | gpushare-template-fields | | the fields of a compute template |
-| gpushare-command | a subcommand of gpushare | its options |
+| gpushare-commands | | every subcommand of gpushare, with its options |
 | gpushare-metrics | agent-without-token, agent-with-token or service | its metric families |
 | gpushare-addresses | service, agent or notebook | what answers there |
 | gpushare-fields | module:Class | the fields of a class |
@@ -143,9 +143,9 @@ class TemplateFields(Generated):
         return reference_text.template_fields(template_schema())
 
 
-class Command(Generated):
+class Commands(Generated):
     def text(self, argument: str) -> str:
-        return reference_text.command(command_parser(argument))
+        return "\n".join(reference_text.command(command_parser(name)) for name in cli.COMMANDS)
 
 
 class Metrics(Generated):
@@ -168,7 +168,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     for name, directive in (
         ("settings", Settings),
         ("template-fields", TemplateFields),
-        ("command", Command),
+        ("commands", Commands),
         ("metrics", Metrics),
         ("addresses", Addresses),
         ("fields", Fields),

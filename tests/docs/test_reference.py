@@ -72,10 +72,6 @@ def test_every_field_of_a_template_has_a_row_with_value_and_meaning() -> None:
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_page_shows_every_command() -> None:
-    assert re.findall(r"{gpushare-command} (\w+)", page("commands.md")) == list(cli.COMMANDS)
-
-
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_option_of_a_command_is_there_with_a_text(name: str) -> None:
     parser = generated.command_parser(name)
