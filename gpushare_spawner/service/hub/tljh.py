@@ -30,7 +30,9 @@ def culler_options() -> list[str]:
     if not cull["enabled"]:
         return []
     if cull.get("users"):
-        get_logger().warning("gpushare: services.cull.users is ignored: no user is deleted; see docs/explanation/culler.md, Scopes")
+        get_logger().warning(
+            "gpushare: services.cull.users is ignored: no user is deleted (docs/explanation/culler.md, Scopes)"
+        )
     return [f"--{name.replace('_', '-')}={str(cull[name]).lower()}" for name in _OPTIONS if cull.get(name) is not None]
 
 
