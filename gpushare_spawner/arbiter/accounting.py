@@ -83,7 +83,6 @@ class Accounts:
     def add(self, session: str, weight: int) -> None:
         """A new session without work. `weight` is at least 1."""
         self._accounts[session] = _Account(weight, deadline=self._clock)
-        self._working = self._sums = None
 
     def remove(self, session: str) -> None:
         """Remove the session, with all that it is owed or owes."""

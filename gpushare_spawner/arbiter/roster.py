@@ -253,8 +253,6 @@ class Roster:
         client.granted_at = client.burst_since = client.last_granted = self.now
         if not client.parked:
             client.came_at = self.now
-        client.busy_reported = client.busy_before_burst = 0.0
-        client.quiet_since = None
         client.forced_in = client.displaced = client.early = client.parked = False
 
     def _no_longer_active(self, session: Session, since: float) -> None:

@@ -89,6 +89,27 @@ def test_virtual_time_goes_by_with_the_service_for_each_unit_of_weight(owed: flo
     assert books.order("ab", dict.fromkeys("ab", 0.5)) == order
 
 
+def test_a_deadline_counts_from_the_sessions_own_virtual_time() -> None:
+    books = Books(a=50, b=50, c=50).run(10.0, b=1)
+    books.rest("a")  # it is owed 10/3 s, b owes 20/3, c is owed 10/3
+    books.add("d", 50)
+    books.work("d", 1.0)
+    # those with work owe 10/3 s together, so that each of 150 units is that much behind: d would be served first
+    assert books._accounts["d"].deadline == pytest.approx(10 / 150 - 10 / 3 / 150 + 1 / 50)
+    books._accounts["d"].deadline = 1.0
+    assert books.order("bcd", dict.fromkeys("bcd", 1.0)) == ["c", "d", "b"]
+    assert [books.eligible(name) for name in "bcd"] == [False, True, True]
+
+
+def test_where_nobody_has_work_nobody_owes_anybody() -> None:
+    books = Accounts(ArbiterSettings())
+    assert books.total_weight == 0
+    books.advance(5.0, 5.0, {}, {})
+    assert books._clock == 0.0
+    books.add("a", 50)
+    assert (books.total_weight, books.lag("a"), books.working) == (0, 0.0, frozenset())
+
+
 def test_time_without_service_is_no_virtual_time() -> None:
     books = Books(a=10, b=10).run(5.0)
     assert books._clock == 0.0
@@ -152,6 +173,31 @@ def test_of_sessions_that_the_driver_does_not_show_the_estimate_counts_for_the_l
     assert books.saturated is saturated
 
 
+def test_of_an_interval_that_is_corrected_in_pieces_each_piece_is_corrected_by_its_part() -> None:
+    books = Books(a=50, b=50).run(3.0).run(4.0, a=1, b=1)
+    books.sample(3.0, 4.0, {"a": 0.5, "b": 0.5})
+    books.sample(4.0, 7.0, {"a": 0.3, "b": 0.6})  # idle: what was booked for three seconds is taken back
+    assert books.lags("a", "b") == pytest.approx([0.0, 0.0])
+    assert books.books("a") + books.books("b") == pytest.approx((0.8, 0.8, 1.1, 1.1))
+
+
+def test_a_sample_of_a_part_of_an_interval_tells_the_demand_in_that_part() -> None:
+    books = Books(a=50, b=50).run(2.0, a=1, b=1)
+    books.sample(0.0, 1.0, {"a": 0.3, "b": 0.2})
+    assert [books._accounts[name].demand for name in "ab"] == pytest.approx([0.3, 0.2])
+
+
+def test_on_an_idle_gpu_one_that_the_driver_does_not_show_had_what_was_taken_to_be_and_a_stranger_what_it_shows() -> (
+    None
+):
+    books = Books(a=50, b=50, c=50)
+    books.rest("c")
+    books.run(1.0, a=1).sample(0.0, 1.0, {"a": 0.3, "c": 0.1})
+    assert books.saturated is False
+    assert books.lags("a", "b", "c") == pytest.approx([0.0, 0.0, 0.0])
+    assert books.books("a") + books.books("b") + books.books("c") == pytest.approx((0.3, 0.3, 0.0, 0.0, 0.1, 0.1))
+
+
 def test_alone_a_session_makes_the_gpu_count_as_saturated_again() -> None:
     books = Books(a=50, b=50).run(1.0, a=1, b=1)
     books.sample(0.0, 1.0, {"a": 0.2, "b": 0.2})
@@ -203,13 +249,26 @@ def test_a_session_that_could_hardly_run_tells_nothing_of_its_demand(ran: float,
     assert books._accounts["a"].demand == demand
 
 
-@pytest.mark.parametrize(("held_back", "demands"), [(0.04, (0.5, 0.2)), (0.06, (0.75, 0.6))])
+@pytest.mark.parametrize(("held_back", "demands"), [(0.08, (0.5, 0.2)), (0.12, (0.75, 0.6))])
 def test_an_idle_gpu_tells_demands_at_once_unless_somebody_was_held_back_for_a_twentieth_of_the_time(
     held_back: float, demands: tuple[float, float]
 ) -> None:
-    books = Books(a=50, b=50).run(1.0 - held_back, a=1, b=1).run(held_back, held_back=True, a=1)
-    books.sample(0.0, 1.0, {"a": 0.5, "b": 0.2 * (1.0 - held_back)})
+    books = Books(a=50, b=50).run(2.0 - held_back, a=1, b=1).run(held_back, held_back=True, a=1)
+    books.sample(0.0, 2.0, {"a": 1.0, "b": 0.2 * (2.0 - held_back)})
     assert [books._accounts[name].demand for name in "ab"] == pytest.approx(demands)
+
+
+def test_where_somebody_was_held_back_even_for_a_moment_time_is_owed_on_an_idle_gpu() -> None:
+    books = Books(a=50, b=50).run(0.96, a=1, b=1).run(0.04, held_back=True, a=1)
+    books.sample(0.0, 1.0, {"a": 0.5, "b": 0.3})
+    assert books.saturated is False
+    assert books.lags("a", "b") == pytest.approx([-0.1, 0.1])
+
+
+def test_no_demand_is_more_than_the_whole_gpu() -> None:
+    books = Books(a=50, b=50).run(0.4, a=1).run(0.6, b=1)
+    books.sample(0.0, 1.0, {"a": 0.5, "b": 0.2})
+    assert books._accounts["a"].demand == 1.0
 
 
 def test_a_sample_of_time_in_which_memory_was_short_tells_that_each_may_want_all() -> None:
@@ -258,7 +317,14 @@ def test_a_debt_is_bounded_by_300_s_with_everybody_at_work_and_so_is_what_is_owe
     assert books.lags("b")[0] == pytest.approx(300 * 30 / 70)
 
 
-def idle_gpu_with_one_held_back(used: float, owed: float) -> Books:
+def test_a_debt_of_exactly_a_second_fades_like_any_other() -> None:
+    books = Books(a=50, b=50).run(2.0, b=1)
+    books.rest("b")
+    books.run(0.25, a=1)
+    assert books.lags("a") == [0.75]
+
+
+def idle_gpu_with_one_held_back(used: float, owed: float, quiet: str = "") -> Books:
     """a is owed, c and b owe in proportion to their weights. Over the next second b is held back for 0.2 s; a could
     have had 0.6 s and uses `used`, b uses 0.4 s, and c has no process there."""
     books = Books(a=50, b=30, c=20)
@@ -268,18 +334,26 @@ def idle_gpu_with_one_held_back(used: float, owed: float) -> Books:
         books.run(-2 * owed, a=1)
     books._accounts["a"].lag, books._accounts["b"].lag, books._accounts["c"].lag = owed, -0.6 * owed, -0.4 * owed
     books._sums = None
+    if quiet:
+        books.rest(quiet)
     start = books.now
     books.run(0.8, a=1, b=1).run(0.2, held_back=True, a=1)
     books.sample(start, books.now, {"a": used, "b": 0.4, "c": 0.0})
     return books
 
 
-def test_one_that_lets_the_gpu_stand_idle_while_others_are_held_back_for_it_is_owed_nothing() -> None:
-    books = idle_gpu_with_one_held_back(used=0.1, owed=1.0)
+@pytest.mark.parametrize("owed", [0.2, 1.0])
+def test_one_that_lets_the_gpu_stand_idle_while_others_are_held_back_for_it_is_owed_nothing(owed: float) -> None:
+    books = idle_gpu_with_one_held_back(used=0.1, owed=owed)
     assert books.saturated is True
     assert [books.lag(name) for name in "abc"] == pytest.approx([0.0, *(books.lag(name) for name in "bc")])
     assert books.lag("b") + books.lag("c") == pytest.approx(0.0)
-    assert books.lag("b") == pytest.approx(-0.6 + (0.5 * 0.3 - 0.4) + 0.6 * (1.0 + 0.5 * 0.5 - 0.1))
+    assert books.lag("b") == pytest.approx(-0.6 * owed + (0.5 * 0.3 - 0.4) + 0.6 * (owed + 0.5 * 0.5 - 0.1))
+
+
+def test_what_one_forfeits_that_has_become_quiet_meanwhile_is_divided_among_those_with_work() -> None:
+    books = idle_gpu_with_one_held_back(used=0.1, owed=1.0, quiet="a")
+    assert books.lag("b") + books.lag("c") == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(("used", "forfeits"), [(0.27, True), (0.29, False)])
@@ -307,6 +381,7 @@ def test_one_that_owes_still_owes_when_it_lets_the_gpu_stand_idle() -> None:
         ((1, 1), (0.2, 0.8), (0.2, 0.8)),
         ((7,), (0.1,), (1.0,)),
         ((1, 1), (0.5 + 1e-10, 0.5), (0.5, 0.5)),
+        ((1, 1), (0.5 - 4e-10, 0.5), (0.5, 0.5)),
     ],
 )
 def test_one_is_divided_by_weight_up_to_the_limits(

@@ -84,10 +84,23 @@ def test_a_burst_that_was_cut_short_tells_only_that_it_is_long_if_it_is(busy: fl
     board.report_busy(board["a"], busy)
     board.released(board["a"])
     assert board.bursts("a") == learned
+    assert board["a"].worked_until == 9.0
     board.work("a").at(10.0)
     board.report_busy(board["a"], 0.5)
     board.quiet(board["a"], 10.0)
     assert board.bursts("a") == [*learned, 0.5], "another turn, another burst"
+
+
+def test_a_burst_that_was_cut_short_counts_from_its_own_beginning_within_the_lease() -> None:
+    board = Board(a=1).work("a").at(3.0)
+    board.report_busy(board["a"], 3.0)
+    board.quiet(board["a"], 3.0)
+    board.at(4.0).work_again(board["a"])
+    assert board.at(6.0).view("a").gpu_seconds == 3.0 + 2.0
+    board["a"].revoked = RevokeReason.QUANTUM
+    board.at(10.0).report_busy(board["a"], 9.0)
+    board.released(board["a"])
+    assert board.bursts("a") == [3.0, 6.0]
 
 
 def test_one_that_gives_its_lease_back_at_work_has_ended_its_burst_and_one_that_is_quiet_had_before() -> None:
@@ -255,6 +268,7 @@ def crowd(shown: int, proven: int | None = None) -> Board:
     board.work("a1", "b")
     board["b"].touched = board["b"].proven = board["b"].shown = 40
     board["a1"].touched = board["a1"].proven = proven
+    board["a2"].touched = board["a2"].working_set = 10
     board.holder_grew = False
     board.at(1.0).working_set(board["a1"], shown)
     return board
@@ -267,7 +281,7 @@ def test_clients_that_fill_three_quarters_of_the_memory_together_are_a_crowd_and
     board = crowd(shown)
     assert board.crowded_at == (1.0 if crowded else float("-inf"))
     assert [board[name].doubted for name in ("a1", "a2", "b")] == [crowded, crowded, False]
-    assert [board[name].working_set for name in ("a1", "a2")] == [60 if crowded else shown, 60]
+    assert [board[name].working_set for name in ("a1", "a2")] == ([60, 60] if crowded else [shown, 10])
     assert board.sessions["a"].doubted_at == (1.0 if crowded else float("-inf"))
     assert board.sessions["b"].doubted_at == float("-inf")
     assert board.holder_grew is crowded

@@ -26,3 +26,47 @@ def test_the_limits_of_settings_are_allowed() -> None:
         overhead_bound=0.2, interactive_overhead_bound=0.2, bandwidth_memory=0, pause=0, min_quantum=1e-9
     )
     assert limits.exclusive is False
+
+
+def test_the_settings_that_ship_are_those_that_the_documents_state() -> None:
+    """docs/explanation/arbiter.md, and the reasons beside the settings."""
+    assert ArbiterSettings() == ArbiterSettings(
+        overhead_bound=0.025,
+        interactive_overhead_bound=0.20,
+        min_quantum=0.1,
+        bandwidth_guess=8e9,
+        bandwidth_memory=0.7,
+        measured_from=16 * 1024 * 1024,
+        switch_seconds=0.001,
+        hand_off_credit=10.0,
+        pause=1.0,
+        long_pause=30.0,
+        short_burst=5.0,
+        max_debt=300.0,
+        period=0.2,
+        shortest_run=0.01,
+        shortest_hold=0.015,
+        pace=0.02,
+        pace_alone=0.1,
+        unpaced_after=1.0,
+        revoke_timeout=10.0,
+        page_out_step=256 * 1024 * 1024,
+        look_after=1.0,
+        look_every=0.1,
+        crowded=0.875,
+        tolerance=1 / 64,
+        doubt_for=60.0,
+        context_bytes=0,
+        exclusive=False,
+    )
+
+
+def test_settings_cannot_be_changed_while_they_are_in_use() -> None:
+    with pytest.raises(AttributeError):
+        ArbiterSettings().pace = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("field", ["min_quantum", "bandwidth_guess", "switch_seconds", "revoke_timeout", "period"])
+def test_what_must_be_more_than_0_may_be_as_little_as_one_likes(field: str) -> None:
+    small: dict[str, float] = {field: 1e-12}
+    assert getattr(ArbiterSettings(**small), field) == 1e-12  # type: ignore[arg-type]
