@@ -33,6 +33,14 @@ def alloc(size):
         return True
     except CudaError as error:
         return error.code
+def try_async(size):
+    try:
+        return d.alloc_async(size)
+    except CudaError:
+        return None
+def freed(at):
+    d("cuCtxSetCurrent", d.context)
+    d.free(at)
 say("ready")
 while True:
     what, *values = hear()
@@ -202,6 +210,35 @@ async def test_what_a_revoked_process_has_cached_is_given_back(programs: Program
     await agent.client.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="test"))
     await asyncio.sleep(0.3)  # the lease is revoked, before the process would have given it back by itself
     assert programs.do(second, ALLOC, 450 * MIB) is True
+
+
+SMALLER = """lambda big, small: (lambda blocks: ([d.fill(at, big // 4, 1) for at in blocks],
+    [d.free_async(at) for at in blocks], d.synchronize()))([d.alloc_async(big) for _ in range(5)]) and [
+    at and d.fill(at, small // 4, 2) for at in [try_async(small) for _ in range(6)]] and d.synchronize()"""
+"""Five large blocks, all freed, then six smaller ones, as far as the limit goes; each is used from end to end."""
+
+
+async def test_a_cached_block_that_serves_a_smaller_allocation_counts_in_full(programs: Programs) -> None:
+    """The driver's figure, not the library's: what was freed and reused for less is still there in full."""
+    await programs.open()
+    client = programs.start()
+    programs.do(client, SMALLER, 100 * MIB, 81 * MIB)
+    assert dict(programs.do(client, NVML))[client.process.pid] <= LIMIT
+
+
+WHILE_FREED = """lambda size: (alloc(size), d.spin(1.0), (lambda thread: (thread.start(), time.sleep(0.2),
+    alloc(size), thread.join(), d.synchronize())[2])(__import__("threading").Thread(target=freed, args=[held.pop()]))
+    )[2]"""
+"""What an allocation is told while another thread's free waits for a kernel of 1 s."""
+
+
+async def test_memory_counts_until_the_driver_has_it_back(programs: Programs) -> None:
+    """A free waits for kernels; until then the memory is not there for another allocation."""
+    await programs.open(oversubscribe=False)
+    client = programs.start()
+    assert programs.do(client, WHILE_FREED, 400 * MIB) == 2
+    assert programs.do(client, ALLOC, 400 * MIB) is True
+    assert dict(programs.do(client, NVML))[client.process.pid] == 400 * MIB
 
 
 async def test_a_stopped_process_keeps_its_allowance_and_delays_no_answer(programs: Programs) -> None:

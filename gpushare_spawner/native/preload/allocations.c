@@ -240,16 +240,10 @@ bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
 }
 
 void account_cached(struct gpu *gpu, size_t bytes, bool begins) {
-    records_lock();
-    if (begins) {
-        account_add(gpu, bytes, true);
+    if (begins)
         atomic_fetch_add(&gpu->cached, bytes);
-    } else {
-        give_back(gpu, bytes, true);
+    else
         atomic_fetch_sub(&gpu->cached, bytes);
-    }
-    records_unlock();
-    worker_memory_changed(gpu);
 }
 
 void account_return(struct gpu *gpu, size_t bytes, bool managed) {
@@ -259,12 +253,16 @@ void account_return(struct gpu *gpu, size_t bytes, bool managed) {
     worker_memory_changed(gpu);
 }
 
-static void drop(struct allocation **link) {
+static inline void forget(struct allocation **link) {
     struct allocation *node = *link;
     tree_remove(link);
     unlink_by_use(node);
-    give_back(node->gpu, node->bytes, node->kind != ALLOCATION_PLAIN);
     record_spare(node);
+}
+
+static inline void drop(struct allocation **link) {
+    give_back((*link)->gpu, (*link)->capacity, (*link)->kind != ALLOCATION_PLAIN);
+    forget(link);
 }
 
 /* With the lock held. */
@@ -330,22 +328,25 @@ bool allocations_remove(CUdeviceptr at, struct allocation *copy) {
     bool known = *link != NULL;
     if (known) {
         copy_fields(copy, *link);
-        drop(link);
+        forget(link);
     }
     records_unlock();
-    if (known) worker_memory_changed(copy->gpu);
     return known;
 }
 
-void allocations_restore(const struct allocation *copy) {
+CUresult allocations_freed(const struct allocation *copy, CUresult result) {
+    if (likely(result == CUDA_SUCCESS)) {
+        account_return(copy->gpu, copy->capacity, copy->kind != ALLOCATION_PLAIN);
+        return result;
+    }
     records_lock();
-    account_add(copy->gpu, copy->bytes, copy->kind != ALLOCATION_PLAIN);
     struct allocation *node = record_new();
     if (node) {
         copy_fields(node, copy);
         insert(node);
     }
     records_unlock();
+    return result;
 }
 
 static struct allocation *any_of(struct allocation *node, CUcontext context, uint64_t until) {

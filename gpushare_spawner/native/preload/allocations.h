@@ -12,7 +12,7 @@ enum allocation_kind {
 struct allocation {
     CUdeviceptr at;
     size_t bytes;    /* asked for */
-    size_t capacity; /* taken from the driver; more than `bytes` where a cached block was used again */
+    size_t capacity; /* taken from the driver, and accounted for; more than `bytes` where blocks are rounded up */
     enum allocation_kind kind;
     struct gpu *gpu;
     CUcontext context;
@@ -39,7 +39,8 @@ bool account_has_room(struct gpu *gpu, size_t bytes);
    allowance from before. */
 void account_settle(void);
 
-/* A freed block of so many bytes begins or ends to be cached: it is accounted for as managed memory meanwhile. */
+/* A freed block of so many bytes begins or ends to be cached: it stays accounted for as managed memory, so that nobody
+   takes its bytes on the way. */
 void account_cached(struct gpu *gpu, size_t bytes, bool begins);
 
 /* Remember a new allocation, already accounted for. What lay there belonged to a context that is being destroyed just
@@ -52,12 +53,13 @@ bool allocations_add_within(struct gpu *gpu, CUdeviceptr at, size_t bytes, enum 
 /* The allocation that `at` lies in; a copy, up to its number. */
 bool allocations_find(CUdeviceptr at, struct allocation *copy);
 
-/* Forget the one that begins at `at`, and give its bytes back to the account. A copy, up to its number. False: unknown.
- */
+/* Forget the one that begins at `at`; a copy, up to its number. Its bytes stay accounted for: the caller gives them
+   back (account_return) when the driver has them back, which may be after work that takes seconds. False: unknown. */
 bool allocations_remove(CUdeviceptr at, struct allocation *copy);
 
-/* Put one back that could not be freed after all. */
-void allocations_restore(const struct allocation *copy);
+/* After the driver's free of one that was removed: its bytes go back to the account, or, where it could not be freed
+   after all, the record comes back. Returns what the driver said. */
+CUresult allocations_freed(const struct allocation *copy, CUresult result);
 
 /* The number of the newest: taken before a context is destroyed, it tells afterwards what was the context's. */
 uint64_t allocations_newest(void);

@@ -121,7 +121,6 @@ CUresult wrapped_cuMemFree_v2(CUdeviceptr at) {
     bool known = allocations_remove(at, &allocation);
     if (!known && at && block_cache_has(at)) return CUDA_ERROR_INVALID_VALUE; /* freed twice */
     CUresult result = real.cuMemFree_v2(at);
-    if (known && result != CUDA_SUCCESS) allocations_restore(&allocation);
-    return result;
+    return known ? allocations_freed(&allocation, result) : result;
 }
 EXPORTED(cuMemFree_v2);

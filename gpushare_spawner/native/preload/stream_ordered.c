@@ -58,17 +58,14 @@ static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes
     struct cache_stream by = used_by(current, stream);
     struct cached_memory block = {0, rounded(bytes)};
     bool again = block_cache_take(gpu, current, &by, block.capacity, &block);
-    if (!account_take(gpu, bytes, true, true)) {
-        if (again && !block_cache_put(gpu, current, &by, block)) real.cuMemFree_v2(block.at);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     if (!again) {
+        if (!account_take(gpu, block.capacity, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
         block_cache_make_room(gpu, current, block.capacity);
         CUresult result = managed_allocate(gpu, &block.at, block.capacity);
         if (result != CUDA_SUCCESS && stream_ordered_trim(gpu, block.capacity))
             result = managed_allocate(gpu, &block.at, block.capacity);
         if (result != CUDA_SUCCESS) {
-            account_return(gpu, bytes, true);
+            account_return(gpu, block.capacity, true);
             return CUDA_ERROR_NOT_FOUND;
         }
     }
@@ -142,7 +139,10 @@ static bool keep(CUdeviceptr at, CUstream stream, CUresult *result) {
         return true;
     }
     struct cached_memory block = {at, allocation.capacity};
-    if (!block_cache_put(allocation.gpu, allocation.context, &by, block)) *result = real.cuMemFree_v2(at);
+    if (!block_cache_put(allocation.gpu, allocation.context, &by, block)) {
+        *result = real.cuMemFree_v2(at);
+        account_return(allocation.gpu, allocation.capacity, true);
+    }
     return true;
 }
 
@@ -153,8 +153,7 @@ CUresult wrapped_cuMemFreeAsync(CUdeviceptr at, CUstream stream) {
     bool known = allocations_remove(at, &allocation);
     if (!known && block_cache_has(at)) return CUDA_ERROR_INVALID_VALUE; /* freed twice */
     result = real.cuMemFreeAsync(at, stream);
-    if (known && result != CUDA_SUCCESS) allocations_restore(&allocation);
-    return result;
+    return known ? allocations_freed(&allocation, result) : result;
 }
 EXPORTED(cuMemFreeAsync);
 
@@ -165,8 +164,7 @@ CUresult wrapped_cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream stream) {
     bool known = allocations_remove(at, &allocation);
     if (!known && block_cache_has(at)) return CUDA_ERROR_INVALID_VALUE; /* freed twice */
     result = real.cuMemFreeAsync_ptsz(at, stream);
-    if (known && result != CUDA_SUCCESS) allocations_restore(&allocation);
-    return result;
+    return known ? allocations_freed(&allocation, result) : result;
 }
 EXPORTED(cuMemFreeAsync_ptsz);
 
