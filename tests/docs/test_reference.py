@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import socket
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import get_args
 
@@ -19,7 +20,12 @@ from gpushare_spawner.model.frames import Feature, Kind
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
 PRELOAD = ROOT / "gpushare_spawner" / "native" / "preload"
-SPAWNERS = ("gpushare-local", "gpushare-systemd", "gpushare-simple", "gpushare-kube")
+# that of The Littlest JupyterHub extends gpushare-systemd, and needs the package tljh
+SPAWNERS = sorted(
+    point.name
+    for point in entry_points(group="jupyterhub.spawners")
+    if point.value.startswith("gpushare_spawner") and point.name != "gpushare-tljh"
+)
 
 
 def page(name: str) -> str:
@@ -52,6 +58,13 @@ def test_settings_are_read_from_the_class_that_the_entry_point_names() -> None:
     text = reference_text.settings("gpushare-kube")
     assert ".GPUShareSpawner.start_attempts" in text
     assert "agent_socket" not in text
+
+
+def test_the_map_of_the_architecture_names_every_package() -> None:
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    block = text[text.index("gpushare_spawner/\n") :].partition("```")[0]
+    packages = {path.parent.name for path in (ROOT / "gpushare_spawner").glob("*/__init__.py")}
+    assert set(re.findall(r"^  (\w+)/ ", block, flags=re.MULTILINE)) == packages
 
 
 # -- templates --------------------------------------------------------------------------------------------------------
