@@ -22,7 +22,7 @@ test: ## everything, on one machine and on a stand-in cluster
 
 mutation: ## small changes to the pure packages, each of which a test has to notice; takes some minutes for each package
 	@$(PYTHON) .ci/make_venv.py dev
-	@exec .venv/bin/python .ci/$(if $(SAMPLE),mutation_sample.py $(PACKAGE) $(SAMPLE) $(or $(SEED),1),mutation.py $(PACKAGE))
+	@exec .venv/bin/python .ci/$(if $(filter all,$(SAMPLE)),mutation_all.py $(PACKAGE) $(MODULES),$(if $(SAMPLE),mutation_sample.py $(PACKAGE) $(SAMPLE) $(or $(SEED),1),mutation.py $(PACKAGE)))
 
 check: ## linters, types, the architecture, the C code's format
 	@$(PYTHON) .ci/make_venv.py dev

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -96,21 +97,28 @@ def mutable(tree: ast.Module) -> ast.Module:
     return Strip().visit(tree)
 
 
+def changes_of(path: Path) -> Iterator[tuple[ast.AST, str, str, str]]:
+    """Every change to a file: the node, its code, what it becomes, and the whole changed file."""
+    text = path.read_text()
+    source = text.encode()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node, new in changes(mutable(ast.parse(text))):
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        old = source[begin:end].decode()
+        changed = (source[:begin] + new.encode() + source[end:]).decode()
+        yield node, " ".join(old.split()), new, changed
+
+
 def drawn(package: str, number: int, seed: int) -> list[tuple[Path, int, str, str, str]]:
     """Random changes: file, line, code, what it becomes, and the whole changed file."""
-    found = []
-    for path in sorted((ROOT / "gpushare_spawner" / package).glob("*.py")):
-        text = path.read_text()
-        source = text.encode()
-        starts = [0]
-        for line in source.splitlines(keepends=True):
-            starts.append(starts[-1] + len(line))
-        for node, new in changes(mutable(ast.parse(text))):
-            begin = starts[node.lineno - 1] + node.col_offset
-            end = starts[node.end_lineno - 1] + node.end_col_offset
-            old = source[begin:end].decode()
-            changed = (source[:begin] + new.encode() + source[end:]).decode()
-            found.append((path.relative_to(ROOT), node.lineno, " ".join(old.split()), new, changed))
+    found = [
+        (path.relative_to(ROOT), node.lineno, old, new, changed)
+        for path in sorted((ROOT / "gpushare_spawner" / package).glob("*.py"))
+        for node, old, new, changed in changes_of(path)
+    ]
     return random.Random(seed).sample(found, min(number, len(found)))
 
 

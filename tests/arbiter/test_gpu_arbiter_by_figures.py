@@ -129,6 +129,11 @@ def test_a_session_of_weight_0_has_a_weight_of_1_and_its_quiet_clients_without_a
     assert kinds(gpu.set_weight("b", 0, 2.0)) == [], "it was told already"
 
 
+def test_a_session_cannot_come_with_a_weight_below_0() -> None:
+    with pytest.raises(ValueError, match="at least 0"):
+        GpuArbiter(16 * GIB).add_session("a", -1, 0.0)
+
+
 # -- requests and leases -----------------------------------------------------------------------------------------
 
 
@@ -188,6 +193,97 @@ def test_holders_come_by_their_leases_and_waiters_as_they_asked() -> None:
     for session in "dcab":
         gpu.request(session, GIB, 0, 0.0)
     assert (gpu.holders(), gpu.waiting()) == (("d",), ("c", "a", "b"))
+
+
+def test_a_request_after_a_pause_tells_how_long_the_pause_was() -> None:
+    gpu = arbiter(a=50)
+    gpu.release("a", 1, 1.0, 1.0)
+    gpu.request("a", GIB, 0, 5.0)
+    session = gpu._roster.sessions["a"]
+    assert (session.paused, session.pause, session.attained) == (True, 4.0, 0.0)
+    gpu.tick(7.0)
+    assert session.attained == 2.0
+
+
+def test_a_quiet_time_counts_from_the_beginning_of_the_last_burst_at_most() -> None:
+    gpu = arbiter(a=50)
+    gpu.idle("a", 1, 1.0, 0.0, 1.0)
+    gpu.busy("a", 1, 2.0)
+    gpu.idle("a", 1, 3.0, 99.0, 4.0)
+    assert gpu.session_view("a").last_activity == 2.0
+
+
+def test_what_a_client_was_busy_counts_when_it_gives_its_lease_back() -> None:
+    gpu = arbiter(a=50)
+    gpu.release("a", 1, 2.5, 4.0)
+    assert gpu.session_view("a").gpu_seconds == 2.5
+
+
+# -- credit ------------------------------------------------------------------------------------------------------
+
+
+def test_a_hand_off_that_ends_a_time_slice_and_the_way_back_spend_credit_of_batch_work() -> None:
+    settings = ArbiterSettings(interactive_overhead_bound=0.025)
+    gpu = arbiter(settings, 12 * GIB, a=50, b=50)
+    for name in "ab":
+        gpu._roster.sessions[name].paused = False
+    credit = gpu._schedule.batch_credit
+    gpu.tick(0.001)
+    end = gpu.next_wakeup()
+    gpu.tick(end)
+    gpu.request("a", 12 * GIB, 0, end)
+    assert credit.seconds == 10.0
+    gpu.release("a", 1, end, end)
+    way = 0.001 + 12 * GIB / 8e9
+    assert credit.seconds == pytest.approx(10.0 - way)
+    refilled = gpu.next_wakeup()
+    gpu.tick(refilled)
+    assert credit.seconds == pytest.approx(min(10.0, 10.0 - way + 0.025 * (refilled - end)))
+    before = credit.seconds
+    gpu.release("b", lease(gpu, "b"), 1.0, refilled)
+    assert gpu.holders() == ("a",)
+    assert credit.seconds == pytest.approx(before - (0.001 + 8 * GIB / 8e9)), "a was made to give way"
+
+
+def test_the_place_of_one_that_is_quiet_costs_no_credit() -> None:
+    gpu = arbiter(ArbiterSettings(interactive_overhead_bound=0.025), 12 * GIB, a=50, b=50)
+    (order,) = gpu.idle("a", 1, 1.0, 0.0, 1.0)
+    assert order == Revoke("a", 1, 8 * GIB, RevokeReason.IDLE)
+    gpu.release("a", 1, 1.0, 1.0)
+    assert gpu.holders() == ("b",)
+    assert gpu._schedule.batch_credit.seconds == gpu._schedule.interactive_credit.seconds == 10.0
+
+
+def test_clients_of_one_session_that_take_turns_spend_no_credit() -> None:
+    gpu = arbiter(ArbiterSettings(interactive_overhead_bound=0.025), 12 * GIB, a=50)
+    gpu.connect("a2", "a", 0.0)
+    gpu.request("a2", 12 * GIB, 0, 0.0)
+    end = gpu.next_wakeup()
+    (order,) = gpu.tick(end)
+    assert isinstance(order, Revoke)
+    gpu.release("a", 1, end, end)
+    assert gpu.holders() == ("a",)
+    assert lease(gpu, "a2") == 2
+    assert gpu._schedule.batch_credit.seconds == gpu._schedule.interactive_credit.seconds == 10.0
+
+
+def test_one_that_came_early_and_the_one_that_made_way_spend_interactive_credit() -> None:
+    gpu = GpuArbiter(16 * GIB)
+    for session in "ab":
+        gpu.add_session(session, 50, 0.0)
+        gpu.connect(session, session, 0.0)
+    gpu.request("a", 12 * GIB, 0, 0.0)
+    (order,) = gpu.request("b", 12 * GIB, 0, 9.0)
+    assert order == Revoke("a", 1, 8 * GIB, RevokeReason.GUARANTEE)
+    gpu.request("a", 12 * GIB, 0, 9.0)
+    gpu.release("a", 1, 9.0, 9.0)
+    spent = 0.001 + 12 * GIB / 8e9
+    assert gpu._schedule.interactive_credit.seconds == pytest.approx(10.0 - spent)
+    gpu.release("b", 2, 0.5, 9.5)
+    assert gpu.holders() == ("a",)
+    back = 0.001 + 8 * GIB / 8e9
+    assert gpu._schedule.interactive_credit.seconds == pytest.approx(10.0 - spent + 0.2 * 0.5 - back)
+    assert gpu._schedule.batch_credit.seconds == 10.0
 
 
 # -- what the driver tells ---------------------------------------------------------------------------------------
@@ -287,6 +383,17 @@ def test_one_that_was_held_back_and_does_not_ask_again_loses_its_place_after_50_
     assert not gpu._roster.client("b").parked
 
 
+def test_while_the_heavy_one_pauses_for_less_than_the_others_overrun_they_stay_held_back() -> None:
+    gpu = arbiter(a=80, b=20)
+    at = gpu.next_wakeup()
+    gpu.tick(at)
+    gpu.release("b", 2, at, at + 0.04)  # it received 20 ms beyond the order to stop, and half of it is the average
+    gpu.request("b", GIB, 0, at + 0.04)
+    assert gpu.idle("a", 1, at, 0.0, at + 0.05) == []
+    assert gpu.next_wakeup() == pytest.approx(at + 0.05 + 0.010 / 4)
+    assert kinds(gpu.tick(at + 0.05 + 0.010 / 4)) == [(Grant, "b")]
+
+
 # -- memory ------------------------------------------------------------------------------------------------------
 
 
@@ -331,3 +438,36 @@ def test_a_client_is_given_twice_the_time_of_its_hand_off_to_fetch_its_pages_bef
     gpu.paged_in("a", 8 * GIB, 1.0, 5.0)
     assert client.paging_until == 5.0
     assert gpu._cost.bandwidth_in.value == pytest.approx(8 * GIB / 1.0)
+
+
+def test_what_clients_and_the_driver_say_of_memory_counts_from_then_on() -> None:
+    gpu = arbiter(a=50)
+    gpu.memory("a", 3 * GIB, 2 * GIB, 1.0)
+    assert gpu.session_view("a").memory_bytes == 5 * GIB
+    client = gpu._roster.client("a")
+    assert client.footprint == 5 * GIB
+    gpu.device_memory("a", 2 * GIB, 1.0)
+    assert (client.footprint, gpu._roster.room().for_managed) == (3 * GIB, 14 * GIB)
+    gpu.working_set("a", GIB, 1.0)
+    assert client.footprint == GIB
+
+
+def test_what_was_paged_out_tells_how_fast_memory_moves() -> None:
+    gpu = arbiter(managed=10 * GIB, a=50)
+    gpu.release("a", 1, 1.0, 1.0)
+    gpu.add_session("b", 50, 1.0)
+    gpu.connect("b", "b", 1.0)
+    assert kinds(gpu.request("b", 10 * GIB, 0, 1.0)) == [(PageOut, "a"), (Grant, "b")]
+    gpu.paged_out("a", 4 * GIB, 0.25, 2.0)
+    assert gpu._cost.bandwidth_out.value == pytest.approx(4 * GIB / 0.25)
+    assert gpu._cost.bandwidth_in.value == 8e9
+
+
+@pytest.mark.parametrize(("grown_to", "orders"), [(10, []), (11, [PageOut("c", GIB + 256 * 2**20)])])
+def test_a_holder_that_grows_beyond_the_memory_makes_others_page_out_a_step_more_than_it_lacks(
+    grown_to: int, orders: list[Decision]
+) -> None:
+    gpu = arbiter(managed=6 * GIB, a=50, c=50)
+    gpu.release("c", 2, 1.0, 1.0)
+    assert gpu.memory("a", grown_to * GIB, 0, 2.0) == orders
+    assert gpu.tick(3.0) == []
