@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpushare_spawner import native
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
-from gpushare_spawner.sharing.control_client import AgentClient
 from gpushare_spawner.sharing.native import merged
 
 BAR_MS = 50.0

@@ -43,8 +43,8 @@ from gpushare_spawner.agent.gpus import Nvml
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
-from gpushare_spawner.sharing.control_client import AgentClient
 from gpushare_spawner.sharing.native import merged
 
 SCALE = 25.0

@@ -32,9 +32,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner import native
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest, TierRequest
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.sharing.control_client import AgentClient
 from gpushare_spawner.sharing.native import merged
 
 GPUS = 3

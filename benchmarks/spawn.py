@@ -34,8 +34,8 @@ from kubespawner import KubeSpawner
 from traitlets.config import Config
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, resource_name
-from gpushare_spawner.sharing.template_folder import SETTLING_SECONDS
-from gpushare_spawner.spawner.kube import GPUShareSpawner
+from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
+from gpushare_spawner.templates.folder import SETTLING_SECONDS
 from tests.kubernetes.sharing_hub import GpuNodes, gpu, kube_access
 from tests.kubernetes.standin.client import path
 from tests.kubernetes.standin.cluster import Cluster, standin_cluster

@@ -27,9 +27,9 @@ def _service() -> ModuleType:
 
 
 def _templates() -> ModuleType:
-    from gpushare_spawner.sharing import templates_command
+    from gpushare_spawner.templates import command
 
-    return templates_command
+    return command
 
 
 def _status() -> ModuleType:

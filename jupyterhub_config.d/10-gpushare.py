@@ -7,7 +7,7 @@ import sys
 # A hub in a cluster starts pods; GPUSHARE_CONTROL says that the GPUs are on the hub's own machine all the same.
 _gpushare_in_cluster = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not os.environ.get("GPUSHARE_CONTROL")
 
-# A spawner that you chose yourself stays; make it a sharing one with gpushare_spawner.spawner.mixin.GPUShareMixin.
+# A spawner that you chose yourself stays; gpushare_spawner.spawner.local.mixin.GPUShareMixin makes it a sharing one.
 # (load_subconfig shows this file nothing of what was set before it: there, choose yours afterwards.)
 # What zero-to-jupyterhub chooses before it reads this file is replaced: ours is a KubeSpawner, with all its settings.
 _gpushare_replaced = ("kubespawner", "kubespawner.KubeSpawner", "kubespawner.spawner.KubeSpawner")
@@ -16,7 +16,7 @@ if "tljh.configurer" in sys.modules:
     c.JupyterHub.spawner_class = "gpushare-tljh"
 elif "spawner_class" not in c.JupyterHub or (_gpushare_in_cluster and c.JupyterHub.spawner_class in _gpushare_replaced):
     c.JupyterHub.spawner_class = (
-        "gpushare_spawner.spawner.kube.GPUShareSpawner" if _gpushare_in_cluster else "gpushare-local"
+        "gpushare_spawner.spawner.kubernetes.spawner.GPUShareSpawner" if _gpushare_in_cluster else "gpushare-local"
     )
 
 # Settings, in a cluster of c.GPUShareSpawner:

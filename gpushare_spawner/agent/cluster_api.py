@@ -14,8 +14,8 @@ import aiohttp
 from kubernetes_asyncio import client
 from kubernetes_asyncio.config import ConfigException
 
-from gpushare_spawner.sharing.cluster_client import cluster_client
-from gpushare_spawner.sharing.watch_lines import watch_lines
+from gpushare_spawner.clients.cluster import cluster_client
+from gpushare_spawner.clients.watch_lines import watch_lines
 
 Json = dict[str, Any]
 
@@ -44,7 +44,7 @@ class ClusterApi:
 
     @classmethod
     async def connect(cls) -> ClusterApi:
-        """As the pod that this runs in, else as $KUBECONFIG says. Raises `sharing.cluster_client.NoCluster`."""
+        """As the pod that this runs in, else as $KUBECONFIG says. Raises `clients.cluster.NoCluster`."""
         return cls(await cluster_client())
 
     async def close(self) -> None:

@@ -133,7 +133,7 @@ class ClusterOptions:
         from gpushare_spawner.agent.cluster_api import ClusterApi
         from gpushare_spawner.agent.library_on_host import CannotBeLoaded, install
         from gpushare_spawner.agent.on_kubernetes import ClusterSettings, OnKubernetes
-        from gpushare_spawner.sharing.cluster_client import NoCluster
+        from gpushare_spawner.clients.cluster import NoCluster
 
         try:
             installed = install(libraries, self.host_dir / "lib")

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.service.reports import Agent
-from gpushare_spawner.sharing.control_client import AgentClient
 
 FIRST_LISTS = 10.0
 """Seconds that the start waits for a cluster's first lists; it goes on without, and says what is wrong."""
@@ -33,8 +33,8 @@ async def agents_of_cluster(
     """
     try:
         # an optional extra: on one machine nothing of this is needed
+        from gpushare_spawner.clients.cluster import NoCluster, cluster_client
         from gpushare_spawner.service.kubernetes.cluster import Cluster
-        from gpushare_spawner.sharing.cluster_client import NoCluster, cluster_client
     except ImportError as error:
         raise NoAgents(
             f"--namespace needs the packages for Kubernetes ({error.name} is missing): "

@@ -16,6 +16,7 @@ from urllib.parse import urlparse
 from jupyterhub.utils import make_ssl_context
 from tornado.httpserver import HTTPServer
 
+from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service.agents import NoAgents, agents_of_cluster, agents_of_machine
 from gpushare_spawner.service.culler.culler import Culler
@@ -25,7 +26,6 @@ from gpushare_spawner.service.hub.scopes import missing
 from gpushare_spawner.service.reports import Agent, RecentReports
 from gpushare_spawner.service.template_source import TemplateSource
 from gpushare_spawner.service.web.dashboard import BoardSources, board_application
-from gpushare_spawner.sharing.control_client import default_control_socket
 
 log = logging.getLogger("gpushare.service")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.template_folder import TemplateFolder
+from gpushare_spawner.templates.folder import TemplateFolder
 
 
 class TemplateSource:

@@ -1,4 +1,1 @@
-"""What lies between a template and a running session.
-
-Sharing layers, the folder of templates, the agent's control socket.
-"""
+"""What lies between a template and a running session: one module for each sharing layer."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.frameworks import choose_frameworks_defaults
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Environment, SharingLayer, Tenant
-from gpushare_spawner.sharing.control_client import AgentClient
 
 
 class NativeLayer(SharingLayer[Environment]):

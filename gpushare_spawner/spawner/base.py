@@ -21,15 +21,15 @@ from traitlets.utils.importstring import import_item
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Strategy
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.template_folder import TemplateFolder
-from gpushare_spawner.spawner.form import Form
-from gpushare_spawner.spawner.overrides import Overrides
-from gpushare_spawner.spawner.profiles import Profile, resource_override
+from gpushare_spawner.spawner.form.form import Form
+from gpushare_spawner.spawner.options.overrides import Overrides
+from gpushare_spawner.spawner.options.profiles import Profile, resource_override
+from gpushare_spawner.spawner.options.validation import Choice, choose
 from gpushare_spawner.spawner.progress import Story
-from gpushare_spawner.spawner.queue import Reservation, Ticket, Wish
+from gpushare_spawner.spawner.queue.queue import Reservation, Ticket, Wish
+from gpushare_spawner.spawner.queue.waiting_room import WaitingRoom
 from gpushare_spawner.spawner.refusal import StartRefused, forget_failure
-from gpushare_spawner.spawner.validation import Choice, choose
-from gpushare_spawner.spawner.waiting_room import WaitingRoom
+from gpushare_spawner.templates.folder import TemplateFolder
 
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
 """What the request at hand submitted. After an error the hub renders the form again with the default server's spawner,

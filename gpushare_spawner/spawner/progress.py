@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from html import escape
 from typing import Any
 
-from gpushare_spawner.spawner.availability import waiting_text
-from gpushare_spawner.spawner.queue import Ticket
+from gpushare_spawner.spawner.queue.availability import waiting_text
+from gpushare_spawner.spawner.queue.queue import Ticket
 
 
 class Story:

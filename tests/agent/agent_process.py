@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from gpushare_spawner import native
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.native import build
-from gpushare_spawner.sharing.control_client import AgentClient
 
 SOURCES = Path(build.__file__).parent
 

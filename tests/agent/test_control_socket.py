@@ -16,6 +16,7 @@ import pytest
 
 from gpushare_spawner.agent import control_socket
 from gpushare_spawner.agent.control_socket import CannotListen, ControlSocket
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import (
     MAX_LINE_BYTES,
     AgentUnreachable,
@@ -24,7 +25,6 @@ from gpushare_spawner.model.control import (
     TierRequest,
 )
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.sharing.control_client import AgentClient
 from tests.agent.conftest import Agent, request_for
 from tests.agent.test_hostile_peers import stranger
 

@@ -15,8 +15,8 @@ from gpushare_spawner.agent.complaint import Complaint
 from gpushare_spawner.agent.connection import NOT_ALLOWED
 from gpushare_spawner.agent.control_socket import ControlSocket
 from gpushare_spawner.agent.descriptors import RESERVED, allow_many
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable
-from gpushare_spawner.sharing.control_client import AgentClient
 from tests.agent.conftest import Agent, request_for
 from tests.agent.peers import Peer
 

@@ -68,7 +68,9 @@ def tljh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TLJH]:
 
 
 def forget() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tljh" or name.endswith("spawner.tljh")]:
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] == "tljh" or name.endswith("spawner.local.tljh")
+    ]:
         del sys.modules[name]
 
 
@@ -127,7 +129,7 @@ def test_a_spawner_of_a_later_file_stays(tljh: TLJH) -> None:
 
 
 def spawner_of(name: str) -> Any:
-    return import_item("gpushare_spawner.spawner.tljh.GPUShareTLJHSpawner")(user=user(name))
+    return import_item("gpushare_spawner.spawner.local.tljh.GPUShareTLJHSpawner")(user=user(name))
 
 
 def test_the_user_of_the_machine_is_made_before_the_session_is_opened(
@@ -150,6 +152,6 @@ def test_a_user_that_cannot_be_made_is_refused_with_a_reason(tljh: TLJH, monkeyp
 
 def test_the_spawner_without_tljh_says_which_one_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tljh", None)
-    monkeypatch.delitem(sys.modules, "gpushare_spawner.spawner.tljh", raising=False)
+    monkeypatch.delitem(sys.modules, "gpushare_spawner.spawner.local.tljh", raising=False)
     with pytest.raises(ImportError, match="gpushare-systemd or gpushare-local"):
-        importlib.import_module("gpushare_spawner.spawner.tljh")
+        importlib.import_module("gpushare_spawner.spawner.local.tljh")

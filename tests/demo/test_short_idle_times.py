@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpushare_spawner.demo.short_idle_times import write_demo_templates
-from gpushare_spawner.sharing.template_folder import TemplateFolder
+from gpushare_spawner.templates.folder import TemplateFolder
 
 SHIPPED = Path(__file__).resolve().parent.parent.parent / "templates"
 

@@ -16,12 +16,12 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.demo.folder import DemoFolder
 from gpushare_spawner.demo.gpus import simulated_state
 from gpushare_spawner.demo.ports import free_ports
 from gpushare_spawner.demo.stack import Stack
 from gpushare_spawner.model.report import SessionReport
-from gpushare_spawner.sharing.control_client import AgentClient
 from tests.e2e.hub_api import Hub
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -18,8 +18,8 @@ from gpushare_spawner.agent import alive
 from gpushare_spawner.agent.command import configure
 from gpushare_spawner.model.kubernetes import resource_name
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.template_yaml import parse_template
 from gpushare_spawner.native import simgpu_folder
+from gpushare_spawner.templates.parser import parse_template
 from tests.kubernetes.agent_account import POLICY_KINDS
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, notes, one, render
 from tests.kubernetes.standin.quantities import quantity

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from gpushare_spawner.service.hub.scopes import METRICS
-from gpushare_spawner.spawner.kube import GPUShareSpawner
+from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, z2jh_folder
 
 HUB = load(VALUES / "jupyterhub.yaml")

@@ -13,7 +13,7 @@ from traitlets.config.loader import PyFileConfigLoader
 
 FOLDER = Path(__file__).parents[2] / "jupyterhub_config.d"
 FRAGMENTS = [FOLDER / "10-gpushare.py", FOLDER / "20-gpushare-service.py"]
-KUBE = "gpushare_spawner.spawner.kube.GPUShareSpawner"
+KUBE = "gpushare_spawner.spawner.kubernetes.spawner.GPUShareSpawner"
 VARIABLES = ("GPUSHARE_CONTROL", "GPUSHARE_TEMPLATES", "GPUSHARE_NAMESPACE", "GPUSHARE_SERVICE_URL", "KUBECONFIG")
 
 

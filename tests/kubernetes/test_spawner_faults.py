@@ -13,9 +13,9 @@ import pytest
 from kubespawner import KubeSpawner
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, TEMPLATE
-from gpushare_spawner.spawner import kube_placing
-from gpushare_spawner.spawner.kube_reflectors import Dated
-from gpushare_spawner.spawner.kube_view import PODS
+from gpushare_spawner.spawner.kubernetes import placing
+from gpushare_spawner.spawner.kubernetes.reflectors import Dated
+from gpushare_spawner.spawner.kubernetes.snapshot import PODS
 from tests.spawner.running_hub import until
 
 from .sharing_hub import GpuNodes, SharingHub, gpu
@@ -63,7 +63,7 @@ async def test_a_node_that_does_not_admit_is_left_for_another(
 async def test_the_page_says_that_the_only_node_is_left_alone(
     make_hub: MakeHub, nodes: GpuNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpushare_spawner.spawner.kube_view.DISTRUST_SECONDS", 2.0)
+    monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.snapshot.DISTRUST_SECONDS", 2.0)
     node = await nodes.add(gpus=1)
     hub = await make_hub(lambda config: config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0.1))
     await hub.start_server("bea", {"profile": "half-gpu"})
@@ -168,7 +168,7 @@ async def test_an_api_that_does_not_come_back(
     # a pod may yet appear: its place is kept for a while
     assert await units_in_flight(hub) == 100
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60)
-    monkeypatch.setattr("gpushare_spawner.spawner.kube_reservations.time", later)
+    monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.reservations.time", later)
     assert await units_in_flight(hub) == 0
 
 
@@ -304,8 +304,8 @@ async def test_pods_of_servers_that_nobody_knows_are_removed(
     ):
         ghost["metadata"] = {**ghost["metadata"], "name": name, "annotations": {**annotations, **extra}}
         await cluster.admin.create(path("pods", cluster.namespace), ghost)
-    monkeypatch.setattr(kube_placing, "ORPHANS_EVERY", 0.0)
-    monkeypatch.setattr(kube_placing, "ORPHAN_AGE", -10.0)
+    monkeypatch.setattr(placing, "ORPHANS_EVERY", 0.0)
+    monkeypatch.setattr(placing, "ORPHAN_AGE", -10.0)
     assert (await hub.start_server("cyd", {"profile": "quarter-gpu"})).code == 201
     await cluster.wait_until_gone("jupyter-ghost")
     names = {pod["metadata"]["name"] for pod in await cluster.pods()}

@@ -17,7 +17,7 @@ from kubespawner import KubeSpawner
 from traitlets.config import Config
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL
-from gpushare_spawner.spawner.kube import GPUShareSpawner
+from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 
 from .sharing_hub import everywhere, kube_access
 from .standin.client import path

@@ -12,7 +12,7 @@ import pytest
 from kubespawner import KubeSpawner
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, pod_session
-from gpushare_spawner.spawner.kube import GPUShareSpawner
+from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.spawner.running_hub import Browser, until
 from tests.spawner.test_form import EVIL, Page
 

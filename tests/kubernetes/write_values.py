@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpushare_spawner.model.template_schema import template_schema
+from gpushare_spawner.templates.schema import template_schema
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES
 
 FILE = VALUES / "jupyterhub.yaml"

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Announcement
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.sharing.control_client import AgentClient
 from tests.service.conftest import HOUR, MINUTE
 from tests.service.fake_agent import Refuse
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.sharing.control_client import AgentClient
-from gpushare_spawner.spawner.form import Form
-from gpushare_spawner.spawner.profiles import Profile, profiles
-from gpushare_spawner.spawner.reservations import Reservations
+from gpushare_spawner.spawner.form.form import Form
+from gpushare_spawner.spawner.local.reservations import Reservations
+from gpushare_spawner.spawner.options.profiles import Profile, profiles
 
 from .fake_agent import FakeAgent
 from .running_hub import Browser, RunningHub, until

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from jupyterhub.spawner import Spawner
 
-from gpushare_spawner.sharing.control_client import AgentClient
-from gpushare_spawner.spawner.mixin import GPUShareMixin
+from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.spawner.local.mixin import GPUShareMixin
+from gpushare_spawner.spawner.local.reservations import Reservations
 from gpushare_spawner.spawner.refusal import StartRefused
-from gpushare_spawner.spawner.reservations import Reservations
 
 from .fake_agent import FakeAgent
 from .running_hub import RunningHub, until
-from .test_line import wish
+from .test_queue import wish
 
 
 class NoProcess(Spawner):

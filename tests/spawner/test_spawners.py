@@ -17,8 +17,8 @@ from traitlets.config import Config
 from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.spawner.base import GPUShareBase
-from gpushare_spawner.spawner.local import GPUShareLocalSpawner
-from gpushare_spawner.spawner.mixin import GPUShareMixin
+from gpushare_spawner.spawner.local.local import GPUShareLocalSpawner
+from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.refusal import StartRefused
 
 from .fake_agent import FakeAgent
@@ -66,7 +66,7 @@ def test_entry_points_name_spawners() -> None:
 
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["jupyterhub.spawners"]
     # tests/config_files tests this one: its package is on no package index
-    assert points.pop("gpushare-tljh") == "gpushare_spawner.spawner.tljh:GPUShareTLJHSpawner"
+    assert points.pop("gpushare-tljh") == "gpushare_spawner.spawner.local.tljh:GPUShareTLJHSpawner"
     for path in points.values():
         assert issubclass(import_item(path.replace(":", ".")), GPUShareBase)
 
@@ -120,7 +120,7 @@ def systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     monkeypatch.setattr(module.systemd, "RUN_ROOT", str(tmp_path / "run-root"))
     (tmp_path / "run-root").mkdir()
-    return importlib.import_module("gpushare_spawner.spawner.systemd").GPUShareSystemdSpawner
+    return importlib.import_module("gpushare_spawner.spawner.local.systemd").GPUShareSystemdSpawner
 
 
 async def test_systemd_unit_with_a_share(systemd: Any, make_hub: Any, agent: FakeAgent, tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_systemd_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ImportError(name)
         return real(name, *rest, **more)
 
-    monkeypatch.delitem(sys.modules, "gpushare_spawner.spawner.systemd", raising=False)
+    monkeypatch.delitem(sys.modules, "gpushare_spawner.spawner.local.systemd", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"pip install 'gpushare-spawner\[systemd\]'"):
-        importlib.import_module("gpushare_spawner.spawner.systemd")
+        importlib.import_module("gpushare_spawner.spawner.local.systemd")
 
 
 def test_mixin_goes_before_any_spawner() -> None:

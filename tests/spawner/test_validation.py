@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.spawner.profiles import Profile, ProfileError, profiles
+from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, profiles
+from gpushare_spawner.spawner.options.validation import Choice, choose
 from gpushare_spawner.spawner.refusal import StartRefused
-from gpushare_spawner.spawner.validation import Choice, choose
 
 PAGES = {
     "page": {

@@ -15,7 +15,7 @@ import aiohttp
 from kubernetes_asyncio.client import ApiException
 from kubernetes_asyncio.config import ConfigException
 
-from gpushare_spawner.sharing.watch_lines import watch_lines
+from gpushare_spawner.clients.watch_lines import watch_lines
 
 log = logging.getLogger("gpushare.service.cluster")
 

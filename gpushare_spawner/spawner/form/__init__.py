@@ -1,0 +1,1 @@
+"""The form on which a user chooses a template."""

@@ -1,0 +1,179 @@
+"""The form on which a person picks a template: cards in, HTML out; and the way back from what was submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.spawner.form import card_texts
+from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of
+from gpushare_spawner.spawner.queue.availability import NO_GPU_NEEDED, UNKNOWN, Availability, Outlook, models_of
+
+OTHER = "unlisted-choice"
+"""Value of a select that stands for the text field beside it; KubeSpawner's."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One select on a card."""
+
+    field: str
+    """The name of the form field."""
+    label: str
+    choices: Sequence[tuple[str, str]]
+    """Value and text."""
+    selected: str
+    other: Mapping[str, Any] | None = None
+    """Its unlisted_choice, where that is enabled."""
+    text: str = ""
+    """What was written instead of a listed choice."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the HTML template needs to know of a profile."""
+
+    profile: Profile
+    checked: bool
+    units: int
+    """Width of the guaranteed part of the bar, per cent; 0 without a GPU."""
+    guaranteed: str
+    burst: str
+    idle_steps: Sequence[str]
+    gives_back: bool
+    oversubscribes: bool
+    machine: str
+    models: str
+    now: Availability | None
+    """None for a profile without a template: nothing is known of what it needs."""
+    options: Sequence[Option]
+
+
+class Form:
+    """Renders the cards. ``paths`` are an admin's folders, whose templates go before ours."""
+
+    def __init__(self, paths: Sequence[str] = ()) -> None:
+        self._environment = _environment(tuple(paths))
+
+    def render(
+        self,
+        offered: Sequence[Profile],
+        chosen: Mapping[str, Any],
+        outlook: Outlook | None,
+        away: str = "the GPUs cannot be asked",
+    ) -> str:
+        """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen.
+
+        ``away`` is why there is no outlook, as half a sentence.
+        """
+        default = default_of(offered)
+        slug = chosen.get("profile")
+        if not isinstance(slug, str) or slug not in {profile.slug for profile in offered}:
+            slug = default.slug if default is not None else None
+        cards = [_card(profile, slug, chosen, outlook) for profile in offered]
+        asks_gpu = any(card.units for card in cards)
+        return self._environment.get_template("form.html").render(
+            cards=cards, away=away if asks_gpu and outlook is None else ""
+        )
+
+    @staticmethod
+    def read(form_data: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """User options from submitted fields: those of the chosen card, as KubeSpawner names them."""
+        slug = _first(form_data.get("profile"))
+        if not slug:
+            return {}
+        options: dict[str, Any] = {"profile": slug}
+        prefix = f"profile-option-{slug}--"
+        fields = {
+            name.removeprefix(prefix): _first(value) for name, value in form_data.items() if name.startswith(prefix)
+        }
+        for name, value in fields.items():
+            if name.endswith(UNLISTED):
+                # the text field is there even when it is hidden; it counts only where "other" is selected
+                if fields.get(name.removesuffix(UNLISTED), OTHER) == OTHER:
+                    options[name] = value
+            elif value != OTHER:
+                options[name] = value
+        return options
+
+
+@lru_cache
+def _environment(paths: tuple[str, ...]) -> Environment:
+    folders = [*paths, str(Path(__file__).parent / "html")]
+    environment = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["tight"] = card_texts.tight
+    return environment
+
+
+def _card(profile: Profile, chosen: str | None, options: Mapping[str, Any], outlook: Outlook | None) -> Card:
+    checked = profile.slug == chosen
+    template = profile.template
+    now = _now(template, outlook) if template is not None else None
+    gpu = template.gpu if template is not None else None
+    memory = min((found.memory_bytes for found in now.gpus), default=None) if now is not None else None
+    return Card(
+        profile=profile,
+        checked=checked,
+        units=gpu.share.units if gpu is not None else 0,
+        guaranteed=card_texts.guaranteed(gpu, memory) if gpu is not None else "",
+        burst=card_texts.burst(gpu, memory) if gpu is not None else "",
+        idle_steps=card_texts.idle_steps(template) if template is not None else (),
+        gives_back=template is not None and card_texts.gives_back(template),
+        oversubscribes=gpu is not None and gpu.memory.oversubscribe,
+        machine=card_texts.machine(template.resources) if template is not None else "",
+        models=_models(now) if now is not None else "",
+        now=now,
+        options=[
+            _option(profile, name, option, options if checked else {}) for name, option in profile.options.items()
+        ],
+    )
+
+
+def _now(template: Template, outlook: Outlook | None) -> Availability:
+    if template.gpu is None:
+        return NO_GPU_NEEDED
+    return outlook.availability(template) if outlook is not None else UNKNOWN
+
+
+def _models(now: Availability) -> str:
+    return ", ".join(f"{count} × {model}" if count > 1 else model for model, count in models_of(now.gpus).items())
+
+
+def _option(profile: Profile, name: str, option: Mapping[str, Any], chosen: Mapping[str, Any]) -> Option:
+    choices = option.get("choices") or {}
+    unlisted = option.get("unlisted_choice") or {}
+    other = unlisted if unlisted.get("enabled") else None
+    text = chosen.get(name + UNLISTED)
+    default = next((key for key, choice in choices.items() if choice.get("default")), next(iter(choices), OTHER))
+    wanted = chosen.get(name)
+    selected = wanted if isinstance(wanted, str) and wanted in choices else default
+    if other is not None and isinstance(text, str) and text:
+        selected = OTHER
+    return Option(
+        field=f"profile-option-{profile.slug}--{name}",
+        label=_text(option.get("display_name") or name),
+        choices=[(key, _text(choice.get("display_name") or key)) for key, choice in choices.items()],
+        selected=str(selected),
+        other=other,
+        text=text if isinstance(text, str) else "",
+    )
+
+
+def _text(value: Any) -> str:
+    """Text; what is marked as HTML stays so."""
+    return value if isinstance(value, str) else str(value)
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) and value else value

@@ -1,0 +1,1 @@
+"""Spawners of pods, with shared GPUs of a cluster."""

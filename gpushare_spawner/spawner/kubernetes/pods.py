@@ -1,0 +1,118 @@
+"""What has become of a pod that does not run: why a node did not take it, how it ended, whose it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpushare_spawner.model.kubernetes import HUB, RESOURCE_PREFIX, SESSION
+from gpushare_spawner.model.session_id import split_session_id
+from gpushare_spawner.sharing.native_pod import NOTEBOOK
+from gpushare_spawner.spawner.kubernetes.pod_manifest import FINISHED, annotation, created_at, holds_share, phase
+
+UNSCHEDULABLE = "Unschedulable"
+"""Kubernetes' word for a pod that the scheduler finds no node for."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A pod that was ended by its node or by the cluster, not by its program."""
+
+    reason: str
+    """In Kubernetes' word, like UnexpectedAdmissionError."""
+    message: str
+    node: str
+
+    def __str__(self) -> str:
+        """A sentence for people and logs, without a full stop."""
+        where = f"Node {self.node}" if self.node else "The node"
+        what = {
+            "UnexpectedAdmissionError": "could not give the server its GPU: the GPU is gone or taken, or the node was "
+            "restarted",
+            "NodeShutdown": "was shut down",
+            "Terminated": "was shut down",
+            "Evicted": "evicted the server",
+            "Preempting": "needed the room for a more important pod",
+            "NodeAffinity": "is no longer one that the server may run on",
+            "TopologyAffinityError": "could not give the server CPUs and GPU that belong together",
+            UNSCHEDULABLE: "does not offer the units of the GPU that its agent reports",
+        }.get(self.reason)
+        if what is None and self.reason.startswith("OutOf"):
+            what = f"has not enough {self.reason.removeprefix('OutOf')} left for the server"
+        detail = f": {self.message}" if self.message else ""
+        return f"{where} {what or 'ended the server'} ({self.reason or 'no reason given'}{detail})"
+
+
+class NotAdmitted(Exception):
+    """The node that a pod was placed on did not take it."""
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__(str(ended))
+        self.ended = ended
+
+
+def ended_by_node(pod: Mapping[str, Any]) -> Ended | None:
+    """How a finished pod was ended, if not by its notebook's own exit; None for any other pod.
+
+    Pods that hold devices fail so after a restart of their node (kubernetes issue 125579); their containers may still
+    be shown as running then.
+    """
+    status = pod.get("status") or {}
+    if phase(pod) not in FINISHED:
+        return None
+    if exit_code(pod) is not None and status.get("reason") is None:
+        return None
+    node = (pod.get("spec") or {}).get("nodeName") or ""
+    return Ended(str(status.get("reason") or ""), str(status.get("message") or "").strip(), node)
+
+
+def exit_code(pod: Mapping[str, Any]) -> int | None:
+    """The exit code of the notebook's container; None where it has not ended by itself."""
+    for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        ended = (status.get("state") or {}).get("terminated")
+        if status.get("name") == NOTEBOOK and ended:
+            return int(ended.get("exitCode", 1))
+    return None
+
+
+def why_waiting(pod: Mapping[str, Any]) -> str:
+    """Why a pod does not run yet, in Kubernetes' words; empty where it does not say."""
+    status = pod.get("status") or {}
+    for container in status.get("containerStatuses") or []:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("message") or waiting.get("reason"):
+            return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
+    for condition in status.get("conditions") or []:
+        if condition.get("status") == "False" and condition.get("message"):
+            return f"{condition.get('reason', '')}: {condition['message']}".strip(": ")
+    return ""
+
+
+def lacks_units(pod: Mapping[str, Any]) -> str:
+    """The scheduler's words where units of a GPU are what a pod waits for; empty otherwise."""
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        said = str(condition.get("message") or "")
+        scheduled = condition.get("type") == "PodScheduled" and condition.get("status") != "False"
+        if condition.get("reason") == UNSCHEDULABLE and not scheduled and RESOURCE_PREFIX in said:
+            return said
+    return ""
+
+
+def orphans(
+    pods: Iterable[Mapping[str, Any]], hub: str, runs: Callable[[str, str], bool], made_before: float
+) -> list[Mapping[str, Any]]:
+    """Pods that hold a share for servers that the hub which made them does not know any more.
+
+    ``runs`` says whether the hub runs a user's server; ``made_before``: seconds since the epoch.
+    """
+    return [
+        pod
+        for pod in pods
+        if holds_share(pod)
+        and not pod["metadata"].get("deletionTimestamp")
+        and annotation(pod, HUB) == hub
+        and annotation(pod, SESSION)
+        and 0 < created_at(pod) < made_before
+        and not runs(*split_session_id(annotation(pod, SESSION)))
+    ]

@@ -1,0 +1,112 @@
+"""KubeSpawner's profiles beside compute templates: cards, the default, and checks with clear words."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
+from gpushare_spawner.spawner.queue.availability import Availability
+from gpushare_spawner.spawner.refusal import StartRefused
+
+SHOWN = ("display_name", "description", "display_name_in_choices", "validation_message")
+"""Fields of a profile, its options and their choices that the form shows, and that may hold HTML in KubeSpawner's."""
+
+
+def card_of(entry: Mapping[str, Any]) -> Profile:
+    """The card of an (initialized) KubeSpawner profile. What an admin wrote there is HTML, as KubeSpawner has it."""
+    return Profile(
+        slug=str(entry["slug"]),
+        display_name=Markup(entry["display_name"]),
+        description=Markup(entry.get("description") or ""),
+        default=bool(entry.get("default")),
+        override=entry.get("kubespawner_override") or {},
+        options={name: _marked(option) for name, option in (entry.get("profile_options") or {}).items()},
+    )
+
+
+def cards(templates: Sequence[Template], own: Sequence[Mapping[str, Any]]) -> tuple[list[Profile], list[str]]:
+    """All cards, templates first, and the names of templates left out because a profile has that slug already."""
+    taken = {str(entry["slug"]) for entry in own}
+    offered = [Profile.of_template(template) for template in templates if template.name not in taken]
+    clashes = [template.name for template in templates if template.name in taken]
+    return offered + [card_of(entry) for entry in own], clashes
+
+
+def default_card(offered: Sequence[Profile], own_default: str | None) -> Profile | None:
+    """The card of a start that names none.
+
+    ``own_default`` is the slug of the profile that the admin marked as default. It counts first, then the template
+    marked so, then KubeSpawner's rule (its first profile), then the first template.
+    """
+    marked = [profile for profile in offered if profile.template is not None and profile.default]
+    own = [profile for profile in offered if profile.template is None]
+    for profile in own:
+        if profile.slug == own_default:
+            return profile
+    first_own = next((profile for profile in own if profile.default), own[0] if own else None)
+    return next(iter(marked), first_own) or next(iter(offered), None)
+
+
+def marked_default(written: Any, initialized: Sequence[Mapping[str, Any]]) -> str | None:
+    """The slug of the profile that an admin marked as default; None where it was KubeSpawner that marked the first."""
+    entries = written.values() if isinstance(written, Mapping) else written or []
+    if not any(entry.get("default") for entry in entries):
+        return None
+    return next((str(entry["slug"]) for entry in initialized if entry.get("default")), None)
+
+
+def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raises StartRefused for a choice that a KubeSpawner profile does not have; KubeSpawner itself fails on it."""
+    for name, option in (entry.get("profile_options") or {}).items():
+        choice = options.get(name)
+        if options.get(name + UNLISTED) or not choice:
+            continue
+        choices = option.get("choices") or {}
+        if not isinstance(choice, str) or choice not in choices:
+            shown = repr(choice) if len(repr(choice)) <= 80 else repr(choice)[:77] + "..."
+            raise StartRefused(
+                f"{entry['display_name']}, {option.get('display_name') or name}: there is no choice {shown}; "
+                f"choose one of {', '.join(map(str, choices)) or 'those on the form'}.",
+                reason="unknown-choice",
+            )
+
+
+def as_entry(profile: Profile, now: Availability | None) -> dict[str, Any]:
+    """A template as an entry for an admin's own form, which takes KubeSpawner's profiles: its text is escaped.
+
+    ``gpushare`` holds what is known of it beyond that: ``kind`` (now, wait, never, unknown), ``text``, ``detail``.
+    """
+    entry: dict[str, Any] = _escaped(profile.as_kubespawner())
+    entry["profile_options"] = {name: _escaped_deep(option) for name, option in profile.options.items()}
+    if now is not None:
+        entry["gpushare"] = {"kind": now.kind, "text": str(escape(now.text)), "detail": str(escape(now.detail))}
+    return entry
+
+
+def _marked(option: Mapping[str, Any]) -> Any:
+    """An option with what is shown of it as HTML."""
+    marked: dict[str, Any] = {}
+    for key, value in option.items():
+        if isinstance(value, Mapping) and key != "kubespawner_override":
+            marked[key] = _marked(value)
+        else:
+            marked[key] = Markup(value) if key in SHOWN and isinstance(value, str) else value
+    return marked
+
+
+def _escaped(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: str(escape(value)) if key in SHOWN else value for key, value in entry.items()}
+
+
+def _escaped_deep(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: copy.deepcopy(item) if key == "kubespawner_override" else _escaped_deep(item)
+            for key, item in value.items()
+        }
+    return str(escape(value)) if isinstance(value, str) else copy.deepcopy(value)

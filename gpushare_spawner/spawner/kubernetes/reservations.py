@@ -1,0 +1,135 @@
+"""Shares in flight in a cluster: from a place to a pod whose annotations say the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import Holding
+from gpushare_spawner.spawner.kubernetes.pod_manifest import RESERVATION, annotation, holds_share
+from gpushare_spawner.spawner.kubernetes.reflectors import ViewStale
+from gpushare_spawner.spawner.kubernetes.snapshot import ClusterView
+from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
+from gpushare_spawner.spawner.queue.snapshot import GpuView
+from gpushare_spawner.spawner.queue.waiting_room import WaitingRoom
+
+LINGER_SECONDS = 20.0
+"""How long a place is kept after its pod may have been created and was not seen: a request whose answer is lost is done
+by the API server within its own time limits, and a new pod shows in the reflector within a second."""
+_LOOK_EVERY = 0.5
+
+
+class NoNodeNow(ViewStale):
+    """What is known is fresh, and names no node that could be given a server. ``str()`` is a sentence for its user."""
+
+
+@dataclass(frozen=True)
+class PodShare(Reservation):
+    """A share that is put aside for a pod. ``token`` is the pod's annotation by which it is recognised."""
+
+    token: str
+
+
+class PodReservations(WaitingRoom[PodShare]):
+    """The shares that this hub process has put aside for pods, and the line.
+
+    They live in the hub's memory only. A pod that was created says by itself what it holds: a hub that is killed
+    between any two steps forgets only places that no pod has.
+    """
+
+    where: ClassVar[str] = "this cluster"
+    away: ClassVar[str] = "What the cluster's GPUs hold is not known"
+    unreachable: ClassVar[tuple[type[Exception], ...]] = (ViewStale,)
+
+    def __init__(self, cluster: ClusterView, log: logging.Logger, **settings: Any) -> None:
+        super().__init__(log, **settings)
+        self.cluster = cluster
+        self._in_flight: dict[str, Holding] = {}
+        self._lingering: dict[str, tuple[float, Holding]] = {}
+
+    async def view(self, max_age: float = 0.0) -> GpuView:
+        """The cluster's GPUs and what pods hold. Raises ViewStale."""
+        self._settle()
+        return await self.cluster.look(max_age, self._in_flight)
+
+    def counted(self, share: Share) -> Share:
+        """The share in whole devices."""
+        return replace(share, units=self.cluster.whole_devices(share.units))
+
+    def in_flight(self) -> Iterable[Holding]:
+        """Places whose pods are not known to run, or may yet appear."""
+        self._settle()
+        return [*self._in_flight.values(), *(holding for _, holding in self._lingering.values())]
+
+    async def _prepare(self, view: GpuView) -> GpuView:
+        if not view.reports:
+            # nobody can be placed, and why is not for one start to say
+            raise NoNodeNow(view.awaited)
+        return view
+
+    def _why_nobody_is_placed(self, error: Exception) -> str:
+        return str(error) if isinstance(error, NoNodeNow) else super()._why_nobody_is_placed(error)
+
+    async def _give(self, ticket: Ticket, placement: Placement, view: GpuView) -> Holding | None:
+        token = secrets.token_hex(8)
+        share = self.counted(ticket.wish.share)
+        holding = Holding(
+            session=f"{ticket.wish.session}#{token}",
+            gpus=placement.gpus,
+            share_units=share.units,
+            borrowed_units=placement.borrowed,
+            effective_units=share.units,
+            opened_at=time.time(),
+        )
+        self._in_flight[token] = holding
+        gpus = tuple(view.gpus[gpu] for gpu in placement.gpus)
+        # the person's share may be less than the devices that it takes
+        placement = replace(placement, borrowed=min(placement.borrowed, ticket.wish.share.units))
+        ticket.result.set_result(PodShare(ticket.wish, placement, gpus, token))
+        return holding
+
+    def give_back(self, reservation: PodShare) -> None:
+        """No pod was made for it: it is free again."""
+        if self._in_flight.pop(reservation.token, None) is not None:
+            self.look_soon()
+
+    def perhaps_created(self, reservation: PodShare) -> None:
+        """The start failed, and its pod may exist or come to exist: its annotations count once it shows."""
+        holding = self._in_flight.pop(reservation.token, None)
+        if holding is not None:
+            self._lingering[reservation.token] = (time.monotonic() + LINGER_SECONDS, holding)
+            self._settle()
+            self.look_soon()
+
+    async def late_pods(self, token: str) -> AsyncIterator[Mapping[str, Any]]:
+        """The pods of a reservation whose start has failed, again and again while they are not being deleted."""
+        until = time.monotonic() + LINGER_SECONDS
+        while time.monotonic() < until:
+            for pod in list(self.cluster.pods()):
+                if annotation(pod, RESERVATION) == token and not pod["metadata"].get("deletionTimestamp"):
+                    yield pod
+            await asyncio.sleep(_LOOK_EVERY)
+
+    def arrived(self, reservation: PodShare, pod: Mapping[str, Any] | None) -> bool:
+        """Its pod runs: from now on the pod's annotations say it. False where they do not; then it stays put aside."""
+        if pod is None or not holds_share(pod) or annotation(pod, RESERVATION) != reservation.token:
+            return False
+        self._in_flight.pop(reservation.token, None)
+        return True
+
+    def _settle(self) -> None:
+        """Forget places that waited for a pod: it is there and counts by itself, or it does not come any more."""
+        if not self._lingering:
+            return
+        now = time.monotonic()
+        shown = {annotation(pod, RESERVATION) for pod in self.cluster.pods() if holds_share(pod)}
+        for token, (until, _) in list(self._lingering.items()):
+            if now >= until or token in shown:
+                del self._lingering[token]

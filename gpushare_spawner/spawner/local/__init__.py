@@ -1,0 +1,1 @@
+"""Spawners of processes, with shared GPUs of this machine's agent."""

@@ -1,0 +1,47 @@
+"""Servers as systemd units, with shared GPUs: what The Littlest JupyterHub runs."""
+
+from __future__ import annotations
+
+import asyncio
+import pwd
+
+try:
+    from systemdspawner import SystemdSpawner
+except ImportError as error:
+    raise ImportError(
+        "GPUShareSystemdSpawner needs the package jupyterhub-systemdspawner; "
+        "install it with: pip install 'gpushare-spawner[systemd]'"
+    ) from error
+
+from gpushare_spawner.spawner.local.mixin import GPUShareMixin
+from gpushare_spawner.spawner.refusal import StartRefused
+
+
+class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):
+    """systemdspawner's SystemdSpawner with shared GPUs. CPU and memory limits of a template become those of the unit.
+
+    The share reaches the unit in its environment file. With ``isolate_devices`` a unit has no GPU devices, and with
+    ``dynamic_users`` nobody knows beforehand whom the session's socket must let in: then templates with a GPU are
+    refused.
+    """
+
+    def share_uid(self) -> int:
+        """The uid of the unit's user."""
+        for name in ("dynamic_users", "isolate_devices"):
+            if getattr(self, name):
+                self.log.error("Templates with a GPU cannot be started with c.SystemdSpawner.%s = True", name)
+                raise StartRefused(
+                    f"Templates with a GPU cannot be started while this hub's setting {name} is on. Tell the admin.",
+                    reason="bad-settings",
+                    status=500,
+                )
+        return pwd.getpwnam(self._expand_user_vars(self.username_template)).pw_uid
+
+    async def share_pid(self) -> int:
+        """The main process of the unit; 0 where there is none."""
+        process = await asyncio.create_subprocess_exec(
+            "systemctl", "show", "--property=MainPID", "--value", self.unit_name, stdout=asyncio.subprocess.PIPE
+        )
+        answer, _ = await process.communicate()
+        text = answer.decode(errors="replace").strip()
+        return int(text) if text.isdecimal() else 0

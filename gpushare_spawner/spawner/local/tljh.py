@@ -1,0 +1,43 @@
+"""The spawner for The Littlest JupyterHub (TLJH): its users are users of the machine, called jupyter-NAME.
+
+Needs the package ``tljh``, which is in TLJH's hub environment and on no package index.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+try:
+    from tljh.normalize import generate_system_username
+    from tljh.user import ensure_user
+    from tljh.user_creating_spawner import UserCreatingSpawner
+except ImportError as error:
+    raise ImportError(
+        "GPUShareTLJHSpawner runs in the hub of The Littlest JupyterHub, and the package tljh is not here; "
+        "on other machines use the spawner gpushare-systemd or gpushare-local"
+    ) from error
+
+from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
+from gpushare_spawner.spawner.refusal import StartRefused
+
+
+class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):
+    """TLJH's own spawner with shared GPUs. All settings of TLJH's spawner and of SystemdSpawner apply.
+
+    TLJH makes the user of the machine when the server starts. The session's socket needs that user earlier, so the user
+    is made when the GPU is reserved.
+    """
+
+    def share_uid(self) -> int:
+        """The uid of the unit's user, who is made where there is none."""
+        name = generate_system_username("jupyter-" + self.user.name)
+        try:
+            ensure_user(name)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.log.error("TLJH cannot make the user %s: %s", name, error)
+            raise StartRefused(
+                f"The user {name} could not be made on this machine. Ask the admin.", reason="no-user", status=500
+            ) from error
+        # UserCreatingSpawner.start sets the same
+        self.username_template = name
+        return super().share_uid()

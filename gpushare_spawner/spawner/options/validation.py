@@ -1,0 +1,138 @@
+"""What a person asked for, checked on the server: the same for the form and for the API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of, replaced
+from gpushare_spawner.spawner.refusal import StartRefused
+
+MAX_TEXT = 1000
+"""Longest text that an unlisted choice may have."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A profile, and what was chosen on its card."""
+
+    profile: Profile
+    overrides: tuple[Mapping[str, Any], ...] = ()
+    """Settings of the spawner that the choices ask for, in the order of the card's options."""
+
+
+def choose(
+    options: Any,
+    profiles: Sequence[Profile],
+    *,
+    user: str,
+    groups: frozenset[str],
+    running: Mapping[str, int],
+    others: frozenset[str] = frozenset(),
+) -> Choice:
+    """The choice that ``options`` stand for. Raises StartRefused, with a sentence for the person, for anything wrong.
+
+    ``running`` counts the user's other servers that run or are starting, by profile. ``others`` are names of options
+    that belong to the admin's own hooks.
+    """
+    if options is None:
+        options = {}
+    if not isinstance(options, Mapping):
+        raise StartRefused(
+            f'The options of a server must be an object like {{"profile": "quarter-gpu"}}, not {_shown(options)}.',
+            reason="bad-options",
+        )
+    offered = [profile for profile in profiles if profile.allows(user, groups)]
+    profile = _profile(options, profiles, offered)
+    unknown = [
+        name for name in options if name != "profile" and name not in others and _option(name) not in profile.options
+    ]
+    if unknown:
+        known = ", ".join(["profile", *profile.options])
+        raise StartRefused(
+            f"Unknown option {_shown(unknown[0])}; {profile.display_name} has: {known}.", reason="unknown-option"
+        )
+    _within_limit(profile, running)
+    return Choice(profile, tuple(_chosen(profile, name, option, options) for name, option in profile.options.items()))
+
+
+def _profile(options: Mapping[str, Any], profiles: Sequence[Profile], offered: Sequence[Profile]) -> Profile:
+    slug = options.get("profile")
+    if slug is None or slug == "":
+        profile = default_of(offered)
+        if profile is None:
+            raise StartRefused(
+                "There is no compute template that you may use. Ask the admin of this hub.",
+                reason="no-template",
+                status=403,
+            )
+        return profile
+    if not isinstance(slug, str):
+        raise StartRefused(f"profile must be the name of a template, not {_shown(slug)}.", reason="bad-options")
+    for profile in offered:
+        if profile.slug == slug:
+            return profile
+    names = ", ".join(profile.slug for profile in offered) or "none"
+    if any(profile.slug == slug for profile in profiles):
+        raise StartRefused(
+            f"You may not use the template {slug!r}. It is for certain users and groups. You may use: {names}.",
+            reason="not-allowed",
+            status=403,
+        )
+    raise StartRefused(f"There is no template {_shown(slug)}. You may use: {names}.", reason="unknown-template")
+
+
+def _within_limit(profile: Profile, running: Mapping[str, int]) -> None:
+    limit = profile.template.limits.per_user if profile.template is not None else None
+    if limit is not None and running.get(profile.slug, 0) >= limit:
+        servers = "one server" if limit == 1 else f"{limit} servers"
+        raise StartRefused(
+            f"You may run {servers} with {profile.display_name} at a time. Stop one first, or choose another template.",
+            reason="per-user-limit",
+            status=409,
+        )
+
+
+def _option(name: Any) -> str:
+    return str(name).removesuffix(UNLISTED)
+
+
+def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The override of one option of the card."""
+    where = f"{profile.display_name}, {option.get('display_name') or name}"
+    choices: Mapping[str, Any] = option.get("choices") or {}
+    unlisted: Mapping[str, Any] = option.get("unlisted_choice") or {}
+    text = options.get(name + UNLISTED)
+    if text is not None and text != "":
+        if not unlisted.get("enabled"):
+            raise StartRefused(f"{where}: choose one of {_listed(choices)}.", reason="unknown-choice")
+        if not isinstance(text, str) or len(text) > MAX_TEXT:
+            raise StartRefused(f"{where}: write at most {MAX_TEXT} characters of text.", reason="bad-options")
+        pattern = unlisted.get("validation_regex")
+        # the whole text, as the pattern attribute of the form's field has it
+        if pattern and not re.fullmatch(pattern, text):
+            advice = unlisted.get("validation_message") or f"it must match {pattern}"
+            raise StartRefused(f"{where}: {_shown(text)} will not do: {advice}.", reason="unknown-choice")
+        return dict(replaced(unlisted.get("kubespawner_override") or {}, text))
+    key = options.get(name)
+    if key is None or key == "":
+        key = next((key for key, choice in choices.items() if choice.get("default")), next(iter(choices), None))
+        if key is None:
+            return {}
+    if not isinstance(key, str) or key not in choices:
+        raise StartRefused(
+            f"{where}: there is no choice {_shown(key)}; choose one of {_listed(choices)}.", reason="unknown-choice"
+        )
+    return choices[key].get("kubespawner_override") or {}
+
+
+def _listed(choices: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, choices)) or "those on the form"
+
+
+def _shown(value: Any) -> str:
+    """What somebody sent, cut short."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

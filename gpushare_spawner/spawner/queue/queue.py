@@ -1,0 +1,135 @@
+"""The line of starts that wait for room on a GPU. No clock and no network here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.report import GpuReport
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Gpu, Template
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.queue.snapshot import GpuView
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A share that somebody asks for: a template with a GPU, for a server."""
+
+    tenant: Tenant
+    template: Template
+    node: str = ""
+    """The only node that will do; empty: any."""
+
+    @property
+    def session(self) -> str:
+        """The session's id."""
+        return self.tenant.session
+
+    @property
+    def gpu(self) -> Gpu:
+        """What the template asks for. Raises ValueError for a template without a GPU."""
+        if self.template.gpu is None:
+            raise ValueError(f"template {self.template.name} asks for no GPU")
+        return self.template.gpu
+
+    @property
+    def share(self) -> Share:
+        """How much of how many GPUs."""
+        return self.gpu.share
+
+    def models(self, view: GpuView) -> frozenset[str]:
+        """The models in a view that would do."""
+        return view.models(self.gpu)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A share that has been put aside, until its server runs or it is released."""
+
+    wish: Wish
+    placement: Placement
+    gpus: tuple[GpuReport, ...]
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One start in the line."""
+
+    wish: Wish
+    joined: float
+    """Seconds on the line's clock."""
+    result: asyncio.Future[Reservation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ahead: int | None = None
+    """Starts before it that want the same GPUs, as of the last look; None before the first."""
+    hint: str = ""
+    """What it waits for."""
+    overtaken: int = 0
+    """How often a later start that fitted has passed it."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def says(self, ahead: int, hint: str) -> None:
+        """Note what the person should see."""
+        if (ahead, hint) != (self.ahead, self.hint):
+            self.ahead, self.hint = ahead, hint
+            self.changed.set()
+
+
+class WaitingLine:
+    """Starts in the order in which they came.
+
+    Policy: first come, first served among those that fit. A start that does not fit is passed by later ones that do, so
+    that no GPU stays empty for it; but at most ``overtakes`` times, then nobody gets a GPU that it could use before it.
+    """
+
+    def __init__(self, length: int, overtakes: int) -> None:
+        self.length = length
+        self.overtakes = overtakes
+        self._tickets: dict[int, Ticket] = {}
+        """By identity, first come first: two tickets may wish for the same."""
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """The tickets as they are now, first come first; joining and leaving does not disturb the iteration."""
+        return iter(tuple(self._tickets.values()))
+
+    def __contains__(self, ticket: Ticket) -> bool:
+        return id(ticket) in self._tickets
+
+    @property
+    def full(self) -> bool:
+        """Whether as many starts wait as may. One not looked at yet may find room at once: it does not count."""
+        return sum(ticket.ahead is not None and not ticket.result.done() for ticket in self) >= self.length
+
+    def join(self, wish: Wish, now: float) -> Ticket:
+        """Queue up, at the end."""
+        ticket = Ticket(wish, now)
+        self._tickets[id(ticket)] = ticket
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Step out of the line; nothing happens if it is not in it."""
+        self._tickets.pop(id(ticket), None)
+
+    def ahead_of(self, models: frozenset[str], view: GpuView, ticket: Ticket | None = None) -> int:
+        """How many earlier tickets want a GPU of one of these models; all of them where no ticket is given."""
+        count = 0
+        for other in self._tickets.values():
+            if other is ticket:
+                break
+            count += not other.result.done() and not models.isdisjoint(other.wish.models(view))
+        return count
+
+    def held_back(self, view: GpuView, before: Ticket | None = None) -> frozenset[str]:
+        """Models that later starts may not have, because an earlier one was overtaken often enough."""
+        held: set[str] = set()
+        for other in self._tickets.values():
+            if other is before:
+                break
+            if other.overtaken >= self.overtakes and not other.result.done():
+                held |= other.wish.models(view)
+        return frozenset(held)

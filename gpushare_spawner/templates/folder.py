@@ -1,0 +1,190 @@
+"""The folder of compute templates: one YAML file each, read again when files change."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.templates.parser import MAX_BYTES, Parsed, parse_template, too_long
+from gpushare_spawner.templates.problems import Problem
+
+SUFFIXES = (".yaml", ".yml")
+SETTLING_SECONDS = 2.0
+"""A file changed less than this long ago is read again: two changes within one tick of the clock look like one."""
+
+Signature = tuple[int, int, int, int, int]
+"""Modification and change time (ns), size (bytes), inode, device."""
+
+
+@dataclass(frozen=True)
+class Templates:
+    """What a folder offers now. Iterates over the templates, in the order of their files' names."""
+
+    templates: tuple[Template, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    """The file's name for each template's name."""
+
+    def __iter__(self) -> Iterator[Template]:
+        return iter(self.templates)
+
+    def __len__(self) -> int:
+        return len(self.templates)
+
+    def get(self, name: str) -> Template | None:
+        """The template of this name, if there is one."""
+        return next((template for template in self.templates if template.name == name), None)
+
+
+@dataclass
+class _File:
+    """What is known of one file."""
+
+    signature: Signature | None
+    read_at: float
+    parsed: Parsed
+    good: Parsed | None = None
+    """Its last good version."""
+
+
+class TemplateFolder:
+    """The ``*.yaml`` and ``*.yml`` files of one folder, not of folders in it. Hidden files are left out.
+
+    A bad file takes no other down. If it was good before, its last good version stays in force, and the problem says
+    so. Of two files with the same template name the first one (by file name) counts. Problems are logged once, when
+    they appear.
+    """
+
+    def __init__(self, path: str | Path, log: logging.Logger | None = None) -> None:
+        self.path = Path(path)
+        self._log = log or logging.getLogger(__name__)
+        self._files: dict[str, _File] = {}
+        self._folder_problem: Problem | None = None
+        self._now = Templates()
+
+    def load(self) -> Templates:
+        """The templates in force and what is wrong. Cheap while no file changes; never raises, whatever files hold."""
+        changed = self._look()
+        if changed:
+            before, self._now = self._now, self._gather()
+            self._tell(before)
+        return self._now
+
+    def _look(self) -> bool:
+        """Read what changed; whether anything did."""
+        try:
+            found = _entries(self.path)
+        except OSError as error:
+            keeping = "the templates read before stay in force" if self._files else ""
+            problem = Problem(str(self.path), None, "", f"cannot be listed: {error.strerror or error}", keeping)
+            changed, self._folder_problem = problem != self._folder_problem, problem
+            return changed
+        changed, self._folder_problem = self._folder_problem is not None, None
+        for name in self._files.keys() - found.keys():
+            del self._files[name]
+            changed = True
+        for name, signature in found.items():
+            known = self._files.get(name)
+            if known is None or signature is None or signature != known.signature or _may_hide_a_change(known):
+                self._read(name, known, signature)
+                changed = True
+        return changed
+
+    def _read(self, name: str, known: _File | None, signature: Signature | None) -> None:
+        read_at = time.time()
+        parsed = _parse(self.path / name, name)
+        good = parsed if parsed.template is not None else known.good if known is not None else None
+        self._files[name] = _File(signature, read_at, parsed, good)
+
+    def _gather(self) -> Templates:
+        problems = [self._folder_problem] if self._folder_problem is not None else []
+        templates: dict[str, Template] = {}
+        files: dict[str, str] = {}
+        default: str | None = None
+        for name in sorted(self._files):
+            file = self._files[name]
+            problems += [_still_in_force(problem, file) for problem in file.parsed.problems]
+            if file.good is None or file.good.template is None:
+                continue
+            template, lines = file.good.template, file.good.lines
+            if template.name in templates:
+                what = f"{template.name} is the name of the template in {files[template.name]} already"
+                advice = f"this file is left out; give one of the two another name (both in {self.path})"
+                problems.append(Problem(name, lines.get(("name",)), "name", what, advice))
+                continue
+            if template.default and default is not None:
+                what = f"the template in {files[default]} is the default already"
+                problems.append(
+                    Problem(name, lines.get(("default",)), "default", what, "keep default: true in one file")
+                )
+                template = template.model_copy(update={"default": False})
+            elif template.default:
+                default = template.name
+            templates[template.name] = template
+            files[template.name] = name
+        return Templates(tuple(templates.values()), tuple(problems), files)
+
+    def _tell(self, before: Templates) -> None:
+        old = set(before.problems)
+        for problem in self._now.problems:
+            if problem not in old:
+                self._log.error("Template %s", problem)
+        if before.problems and not self._now.problems:
+            self._log.info("Templates in %s: all problems are gone", self.path)
+        if before.templates != self._now.templates:
+            names = ", ".join(template.name for template in self._now.templates) or "none"
+            self._log.info("Templates in force from %s: %s", self.path, names)
+
+
+def _entries(folder: Path) -> dict[str, Signature | None]:
+    """Names of template files and their signatures; None for what cannot be looked at. Raises OSError."""
+    found: dict[str, Signature | None] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.name.lower().endswith(SUFFIXES):
+                continue
+            try:
+                status = entry.stat()  # follows links: Kubernetes swaps the target of a ConfigMap's link
+                if not stat.S_ISDIR(status.st_mode):
+                    found[entry.name] = _signature(status)
+            except OSError:
+                found[entry.name] = None
+    return found
+
+
+def _signature(status: os.stat_result) -> Signature:
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
+
+
+def _may_hide_a_change(file: _File) -> bool:
+    changed_at = max(file.signature[:2]) / 1e9 if file.signature is not None else 0.0
+    return abs(file.read_at - changed_at) < SETTLING_SECONDS
+
+
+def _parse(path: Path, name: str) -> Parsed:
+    """Read a file, its size first: a file of 100 MB costs nothing."""
+    try:
+        # without O_NONBLOCK a named pipe would hold the hub up until somebody writes into it
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return Parsed(None, (Problem(name, None, "", "is not a plain file", "put a plain file there"),))
+            if status.st_size > MAX_BYTES:
+                return Parsed(None, (too_long(name, status.st_size),))
+            return parse_template(file.read(MAX_BYTES + 1), name)
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+        return Parsed(None, (Problem(name, None, "", what, "check that it exists and may be read"),))
+
+
+def _still_in_force(problem: Problem, file: _File) -> Problem:
+    if file.good is None or file.good.template is None:
+        return problem
+    kept = f"the version of {file.good.template.name} read before stays in force"
+    return replace(problem, advice=f"{problem.advice}; {kept}" if problem.advice else kept)

@@ -1,0 +1,228 @@
+"""A template file's text becomes a template, or a list of what is wrong with it. Never an exception.
+
+YAML is read by the core schema of YAML 1.2 (``no`` is a word, ``1:30`` is not a number), one document, no tags, no
+merge keys. What could exhaust memory or time is refused before it is built: text over 1 MiB, deep nesting, aliases
+that expand to too much.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.templates.problems import Problem, problems_of
+
+MAX_BYTES = 1024 * 1024
+"""A longer file is refused unread: a template has a few hundred bytes."""
+MAX_NODES = 10_000
+"""Values in one file, aliases expanded."""
+MAX_DEPTH = 32
+"""Levels of nesting."""
+
+Path = tuple[str | int, ...]
+
+_MAP, _SEQ, _STR = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str"))
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a file holds: a template, or problems."""
+
+    template: Template | None
+    problems: tuple[Problem, ...] = ()
+    lines: dict[Path, int] = field(default_factory=dict)
+    """The line of each field, counted from 1."""
+
+
+class _Refused(Exception):
+    """The text is no YAML that we take."""
+
+    def __init__(self, line: int | None, what: str, advice: str = "", where: Path = ()) -> None:
+        super().__init__(what)
+        self.line, self.what, self.advice, self.where = line, what, advice, where
+
+    def problem(self, file: str) -> Problem:
+        return Problem(file, self.line, ".".join(map(str, self.where)), self.what, self.advice)
+
+
+def parse_template(source: bytes | str, file: str) -> Parsed:
+    """Read one template file. ``file`` is the name to use in problems. Raises nothing, whatever the bytes are."""
+    try:
+        text = _decoded(source)
+        _guard(text)
+        reader = _Reader()
+        data = reader.read(cast(yaml.Node, yaml.compose(text, Loader=yaml.BaseLoader)))
+    except _Refused as refused:
+        return Parsed(None, (refused.problem(file),))
+    except Exception as error:  # PyYAML has no closed list of what it raises: \U00110000 is a ValueError of chr()
+        return Parsed(None, (_yaml_problem(error, file),))
+    if reader.refused:
+        return Parsed(None, tuple(refused.problem(file) for refused in reader.refused))
+    try:
+        return Parsed(Template.model_validate(data), lines=reader.lines)
+    except ValidationError as error:
+        problems = sorted(problems_of(error, file, reader.lines), key=lambda problem: problem.line or 0)
+        return Parsed(None, tuple(problems), reader.lines)
+
+
+def too_long(file: str, size: int) -> Problem:
+    """The problem of a file of ``size`` bytes, more than MAX_BYTES."""
+    what = f"the file has {size:,} bytes; a template may have {MAX_BYTES:,}"
+    return Problem(file, None, "", what, "one template a file; keep data and scripts elsewhere")
+
+
+def _decoded(source: bytes | str) -> str:
+    data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
+    if len(data) > MAX_BYTES:
+        problem = too_long("", len(data))
+        raise _Refused(None, problem.what, problem.advice)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        what = f"byte {data[error.start]:#04x} is not UTF-8"
+        raise _Refused(line, what, "save the file as UTF-8") from None
+
+
+def _guard(text: str) -> None:
+    """Refuse what would be too much once it is built, and what is not one document, looking at event after event."""
+    total = depth = documents = 0
+    opened: list[tuple[str | None, int]] = []
+    sizes: dict[str, int] = {}
+    for event in yaml.parse(text, Loader=yaml.BaseLoader):
+        line = _line(event)
+        if isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+            if documents > 1:
+                raise _Refused(line, "a second document starts here", "one template a file: make it a file of its own")
+        elif isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            total += 1
+            opened.append((event.anchor, total - 1))
+            if depth > MAX_DEPTH:
+                raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep", "a template needs about 5")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+            anchor, before = opened.pop()
+            if anchor is not None:
+                sizes[anchor] = total - before
+        elif isinstance(event, yaml.ScalarEvent):
+            total += 1
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in opened):
+                raise _Refused(line, f"*{event.anchor} stands inside of itself", "write the value out")
+            total += sizes.get(event.anchor or "", 1)
+        if total > MAX_NODES:
+            what = f"more than {MAX_NODES:,} values, aliases counted as often as they are used"
+            raise _Refused(line, what, "a template has about 30")
+    if not documents:
+        raise _Refused(None, "the file is empty", "it needs at least name and display_name")
+
+
+class _Reader:
+    """Turns nodes into plain data and remembers the line of each field."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Path, int] = {}
+        self.refused: list[_Refused] = []
+
+    def read(self, node: yaml.Node) -> dict[str, Any]:
+        """The data of the whole document; what cannot be read is in ``refused``."""
+        if not isinstance(node, yaml.MappingNode):
+            what = f"holds {_kind(node)}, not fields"
+            raise _Refused(_line(node), what, "begin with a line like  name: quarter-gpu")
+        self.lines[()] = _line(node)
+        return cast(dict[str, Any], self._value(node, ()))
+
+    def _value(self, node: yaml.Node, path: Path) -> Any:
+        line = _line(node)
+        self.lines.setdefault(path, line)
+        if len(path) > MAX_DEPTH:  # by way of aliases; the guard has seen what is written out
+            raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep", "a template needs about 5")
+        expected = _MAP if isinstance(node, yaml.MappingNode) else _SEQ if isinstance(node, yaml.SequenceNode) else _STR
+        if node.tag not in (expected, "!"):
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self.refused.append(_Refused(line, f"the tag {tag} is not allowed", "write the plain value", path))
+            return None
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(child, (*path, position)) for position, child in enumerate(node.value)]
+        text: str = node.value
+        try:
+            return _scalar(text) if cast(yaml.ScalarNode, node).style is None else text
+        except ValueError as error:
+            what, _, advice = str(error).partition(": ")
+            self.refused.append(_Refused(line, what, advice, path))
+            return None
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = _line(key_node)
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag not in (_STR, "!"):
+                what = f"{_kind(key_node)} cannot be the name of a field"
+                self.refused.append(_Refused(line, what, "write  field: value", path))
+                continue
+            key = key_node.value
+            here = (*path, key)
+            if key == "<<" and key_node.style is None:
+                self.refused.append(_Refused(line, "merge keys are not supported", "write the fields out", here))
+            elif key in data:
+                what = f"stands here again, after line {self.lines[here]}"
+                self.refused.append(_Refused(line, what, "keep one of the two", here))
+            else:
+                self.lines[here] = line
+                data[key] = self._value(value_node, here)
+        return data
+
+
+def _scalar(text: str) -> Any:
+    """A plain scalar by YAML 1.2's core schema. Raises ValueError for what two readers would read as two things."""
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return text.lower() == "true"
+    if re.fullmatch(r"[-+]?0\d+", text):
+        raise ValueError(f"{text} starts with 0, which some read as octal: write 0o644 for octal, or put it in quotes")
+    if re.fullmatch(r"[-+]?\d{1,300}", text):
+        return int(text)
+    if re.fullmatch(r"0o[0-7]{1,300}|0x[0-9a-fA-F]{1,300}", text):
+        return int(text, 0)
+    if re.fullmatch(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?", text):
+        return float(text)
+    if re.fullmatch(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", text):
+        return float(text.replace(".", "", 1))
+    return text
+
+
+def _kind(node: yaml.Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return "a single value"
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+
+
+def _line(marked: yaml.Event | yaml.Node) -> int:
+    return marked.start_mark.line + 1 if marked.start_mark is not None else 1
+
+
+def _yaml_problem(error: Exception, file: str) -> Problem:
+    advice = "check indentation, quotes and brackets near there"
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
+        reason = " ".join(filter(None, (error.context, error.problem)))
+        return Problem(file, mark.line + 1, "", f"is not YAML: {reason} (column {mark.column + 1})", advice)
+    if isinstance(error, yaml.reader.ReaderError):
+        what = f"is not YAML: the character {_character(error.character)} at position {error.position} is not allowed"
+        return Problem(file, None, "", what, "take it out; YAML is plain text")
+    return Problem(file, None, "", f"is not YAML: {error or type(error).__name__}", advice)
+
+
+def _character(value: object) -> str:
+    return f"U+{value:04X}" if isinstance(value, int) else repr(value)

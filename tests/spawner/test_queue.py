@@ -1,0 +1,358 @@
+"""Starts that wait for room: order, place, time, end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.local.reservations import Reservations
+from gpushare_spawner.spawner.queue.queue import Reservation, Ticket, Wish
+from gpushare_spawner.spawner.refusal import StartRefused
+
+from .fake_agent import FakeAgent
+from .running_hub import RunningHub, until
+
+TASKS: set[asyncio.Task[Any]] = set()
+
+
+def wish(name: str, fraction: float = 0.5, **gpu: Any) -> Wish:
+    wanted = {"fraction": fraction, **gpu} if "count" not in gpu else gpu
+    template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
+    return Wish(Tenant(name), template)
+
+
+class Line:
+    """Reservations on a fake agent, and the starts that a test began."""
+
+    def __init__(self, agent: FakeAgent, **settings: Any) -> None:
+        self.agent = agent
+        self.reservations = Reservations(
+            AgentClient(agent.socket, 1.0), logging.getLogger("test"), **{"look_every": 0.05, **settings}
+        )
+        self.tickets: dict[str, Ticket] = {}
+
+    def start(self, wanted: Wish, patience: float = 10.0) -> asyncio.Task[Reservation]:
+        task = asyncio.ensure_future(
+            self.reservations.reserve(wanted, patience, lambda ticket: self.tickets.update({wanted.session: ticket}))
+        )
+        TASKS.add(task)
+        task.add_done_callback(TASKS.discard)
+        return task
+
+    async def waits(self, name: str, ahead: int) -> None:
+        await until(lambda: name in self.tickets and self.tickets[name].ahead == ahead)
+
+    def nothing_left(self) -> bool:
+        return not len(self.reservations.line) and not self.reservations._closing
+
+
+@pytest.fixture
+async def line(agent: FakeAgent) -> AsyncIterator[Line]:
+    made = Line(agent)
+    yield made
+    for task in list(made.reservations._tasks):
+        task.cancel()
+
+
+async def test_first_come_first_served(line: Line, agent: FakeAgent) -> None:
+    for gpu in (0, 1):
+        agent.occupy(f"there-{gpu}", 100, gpu)
+    starts = {}
+    for place, name in enumerate(("ada", "bob", "cyd")):
+        starts[name] = line.start(wish(name))
+        await line.waits(name, place)
+    assert "0.00 is free on one GPU" in line.tickets["ada"].hint
+    del agent.sessions["there-1"]
+    await asyncio.wait({starts["ada"], starts["bob"]})
+    assert [session.gpus for session in agent.sessions.values()] == [("GPU-0",), ("GPU-1",), ("GPU-1",)]
+    await line.waits("cyd", 0)
+    assert not starts["cyd"].done()
+    line.reservations.release("ada")
+    assert (await starts["cyd"]).gpus[0].uuid == "GPU-1"
+    assert not agent.violations
+
+
+async def test_nobody_waits_nothing_is_asked(line: Line, agent: FakeAgent) -> None:
+    await line.start(wish("ada"))
+    asked = len(agent.requests)
+    await asyncio.sleep(0.3)
+    assert len(agent.requests) == asked
+
+
+async def test_what_fits_goes_ahead_but_not_for_ever(agent: FakeAgent) -> None:
+    line = Line(agent, overtakes=3)
+    agent.occupy("there-0", 50, 0)
+    agent.occupy("there-1", 50, 1)
+    whole = line.start(wish("whole", count=1))
+    await line.waits("whole", 0)
+    for number in range(3):
+        await line.start(wish(f"small-{number}", 0.1))
+    late = line.start(wish("late", 0.1))
+    await line.waits("late", 1)
+    assert line.tickets["late"].hint == "Those before you come first."
+    agent.sessions.pop("there-1")
+    for number in range(3):
+        line.reservations.release(f"small-{number}")
+    assert (await whole).gpus[0].uuid in ("GPU-0", "GPU-1")
+    await late
+
+
+async def test_other_models_do_not_stand_in_each_others_way(line: Line, agent: FakeAgent) -> None:
+    other = agent.gpus[1].model_copy(update={"model": "NVIDIA A100"})
+    agent.gpus = (agent.gpus[0], other)
+    agent.occupy("there", 100, 0)
+    first = line.start(wish("ada", models=["Simulated*"]))
+    await line.waits("ada", 0)
+    assert (await line.start(wish("bob", models=["*a100"]))).gpus[0].model == "NVIDIA A100"
+    agent.occupy("more", 50, 1)
+    line.start(wish("cyd", models=["*a100"]))
+    await line.waits("cyd", 0)
+    assert not first.done()
+
+
+async def test_the_wait_ends_with_a_clear_message(line: Line, agent: FakeAgent) -> None:
+    for gpu in (0, 1):
+        agent.occupy(f"there-{gpu}", 80, gpu)
+    with pytest.raises(StartRefused) as refused:
+        await line.start(wish("ada"), patience=0.3)
+    assert refused.value.status_code == 503
+    said = refused.value.jupyterhub_message
+    assert "No room for 0.50 GPU after a wait of" in said
+    assert "at most 0.20 is free" in said
+    assert "Nothing is reserved for you" in said
+    assert refused.value.headers == {"Retry-After": "60"}
+    assert line.nothing_left()
+    assert not agent.asked("open")
+
+
+async def test_the_line_has_an_end(agent: FakeAgent) -> None:
+    line = Line(agent, queue_length=1)
+    agent.occupy("there-0", 80, 0)
+    agent.occupy("there-1", 80, 1)
+    line.start(wish("ada"))
+    await line.waits("ada", 0)
+    with pytest.raises(StartRefused, match="1 servers are waiting already"):
+        await line.start(wish("bob"))
+    # one that fits is not turned away because others wait
+    assert (await line.start(wish("cyd", 0.1))).gpus
+
+
+async def test_a_cancelled_wait_leaves_nothing(line: Line, agent: FakeAgent) -> None:
+    agent.occupy("there-0", 100, 0)
+    agent.occupy("there-1", 100, 1)
+    waiting = line.start(wish("ada"))
+    await line.waits("ada", 0)
+    behind = line.start(wish("bob"))
+    await line.waits("bob", 1)
+    waiting.cancel()
+    await line.waits("bob", 0)
+    agent.sessions.clear()
+    await behind
+    assert list(agent.sessions) == ["bob"]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_cancelled_while_the_agent_opens(line: Line, agent: FakeAgent, moment: str) -> None:
+    opening, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: Any) -> None:
+        if request.op == "open":
+            opening.set()
+            await go_on.wait()
+
+    setattr(agent, moment, hold)
+    start = line.start(wish("ada"))
+    await opening.wait()
+    start.cancel()
+    await asyncio.wait({start})
+    go_on.set()
+    await until(lambda: bool(agent.asked("close")))
+    await until(line.nothing_left)
+    assert not agent.sessions
+    assert not line.reservations._in_flight
+
+
+async def test_the_same_server_again_waits_until_its_old_session_is_closed(line: Line, agent: FakeAgent) -> None:
+    await line.start(wish("ada"))
+    closing = asyncio.Event()
+
+    async def slow(request: Any) -> None:
+        if request.op == "close":
+            closing.set()
+            await asyncio.sleep(0.2)
+
+    agent.before = slow
+    line.reservations.release("ada")
+    await closing.wait()
+    await line.start(wish("ada", 1.0))
+    assert [request.op for request in agent.requests if request.op != "report"] == ["open", "close", "open"]
+    assert agent.sessions["ada"].share_units == 100
+
+
+async def test_a_close_that_was_tried_before_does_not_hit_the_new_session(line: Line, agent: FakeAgent) -> None:
+    """The agent is away when a session is closed; the server is started again before the next try."""
+    await line.start(wish("ada"))
+    await agent.stop()
+    line.reservations.release("ada")
+    await asyncio.sleep(0.1)
+    again = line.start(wish("ada"))
+    await agent.start()
+    await again
+    await until(lambda: not line.reservations._closing)
+    await asyncio.sleep(0.3)
+    assert list(agent.sessions) == ["ada"]
+
+
+async def test_a_session_from_before_does_not_block_its_own_server(line: Line, agent: FakeAgent) -> None:
+    agent.occupy("ada", 100, 0)
+    agent.occupy("there", 100, 1)
+    assert (await line.start(wish("ada", 1.0))).gpus[0].uuid == "GPU-0"
+
+
+@pytest.mark.parametrize("code", ["no-room", "unknown-gpu", "unhealthy-gpu", "exists"])
+async def test_the_agent_counts_otherwise(line: Line, agent: FakeAgent, code: Any) -> None:
+    agent.refuse["open"] = [code]
+    assert (await line.start(wish("ada"))).gpus
+    assert len(agent.asked("open")) == 2
+    assert agent.sessions["ada"].share_units == 50
+
+
+async def test_the_agent_refuses_for_good(line: Line, agent: FakeAgent) -> None:
+    agent.refuse["open"] = ["internal"]
+    with pytest.raises(StartRefused, match="the test says internal"):
+        await line.start(wish("ada"))
+    assert line.nothing_left()
+    assert not line.reservations._in_flight
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (wish("ada", count=3), "more than any node has: at most 2"),
+        (wish("ada", models=["*A100*"]), "There is: Simulated GPU 16 GiB"),
+        (wish("ada", memory={"guarantee": "40Gi"}), "No GPU is of a model"),
+    ],
+)
+async def test_what_can_never_fit_does_not_wait(line: Line, agent: FakeAgent, wanted: Wish, says: str) -> None:
+    agent.occupy("there", 100, 0)
+    with pytest.raises(StartRefused) as refused:
+        await line.start(wanted)
+    assert refused.value.status_code == 409
+    assert says in refused.value.jupyterhub_message
+
+
+async def test_an_agent_that_restarts_is_waited_for(line: Line, agent: FakeAgent) -> None:
+    await agent.stop()
+    start = line.start(wish("ada"))
+    await until(lambda: "ada" in line.tickets and "does not answer" in line.tickets["ada"].hint)
+    await agent.start()
+    assert (await start).gpus
+
+
+async def test_an_agent_that_stays_away(agent: FakeAgent) -> None:
+    line = Line(agent, agent_patience=0.2)
+    await agent.stop()
+    with pytest.raises(StartRefused) as refused:
+        await line.start(wish("ada"))
+    assert "The GPU agent of this machine does not answer" in refused.value.jupyterhub_message
+    assert refused.value.status_code == 503
+    assert line.nothing_left()
+
+
+async def test_lent_units_are_used_and_marked(line: Line, agent: FakeAgent) -> None:
+    for gpu in (0, 1):
+        agent.occupy(f"idle-{gpu}", 100, gpu, tier="released", effective_units=0, guaranteed_units=0)
+    got = await line.start(wish("ada"))
+    assert got.request.borrowed_units == 50
+
+
+# -- on a hub --
+
+
+async def events(spawner: Any, count: int) -> list[str]:
+    told = []
+    async for event in spawner.progress():
+        told.append(event["message"])
+        assert "<" not in event.get("html_message", "")
+        if len(told) == count:
+            return told
+    return told
+
+
+async def test_place_shown_and_start_after_the_wait(make_hub: Any, agent: FakeAgent) -> None:
+    # room comes long after start_timeout: waiting is not part of it
+    hub: RunningHub = await make_hub(
+        lambda config: (
+            config.Spawner.update({"start_timeout": 1}),
+            config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}}),
+        )
+    )
+    agent.occupy("there-0", 100, 0)
+    agent.occupy("there-1", 100, 1)
+    assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 202
+    await until(lambda: len(hub.reservations.line) == 1)
+    assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 202
+    spawner = hub.spawner("bob")
+    story = asyncio.ensure_future(events(spawner, 3))
+    await until(lambda: any("1 ahead of you" in event["message"] for event in spawner._story._events))
+    await asyncio.sleep(1.2)
+    assert (await spawner.poll()) is None
+    agent.sessions.pop("there-0")
+    told = await story
+    assert told[0].startswith("1 ahead of you, waiting for 0.50 GPU. All GPUs are full")
+    assert "Placed on GPU 0 (Simulated GPU 16 GiB)." in told
+    await hub.started("ada")
+    await hub.started("bob")
+
+
+async def test_cancel_by_the_api(make_hub: Any, agent: FakeAgent) -> None:
+    hub: RunningHub = await make_hub(
+        lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
+    )
+    agent.occupy("there-0", 100, 0)
+    agent.occupy("there-1", 100, 1)
+    await hub.start_server("ada", {"profile": "half-gpu"})
+    await until(lambda: len(hub.reservations.line) == 1)
+    assert (await hub.stop_server("ada")).code in (202, 204)
+    await until(lambda: not hub.spawner("ada").active)
+    assert not len(hub.reservations.line)
+    assert not agent.asked("open")
+    # and it can be started again
+    agent.sessions.clear()
+    assert (await hub.start_server("ada", {"profile": "half-gpu"})).code in (201, 202)
+    await hub.started("ada")
+
+
+async def test_the_hub_ends_while_somebody_waits(make_hub: Any, agent: FakeAgent) -> None:
+    hub: RunningHub = await make_hub(
+        lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
+    )
+    agent.occupy("there-0", 100, 0)
+    agent.occupy("there-1", 100, 1)
+    await hub.start_server("ada", {"profile": "half-gpu"})
+    reservations = hub.reservations
+    await until(lambda: len(reservations.line) == 1)
+    # the hub stops what is active; a signal to pid 0 would end this very process
+    await hub.end()
+    await until(lambda: not len(reservations.line))
+    assert not agent.asked("open")
+
+
+async def test_time_out_by_the_api(make_hub: Any, agent: FakeAgent, tmp_path: Path) -> None:
+    hub: RunningHub = await make_hub(lambda config: config.GPUShareMixin.update({"queue_timeout": 0.3}))
+    agent.occupy("there-0", 100, 0)
+    agent.occupy("there-1", 100, 1)
+    response = await hub.start_server("ada", {"profile": "half-gpu"})
+    assert response.code == 503
+    assert response.headers["Retry-After"] == "60"
+    assert "No room for 0.50 GPU" in json.loads(response.body)["message"]
+    assert not hub.spawner("ada").active

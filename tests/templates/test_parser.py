@@ -1,0 +1,268 @@
+"""Template files: what is wrong is said with file, line and field, and nothing is ever raised."""
+
+from __future__ import annotations
+
+import re
+import string
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gpushare_spawner.templates.parser import MAX_BYTES, Parsed, parse_template
+from gpushare_spawner.templates.schema import template_schema
+
+GOOD = """\
+# what an admin writes
+name: quarter-gpu
+display_name: 0.25 GPU
+description: Prototyping and teaching.
+gpu:
+  fraction: 0.25
+  memory: {oversubscribe: true, limit: 100%}
+  models: ["*A100*", "*H100*"]
+resources: {cpu: {guarantee: 1, limit: 4}, memory: {guarantee: 4Gi, limit: 16Gi}}
+access: {groups: [ml-course], users: []}
+limits: {per_user: 1}
+idle: {downgrade_after: 15m, downgrade_to: 0.10, release_after: 45m, stop_after: 8h, warn_before: 5m}
+kubespawner_override: {}
+"""
+
+
+def said(source: str | bytes) -> list[str]:
+    """The problems as an admin reads them."""
+    parsed = parse_template(source, "x.yaml")
+    assert parsed.template is None
+    assert parsed.problems
+    return [str(problem) for problem in parsed.problems]
+
+
+def card(more: str) -> str:
+    return f"name: a\ndisplay_name: b\n{more}"
+
+
+def test_a_good_template():
+    parsed = parse_template(GOOD, "x.yaml")
+    assert parsed.problems == ()
+    assert parsed.template.share.units == 25
+    assert parsed.template.idle.downgrade_after == 900
+    assert parsed.template.resources.memory.limit == 16 * 2**30
+    assert parsed.lines["gpu", "fraction"] == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("gpu: {fraction: 0}", "x.yaml:3: gpu.fraction: 0 is out of range; write a fraction of one GPU from 0.01 to 1"),
+        ("gpu:\n  fraction: 1.5", "x.yaml:4: gpu.fraction: 1.5 is out of range; write a fraction"),
+        ("gpu: {fraction: 0.25x}", "x.yaml:3: gpu.fraction: '0.25x' is not a fraction; write a fraction"),
+        ("gpu: {fraction: .nan}", "x.yaml:3: gpu.fraction: nan is not a fraction; write a fraction"),
+        ("gpu: {fraction: .inf}", "x.yaml:3: gpu.fraction: inf is not a fraction; write a fraction"),
+        ("gpu: {fraction: 0.125}", "x.yaml:3: gpu.fraction: 0.125 is finer than 0.01; write a fraction"),
+        ("gpu: {fraction: yes}", "x.yaml:3: gpu.fraction: 'yes' is not a fraction; write a fraction"),
+        ("gpu: {fraction: [0.5]}", "x.yaml:3: gpu.fraction: [0.5] is not a fraction; write a fraction"),
+        ("gpu: {fraction: 0.5, count: 1}", "x.yaml:3: gpu: give either fraction (a part of one GPU) or count"),
+        ("gpu: {count: 0}", "x.yaml:3: gpu.count: 0 is too small; at least 1"),
+        ("gpu: {count: 65}", "x.yaml:3: gpu.count: 65 is too big; at most 64"),
+        ("gpu: {count: '1'}", 'x.yaml:3: gpu.count: must be a whole number, not "1"; write a number without quotes'),
+        ("gpu: 0.25", "x.yaml:3: gpu: must hold fields, not 0.25; its fields are fraction, count, memory, models"),
+        ("gpu:\n  fraction: 0.5\n  modles: [a]", "x.yaml:5: gpu.modles: there is no such field; do you mean models?"),
+        ("gpu: {fraction: 0.5, models: a100}", "x.yaml:3: gpu.models: must be a list, not a100; write [a100]"),
+        (
+            "gpu: {fraction: 0.5, memory: {limit: 12 apples}}",
+            "x.yaml:3: gpu.memory.limit: '12 apples' is not an amount",
+        ),
+        ("displayname: x", "x.yaml:3: displayname: there is no such field; do you mean display_name?"),
+        ("zzz: 1", "x.yaml:3: zzz: there is no such field; known fields are name, display_name"),
+        ("idle: {stop_after: 1:30}", "x.yaml:3: idle.stop_after: '1:30' is not a duration; write a duration like"),
+        ("idle: {stop_after: -5}", "x.yaml:3: idle.stop_after: -5 is not a duration"),
+        ("idle: {downgrade_after: 5m}", "x.yaml:3: idle: downgrade_after and downgrade_to belong together"),
+        ("idle: {release_after: 5m}", "x.yaml:3: idle: downgrade_after and release_after need a gpu"),
+        ("gpu: {count: 1}\nidle: {release_after: 9h,\n  stop_after: 8h}", "x.yaml:4: idle: stop_after (8 h) must come"),
+        (
+            "gpu: {fraction: 0.1}\nidle: {downgrade_after: 1m, downgrade_to: 0.5}",
+            "x.yaml:4: idle: downgrade_to (0.5) must be less than the share (0.1)",
+        ),
+        ("resources: {cpu: {guarantee: 4, limit: 2}}", "x.yaml:3: resources.cpu: the guarantee is more than the limit"),
+        ("resources: {memory: {limit: 4Gb}}", "x.yaml:3: resources.memory.limit: '4Gb' is not an amount of memory"),
+        ("default: maybe", "x.yaml:3: default: must be true or false, not maybe"),
+        ("image: ''", "x.yaml:3: image: is empty; write something, or leave the field out"),
+        ("kubespawner_override: [1]", "x.yaml:3: kubespawner_override: must hold fields, not a list"),
+        ("description: 7", 'x.yaml:3: description: must be text, not 7; put it in quotes: "7"'),
+        ("access: {groups: ml}", "x.yaml:3: access.groups: must be a list, not ml; write [ml]"),
+    ],
+)
+def test_wrong_fields_are_named_with_what_would_be_right(more, expected):
+    problems = said(card(more))
+    assert len(problems) == 1
+    assert problems[0].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("", "x.yaml: the file is empty"),
+        ("# only a comment\n", "x.yaml: the file is empty"),
+        ("- a\n- b\n", "x.yaml:1: holds a list, not fields"),
+        ("just words", "x.yaml:1: holds a single value, not fields"),
+        ("name: a\nname: b\ndisplay_name: c", "x.yaml:2: name: stands here again, after line 1; keep one"),
+        (card("gpu:\n  count: 1\n  count: 2"), "x.yaml:5: gpu.count: stands here again, after line 4"),
+        (card("---\nname: b\n"), "x.yaml:3: a second document starts here"),
+        (
+            card("x: !!python/object/apply:os.system [ls]"),
+            "x.yaml:3: x: the tag !!python/object/apply:os.system is not",
+        ),
+        (card("x: !secret y"), "x.yaml:3: x: the tag !secret is not allowed"),
+        (card("x: !!binary aGk="), "x.yaml:3: x: the tag !!binary is not allowed"),
+        (card("kubespawner_override: {mode: 0644}"), "x.yaml:3: kubespawner_override.mode: 0644 starts with 0"),
+        (card("idle: &i {stop_after: 8h}\nx:\n  <<: *i"), "x.yaml:5: x.<<: merge keys are not supported"),
+        (card("x: {[a]: b}"), "x.yaml:3: x: a list cannot be the name of a field"),
+        (card("x: [1"), "x.yaml:3: is not YAML"),
+        (card("x: *y"), "x.yaml:3: is not YAML: found undefined alias 'y'"),
+        (card("\tx: y"), "x.yaml:3: is not YAML"),
+        (card('x: "\\U00110000"'), "x.yaml: is not YAML"),
+        (card("x: \x01"), "x.yaml: is not YAML: the character U+0001"),
+        (b"name: a\n# caf\xe9\n", "x.yaml:2: byte 0xe9 is not UTF-8; save the file as UTF-8"),
+        ("name: a\n".encode("utf-16"), "x.yaml:1: byte 0xff is not UTF-8"),
+        (b"\x00" * 100, "x.yaml: is not YAML"),
+        ("name: \ud800", "x.yaml:1: byte 0xed is not UTF-8"),
+    ],
+)
+def test_what_is_no_template_at_all(source, expected):
+    assert said(source)[0].startswith(expected)
+
+
+def test_every_problem_of_a_file_is_told_in_the_order_of_lines():
+    problems = said("gpu: {fraction: 2}\nlimits: {per_user: 0}\nfoo: 1\n")
+    fields = [problem.split(": ")[1] for problem in problems]
+    assert sorted(fields) == ["display_name", "foo", "gpu.fraction", "limits.per_user", "name"]
+    numbers = [int(problem.split(":")[1]) for problem in problems]
+    assert numbers == sorted(numbers)
+
+
+def test_words_that_yaml_1_1_would_change_stay_words():
+    parsed = parse_template("name: 'no'\ndisplay_name: no\ndescription: 12:30", "x.yaml")
+    assert parsed.template.display_name == "no"
+    assert parsed.template.description == "12:30"
+
+
+def test_a_byte_order_mark_and_windows_line_ends():
+    assert parse_template(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode(), "x.yaml").template is not None
+
+
+def test_anchors_may_be_used():
+    parsed = parse_template(card("kubespawner_override: {a: &x [1, 2], b: *x}"), "x.yaml")
+    assert parsed.template.kubespawner_override == {"a": [1, 2], "b": [1, 2]}
+
+
+def laughs(levels: int) -> str:
+    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+def nested_by_aliases() -> str:
+    lines = ["a0: &a0 " + "[" * 20 + "]" * 20]
+    return "\n".join(lines + [f"a{n}: &a{n} {'[' * 20}*a{n - 1}{']' * 20}" for n in range(1, 15)])
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (laughs(9), "more than 10,000 values"),
+        ("a: &a [*a]", "*a stands inside of itself"),
+        ("a: &a {b: [{c: *a}]}", "*a stands inside of itself"),
+        ("[" * 500_000, "nested more than 32 levels deep"),
+        ("{a: " * 200_000, "nested more than 32 levels deep"),
+        ("- " * 300_000, "nested more than 32 levels deep"),
+        (nested_by_aliases(), "nested more than 32 levels deep"),
+        ("a: [" + "1," * 20_000 + "]", "more than 10,000 values"),
+        ("a: " + "b" * MAX_BYTES, "a template may have 1,048,576"),
+    ],
+)
+def test_bombs_are_refused_before_they_grow(source, expected):
+    started = time.monotonic()
+    assert expected in said(source)[0]
+    assert time.monotonic() - started < 20  # they would take hours, or all memory
+
+
+def test_long_comments_and_long_words_are_only_read():
+    assert parse_template(card("# " + "x" * 200_000 + "\ndescription: ok"), "x.yaml").template is not None
+    assert "has 200000 characters" in said(card("description: " + "x" * 200_000))[0]
+
+
+def reports_only_problems(source: str | bytes) -> Parsed:
+    """Whatever comes in: a template or problems, each with its file and words."""
+    parsed = parse_template(source, "x.yaml")
+    assert (parsed.template is None) == bool(parsed.problems)
+    for problem in parsed.problems:
+        assert problem.file == "x.yaml"
+        assert problem.what
+        assert "\n" not in str(problem)
+        assert problem.line is None or problem.line >= 1
+    return parsed
+
+
+@given(st.binary(max_size=300))
+@settings(deadline=None)
+def test_any_bytes(source):
+    reports_only_problems(source)
+
+
+@given(st.text(alphabet=string.printable + "é\u2028\U0001f600", max_size=200))
+@settings(deadline=None)
+def test_any_text(source):
+    reports_only_problems(source)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=200)
+def test_good_text_with_something_else_in_it(data):
+    source = GOOD
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(source)))
+        end = data.draw(st.integers(start, min(len(source), start + 20)))
+        piece = data.draw(
+            st.sampled_from(["", ":", "- ", "{", "]", "&a ", "*a", "!!x ", "\n", "  ", "'", '"', "|", "%", "?"])
+        )
+        source = source[:start] + piece + source[end:]
+    reports_only_problems(source)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from([*template_schema()["properties"], "unknown", "1", ""])
+PARTS = st.sampled_from(
+    ["fraction", "count", "models", "cpu", "memory", "limit", "downgrade_after", "groups", "per_user"]
+)
+
+
+@given(st.dictionaries(FIELDS, VALUES | st.dictionaries(PARTS, VALUES, max_size=3), max_size=5))
+@example({"gpu": {"fraction": None, "memory": {"\n": None}}})
+@example({"a\u2028b\x1b[2J": 1})
+@settings(deadline=None, max_examples=200)
+def test_any_values_in_the_fields(data):
+    base = {"name": "a", "display_name": "b"}
+    reports_only_problems(yaml.safe_dump({**base, **data}, allow_unicode=True))
+
+
+def test_the_schema_describes_every_field():
+    schema = template_schema()
+    assert schema["required"] == ["name", "display_name"]
+    assert not schema["additionalProperties"]
+    for part in [schema, *schema["$defs"].values()]:
+        assert part["description"]
+        assert [name for name, field in part["properties"].items() if not field.get("description")] == []
+
+
+def test_the_examples_in_the_reference_are_right():
+    text = (Path(__file__).parents[2] / "docs/reference/templates.md").read_text()
+    examples = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.S) if block.startswith("name:")]
+    assert len(examples) >= 3
+    assert [parse_template(example, "docs").problems for example in examples] == [()] * len(examples)
