@@ -59,7 +59,7 @@ class GpuArbitration:
         self._call_at = call_at or loop.call_at  # type: ignore[union-attr]
         self._clients: dict[int, Client] = {}
         self._waits: dict[int, float] = {}
-        """Since when a client has heard nothing about its request."""
+        """Since when a client has heard nothing about its request, the longest first."""
         self._granted: dict[int, tuple[int, float]] = {}
         """The lease that a client was given last, and when."""
         self._shown: dict[int, int | None] = {}
@@ -141,6 +141,7 @@ class GpuArbitration:
             case Kind.REQUEST:
                 if self.looks is not None and number not in self._seen:
                     self.looks.at_once()
+                self._waits.pop(number, None)
                 self._waits[number] = now
                 decisions = arbiter.request(number, self._bytes(fields[0]), self._bytes(fields[1]), now)
             case Kind.MEMORY:
@@ -168,12 +169,22 @@ class GpuArbitration:
         """Whether several sessions have work, or had a moment ago."""
         return self._arbiter.contended
 
-    def delivered(self, seconds_ago: tuple[float, float], busy: Mapping[int, float]) -> None:
+    def find_strangers(self, sessions_of: Callable[[Iterable[int]], Mapping[int, str]]) -> None:
+        """Count the GPU time of processes without a connection for the sessions that `sessions_of` finds, by pid.
+
+        It is called in another thread.
+        """
+        if self._delivery is not None:
+            self._delivery.sessions_of = sessions_of
+
+    def delivered(
+        self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
+    ) -> None:
         """The driver's sample: from when to when, in seconds before now, and each process's seconds on the GPU by
-        pid."""
+        pid. `strangers`: the sessions of processes, by pid, whether or not they are connected."""
         now = self._clock()
         since, until = (now - seconds for seconds in seconds_ago)
-        self._carry_out(self._arbiter.delivered(since, until, self._pids.by_session(busy), now))
+        self._carry_out(self._arbiter.delivered(since, until, self._pids.by_session(busy, strangers), now))
 
     @property
     def look_every(self) -> float | None:
@@ -245,11 +256,9 @@ class GpuArbitration:
             self._look_in = min(LOOK_SELDOM, 2 * self._look_in)
 
     def _set_timer(self) -> None:
-        wakeups = [since + RENEW_EVERY for since in self._waits.values()]
-        wanted = self._arbiter.next_wakeup()
-        if wanted is not None:
-            wakeups.append(wanted)
-        due = min(wakeups, default=None)
+        longest = next(iter(self._waits.values()), None)
+        renewal = longest + RENEW_EVERY if longest is not None else None
+        due = min((at for at in (renewal, self._arbiter.next_wakeup()) if at is not None), default=None)
         if due == self._due:
             return
         if self._timer is not None:
@@ -260,10 +269,10 @@ class GpuArbitration:
     def _wake(self) -> None:
         self._timer = self._due = None
         now = self._clock()
-        for number, since in self._waits.items():
-            if now >= since + RENEW_EVERY:
-                self._clients[number].send(Kind.GRANT, 0, gpu=self._raw)
-                self._waits[number] = now
+        for number in [number for number, since in self._waits.items() if now >= since + RENEW_EVERY]:
+            self._clients[number].send(Kind.GRANT, 0, gpu=self._raw)
+            del self._waits[number]
+            self._waits[number] = now
         self._carry_out(self._arbiter.tick(now))
 
     def _bytes(self, claimed: int) -> int:

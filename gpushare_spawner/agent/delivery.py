@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from gpushare_spawner.agent import processes
@@ -37,8 +37,13 @@ class Competition(Protocol):
     def contended(self) -> bool:
         """Whether several sessions have work."""
 
-    def delivered(self, seconds_ago: tuple[float, float], busy: Mapping[int, float]) -> None:
-        """Beginning and end of the sample in seconds before now, and each process's seconds on the GPU by pid."""
+    def delivered(
+        self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
+    ) -> None:
+        """Beginning and end of the sample in seconds before now, and each process's seconds on the GPU by pid.
+
+        `strangers`: the sessions of processes, by pid, whether or not they are connected.
+        """
 
 
 class Delivery:
@@ -52,6 +57,8 @@ class Delivery:
         self._timer: asyncio.TimerHandle | None = None
         self._asking = False
         self._closed = False
+        self.sessions_of: Callable[[Iterable[int]], Mapping[int, str]] = _nobody
+        """Finds the sessions of processes by what the kernel says. Called in the thread that asks the driver."""
         self._since = 0.0
         """End of the last sample, seconds since the epoch."""
 
@@ -72,17 +79,19 @@ class Delivery:
         since = self._since
 
         def ask() -> None:
+            strangers: Mapping[int, str] = {}
             try:
                 found = self._source.utilisation(self._gpu, since)
+                strangers = self.sessions_of(one.pid for one in found or ())
             except Exception:
                 log.exception("the driver could not be asked for the use of GPU %d", self._gpu.index)
                 found = None
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._answered, found)
+                self._loop.call_soon_threadsafe(self._answered, found, strangers)
 
         threading.Thread(target=ask, name="utilisation", daemon=True).start()
 
-    def _answered(self, found: tuple[Utilisation, ...] | None) -> None:
+    def _answered(self, found: tuple[Utilisation, ...] | None, strangers: Mapping[int, str]) -> None:
         self._asking = False
         if found is None:
             self._closed = True  # no such figures: the arbiter estimates from leases
@@ -96,10 +105,15 @@ class Delivery:
             self._since = now  # the clock was set back
         elif until > self._since:
             span = (now - self._since, now - until)
-            self._competition.delivered(span, {one.pid: one.busy * (until - self._since) for one in found or ()})
+            busy = {one.pid: one.busy * (until - self._since) for one in found or ()}
+            self._competition.delivered(span, busy, strangers)
             self._since = until
         if self._competition.contended:
             self._timer = self._loop.call_later(EVERY, self._ask)
+
+
+def _nobody(pids: Iterable[int]) -> Mapping[int, str]:
+    return {}
 
 
 class Pids:
@@ -142,8 +156,11 @@ class Pids:
         """Whether processes that disconnected still run."""
         return bool(self._left)
 
-    def by_session(self, busy: Mapping[int, float]) -> dict[str, float]:
-        """Seconds by session, of seconds by pid. Sessions with a process that the agent cannot see are left out."""
+    def by_session(self, busy: Mapping[int, float], strangers: Mapping[int, str]) -> dict[str, float]:
+        """Seconds by session, of seconds by pid. Sessions with a process that the agent cannot see are left out.
+
+        `strangers`: sessions of processes by pid, which count for processes that never connected.
+        """
         sums: dict[str, float] = {}
         pids: dict[int, str] = {}
         for session, name in self._clients.values():
@@ -153,7 +170,7 @@ class Pids:
         for name, (session, _) in self._left.items():
             sums.setdefault(session, 0.0)
             pids[name.pid] = session
-        for pid, session in pids.items():
-            sums[session] += busy.get(pid, 0.0)
+        for pid, session in {**strangers, **pids}.items():
+            sums[session] = sums.get(session, 0.0) + busy.get(pid, 0.0)
         unseen = {session for session, name in self._clients.values() if name is None}
         return {session: seconds for session, seconds in sums.items() if session not in unseen}

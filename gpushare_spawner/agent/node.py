@@ -29,6 +29,7 @@ from gpushare_spawner.agent.sessions import Past, Session, SessionRecord
 from gpushare_spawner.agent.shares import Shares
 from gpushare_spawner.agent.state_folder import StateFolder
 from gpushare_spawner.agent.store import Store, short_name
+from gpushare_spawner.agent.strangers import Strangers
 from gpushare_spawner.agent.tiers import Tiers
 from gpushare_spawner.agent.watch import ProcessWatch
 from gpushare_spawner.arbiter import ArbiterSettings
@@ -85,6 +86,8 @@ class Node:
         self._folder = folder
         self._libraries = libraries
         self._sessions: dict[str, Session] = {}
+        for arbitration in self.arbitrations.values():
+            arbitration.find_strangers(Strangers(self._sessions).sessions_of)
         self._memory = NodeMemory(
             settings.host_memory, self.gpus, self._sessions, settings.arbiter.context_bytes, self._paged_out
         )

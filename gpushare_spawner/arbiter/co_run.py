@@ -31,16 +31,16 @@ class Room:
         chosen = dict.fromkeys(group)
         taken = sum(client.footprint for client in chosen)
         session = next((client.session for client in chosen), None)
+        free = -1 if self._overfull else self.for_managed - taken
         for client in order:
-            if client in chosen:
-                continue
-            alone = not chosen
-            stranger = self._exclusive and client.session is not session
-            with_it = taken + client.footprint
-            if alone or not (self._overfull or stranger or with_it > self.for_managed):
-                chosen[client] = None
-                taken = with_it
-                session = session or client.session
+            footprint = client.footprint
+            if chosen:
+                if footprint > free or client in chosen or (self._exclusive and client.session is not session):
+                    continue
+            else:
+                session = client.session
+            chosen[client] = None
+            free -= footprint
         return list(chosen)
 
     def blockers(self, waiter: Client, group: list[Client]) -> list[Client]:

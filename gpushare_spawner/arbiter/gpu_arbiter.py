@@ -324,8 +324,8 @@ class GpuArbiter:
             if client.revoked is not None and self._roster.now + INSTANT >= client.revoke_deadline:
                 client.overdue = True
         for client in self._roster.clients:
-            gone = not client.lease and not client.waiting and self._roster.now + INSTANT >= client.expected_until
-            client.parked = client.parked and not gone
+            if client.parked and not client.lease and not client.waiting:
+                client.parked = self._roster.now + INSTANT < client.expected_until
         self._schedule.plan()
         self._charging.settle(self._schedule.turns.requests)
         if len(self._accounts.working) > 1:

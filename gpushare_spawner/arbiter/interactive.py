@@ -27,14 +27,18 @@ def is_interactive(session: Session, settings: ArbiterSettings) -> bool:
 
 def bound(waiting: Iterable[Client], settings: ArbiterSettings) -> float:
     """The part of the GPU's time that hand-offs may cost now."""
-    if any(is_interactive(client.session, settings) for client in waiting):
+    if any(is_interactive(session, settings) for session in {client.session for client in waiting}):
         return settings.interactive_overhead_bound
     return settings.overhead_bound
 
 
 def newcomers(waiting: Iterable[Client], settings: ArbiterSettings) -> list[Client]:
-    """Clients that may take the GPU before the time slice is over, the least attained first: they have paused."""
-    returned = [client for client in waiting if client.session.paused and is_interactive(client.session, settings)]
+    """The first client of each session that may take the GPU before the time slice is over, the least attained first:
+    they have paused."""
+    first: dict[Session, Client] = {}
+    for client in waiting:
+        first.setdefault(client.session, client)
+    returned = [client for session, client in first.items() if session.paused and is_interactive(session, settings)]
     return sorted(returned, key=lambda client: client.session.attained)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.arbiter import interactive
@@ -36,6 +37,20 @@ class Choice:
     """Those that stay and those that are to come; all other holders are to give way."""
     reason: RevokeReason
     """Why those that work have to give way."""
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """When a session's clients are served at the latest. Seconds."""
+
+    rounds: float
+    """Weight of all that work for each unit of the session's weight."""
+    least: float
+    """No client that has waited for less goes first."""
+    turns: float
+    """Time slices of the session in which each of its clients has its turn, twice over."""
+    debt: float
+    """What the session owes now; negative where it is owed time."""
 
 
 class Schedule:
@@ -116,9 +131,10 @@ class Schedule:
         order = self._accounts.order(candidates, self.turns.requests)
         rank = {session: place for place, session in enumerate(order)}
         head = self.turn.head if self.turn is not None else None
+        promises = self._promises(asking)
         keys = {
             client: (
-                self._kept_waiting(client),
+                self._kept_waiting(client, promises),
                 rank[client.session.id],
                 client.held,
                 client.last_granted,
@@ -135,8 +151,8 @@ class Schedule:
         yielding.sort(key=lambda client: -(client.quiet_since or 0.0))
         firm = sorted((client for client in staying if client not in yielding), key=by_right)
         self._in_order = sorted(asking, key=by_turn)
-        # sorted again by the one thing that is left to compare: the head's session first
-        waiting = sorted(self._in_order, key=lambda client: client.session is not head)
+        waiting = [client for client in self._in_order if client.session is head]
+        waiting += [client for client in self._in_order if client.session is not head]
 
         reason = RevokeReason.QUANTUM
         group = room.fill(waiting, room.fill(firm))
@@ -257,7 +273,25 @@ class Schedule:
         both_ways *= interactive.part_of_gpu([newcomer], staying)
         return max(settled, now + self.interactive_credit.wait_for(both_ways))
 
-    def _kept_waiting(self, client: Client) -> float:
+    def _promises(self, asking: list[Client]) -> dict[Session, _Promise]:
+        """What was promised to the clients that wait, by session: a session can have many."""
+        longest = {client.session: 0.0 for client in asking}
+        for client in asking:
+            waited = self._roster.now - client.waiting_since
+            if waited > longest[client.session]:
+                longest[client.session] = waited
+        total, promises = self._accounts.total_weight, {}
+        for session, waited in longest.items():
+            rounds = max(1.0, total / session.weight)
+            twice = 2 * self.turns.requests[session.id]
+            promise = _Promise(rounds, twice * rounds, 0.0, 0.0)
+            if waited > promise.least:
+                wanting = sum(c.waiting or c.lease != 0 for c in session.clients.values())
+                promise = _Promise(rounds, promise.least, wanting * twice, -self._accounts.lag(session.id))
+            promises[session] = promise
+        return promises
+
+    def _kept_waiting(self, client: Client, promises: Mapping[Session, _Promise]) -> float:
         """Since when a client has waited, if that is longer than it was promised; infinite for all others.
 
         By rights everybody is served within its request's time, two at most where turns overlap. But a session's
@@ -266,12 +300,9 @@ class Schedule:
         """
         if not client.waiting or client.parked:
             return NEVER
-        session, waited = client.session, self._roster.now - client.waiting_since
-        rounds = max(1.0, self._accounts.total_weight / session.weight)
-        request = self.turns.requests[session.id]
-        if waited <= 2 * request * rounds:
+        promise, waited = promises[client.session], self._roster.now - client.waiting_since
+        if waited <= promise.least:
             return NEVER
-        asking = sum(c.waiting or c.lease != 0 for c in session.clients.values())
-        # what is left of the debt would be counted twice: the client has waited for the rest already
-        debt = max(client.owed_when_asked, -self._accounts.lag(session.id))
-        return client.waiting_since if waited > (2 * asking * request + debt) * rounds else NEVER
+        # the debt as it was when the client asked: it has waited for what has been repaid since
+        debt = max(client.owed_when_asked, promise.debt)
+        return client.waiting_since if waited > (promise.turns + debt) * promise.rounds else NEVER

@@ -66,10 +66,10 @@ def frame(kind: Kind, *fields: int) -> Frame:
     return Frame(kind, fields + (0,) * (12 - len(fields)), gpu_bytes(FIRST.uuid))
 
 
-def two_sessions() -> tuple[World, GpuArbitration, Recorder, Recorder]:
+def two_sessions(**settings: float) -> tuple[World, GpuArbitration, Recorder, Recorder]:
     """Two clients of 12 GiB each on 16 GiB."""
     world = World()
-    shell = GpuArbitration(FIRST, ArbiterSettings(), lambda: world.now, world.call_at)
+    shell = GpuArbitration(FIRST, ArbiterSettings(**settings), lambda: world.now, world.call_at)
     clients = Recorder(1, world), Recorder(2, world)
     for client, session in zip(clients, ("ada", "bob"), strict=True):
         shell.add_session(session, 25)
@@ -79,7 +79,7 @@ def two_sessions() -> tuple[World, GpuArbitration, Recorder, Recorder]:
 
 def test_who_waits_hears_from_us_every_ten_seconds() -> None:
     """Within the library's 30 s of patience, and no longer once it has its lease or is gone."""
-    world, shell, holder, waiting = two_sessions()
+    world, shell, holder, waiting = two_sessions(revoke_timeout=60.0, usual_revoke_timeout=60.0)
     shell.receive(holder, frame(Kind.REQUEST, 12 * GIB))
     assert holder.kinds() == [Kind.GRANT]
     shell.receive(waiting, frame(Kind.REQUEST, 12 * GIB))

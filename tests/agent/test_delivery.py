@@ -40,7 +40,9 @@ class Listener:
         self.contended = True
         self.heard: list[tuple[tuple[float, float], Mapping[int, float]]] = []
 
-    def delivered(self, seconds_ago: tuple[float, float], busy: Mapping[int, float]) -> None:
+    def delivered(
+        self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
+    ) -> None:
         self.heard.append((seconds_ago, busy))
 
 
@@ -79,15 +81,24 @@ def test_seconds_of_all_processes_of_a_session_are_added_up() -> None:
     pids.joined(1, "ada", me)
     pids.joined(2, "ada", me)
     pids.joined(3, "bob", parent)
-    assert pids.by_session({me: 0.2, parent: 0.1, 4711: 9.0}) == {"ada": 0.2, "bob": 0.1}
-    assert pids.by_session({}) == {"ada": 0.0, "bob": 0.0}
+    assert pids.by_session({me: 0.2, parent: 0.1, 4711: 9.0}, {}) == {"ada": 0.2, "bob": 0.1}
+    assert pids.by_session({}, {}) == {"ada": 0.0, "bob": 0.0}
+
+
+def test_a_process_without_a_connection_counts_for_the_session_that_the_kernel_names() -> None:
+    pids = Pids()
+    pids.joined(1, "ada", os.getpid())
+    # a connection counts more than the attribution
+    strangers = {os.getpid(): "bob", 4711: "ada", 4712: "bob"}
+    seconds = {os.getpid(): 0.2, 4711: 0.1, 4712: 0.3, 4713: 0.4}
+    assert pids.by_session(seconds, strangers) == {"ada": pytest.approx(0.3), "bob": 0.3}
 
 
 def test_a_session_with_a_process_that_cannot_be_seen_is_left_out() -> None:
     pids = Pids()
     pids.joined(1, "ada", os.getpid())
     pids.joined(2, "ada", 0)
-    assert pids.by_session({os.getpid(): 0.2}) == {}
+    assert pids.by_session({os.getpid(): 0.2}, {}) == {}
 
 
 def test_a_process_that_left_and_lives_on_still_counts_until_it_ends() -> None:
@@ -95,12 +106,12 @@ def test_a_process_that_left_and_lives_on_still_counts_until_it_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         pids.joined(1, "ada", process.pid)
         assert pids.left(1)
-        assert pids.by_session({process.pid: 0.2}) == {"ada": 0.2}
+        assert pids.by_session({process.pid: 0.2}, {}) == {"ada": 0.2}
         assert pids.ended() == []
         process.kill()
     assert pids.ended() == [(1, "ada")]
     assert not pids.waiting
-    assert pids.by_session({process.pid: 0.2}) == {}
+    assert pids.by_session({process.pid: 0.2}, {}) == {}
 
 
 def test_clients_that_know_a_pace_are_told_it_when_others_come() -> None:

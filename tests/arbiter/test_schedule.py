@@ -489,6 +489,12 @@ def test_a_user_for_whom_those_who_stay_need_not_move_comes_at_once() -> None:
 # -- the promise to each client ----------------------------------------------------------------------------------
 
 
+def kept_since(board: Board, client: str) -> float:
+    """Since when a client waits that is served before all others; infinite for others."""
+    known = board.client(client)
+    return board.schedule._kept_waiting(known, board.schedule._promises([known]))
+
+
 @pytest.mark.parametrize(
     ("weights", "debt", "waited", "kept"),
     [
@@ -507,7 +513,7 @@ def test_a_client_that_waited_twice_its_requests_time_is_served_before_all_other
     board = Board(weights, a=60, b=60).hold("a").ask("b")
     board.owes("b" if debt >= 0 else "a", abs(debt))
     board.plan(waited)
-    since = board.schedule._kept_waiting(board.client("b"))
+    since = kept_since(board, "b")
     assert since == (0.0 if kept else float("inf"))
 
 
@@ -515,8 +521,8 @@ def test_the_promise_counts_from_the_request() -> None:
     board = Board(a=60, b=60).hold("a")
     board.roster.now = 10.0
     board.ask("b")
-    assert board.plan(210.0).schedule._kept_waiting(board.client("b")) == float("inf")
-    assert board.plan(210.1).schedule._kept_waiting(board.client("b")) == 10.0
+    assert kept_since(board.plan(210.0), "b") == float("inf")
+    assert kept_since(board.plan(210.1), "b") == 10.0
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -525,7 +531,7 @@ def test_clients_of_one_session_share_its_promise(kept: bool) -> None:
     board.plan()
     request = board.schedule.turns.requests["b"]
     board.plan(2 * 2 * request * 2 + (0.1 if kept else 0.0))
-    assert (board.schedule._kept_waiting(board.client("b1")) == 0.0) is kept
+    assert (kept_since(board, "b1") == 0.0) is kept
 
 
 def test_a_client_that_waited_too_long_comes_first_whatever_its_session_has_had() -> None:
@@ -538,6 +544,6 @@ def test_a_client_that_waited_too_long_comes_first_whatever_its_session_has_had(
 
 def test_one_that_does_not_wait_is_promised_nothing() -> None:
     board = Board(a=60, b=60).hold("a").ask("b").plan(1e6)
-    assert board.schedule._kept_waiting(board.client("a")) == float("inf")
+    assert kept_since(board, "a") == float("inf")
     board.client("b").parked = True
-    assert board.schedule._kept_waiting(board.client("b")) == float("inf")
+    assert kept_since(board, "b") == float("inf")
