@@ -50,3 +50,7 @@ def test_a_hand_off_stops_the_movers_part_of_the_gpu_by_weight_of_those_at_work_
     parked.parked = True
     assert part_of_gpu([mover], [worker, quiet, parked]) == pytest.approx(0.2)
     assert part_of_gpu([], [worker]) == 1.0
+
+
+def test_a_session_of_which_no_burst_is_known_is_interactive_however_short_bursts_have_to_be() -> None:
+    assert is_interactive(Session("a", 10, pause=1.0), ArbiterSettings(short_burst=0.5))
