@@ -62,6 +62,9 @@ class Change:
     def place(self) -> str:
         return f"{self.module}.{self.function}" if self.function else self.module
 
+    def told(self, what: str) -> str:
+        return f"{what}: {self.place}, line {self.lines[0]}\n  - {self.old}\n  + {self.new}"
+
     def reached_by(self, contexts: dict[str, dict[int, list[str]]]) -> set[int]:
         """The tests that run one of the lines."""
         of_file = contexts.get(self.module, {})
@@ -163,7 +166,10 @@ class InForks:
 
     def _wait(self, running: dict[int, int]) -> None:
         child, status = os.wait()
-        self.results[running.pop(child)] = SURVIVED if status == 0 else NOTICED
+        number = running.pop(child)
+        self.results[number] = SURVIVED if status == 0 else NOTICED
+        if status == 0:
+            print(f"{self._changes[number].told('survived')}\n({number} of {len(self._changes)} tried)", flush=True)
 
 
 def attempt_in_fork(change: Change, items: list[pytest.Item]) -> None:
@@ -215,7 +221,7 @@ def main() -> int:
     )
     settings.load_profile("repeatable")
     plugin = InForks(changes)
-    status = pytest.main(["-q", "-p", "no:cacheprovider", *tests], plugins=[plugin])
+    status = pytest.main(["-q", "-s", "-p", "no:cacheprovider", *tests], plugins=[plugin])
     if not plugin.results and any(change.function for change in changes):
         return int(status) or 1
     at_import = [number for number, change in enumerate(changes) if change.function is None]
@@ -230,6 +236,7 @@ def report(changes: list[Change], results: dict[int, int], seconds: float) -> in
     listed = yaml.safe_load((ROOT / "tests" / "equivalent_mutants.yaml").read_text()) or []
     known = {(one["in"], one["code"], one["change"]) for one in listed}
     counts: dict[str, list[int]] = {}
+    missed = []
     for number, change in enumerate(changes):
         noticed, of, equivalent = counts.setdefault(change.module, [0, 0, 0])
         if results[number] == NOTICED:
@@ -238,8 +245,8 @@ def report(changes: list[Change], results: dict[int, int], seconds: float) -> in
             counts[change.module] = [noticed, of, equivalent + 1]
         else:
             counts[change.module] = [noticed, of + 1, equivalent]
-            what = "no test reaches it" if results[number] == UNREACHED else "survived"
-            print(f"{what}: {change.place}, line {change.lines[0]}\n  - {change.old}\n  + {change.new}")
+            missed.append(change.told("no test reaches it" if results[number] == UNREACHED else "survived"))
+    print("\nNot noticed, and not listed as equivalent:", *missed, sep="\n")
     counts["all"] = [sum(column) for column in zip(*counts.values(), strict=True)]
     for module, (noticed, of, equivalent) in counts.items():
         print(f"{module}: {noticed} of {of} ({100 * noticed / of:.1f} %), {equivalent} more are equivalent")
