@@ -1,13 +1,13 @@
-# The idle culler and the board, as a service of the hub, with the least scopes that work.
+# The idle culler and the dashboard, as a service of the hub, with the least scopes that work.
 # docs/explanation/culler.md explains it.
 #
 # Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, where the
-# board listens for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_SERVICE_OPTIONS, further options of
+# dashboard listens for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_SERVICE_OPTIONS, further options of
 # `gpushare service`, like --cull-every=30s.
 #
 # In a cluster (KUBERNETES_SERVICE_HOST is set, GPUSHARE_CONTROL is not) the service asks the API server instead, as the
 # hub's service account. The users' pods are in GPUSHARE_NAMESPACE, else in the hub's own POD_NAMESPACE. The proxy
-# reaches the board through the hub's Service, port 10190. Values for zero-to-jupyterhub:
+# reaches the dashboard through the hub's Service, port 10190. Values for zero-to-jupyterhub:
 # docs/guides/kubernetes.md
 import os
 import shlex
@@ -66,7 +66,7 @@ if not any(service.get("name") == "gpushare" for service in _gpushare_defined(c.
             "info": {"title": "Shared GPUs"},
             # users see their own sessions without being asked for anything first
             "oauth_no_confirm": True,
-            # so that the board knows who may see everybody's
+            # so that the dashboard knows who may see everybody's
             "oauth_client_allowed_scopes": ["custom:gpushare:read", "custom:gpushare:metrics"],
         }
     )
@@ -75,7 +75,7 @@ replace_culler(c.JupyterHub)
 
 c.JupyterHub.custom_scopes.update(
     {
-        "custom:gpushare:read": {"description": "See everybody's sessions on the board of shared GPUs"},
+        "custom:gpushare:read": {"description": "See everybody's sessions on the dashboard of shared GPUs"},
         "custom:gpushare:metrics": {"description": "Read the metrics of shared GPUs"},
     }
 )
@@ -90,5 +90,5 @@ if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(
         }
     )
 
-# Everybody may open the board, whatever other files say of the role `user`.
+# Everybody may open the dashboard, whatever other files say of the role `user`.
 grant_to_everybody(c.JupyterHub, "access:services!service=gpushare", hasattr(JupyterHub, "extra_user_scopes"))

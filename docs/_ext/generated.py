@@ -93,10 +93,12 @@ def application(part: str) -> Application:
 def _service() -> Application:
     from gpushare_spawner.service.counters import Counters
     from gpushare_spawner.service.reports import RecentReports
-    from gpushare_spawner.service.web.dashboard import BoardSources, board_application
+    from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
 
-    sources = BoardSources(reports=RecentReports([]), templates=lambda: {}, hub_view=lambda: None, counters=Counters())
-    return board_application(sources, "/services/gpushare/")
+    sources = DashboardSources(
+        reports=RecentReports([]), templates=lambda: {}, hub_view=lambda: None, counters=Counters()
+    )
+    return dashboard_application(sources, "/services/gpushare/")
 
 
 def _agent() -> Application:

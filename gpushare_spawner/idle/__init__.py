@@ -4,7 +4,8 @@
 """
 
 from gpushare_spawner.idle.observation import Observation
-from gpushare_spawner.idle.overdue import overdue
-from gpushare_spawner.idle.policy import Decision, Step, decide
+from gpushare_spawner.idle.overdue import Overdue, overdue
+from gpushare_spawner.idle.policy import Decision, IdleAction, decide
+from gpushare_spawner.idle.schedule import NoAction
 
-__all__ = ["Decision", "Observation", "Step", "decide", "overdue"]
+__all__ = ["Decision", "IdleAction", "NoAction", "Observation", "Overdue", "decide", "overdue"]

@@ -36,7 +36,7 @@ class Observation:
     def of(cls, session: SessionReport, hub_last_activity: float | None = None) -> Observation:
         """From the agent's report and what the hub said, if it did."""
         return cls(
-            share=Share(units=session.share_units, count=max(1, len(session.gpus))),
+            share=session.share,
             tier=session.tier,
             tier_since=session.tier_since,
             effective_units=session.effective_units,

@@ -1,29 +1,43 @@
-"""The next step of a session, and when it would be due if nothing happens."""
+"""The next idle action of a session, and when it would be due if nothing happens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from gpushare_spawner.idle import sentences
-from gpushare_spawner.idle.notice import fair_notice
 from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.template import Idle
 from gpushare_spawner.model.tier import Tier
 
 
+class NoAction(StrEnum):
+    """Why no idle action is due. Words for it: `wording.idle_actions`."""
+
+    GPU_BUSY = "gpu-busy"
+    KERNEL_BUSY = "kernel-busy"
+    NO_FURTHER_ACTION = "no-further-action"
+    """The session is in the deepest tier that its template names."""
+    ACTIVITY_UNKNOWN = "activity-unknown"
+    """The hub has not said when the server was last active."""
+    TEMPLATE_GONE = "template-gone"
+    NOT_YET = "not-yet"
+    """The session is not idle for long enough."""
+    ANNOUNCED = "announced"
+    """The user was told, and the notice period runs."""
+
+
 @dataclass(frozen=True)
 class Due:
-    """A step down that nothing but time keeps from happening."""
+    """An idle action that nothing but time keeps from happening."""
 
     tier: Tier
     units: int
     """What the session holds after it, on each of its GPUs."""
     at: float
-    """Seconds since the epoch; an announcement that comes late delays the step beyond this."""
+    """Seconds since the epoch; an announcement that comes late delays the action beyond this."""
     notice: float
     """Seconds that the user is told before."""
-    reason: str
     after: float
     """Seconds of idleness, or of the server's life, at which it comes."""
     cause: IdleCause = IdleCause.IDLE
@@ -34,22 +48,15 @@ class Due:
         return self.at - self.notice
 
 
-@dataclass(frozen=True)
-class NotDue:
-    """Why there is no step at all as things are: a sentence."""
-
-    reason: str
-
-
-def idle_step(idle: Idle, session: Observation) -> Due | NotDue:
-    """The one step that comes next for an idle session: the next deeper tier that its template names.
+def next_idle_action(idle: Idle, session: Observation) -> Due | NoAction:
+    """Return the action that comes next for an idle session: into the next deeper tier that its template names.
 
     Downgrade and release count from the last GPU work, whatever else goes on in the notebook; stop counts from the last
     activity of any kind, and never comes while a kernel is busy.
     """
     if session.gpu_busy:
-        return NotDue("its GPU is busy")
-    previous = 0.0  # idle seconds at which the step before this one came
+        return NoAction.GPU_BUSY
+    previous = 0.0  # idle seconds at which the action before this one came
     for tier in Tier:
         after = idle.after(tier)
         if after is None:
@@ -60,27 +67,29 @@ def idle_step(idle: Idle, session: Observation) -> Due | NotDue:
         if tier.depth > session.tier.depth and not pointless:
             return _due(tier, units, after, fair_notice(idle.warn_before, after - previous), session)
         previous = after
-    return NotDue("its template has no further step")
+    return NoAction.NO_FURTHER_ACTION
 
 
-def age_step(idle: Idle, session: Observation, max_age: float) -> Due:
-    """The end of a server that may live for ``max_age`` seconds, busy or not."""
+def max_age_action(idle: Idle, session: Observation, max_age: float) -> Due:
+    """Return the stop of a server that may run for ``max_age`` seconds, busy or not."""
     notice = fair_notice(idle.warn_before, max_age)
-    return Due(
-        Tier.STOPPED, 0, session.opened_at + max_age, notice, sentences.too_old(max_age), max_age, IdleCause.MAX_AGE
-    )
+    return Due(Tier.STOPPED, 0, session.opened_at + max_age, notice, max_age, IdleCause.MAX_AGE)
 
 
-def _due(tier: Tier, units: int, after: float, notice: float, session: Observation) -> Due | NotDue:
+def _due(tier: Tier, units: int, after: float, notice: float, session: Observation) -> Due | NoAction:
     if tier is not Tier.STOPPED:
-        reason = (
-            sentences.downgrade(session.share, units, after)
-            if tier is Tier.DOWNGRADED
-            else sentences.release(session.share, after)
-        )
-        return Due(tier, units, session.gpu_idle_since + after, notice, reason, after)
+        return Due(tier, units, session.gpu_idle_since + after, notice, after)
     if session.kernels_busy:
-        return NotDue("a kernel is busy")
+        return NoAction.KERNEL_BUSY
     if session.quiet_since is None:
-        return NotDue("the hub has not said when its server was last active")
-    return Due(tier, units, session.quiet_since + after, notice, sentences.stop(after), after)
+        return NoAction.ACTIVITY_UNKNOWN
+    return Due(tier, units, session.quiet_since + after, notice, after)
+
+
+def fair_notice(warn_before: float, wait: float) -> float:
+    """Return the seconds of notice for an action that follows ``wait`` seconds after the one before it, or after work.
+
+    It is ``warn_before`` where that fits. Where the wait is shorter, it is half of the wait: the user is told neither
+    at the very moment at which the work ends, nor when the action is already there.
+    """
+    return warn_before if warn_before <= wait else wait / 2

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.tier import Tier
 
 REPORT_VERSION: Literal[1] = 1
@@ -153,6 +153,11 @@ class SessionReport(_Part):
     delivered: DeliveredReport = DeliveredReport()
     memory_limit_hits: MemoryLimitHits = NO_HITS
     """Allocations of device memory that a limit refused."""
+
+    @property
+    def share(self) -> Share:
+        """What the session is entitled to while it is active."""
+        return Share(units=self.share_units, count=max(1, len(self.gpus)))
 
 
 class Report(_Part):

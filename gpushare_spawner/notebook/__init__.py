@@ -11,13 +11,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpushare_spawner.notebook.share_status import ShareStatus
+    from gpushare_spawner.notebook.readable_status import ReadableStatus
 
 __all__ = ["status"]
 
 
-def status(timeout: float = 2.0) -> ShareStatus:
-    """This notebook server's GPU share now, asked of the agent. Raises nothing: what is wrong stands in ``problem``.
+def status(timeout: float = 2.0) -> ReadableStatus:
+    """Return this notebook server's GPU share now, as the agent reports it.
+
+    Raises nothing: ``problem`` says what is wrong.
 
     A plain blocking call of some milliseconds, at most ``timeout`` seconds; it may be used in a cell, beside a
     running event loop.

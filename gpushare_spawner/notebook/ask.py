@@ -8,25 +8,20 @@ import time
 
 from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, Role
 from gpushare_spawner.notebook.process_names import named
-from gpushare_spawner.notebook.share_status import ShareStatus
+from gpushare_spawner.notebook.readable_status import ReadableStatus
+from gpushare_spawner.wording import agent_errors
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
 """Names the session's socket; the spawner sets it. Without it the server has no share."""
 LIBRARY_VERSION = 100
 """What HELLO says of this side: 0.1.0 as major*10000 + minor*100 + patch."""
-ERRORS = {
-    1: "the agent did not understand the question",
-    2: "the agent speaks another version of the protocol",
-    3: "the agent does not allow this user to ask",
-    4: "the agent has closed this session",
-}
 
 ANSWER = (Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY, Kind.ANNOUNCE)
 """What an answer to QUERY consists of."""
 
 
-class AgentAway(Exception):
-    """The agent does not answer; the message says what happened."""
+class AgentUnavailable(Exception):
+    """The agent gives no answer; the message says why, in a sentence."""
 
 
 def hello() -> Frame:
@@ -40,23 +35,23 @@ def session_socket() -> str | None:
     return os.environ.get(SOCKET_VARIABLE) or None
 
 
-def ask(path: str | None = None, timeout: float = 2.0) -> ShareStatus:
+def ask(path: str | None = None, timeout: float = 2.0) -> ReadableStatus:
     """The share's status now, within ``timeout`` seconds. ``path`` defaults to $GPUSHARE_SOCKET. Raises nothing."""
     path = path or session_socket()
     if path is None:
-        return ShareStatus.without_share()
+        return ReadableStatus.without_share()
     try:
         return _ask(path, time.monotonic() + timeout)
-    except AgentAway as error:
-        return ShareStatus.unknown(f"{error}.")
+    except AgentUnavailable as error:
+        return ReadableStatus.unknown(str(error))
     except TimeoutError:
-        return ShareStatus.unknown(f"the agent did not answer within {timeout:g} s. GPU work goes on without it.")
+        return ReadableStatus.unknown(agent_errors.no_answer(timeout))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return ShareStatus.unknown(f"the agent is away ({reason}: {path}). GPU work goes on without it.")
+        return ReadableStatus.unknown(agent_errors.unavailable(f"{reason}: {path}"))
 
 
-def _ask(path: str, deadline: float) -> ShareStatus:
+def _ask(path: str, deadline: float) -> ReadableStatus:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(_left(deadline))
         connection.connect(path)
@@ -66,25 +61,25 @@ def _ask(path: str, deadline: float) -> ShareStatus:
         answer: list[Frame] = []
         while sum(frame.kind is Kind.STATUS for frame in answer) < gpus:
             answer.append(_next(connection, deadline, *ANSWER))
-        return named(ShareStatus.of(answer))
+        return named(ReadableStatus.of(answer))
 
 
 def _next(connection: socket.socket, deadline: float, *wanted: Kind) -> Frame:
     """The next frame of one of these kinds; others are passed over.
 
-    Raises TimeoutError, OSError, ValueError or AgentAway.
+    Raises TimeoutError, OSError, ValueError or AgentUnavailable.
     """
     while True:
         connection.settimeout(_left(deadline))
         data = connection.recv(FRAME_BYTES + 1)
         if not data:
-            raise AgentAway("the agent closed the connection")
+            raise AgentUnavailable(agent_errors.CLOSED)
         try:
             frame = Frame.unpack(data)
         except FrameError as error:
-            raise AgentAway(f"the agent's answer is not understood: {error}") from error
+            raise AgentUnavailable(agent_errors.unavailable(f"its answer cannot be read: {error}")) from error
         if frame.kind is Kind.ERROR:
-            raise AgentAway(ERRORS.get(frame.fields[0], f"the agent refused (code {frame.fields[0]})"))
+            raise AgentUnavailable(agent_errors.refused(frame.fields[0]))
         if frame.kind in wanted:
             return frame
 

@@ -19,10 +19,10 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from gpushare_spawner.model.frameworks import choose_frameworks_defaults
-from gpushare_spawner.notebook import words
+from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
 from gpushare_spawner.notebook.session_client import SessionClient
-from gpushare_spawner.notebook.share_status import ShareStatus
+from gpushare_spawner.wording import memory_limits, notices, share_status
 
 LOOK_SECONDS = 1.0
 """How often the kernels are looked at; the agent is told when something changed."""
@@ -69,11 +69,11 @@ def answer(status: ShareStatus) -> dict[str, Any]:
     step, hit = status.announced, status.limit_hit
     return {
         **status.as_json(),
-        "line": words.line(status),
-        "explanation": words.explanation(status),
-        "changed_text": words.changed(status) if status.known else "",
-        "announcement_text": words.announcement(status, step) if step is not None else "",
-        "limit_text": words.refused(status, hit) if hit is not None else "",
+        "line": share_status.line(status),
+        "explanation": share_status.explanation(status),
+        "changed_text": notices.changed(status) if status.known else "",
+        "announcement_text": notices.notice(status, step) if step is not None else "",
+        "limit_text": memory_limits.refused(status, hit) if hit is not None else "",
     }
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from gpushare_spawner.notebook.share_status import ShareStatus
+from gpushare_spawner.model.share_status import ShareStatus
+
+Status = TypeVar("Status", bound=ShareStatus)
 
 _KERNEL = re.compile(r"kernel-([0-9a-f]{8})[0-9a-f-]*\.json")
 _LETTERS = 40
 
 
-def named(status: ShareStatus, proc: Path = Path("/proc")) -> ShareStatus:
+def named(status: Status, proc: Path = Path("/proc")) -> Status:
     """The status with the names of its processes, as far as they can be found."""
     return replace(status, processes=tuple(replace(one, name=process_name(one.pid, proc)) for one in status.processes))
 

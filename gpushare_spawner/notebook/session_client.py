@@ -8,10 +8,11 @@ import logging
 import socket
 
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, FrameError, Kind
-from gpushare_spawner.notebook.ask import ERRORS, hello, session_socket
+from gpushare_spawner.model.share_status import ShareStatus
+from gpushare_spawner.notebook.ask import hello, session_socket
 from gpushare_spawner.notebook.kernels import KernelActivity
 from gpushare_spawner.notebook.process_names import named
-from gpushare_spawner.notebook.share_status import ShareStatus
+from gpushare_spawner.wording import agent_errors
 
 FIRST_DELAY = 0.1
 LAST_DELAY = 5.0
@@ -37,7 +38,7 @@ class SessionClient:
         self._answered: asyncio.Future[list[Frame]] | None = None
         self._last: tuple[float, ShareStatus] | None = None
         self._kernels: KernelActivity | None = None
-        self._problem = "the agent has not answered yet."
+        self._problem = agent_errors.NOT_YET
 
     @property
     def shared(self) -> bool:
@@ -72,11 +73,9 @@ class SessionClient:
                 await self._send(Kind.QUERY)
                 status = named(ShareStatus.of(await asyncio.wait_for(self._answered, timeout)))
             except TimeoutError:
-                return ShareStatus.unknown(
-                    f"the agent did not answer within {timeout:g} s. GPU work goes on without it."
-                )
+                return ShareStatus.unknown(agent_errors.no_answer(timeout))
             except (OSError, ValueError) as error:
-                return ShareStatus.unknown(f"the agent is away ({error}). GPU work goes on without it.")
+                return ShareStatus.unknown(agent_errors.unavailable(str(error)))
             finally:
                 self._answered = None
             self._last = (loop.time(), status)
@@ -103,13 +102,13 @@ class SessionClient:
                 frame = Frame.unpack(data)
                 await self._take(frame)
                 welcomed = welcomed or frame.kind is Kind.WELCOME
-            self._problem = "the agent closed the connection. GPU work goes on without it."
+            self._problem = agent_errors.CLOSED
         except (OSError, FrameError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            self._problem = f"the agent is away ({reason}). GPU work goes on without it."
-            self._log.debug("gpushare: the agent is away: %s", reason)
+            self._problem = agent_errors.unavailable(reason)
+            self._log.debug("gpushare: the agent is unavailable: %s", reason)
         except _Refused as error:
-            self._problem = f"{error}."
+            self._problem = str(error)
             self._log.debug("gpushare: %s", error)
         finally:
             self._connection, self._gpus, self._last = None, 0, None
@@ -135,7 +134,7 @@ class SessionClient:
             case Kind.TIER:
                 self._last = None
             case Kind.ERROR:
-                raise _Refused(ERRORS.get(frame.fields[0], f"the agent refused (code {frame.fields[0]})"))
+                raise _Refused(agent_errors.refused(frame.fields[0]))
             case _:
                 pass  # DEVICE, and what a newer agent may say
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 from gpushare_spawner.notebook.ask import ask
-from gpushare_spawner.notebook.words import page
+from gpushare_spawner.wording.share_status import page
 
 CLEAR = "\x1b[H\x1b[2J"
 

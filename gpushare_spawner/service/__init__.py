@@ -1,1 +1,1 @@
-"""The JupyterHub service: the idle culler and the board."""
+"""The JupyterHub service: the idle culler and the dashboard."""

@@ -1,4 +1,4 @@
-"""``gpushare service``: the idle culler and the board. Options that jupyterhub-idle-culler has are named as there."""
+"""``gpushare service``: the idle culler and the dashboard. Options of jupyterhub-idle-culler keep their names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpushare_spawner.service.hub.client import Hub, HubFailed
 from gpushare_spawner.service.hub.scopes import missing
 from gpushare_spawner.service.reports import Agent, RecentReports
 from gpushare_spawner.service.template_source import TemplateSource
-from gpushare_spawner.service.web.dashboard import BoardSources, board_application
+from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
 
 log = logging.getLogger("gpushare.service")
 
@@ -70,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--ip",
         metavar="ADDRESS",
-        help="where the board listens, if not at the host of its URL; *: everywhere, as in a pod behind a Service",
+        help="where the dashboard listens, if not at the host of its URL; *: everywhere, as in a pod behind a Service",
     )
     _switch(where, "--ssl-enabled", False, "the hub's API wants TLS with the hub's internal certificates")
     where.add_argument(
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     # what the hub calls itself, also in its pods; --url may be a shorter way to it
     hub_name = os.environ.get("JUPYTERHUB_API_URL", "")
     if options.url:
-        # the board's logins ask the same hub
+        # the dashboard's logins ask the same hub
         os.environ["JUPYTERHUB_API_URL"] = options.url
     wanting = _wanting(options, token)
     if wanting:
@@ -217,7 +217,7 @@ async def _run_until_stopped(
     settings: CullerSettings,
 ) -> None:
     lacking: list[str] = []
-    sources = BoardSources(
+    sources = DashboardSources(
         reports=RecentReports(agents),
         templates=templates,
         hub_view=lambda: culler.hub_view,
@@ -235,7 +235,7 @@ async def _run_until_stopped(
     where = f"agent on {options.control_socket}"
     if options.namespace:
         where = f"agents of the namespace {options.namespace}"
-    log.info("Idle culler and board for the %s, templates in %s", where, options.templates_dir)
+    log.info("Idle culler and dashboard for the %s, templates in %s", where, options.templates_dir)
     await stop.wait()
     for task in tasks:
         task.cancel()
@@ -255,7 +255,7 @@ async def _stop_without_parent(stop: asyncio.Event) -> None:
 
 
 async def _check_scopes(hub: Hub, cull_users: bool, lacking: list[str]) -> None:
-    """Says at once, and on the board, what will not work."""
+    """Says at once, and on the dashboard, what will not work."""
     try:
         lacking[:] = missing(await hub.own_scopes(), cull_users)
     except HubFailed as error:
@@ -264,17 +264,17 @@ async def _check_scopes(hub: Hub, cull_users: bool, lacking: list[str]) -> None:
         log.warning("%s", sentence)
 
 
-def _listen(sources: BoardSources, ip: str | None) -> HTTPServer | None:
+def _listen(sources: DashboardSources, ip: str | None) -> HTTPServer | None:
     """Serve the pages where the hub expects them; without $JUPYTERHUB_SERVICE_URL there are none.
 
     ``ip`` is for a URL that leads here but whose host is not ours, like that of a Kubernetes Service; *: everywhere.
     """
     url = urlparse(os.environ.get("JUPYTERHUB_SERVICE_URL") or "")
     if not url.hostname:
-        log.info("No $JUPYTERHUB_SERVICE_URL: the culler runs without a board")
+        log.info("No $JUPYTERHUB_SERVICE_URL: the culler runs without a dashboard")
         return None
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
-    application = board_application(sources, prefix, os.environ.get("JUPYTERHUB_BASE_URL", "/") + "hub/")
+    application = dashboard_application(sources, prefix, os.environ.get("JUPYTERHUB_BASE_URL", "/") + "hub/")
     port = url.port or (443 if url.scheme == "https" else 80)
     server = HTTPServer(application, ssl_options=_own_tls() if url.scheme == "https" else None, xheaders=True)
     host = ip or url.hostname
@@ -282,7 +282,7 @@ def _listen(sources: BoardSources, ip: str | None) -> HTTPServer | None:
         server.listen(port, "" if host == "*" else host)
     except OSError as error:
         why = error.strerror or error
-        raise OSError(f"the board cannot listen on {host}:{port} ({why}); give the service another url") from None
+        raise OSError(f"the dashboard cannot listen on {host}:{port} ({why}); give the service another url") from None
     return server
 
 

@@ -55,7 +55,7 @@ async def ask_all(agents: Iterable[Agent]) -> list[NodeView]:
 
 
 class RecentReports:
-    """Reports that are at most ``max_age`` seconds old: many open boards cost the agents one question a second."""
+    """Reports that are at most ``max_age`` seconds old: many open dashboards cost the agents one question a second."""
 
     def __init__(self, agents: Iterable[Agent], max_age: float = 1.0) -> None:
         self._agents = agents

@@ -1,4 +1,4 @@
-"""The templates in force, by name, as the culler and the board want them."""
+"""The templates in force, by name, as the culler and the dashboard want them."""
 
 from __future__ import annotations
 

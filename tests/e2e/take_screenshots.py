@@ -90,7 +90,7 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
         every_look(ada, folder, "form")
         shoot(ada, IMAGES / "form.png", 1000, 800, dark=False)
         start(ada, "quarter-gpu")
-        until(bob, f"return /shrunk/.test(document.querySelector('{BOTTOM}').innerText)", 180)
+        until(bob, f"return /downgraded/.test(document.querySelector('{BOTTOM}').innerText)", 180)
         until(bob, f"return /released/.test(document.querySelector('{BOTTOM}').innerText)", 120)
         run_cells(ada, 7)
         for name, profile in (("carol", "half-gpu"), ("eve", "whole-gpu"), ("dave", "quarter-gpu")):

@@ -34,4 +34,13 @@ def observed(**changes: Any) -> Observation:
 def told(decision: Decision) -> Announcement | None:
     """The announcement as the agent would report it once it has been told of the decision."""
     step = decision.announcement
-    return step and step.announcement
+    if step is None:
+        return None
+    return Announcement(
+        tier=step.tier,
+        at=step.at,
+        reason="idle",
+        effective_units=step.units,
+        cause=step.cause,
+        after_seconds=step.after,
+    )

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.idle import decide
-from gpushare_spawner.idle.notice import fair_notice
+from gpushare_spawner.idle import NoAction, decide
+from gpushare_spawner.idle.schedule import fair_notice
+from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Announcement, SessionReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Idle
@@ -27,7 +28,7 @@ def test_nothing_happens_before_the_notice_is_due():
     assert decision.announcement is None
     assert (decision.upcoming.tier, decision.upcoming.at, decision.upcoming.units) == (DOWNGRADED, 15 * MINUTE, 10)
     assert decision.look_again_at == 10 * MINUTE
-    assert (decision.reason, decision.units, decision.idle_since) == ("not idle for long enough", 25, 0.0)
+    assert (decision.no_action, decision.units, decision.idle_since) == (NoAction.NOT_YET, 25, 0.0)
 
 
 def test_each_step_is_announced_five_minutes_before():
@@ -35,19 +36,18 @@ def test_each_step_is_announced_five_minutes_before():
     assert decision.tier is ACTIVE
     assert (decision.announcement.tier, decision.announcement.at) == (DOWNGRADED, 15 * MINUTE)
     assert decision.announcement.units == 10
-    assert "15 min" in decision.announcement.reason
-    assert "0.10 GPU" in decision.announcement.reason
+    assert (decision.announcement.after, decision.announcement.cause) == (15 * MINUTE, IdleCause.IDLE)
     assert decision.look_again_at == 15 * MINUTE
     assert decision.upcoming == decision.announcement
-    assert (decision.reason, decision.units, decision.idle_since) == ("announced", 25, 0.0)
+    assert (decision.no_action, decision.units, decision.idle_since) == (NoAction.ANNOUNCED, 25, 0.0)
 
 
-def test_a_standing_announcement_is_told_again_until_its_time_with_the_words_that_the_user_was_told():
+def test_a_standing_announcement_is_told_again_until_its_time():
     session = observed(announcement=announcement(DOWNGRADED, 16 * MINUTE, 10), last_gpu_activity=MINUTE)
     decision = decide(IDLE, session, now=12 * MINUTE)
-    assert (decision.tier, decision.units, decision.reason) == (ACTIVE, 25, "announced")
+    assert (decision.tier, decision.units, decision.no_action) == (ACTIVE, 25, NoAction.ANNOUNCED)
     assert decision.announcement == decision.upcoming
-    assert (decision.announcement.at, decision.announcement.reason) == (16 * MINUTE, "as told")
+    assert decision.announcement.at == 16 * MINUTE
     assert (decision.look_again_at, decision.idle_since) == (16 * MINUTE, MINUTE)
 
 
@@ -81,27 +81,22 @@ def test_a_step_that_is_due_before_its_full_notice_is_told_at_its_exact_instant(
 
 
 @pytest.mark.parametrize(
-    ("tier", "next_tier", "units", "opening"),
+    ("tier", "next_tier", "units", "after"),
     [
-        (ACTIVE, DOWNGRADED, 10, "After 15 min without GPU work this server's share shrinks from 0.25 GPU to 0.10 GPU. "
-         "Kernels and their data stay; the next GPU work brings the whole share back."),
-        (DOWNGRADED, RELEASED, 0, "After 45 min without GPU work this server's share of 0.25 GPU is lent to others. "
-         "Kernels and their data stay; the next GPU work brings the share back."),
-        (RELEASED, STOPPED, 0, "After 8 h without GPU work, busy kernels or other activity this server is stopped. "
-         "Files stay; variables in kernels are lost. Any activity keeps it running."),
+        (ACTIVE, DOWNGRADED, 10, 15 * MINUTE),
+        (DOWNGRADED, RELEASED, 0, 45 * MINUTE),
+        (RELEASED, STOPPED, 0, 8 * HOUR),
     ],
-)  # fmt: skip
-def test_each_step_says_in_whole_sentences_what_is_lost_and_what_is_not(tier, next_tier, units, opening):
+)
+def test_each_action_says_after_how_much_idleness_it_comes(tier, next_tier, units, after):
     upcoming = decide(IDLE, observed(tier=tier), now=MINUTE).upcoming
-    assert (upcoming.tier, upcoming.units, upcoming.reason) == (next_tier, units, opening)
+    assert (upcoming.tier, upcoming.units, upcoming.after) == (next_tier, units, after)
 
 
 def test_the_end_of_an_old_server_says_that_work_does_not_help():
     step = decide(IDLE, observed(gpu_busy=True), now=MINUTE, max_age=HOUR).upcoming
     assert (step.tier, step.units, step.at) == (STOPPED, 0, HOUR)
-    assert step.reason == (
-        "Servers run for 1 h at most, busy or not, and then are stopped. Files stay; variables in kernels are lost."
-    )
+    assert (step.cause, step.after) == (IdleCause.MAX_AGE, HOUR)
 
 
 def test_a_maximum_age_of_a_second_is_one():
@@ -147,8 +142,7 @@ def test_a_step_comes_when_its_time_has_come_and_was_announced(tier, next_tier, 
     session = observed(tier=tier, announcement=announcement(next_tier, due, units))
     assert decide(IDLE, session, now=due - 1).tier is tier
     decision = decide(IDLE, session, now=due)
-    assert (decision.tier, decision.units) == (next_tier, units)
-    assert decision.reason
+    assert (decision.tier, decision.units, decision.no_action) == (next_tier, units, None)
 
 
 def test_without_an_announcement_no_step_however_idle_and_the_notice_is_full():
@@ -183,7 +177,7 @@ def test_a_late_announcement_is_kept_and_not_pushed_on_by_each_look():
 def test_work_takes_an_announcement_back():
     session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
     busy = decide(IDLE, replace(session, gpu_busy=True), now=14 * MINUTE)
-    assert (busy.tier, busy.announcement, busy.reason) == (ACTIVE, None, "its GPU is busy")
+    assert (busy.tier, busy.announcement, busy.no_action) == (ACTIVE, None, NoAction.GPU_BUSY)
     worked = decide(IDLE, replace(session, last_gpu_activity=13 * MINUTE), now=16 * MINUTE)
     assert (worked.tier, worked.announcement) == (ACTIVE, None)
 
@@ -207,17 +201,17 @@ def test_gpu_idleness_decides_even_if_a_cell_runs_and_the_tab_is_open():
 
 
 @pytest.mark.parametrize(
-    ("signs", "reason"),
+    ("signs", "why"),
     [
-        ({"kernels_busy": 1}, "a kernel is busy"),
-        ({"gpu_busy": True}, "its GPU is busy"),
-        ({"hub_last_activity": None}, "the hub has not said when its server was last active"),
+        ({"kernels_busy": 1}, NoAction.KERNEL_BUSY),
+        ({"gpu_busy": True}, NoAction.GPU_BUSY),
+        ({"hub_last_activity": None}, NoAction.ACTIVITY_UNKNOWN),
     ],
 )
-def test_what_keeps_a_server_from_being_stopped_at_all(signs, reason):
+def test_what_keeps_a_server_from_being_stopped_at_all(signs, why):
     session = observed(tier=RELEASED, announcement=announcement(STOPPED, 8 * HOUR), **signs)
     decision = decide(IDLE, session, now=20 * HOUR)
-    assert (decision.tier, decision.announcement, decision.reason) == (RELEASED, None, reason)
+    assert (decision.tier, decision.announcement, decision.no_action) == (RELEASED, None, why)
 
 
 @pytest.mark.parametrize("sign", ["last_gpu_activity", "hub_last_activity", "last_kernel_activity"])
@@ -250,7 +244,7 @@ def test_steps_that_the_template_leaves_out():
     idle = Idle(release_after="45m")
     assert decide(idle, observed(), now=MINUTE).upcoming.tier is RELEASED
     done = decide(idle, observed(tier=RELEASED), now=99 * HOUR)
-    assert (done.tier, done.upcoming, done.reason) == (RELEASED, None, "its template has no further step")
+    assert (done.tier, done.upcoming, done.no_action) == (RELEASED, None, NoAction.NO_FURTHER_ACTION)
     assert decide(Idle(), observed(), now=99 * HOUR).upcoming is None
 
 
@@ -263,7 +257,7 @@ def test_a_template_that_is_gone_changes_nothing_and_says_so():
     session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
     decision = decide(None, session, now=99 * HOUR, max_age=HOUR)
     assert (decision.tier, decision.units, decision.announcement) == (ACTIVE, 25, None)
-    assert decision.reason == "its template no longer exists"
+    assert decision.no_action == NoAction.TEMPLATE_GONE
 
 
 def test_a_changed_template_is_announced_anew():
@@ -312,7 +306,7 @@ def test_max_age_stops_busy_sessions_too_but_not_unannounced():
     assert decide(IDLE, busy, now=HOUR, max_age=24 * HOUR).announcement is None
     warned = decide(IDLE, busy, now=24 * HOUR - 5 * MINUTE, max_age=24 * HOUR)
     assert (warned.tier, warned.announcement.tier, warned.announcement.at) == (ACTIVE, STOPPED, 24 * HOUR)
-    assert "24 h" in warned.announcement.reason
+    assert (warned.announcement.cause, warned.announcement.after) == (IdleCause.MAX_AGE, 24 * HOUR)
     stopped = decide(IDLE, replace(busy, announcement=told(warned)), now=24 * HOUR, max_age=24 * HOUR)
     assert stopped.tier is STOPPED
 
@@ -323,12 +317,6 @@ def test_max_age_leaves_the_idle_steps_before_it_alone():
     near = decide(IDLE, observed(), now=5 * MINUTE, max_age=13 * MINUTE)
     assert near.look_again_at == 8 * MINUTE  # the end is announced before the downgrade would be
     assert decide(IDLE, observed(), now=8 * MINUTE, max_age=13 * MINUTE).announcement.tier is STOPPED
-
-
-def test_what_users_are_told_of_several_gpus():
-    session = observed(share=Share(units=100, count=2), effective_units=100)
-    reason = decide(IDLE, session, now=10 * MINUTE).announcement.reason
-    assert "from 2 GPUs to 0.10 GPU on each of its 2 GPUs" in reason
 
 
 def test_an_observation_from_a_report():

@@ -121,7 +121,7 @@ class ClusterStack:
             HUB_FOLDER=str(self.home), HUB_ADDRESSES=json.dumps(self._urls), HUB_TOKEN=self._token,
         )  # fmt: skip
         await self._until("hub", "/hub/health", lambda answer: answer.code == 200)
-        # the board sends its visitors to the hub to log in; before it is there, the hub answers in its place
+        # the dashboard sends its visitors to the hub to log in; before it is there, the hub answers in its place
         at_login = "/hub/api/oauth2/authorize"
         await self._until("hub", "/services/gpushare/", lambda answer: at_login in answer.headers.get("Location", ""))
 

@@ -1,4 +1,4 @@
-"""``gpushare service --namespace``, as a process: from the API server to the pod's annotations, and the board."""
+"""``gpushare service --namespace``, as a process: from the API server to the pod's annotations, and the dashboard."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_an_idle_session_is_told_and_released(room, hub_server, tmp_path):
         assert (said.tier, said.effective_units, said.announcement) == (Tier.RELEASED, 0, None)
         with pytest.raises(HTTPError) as refused:
             await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/services/gpushare/api/report", None, 10)
-        assert refused.value.code == 403  # the board listens, and knows nobody without a login
+        assert refused.value.code == 403  # the dashboard listens, and knows nobody without a login
     finally:
         if service.returncode is None:
             service.terminate()

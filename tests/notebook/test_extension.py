@@ -116,7 +116,7 @@ def test_an_agent_that_goes_is_told_of_and_comes_back(server, agent):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert status["line"] == "GPU share: unknown"
-    assert "GPU work goes on without it" in status["explanation"]
+    assert "GPU work continues without the agent" in status["explanation"]
     agent.start()
     known_status(server)
     assert "Traceback" not in server.log.read_text()

@@ -78,27 +78,27 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
     wait_for(item, "0.25 GPU · active · 3.1 of 16 GiB")
 
     script.step = (Tier.DOWNGRADED, time.time() + 300, 10)
-    wait_for(toast, "Your GPU share shrinks to 0.10 GPU at ")
+    wait_for(toast, "Your GPU share will be downgraded to 0.10 GPU at ")
     assert "{time}" not in "".join(texts(toast))
 
     script.step, script.tier, script.effective = None, Tier.DOWNGRADED, 10
-    wait_for(item, "shrunk to 0.10 GPU")
-    wait_for(toast, "Your GPU share shrank to 0.10 GPU: the GPU was idle.")
-    wait_for(toast, "the next cell that uses the GPU brings it back.")  # not cut off
-    wait_for(toast, "shrinks to", there=False)  # what was announced has come
+    wait_for(item, "downgraded to 0.10 GPU")
+    wait_for(toast, "Your GPU share was downgraded to 0.10 GPU: the GPU was idle.")
+    wait_for(toast, "The next GPU cell restores the share.")  # not cut off
+    wait_for(toast, "will be downgraded", there=False)  # what was announced has come
 
     script.tier, script.effective = Tier.ACTIVE, 25
-    wait_for(toast, "Your GPU share is back: 0.25 GPU.")
-    wait_for(toast, "shrank to", there=False)
+    wait_for(toast, "Your GPU share is restored: 0.25 GPU.")
+    wait_for(toast, "was downgraded", there=False)
     wait_for(item, "0.25 GPU · active")
 
     button = browser.find_element(By.CSS_SELECTOR, item)
-    assert "guaranteed when neighbours are busy" in button.get_attribute("title")
+    assert "guaranteed while others work" in button.get_attribute("title")
     browser.execute_script("arguments[0].focus()", button)
     button.send_keys("\n")
-    wait_for(".jp-Dialog", "1 neighbour shares the GPU.")
+    wait_for(".jp-Dialog", "1 other session shares the GPU.")
     browser.execute_script("document.querySelector('.jp-Dialog-button.jp-mod-accept').click()")
-    wait_for(".jp-Dialog", "neighbour", there=False)
+    wait_for(".jp-Dialog", "other session", there=False)
 
     script.refused = 1
     wait_for(toast, "Out of GPU memory: 2 GiB more would exceed the 16 GiB that this session may allocate.")

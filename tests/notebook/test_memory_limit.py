@@ -8,10 +8,11 @@ import pytest
 
 from gpushare_spawner.model.frames import Feature, Frame, Kind, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.memory_limits import MemoryLimit
-from gpushare_spawner.notebook import status, words
+from gpushare_spawner.model.share_status import LimitHit, ProcessMemory, ShareStatus
+from gpushare_spawner.notebook import status
 from gpushare_spawner.notebook.extension import answer
 from gpushare_spawner.notebook.process_names import named, process_name
-from gpushare_spawner.notebook.share_status import LimitHit, ProcessMemory, ShareStatus
+from gpushare_spawner.wording import memory_limits, notices, share_status
 from tests.notebook.scripted_agent import GIB, GPU, Script
 
 MIB = 2**20
@@ -57,22 +58,23 @@ def test_a_limit_of_a_newer_agent_is_passed_over() -> None:
         (
             MemoryLimit.SESSION_HOST_MEMORY,
             "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): this server's memory limit leaves too "
-            "little host memory, and GPU memory has to move there while neighbours use the GPU. Free host memory, for "
-            "example large variables. Restart process 42 to free 10 GiB. Or choose a template with more memory.",
+            "little host memory, and GPU memory has to move there while other sessions use the GPU. Free host "
+            "memory, for example large variables. Restart process 42 to free 10 GiB. "
+            "Or choose a template with more memory.",
         ),
         (
             MemoryLimit.NODE_HOST_MEMORY,
             "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): all sessions together have used up the "
             "machine's host memory for data that moves off its GPUs. Restart process 42 to free 10 GiB. "
-            "Or try again when neighbours use less.",
+            "Or try again when other sessions use less.",
         ),
     ],
 )
 def test_the_sentence_names_the_limit_and_what_helps(limit: MemoryLimit, said: str) -> None:
     now = ShareStatus.of(with_memory(limit))
-    assert said in words.page(now)
-    assert said in words.explanation(now).splitlines()
-    assert "allocated by    process 42 10 GiB, process 41 5 GiB" in words.page(now)
+    assert said in share_status.page(now)
+    assert said in share_status.explanation(now).splitlines()
+    assert "allocated by    process 42 10 GiB, process 41 5 GiB" in share_status.page(now)
 
 
 def test_no_process_is_restarted_to_free_nothing() -> None:
@@ -83,9 +85,9 @@ def test_no_process_is_restarted_to_free_nothing() -> None:
         Frame(Kind.SESSION_MEMORY, (topic.LIMIT_HIT, MemoryLimit.NODE_HOST_MEMORY, 0, 2 * GIB, 41, 1, 0)),
         *Script(memory=0, resident=0).status(),
     ]
-    said = words.page(ShareStatus.of(empty))
+    said = share_status.page(ShareStatus.of(empty))
     assert "Restart" not in said
-    assert said.endswith("off its GPUs. Try again when neighbours use less.")
+    assert said.endswith("off its GPUs. Try again when other sessions use less.")
 
 
 @pytest.mark.parametrize(
@@ -105,19 +107,19 @@ def test_no_process_is_restarted_to_free_nothing() -> None:
 def test_the_notification_names_the_limit(limit: MemoryLimit, said: str) -> None:
     text = answer(ShareStatus.of(with_memory(limit)))["limit_text"]
     assert text == said
-    assert len(text) <= words.TOAST_LETTERS
+    assert len(text) <= notices.TOAST_LETTERS
     assert answer(ShareStatus.of(Script().status()))["limit_text"] == ""
 
 
 def test_a_single_process_is_not_listed() -> None:
     now = ShareStatus(gpus=ShareStatus.of(Script().status()).gpus, processes=(ProcessMemory(41, GPU, GIB),))
-    assert words.holders(now) == ""
+    assert memory_limits.holders(now) == ""
 
 
 def test_memory_on_two_gpus_is_added_up_for_each_process() -> None:
     processes = tuple(ProcessMemory(pid, gpu, 300 * MIB, f"p{pid}") for pid in range(6) for gpu in ("a", "b"))
-    assert words.holders(ShareStatus(processes=processes)) == (
-        "p5 0.6 GiB, p4 0.6 GiB, p3 0.6 GiB, p2 0.6 GiB, and 2 more"
+    assert memory_limits.holders(ShareStatus(processes=processes)) == (
+        "p5 600 MiB, p4 600 MiB, p3 600 MiB, p2 600 MiB, and 2 more"
     )
 
 

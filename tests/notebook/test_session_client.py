@@ -69,7 +69,7 @@ async def test_it_connects_again_and_tells_the_kernels_again(agent):
         await until(lambda: not client.connected)
         away = await client.query()
         assert away.shared
-        assert "GPU work goes on without it" in away.problem
+        assert "GPU work continues without the agent" in away.problem
         await client.tell_kernels(KernelActivity(busy=0, alive=4))
         agent.start()
         await until(lambda: client.connected)
@@ -115,7 +115,7 @@ async def test_many_tabs_that_ask_at_once_get_one_answer(agent, monkeypatch):
     [
         (b"short", "128 bytes"),
         (bytes(128), "wrong magic"),
-        (Frame(Kind.ERROR, (4,)).pack(), "the agent has closed this session"),
+        (Frame(Kind.ERROR, (4,)).pack(), "This session has ended"),
         (Frame(Kind.ERROR, (99,)).pack(), "code 99"),
     ],
 )
@@ -136,7 +136,7 @@ async def test_an_agent_that_dies_while_asked(agent):
         asking = asyncio.create_task(client.query(timeout=20))
         await asyncio.to_thread(agent.wait_for, Kind.QUERY)
         await asyncio.to_thread(agent.stop)
-        assert "the agent is away" in (await asking).problem
+        assert "The agent is unavailable" in (await asking).problem
 
 
 async def test_late_answers_are_not_taken_for_new_ones(agent):

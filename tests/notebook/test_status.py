@@ -13,9 +13,10 @@ import pytest
 
 from gpushare_spawner.cli import main
 from gpushare_spawner.model.frames import Frame, Kind, LeaseState
+from gpushare_spawner.model.share_status import DeliveredStatus, ShareStatus, Step
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.notebook import status, words
-from gpushare_spawner.notebook.share_status import DeliveredStatus, ShareStatus, Step
+from gpushare_spawner.notebook import status
+from gpushare_spawner.wording import notices, share_status
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script, ScriptedAgent
 
 
@@ -47,7 +48,7 @@ def test_an_announced_step_a_burst_and_two_gpus(agent):
     assert [gpu.uuid for gpu in now.gpus] == [GPU, OTHER_GPU]
     assert now.idle_seconds == 90
     assert now.memory_bytes == 2 * int(3.1 * GIB)
-    assert words.line(now) == "2 GPUs · active · 6.2 of 32 GiB"
+    assert share_status.line(now) == "2 GPUs · active · 6.2 of 32 GiB"
     assert "GPU 1: memory" in str(now)
 
 
@@ -55,27 +56,27 @@ def test_an_announced_step_a_burst_and_two_gpus(agent):
     ("changes", "line"),
     [
         ({}, "0.25 GPU · active · 3.1 of 16 GiB"),
-        ({"lease": LeaseState.WAITING}, "0.25 GPU · active · waiting · 3.1 of 16 GiB"),
-        ({"tier": Tier.DOWNGRADED, "effective": 10}, "0.25 GPU · shrunk to 0.10 GPU · 3.1 of 16 GiB"),
+        ({"lease": LeaseState.WAITING}, "0.25 GPU · active · waiting for the GPU · 3.1 of 16 GiB"),
+        ({"tier": Tier.DOWNGRADED, "effective": 10}, "0.25 GPU · downgraded to 0.10 GPU · 3.1 of 16 GiB"),
         ({"tier": Tier.RELEASED, "effective": 0}, "0.25 GPU · released · 3.1 of 16 GiB"),
         (
             {"tier": Tier.RELEASED, "effective": 0, "lease": LeaseState.WAITING},
-            "0.25 GPU · waiting to come back · 3.1 of 16 GiB",
+            "0.25 GPU · released · waiting for the GPU · 3.1 of 16 GiB",
         ),
         ({"borrowed": 15}, "0.25 GPU · active · 0.15 GPU borrowed · 3.1 of 16 GiB"),
         ({"share": 100, "effective": 100, "memory": 0}, "1 GPU · active · 0 of 16 GiB"),
-        ({"memory": 5 * 2**20}, "0.25 GPU · active · 0.01 of 16 GiB"),
+        ({"memory": 5 * 2**20}, "0.25 GPU · active · 5 MiB of 16 GiB"),
     ],
 )
 def test_the_line_in_the_status_bar(changes, line):
-    assert words.line(of(**changes)) == line
+    assert share_status.line(of(**changes)) == line
 
 
 @pytest.mark.parametrize(
     ("cause", "said"),
     [
-        (None, "it has been idle. Save your work, or run a cell to keep it."),
-        ((0, 8 * 3600), "it has been idle for 8 h. Save your work, or run a cell to keep it."),
+        (None, "will stop at {time}: idle. Save your work, or run a cell to keep it running."),
+        ((0, 8 * 3600), "idle for 8 h. Save your work, or run a cell to keep it running."),
         ((1, 86400), "it has run for 24 h, the limit here. Save your work"),
         ((9, 0), "Your server will stop at {time}. Save your work."),
     ],
@@ -83,9 +84,9 @@ def test_the_line_in_the_status_bar(changes, line):
 def test_the_notice_of_a_stop_says_its_cause(agent, cause, said):
     agent.script.step, agent.script.cause = (Tier.STOPPED, 1_700_000_000.5, 0), cause
     now = status()
-    text = words.announcement(now, now.announced)
+    text = notices.notice(now, now.announced)
     assert said in text
-    assert len(text) <= words.TOAST_LETTERS
+    assert len(text) <= notices.TOAST_LETTERS
     assert ("keep it" in text) is (cause is None or cause[0] == 0)
 
 
@@ -93,44 +94,31 @@ def test_status_shows_what_the_share_delivered_beside_what_it_promised(agent):
     agent.script.delivered = (1500.0, 1482.0, 12, 0.0224, 1.94)
     now = status()
     assert now.delivered == DeliveredStatus(1500.0, 1482.0, 12, 0.0224, 1.94)
-    assert "received 24 min of the 25 min that it was entitled to while others competed" in str(now)
-    assert "12, half of them under 22 ms, 95 % under 1.9 s" in str(now)
-    explanation = words.explanation(now)
-    assert "GPU time: received 24 min of the 25 min that it was entitled to while others competed." in explanation
-    assert "Waits: 12, half of them under 22 ms, 95 % under 1.9 s." in explanation
+    assert "received 24 min, entitled to 25 min while other sessions competed" in str(now)
+    assert "12: half under 22 ms, 95 % under 1.9 s" in str(now)
+    explanation = share_status.explanation(now)
+    assert "GPU time: received 24 min, entitled to 25 min while other sessions competed." in explanation
+    assert "Waits: 12: half under 22 ms, 95 % under 1.9 s." in explanation
 
 
 def test_without_competition_or_with_an_older_agent_status_says_nothing_of_gpu_time():
     for nothing in (of(), of(delivered=(0.0, 0.0, 0, 0.0, 0.0))):
-        assert words.delivered(nothing) == []
-        assert "entitled" not in words.page(nothing)
+        assert share_status.delivered(nothing) == []
+        assert "entitled" not in share_status.page(nothing)
 
 
 def test_the_explanation_tells_what_happens_to_the_work():
-    lent = words.explanation(of(borrowed=15, guaranteed=10, lease=LeaseState.WAITING, step=(Tier.RELEASED, 5.0, 0)))
-    assert "0.15 GPU of 0.25 GPU are borrowed from idle neighbours" in lent
+    lent = share_status.explanation(
+        of(borrowed=15, guaranteed=10, lease=LeaseState.WAITING, step=(Tier.RELEASED, 5.0, 0))
+    )
+    assert "0.15 GPU of 0.25 GPU is borrowed from idle sessions" in lent
     assert "0.10 GPU is guaranteed now" in lent
-    assert "waits: neighbours have the GPU" in lent
-    assert "is given back at {time}" in lent
-    assert "Memory: 3.1 of 16 GiB allocated, 1 GiB of that on the GPU." in lent
-    released = words.explanation(of(tier=Tier.RELEASED, effective=0, sessions=1))
-    assert "the next cell that uses the GPU brings it back" in released
-    assert "No neighbours" in released
-
-
-@pytest.mark.parametrize(
-    ("units", "gpus", "said"),
-    [
-        (0, 1, "0 GPU"),
-        (1, 1, "0.01 GPU"),
-        (25, 1, "0.25 GPU"),
-        (100, 1, "1 GPU"),
-        (100, 2, "2 GPUs"),
-        (75, 2, "1.50 GPU"),
-    ],
-)
-def test_amounts(units, gpus, said):
-    assert words.amount(units, gpus) == said
+    assert "is waiting: other sessions are using the GPU" in lent
+    assert "will be released at {time}" in lent
+    assert "Memory: 3.1 of 16 GiB allocated, 1 GiB of it on the GPU." in lent
+    released = share_status.explanation(of(tier=Tier.RELEASED, effective=0, sessions=1))
+    assert "The next GPU cell restores the share" in released
+    assert "No other session shares the GPU" in released
 
 
 @pytest.mark.parametrize(
@@ -138,50 +126,50 @@ def test_amounts(units, gpus, said):
     [
         (
             Step(Tier.DOWNGRADED, 1.0, 10),
-            "Your GPU share shrinks to 0.10 GPU at {time}, because the GPU has been idle.",
+            "Your GPU share will be downgraded to 0.10 GPU at {time}: the GPU is idle.",
         ),
-        (Step(Tier.RELEASED, 1.0, 0), "Your GPU share is given back at {time}, because the GPU has been idle."),
-        (Step(Tier.STOPPED, 1.0, 0), "Your server will stop at {time}: it has been idle."),
+        (Step(Tier.RELEASED, 1.0, 0), "Your GPU share will be released at {time}. Run a GPU cell to keep it."),
+        (Step(Tier.STOPPED, 1.0, 0), "Your server will stop at {time}: idle."),
     ],
 )
 def test_announcements(step, said):
-    text = words.announcement(of(), step)
+    text = notices.notice(of(), step)
     assert text.startswith(said)
     assert text.count("{time}") == 1
-    assert text.endswith("keep it.")
-    assert len(text.replace("{time}", "12:34:56 PM")) <= words.TOAST_LETTERS
+    assert "to keep it" in text
+    assert len(text.replace("{time}", "12:34:56 PM")) <= notices.TOAST_LETTERS
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tier": Tier.DOWNGRADED, "effective": 10}, "Your GPU share shrank to 0.10 GPU"),
-        ({"tier": Tier.RELEASED, "effective": 0}, "Your GPU share was given back"),
-        ({}, "Your GPU share is back: 0.25 GPU."),
+        ({"tier": Tier.DOWNGRADED, "effective": 10}, "Your GPU share was downgraded to 0.10 GPU: the GPU was idle"),
+        ({"tier": Tier.RELEASED, "effective": 0}, "Your GPU share was released: the GPU was idle"),
+        ({}, "Your GPU share is restored: 0.25 GPU."),
     ],
 )
 def test_what_is_said_after_a_change(changes, said):
-    text = words.changed(of(**changes))
+    text = notices.changed(of(**changes))
     assert text.startswith(said)
-    assert len(text) <= words.TOAST_LETTERS
+    assert len(text) <= notices.TOAST_LETTERS
 
 
 def test_without_a_share(monkeypatch, capsys):
     monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
     assert not status().shared
-    assert words.line(status()) == ""
+    assert share_status.line(status()) == ""
     assert main(["status"]) == 0
-    assert "not a shared GPU session" in capsys.readouterr().out
+    assert "This server has no GPU share" in capsys.readouterr().out
 
 
-def test_the_agent_is_away(monkeypatch, tmp_path, capsys):
+def test_the_agent_is_unavailable(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("GPUSHARE_SOCKET", str(tmp_path / "nothing"))
     now = status()
     assert now.shared
     assert not now.known
     assert "No such file or directory" in now.problem
     assert main(["status"]) == 1
-    assert "GPU work goes on without it" in capsys.readouterr().out
+    assert "GPU work continues without the agent" in capsys.readouterr().out
 
 
 def test_an_agent_that_does_not_answer_costs_the_timeout_and_no_more(agent):
@@ -194,12 +182,12 @@ def test_an_agent_that_does_not_answer_costs_the_timeout_and_no_more(agent):
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (Frame(Kind.ERROR, (4,)).pack(), "the agent has closed this session"),
+        (Frame(Kind.ERROR, (4,)).pack(), "This session has ended"),
         (Frame(Kind.ERROR, (3,)).pack(), "does not allow this user"),
         (Frame(Kind.ERROR, (99,)).pack(), "code 99"),
-        (b"short", "not understood: a frame has 128 bytes"),
-        (bytes(128), "not understood: wrong magic"),
-        (bytes(129), "not understood"),
+        (b"short", "cannot be read: a frame has 128 bytes"),
+        (bytes(128), "cannot be read: wrong magic"),
+        (bytes(129), "cannot be read"),
     ],
 )
 def test_an_agent_that_answers_otherwise(agent, sent, said):
@@ -230,8 +218,8 @@ def test_the_command_in_words(agent, capsys):
     for row in (
         "share           0.25 GPU",
         "tier            active",
-        "idle            for 10 min",
-        "neighbours      1",
+        "GPU idle        for 10 min",
+        "other sessions  1",
     ):
         assert row in said
     assert "{time}" not in said
@@ -278,7 +266,7 @@ def test_a_stream_socket_is_no_session_socket(tmp_path, monkeypatch):
         listener.bind(str(path))
         listener.listen()
         monkeypatch.setenv("GPUSHARE_SOCKET", str(path))
-        assert "the agent is away" in status().problem
+        assert "The agent is unavailable" in status().problem
 
 
 def test_an_agent_that_dies_while_asked(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A machine with a lively afternoon on it, for the tests of the board and to look at."""
+"""A machine with a lively afternoon on it, for the tests of the dashboard and to look at."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpushare_spawner.service.culler.decisions import HubView, look
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.reports import NodeView
 from gpushare_spawner.service.web.dashboard import page_environment
-from gpushare_spawner.service.web.dashboard_data import Viewer, board_view
+from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 
 NOW = 1_000_000.0
 GIB = 2**30
@@ -83,12 +83,12 @@ def afternoon(*more: SessionReport) -> Report:
 
 
 def view(report: Report | None = None, viewer: Viewer = ADMIN, notes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The board of that afternoon."""
+    """The dashboard of that afternoon."""
     views = [NodeView(None, report if report is not None else afternoon())]
     looked = look(views, HubView(), TEMPLATES, NOW, CullerSettings())
-    return board_view(views, looked, TEMPLATES, viewer, NOW, notes)
+    return dashboard_data(views, looked, TEMPLATES, viewer, NOW, notes)
 
 
-def page(board: dict[str, Any], prefix: str = "/services/gpushare/") -> str:
+def page(dashboard: dict[str, Any], prefix: str = "/services/gpushare/") -> str:
     """As the browser gets it."""
-    return page_environment(prefix, "/hub/").get_template("dashboard.html").render(board=board, xsrf="x")
+    return page_environment(prefix, "/hub/").get_template("dashboard.html").render(dashboard=dashboard, xsrf="x")

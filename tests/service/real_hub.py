@@ -32,7 +32,7 @@ class RealHub:
     """Where the hub and the service listen, and tokens of an admin (the tester) and of the service."""
 
     hub_url: str
-    board_url: str
+    dashboard_url: str
     tester: str
     service: str
     log: Path
@@ -78,7 +78,7 @@ async def real_hub(
     server = HTTPServer(Application([(r"/.*", _Anything)], log_function=lambda handler: None))
     server.add_socket(server_socket)
     held = [bind_unused_port() for _ in range(3)]
-    proxy_port, hub_port, board_port = (port for _, port in held)
+    proxy_port, hub_port, dashboard_port = (port for _, port in held)
     for socket, _ in held:
         socket.close()
     tester, service = secrets.token_hex(), secrets.token_hex()
@@ -92,12 +92,12 @@ async def real_hub(
                 "TEST_SERVICE_TOKEN": service, "TEST_SERVER_PORT": str(server_port),
                 "TEST_PROXY_PORT": str(proxy_port), "TEST_HUB_PORT": str(hub_port),
                 "GPUSHARE_TEMPLATES": str(templates), "GPUSHARE_CONTROL": str(control_socket),
-                "GPUSHARE_SERVICE_URL": f"http://127.0.0.1:{board_port}", "GPUSHARE_SERVICE_OPTIONS": options,
+                "GPUSHARE_SERVICE_URL": f"http://127.0.0.1:{dashboard_port}", "GPUSHARE_SERVICE_OPTIONS": options,
             } | environment,
         )  # fmt: skip
     hub = RealHub(
         f"http://127.0.0.1:{hub_port}",
-        f"http://127.0.0.1:{board_port}/services/gpushare/",
+        f"http://127.0.0.1:{dashboard_port}/services/gpushare/",
         tester,
         service,
         log,
@@ -117,7 +117,7 @@ async def _up(hub: RealHub, process: asyncio.subprocess.Process) -> None:
     for _ in range(300):
         assert process.returncode is None, f"the hub has ended:\n{hub.log.read_text()}"
         with contextlib.suppress(OSError, HTTPClientError):
-            for url in (hub.hub_url + "/hub/api/", hub.board_url + "static/dashboard.css"):
+            for url in (hub.hub_url + "/hub/api/", hub.dashboard_url + "static/dashboard.css"):
                 if (await fetch(url)).code != 200:
                     break
             else:

@@ -64,7 +64,7 @@ async def test_announcements_say_when_what_is_left_and_why(culler, agent, clock)
     (request,) = agent.asked
     assert request.at == 1_000_000 + 15 * MINUTE
     assert request.effective_units == 10
-    assert "shrinks from 0.25 GPU to 0.10 GPU" in request.reason
+    assert "is downgraded from 0.25 GPU to 0.10 GPU" in request.reason
     assert again == request.at  # it looks again just then
 
 

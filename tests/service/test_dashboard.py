@@ -1,4 +1,4 @@
-"""The board: what whom is shown, and how."""
+"""The dashboard: what whom is shown, and how."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpushare_spawner.service.culler.decisions import HubView, look
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.reports import NodeView
 from gpushare_spawner.service.web.dashboard import format_duration
-from gpushare_spawner.service.web.dashboard_data import Viewer, board_view
+from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 from gpushare_spawner.service.web.metrics import exposition
 from tests.service.dashboards import GIB, NOW, TEMPLATES, afternoon, page, session, view
 
@@ -24,30 +24,30 @@ def plain(html: str) -> str:
 
 def test_the_page_tells_each_sessions_story():
     text = plain(page(view()))
-    assert "ann 0.25 GPU whole share 0.25 of 0.25 on GPU 0 received 24 min of 25 min GPU time" in text
+    assert "ann 0.25 GPU active 0.25 of 0.25 on GPU 0 received 24 min of 25 min GPU time" in text
     assert "GPU busy 1 kernel, 1 busy 12 waits, 95 % under 194 ms 6 GiB of 16 GiB" in text
     assert "bob / thesis" in text
     assert "GPU idle for 41 min" in text
-    assert "share lent out in 4 min announced" in text
-    assert "shrinks to 0.04 GPU in 5 min announced" not in text  # nobody has told erin yet
-    assert "shrinks to 0.04 GPU in 5 min if it stays idle" in text
-    assert "waits for the GPU" in text
+    assert "release of the share in 4 min user notified" in text
+    assert "downgrade to 0.04 GPU in 5 min user notified" not in text  # nobody has told erin yet
+    assert "downgrade to 0.04 GPU in 5 min if it stays idle" in text
+    assert "waiting for the GPU" in text
     assert "0.25 borrowed" in text
-    assert "1 of its processes uses the GPU without the sharing library" in text
+    assert "1 process bypassing: GPU work with the library removed" in text
     assert "simulated" in text
 
 
 def test_users_see_themselves_and_anonymous_totals():
-    board = view(viewer=Viewer("bob"), notes=("The service lacks the scope x: y.",))
-    assert [one["user"] for one in board["sessions"]] == ["bob"]
-    assert board["others"] == 4
-    html = page(board)
+    dashboard = view(viewer=Viewer("bob"), notes=("The service lacks the scope x: y.",))
+    assert [one["user"] for one in dashboard["sessions"]] == ["bob"]
+    assert dashboard["others"] == 4
+    html = page(dashboard)
     for name in ("ann", "carol", "dave", "erin", "lacks"):
         assert not re.search(rf"\b{name}\b", html)
-    assert "And 4 sessions of others." in plain(html)
+    assert "4 sessions of other users." in plain(html)
     # the bar is whole all the same, in the same order
-    assert [part["units"] for part in board["nodes"][0]["gpus"][0]["bar"]] == [25, 10, 25, 40]
-    assert [part["user"] for part in board["nodes"][0]["gpus"][0]["bar"]] == [None, "bob", None, None]
+    assert [part["units"] for part in dashboard["nodes"][0]["gpus"][0]["bar"]] == [25, 10, 25, 40]
+    assert [part["user"] for part in dashboard["nodes"][0]["gpus"][0]["bar"]] == [None, "bob", None, None]
 
 
 def test_everything_that_users_can_choose_is_escaped():
@@ -64,25 +64,26 @@ def test_everything_that_users_can_choose_is_escaped():
 
 def test_admins_are_told_what_is_wrong_with_an_agent_and_users_only_that_it_is():
     silent = [NodeView(None, None, "no agent listens on /run/secret/control.sock")]
-    admin = board_view(silent, [], TEMPLATES, Viewer("boss", sees_all=True), NOW, ["Template x.yaml:3: gpu: no"])
+    admin = dashboard_data(silent, [], TEMPLATES, Viewer("boss", sees_all=True), NOW, ["Template x.yaml:3: gpu: no"])
     assert admin["problems"] == ["no agent listens on /run/secret/control.sock", "Template x.yaml:3: gpu: no"]
-    user = board_view(silent, [], TEMPLATES, Viewer("ann"), NOW, ["Template x.yaml:3: gpu: no"])
-    assert user["problems"] == ["A GPU machine does not answer at the moment, so something may be missing here."]
-    assert "does not answer" in page(user)
+    user = dashboard_data(silent, [], TEMPLATES, Viewer("ann"), NOW, ["Template x.yaml:3: gpu: no"])
+    assert user["problems"] == ["An agent is unavailable, so sessions can be missing here."]
+    assert "An agent is unavailable" in page(user)
+    assert "Sessions are unknown while an agent is unavailable." in page(user)
 
 
-def test_a_board_without_anything():
+def test_a_dashboard_without_anything():
     html = page(view(afternoon().model_copy(update={"gpus": (), "sessions": ()}), Viewer("ann")))
-    assert "This machine has no GPU that can be shared." in html
-    assert "You hold no share at the moment." in html
+    assert "This node has no GPU that can be shared." in html
+    assert "You have no session with a GPU share." in html
 
 
 def test_a_session_that_starts_and_a_template_that_is_gone():
-    board = view(afternoon(session("fred", gpus=("GPU-1",), confirmed=False), session("gina", template="old")))
-    text = plain(page(board))
+    dashboard = view(afternoon(session("fred", gpus=("GPU-1",), confirmed=False), session("gina", template="old")))
+    text = plain(page(dashboard))
     assert "fred 0.25 GPU starting" in text
     assert "gina old" in text
-    assert "its template no longer exists" in text
+    assert "the template no longer exists" in text
 
 
 def test_durations_never_seem_to_run_backwards():
@@ -94,7 +95,7 @@ def test_durations_never_seem_to_run_backwards():
 @pytest.mark.parametrize(("needed", "refuses"), [(0, False), (7 * GIB, False), (8 * GIB, True), (9 * GIB, True)])
 def test_a_used_up_budget_of_host_memory_is_explained(needed, refuses):
     host = HostMemoryReport(budget_bytes=8 * GIB, needed_bytes=needed, paged_out_bytes=0)
-    text = page(view(afternoon().model_copy(update={"host_memory": host})))
+    text = plain(page(view(afternoon().model_copy(update={"host_memory": host}))))
     assert "budget 8 GiB" in text
     assert ("allocations that would need more of it are refused" in text) is refuses
 

@@ -1,4 +1,4 @@
-"""The board in Debian's chromium: it refreshes itself, fits on a phone, and its policy lets through all it needs."""
+"""The dashboard in Debian's chromium: it refreshes, fits on a phone, and its policy lets through all it needs."""
 
 from __future__ import annotations
 
@@ -74,16 +74,16 @@ async def test_the_board_in_a_browser(browser, monkeypatch):
 
     monkeypatch.setattr(dashboard._Page, "prepare", noting)
     agent = Agent()
-    sources = dashboard.BoardSources(
+    sources = dashboard.DashboardSources(
         RecentReports([agent], max_age=0), lambda: TEMPLATES, lambda: None, Counters(), clock=lambda: NOW
     )
     socket, port = bind_unused_port()
-    server = HTTPServer(dashboard.board_application(sources, "/services/gpushare/"))
+    server = HTTPServer(dashboard.dashboard_application(sources, "/services/gpushare/"))
     server.add_socket(socket)
     size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
     def look() -> str:
-        return browser.execute_script("return document.getElementById('board').innerText")
+        return browser.execute_script("return document.getElementById('dashboard').innerText")
 
     await asyncio.to_thread(browser.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", size)
     await asyncio.to_thread(browser.get, f"http://127.0.0.1:{port}/services/gpushare/")

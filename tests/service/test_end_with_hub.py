@@ -46,7 +46,7 @@ def wait_for(condition, seconds: float = 20) -> bool:
 
 
 def running(tmp_path: Path) -> bool:
-    return "Idle culler and board" in (tmp_path / "service.log").read_text()
+    return "Idle culler and dashboard" in (tmp_path / "service.log").read_text()
 
 
 def test_it_ends_when_the_hub_that_started_it_was_killed(tmp_path):

@@ -83,33 +83,33 @@ async def what_the_service_may_do_and_what_not(hub):
 
 
 async def who_sees_what(hub, ann, bob):
-    own = json.loads((await fetch(hub.board_url + "api/report", ann)).body)
+    own = json.loads((await fetch(hub.dashboard_url + "api/report", ann)).body)
     assert [session["user"] for session in own["sessions"]] == ["ann"]
     assert own["others"] == 1
     assert "bob" not in json.dumps(own)
-    page = (await fetch(hub.board_url, ann)).body.decode()
+    page = (await fetch(hub.dashboard_url, ann)).body.decode()
     assert "Your sessions" in page
     assert "bob" not in page
-    assert [one["user"] for one in json.loads((await fetch(hub.board_url + "api/report", bob)).body)["sessions"]] == [
-        "bob"
-    ]
+    assert [
+        one["user"] for one in json.loads((await fetch(hub.dashboard_url + "api/report", bob)).body)["sessions"]
+    ] == ["bob"]
 
     boss = await hub.user("boss")
-    everything = json.loads((await fetch(hub.board_url + "api/report", boss)).body)
+    everything = json.loads((await fetch(hub.dashboard_url + "api/report", boss)).body)
     assert [session["user"] for session in everything["sessions"]] == ["ann", "bob"]
 
     # metrics: for admins, and for who has the scope; nothing at all for strangers
-    assert (await fetch(hub.board_url + "metrics", ann)).code == 403
-    metrics = await fetch(hub.board_url + "metrics", boss)
+    assert (await fetch(hub.dashboard_url + "metrics", ann)).code == 403
+    metrics = await fetch(hub.dashboard_url + "metrics", boss)
     assert 'gpushare_sessions{node="fake",template="quarter",tier="active"} 2.0' in metrics.body.decode()
     # a service such as Prometheus, by the custom scopes
-    assert (await fetch(hub.board_url + "metrics", hub.tester)).code == 200
-    watched = json.loads((await fetch(hub.board_url + "api/report", hub.tester)).body)
+    assert (await fetch(hub.dashboard_url + "metrics", hub.tester)).code == 200
+    watched = json.loads((await fetch(hub.dashboard_url + "api/report", hub.tester)).body)
     assert [session["user"] for session in watched["sessions"]] == ["ann", "bob"]
-    assert (await fetch(hub.board_url + "metrics", hub.service)).code == 403
-    assert (await fetch(hub.board_url + "api/report")).code == 403
-    assert (await fetch(hub.board_url + "api/report", "nonsense")).code == 403
-    login = await fetch(hub.board_url)
+    assert (await fetch(hub.dashboard_url + "metrics", hub.service)).code == 403
+    assert (await fetch(hub.dashboard_url + "api/report")).code == 403
+    assert (await fetch(hub.dashboard_url + "api/report", "nonsense")).code == 403
+    login = await fetch(hub.dashboard_url)
     assert login.code == 302
     assert "/hub/api/oauth2/authorize" in login.headers["Location"]
 

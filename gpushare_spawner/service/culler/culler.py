@@ -1,4 +1,4 @@
-"""The loop: reads reports, decides, announces, and steps down.
+"""The loop: reads reports, decides, notifies users, and carries out idle actions.
 
 Nothing that it remembers matters: it may be killed at any moment, and the next one goes on from the agents' reports.
 """
@@ -18,7 +18,7 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubView, Looked, look
 from gpushare_spawner.service.culler.gpu_actions import step_down, tell
-from gpushare_spawner.service.culler.hub_actions import HubDeeds, Templates
+from gpushare_spawner.service.culler.hub_actions import HubActions, Templates
 from gpushare_spawner.service.culler.servers_without_share import Verdict, judge, users_to_delete
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
@@ -27,11 +27,11 @@ from gpushare_spawner.service.reports import Agent, NodeView, ask_all
 
 log = logging.getLogger("gpushare.service")
 
-Deed = Callable[[], Awaitable[bool]]
+Action = Callable[[], Awaitable[bool]]
 """Something to be done; says whether it was."""
 
 _SOON = 1.0
-"""Seconds until the next look after a deed, and the shortest pause between two looks."""
+"""Seconds until the next look after a action, and the shortest pause between two looks."""
 
 
 class Culler:
@@ -58,7 +58,7 @@ class Culler:
         self._clock = clock
         self._patience = patience
         self._hub = HubWatch(hub, 3 * settings.cull_every, settings.cull_users, self.counters)
-        self._deeds = HubDeeds(hub, templates, settings, self.counters, clock)
+        self._hub_actions = HubActions(hub, templates, settings, self.counters, clock)
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._turn = asyncio.Semaphore(settings.concurrency or 1000)
         self._said: dict[str, str] = {}
@@ -71,7 +71,7 @@ class Culler:
 
     def reports_changed(self) -> None:
         """New reports have come; look at once where a stop waits for them."""
-        if self._deeds.awaiting_reports:
+        if self._hub_actions.awaiting_reports:
             self._woken.set()
 
     async def run(self) -> None:
@@ -91,14 +91,19 @@ class Culler:
                 task.cancel()
 
     async def round(self) -> float | None:
-        """One look at everything, and the deeds that follow. Returns the instant to look again; None: no hurry."""
-        self._deeds.awaiting_reports = False
+        """Look at everything once and carry out the actions that are due.
+
+        Returns the instant to look again; None: no hurry.
+        """
+        self._hub_actions.awaiting_reports = False
         views = await ask_all(self._agents)
         await self._hub.refresh(self._patience)
         templates, now = self._templates(), self._clock()
         looked = look(views, self.hub_view, templates, now, self._settings)
-        done = await asyncio.gather(*(self._guarded(one.name, deed) for one in looked if (deed := self._gpu_deed(one))))
-        stopped = await self._at_the_hub(dict(self._hub_deeds(looked, views, templates, now)))
+        done = await asyncio.gather(
+            *(self._guarded(one.name, action) for one in looked if (action := self._gpu_action(one)))
+        )
+        stopped = await self._at_the_hub(dict(self._due_hub_actions(looked, views, templates, now)))
         self._say_once(dict(self._lasting_problems(views, templates, now)))
         self.counters.failures["agent"] += sum(view.report is None for view in views)
         self.counters.round_done(self._clock())
@@ -119,25 +124,25 @@ class Culler:
         wait = longest if again is None else again - self._clock()
         return max(min(_SOON, longest), min(wait, longest))
 
-    def _gpu_deed(self, one: Looked) -> Deed | None:
+    def _gpu_action(self, one: Looked) -> Action | None:
         """What the agent is to do for a session; None: nothing, it is starting or stopping."""
         if _in_between(one) or one.decision.tier is Tier.STOPPED:
             return None
         return partial(tell if one.decision.tier is one.session.tier else step_down, one, self.counters)
 
-    def _hub_deeds(
+    def _due_hub_actions(
         self, looked: Sequence[Looked], views: Sequence[NodeView], templates: Mapping[str, Template], now: float
-    ) -> Iterator[tuple[str, Deed]]:
+    ) -> Iterator[tuple[str, Action]]:
         """What the hub is to do, each under a name of its own."""
         for one in looked:
             if one.decision.tier is Tier.STOPPED and not _in_between(one):
-                yield f"server {one.name}", partial(self._deeds.stop_session, one)
+                yield f"server {one.name}", partial(self._hub_actions.stop_session, one)
         for server, verdict in self._judged(views, templates, now):
             if verdict.stop_because:
-                yield f"server {server.label}", partial(self._deeds.stop_unshared, server)
+                yield f"server {server.label}", partial(self._hub_actions.stop_unshared, server)
         if self._settings.cull_users and self.hub_view is not None:
             for user, reason in users_to_delete(self.hub_view, self._settings, now):
-                yield f"user {user.name}", partial(self._deeds.delete_user, user, reason)
+                yield f"user {user.name}", partial(self._hub_actions.delete_user, user, reason)
 
     def _judged(
         self, views: Sequence[NodeView], templates: Mapping[str, Template], now: float
@@ -149,11 +154,11 @@ class Culler:
             if key not in holders:
                 yield server, judge(server, templates, self._settings, now, everybody_answered)
 
-    async def _at_the_hub(self, deeds: Mapping[str, Deed]) -> bool:
+    async def _at_the_hub(self, actions: Mapping[str, Action]) -> bool:
         """Begins what is not under way yet, and waits a little. Returns whether something was done."""
-        for name, deed in deeds.items():
+        for name, action in actions.items():
             if name not in self._under_way:
-                self._under_way[name] = asyncio.create_task(self._guarded(name, deed))
+                self._under_way[name] = asyncio.create_task(self._guarded(name, action))
         if self._under_way:
             await asyncio.wait(self._under_way.values(), timeout=self._patience)
         ended = {name: task.result() for name, task in self._under_way.items() if task.done()}
@@ -163,11 +168,11 @@ class Culler:
             self._hub.outdated()
         return any(ended.values())
 
-    async def _guarded(self, name: str, deed: Deed) -> bool:
+    async def _guarded(self, name: str, action: Action) -> bool:
         """One that fails is logged and leaves the others alone."""
         async with self._turn:
             try:
-                return await deed()
+                return await action()
             except ControlRefused as error:
                 # it went to work, or away, since the report
                 expected = error.code in ("busy", "unknown-session")

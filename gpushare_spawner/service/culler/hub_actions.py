@@ -1,4 +1,4 @@
-"""Deeds that the hub does: stopping servers, deleting users.
+"""Idle actions through the hub: stop a server, delete a user.
 
 A deletion has no guard as an agent's tier has, and the hub's list may be a minute old: everything is looked at once
 more just before, and a deletion that the hub turns away is not repeated but decided anew.
@@ -18,6 +18,7 @@ from gpushare_spawner.service.culler.servers_without_share import judge
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.reports import ask
+from gpushare_spawner.wording.idle_actions import decided
 
 log = logging.getLogger("gpushare.service")
 
@@ -28,7 +29,7 @@ Templates = Callable[[], Mapping[str, Template]]
 """The good templates as they are now, by name."""
 
 
-class HubDeeds:
+class HubActions:
     """Each method returns whether it was done; HubFailed and the agent's errors pass through."""
 
     def __init__(
@@ -56,11 +57,11 @@ class HubDeeds:
             return False
         fresh = look_at(one.agent, view.report, current, server, self._templates(), self._clock(), self._settings)
         if fresh.decision.tier is current.tier:
-            log.info("%s: not stopped after all: %s", one.name, fresh.decision.reason)
+            log.info("%s: not stopped after all: %s", one.name, decided(fresh.decision, current.share))
             return await tell(fresh, self._counters)
         if fresh.decision.tier is not Tier.STOPPED:
             return False
-        return await self._stop(server, fresh.decision.reason)
+        return await self._stop(server, decided(fresh.decision, current.share))
 
     def _too_old(self, age: float) -> bool:
         self.awaiting_reports = self.awaiting_reports or age > FRESH_SECONDS

@@ -1,4 +1,4 @@
-"""Servers that hold no GPU share, and users without servers: only the hub knows anything of them."""
+"""Servers that hold no GPU share, and users without servers: only the hub knows of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.decisions import HubView
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer, HubUser
+from gpushare_spawner.wording import idle_actions
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,18 @@ def judge(
         return Verdict(left_because="no agent knows its GPU share; it is left as it is")
     else:
         timeout = template.idle.stop_after or 0.0
-    reason = overdue(server.last_activity, server.started, now, timeout, settings.max_age)
-    return Verdict(stop_because=reason or "")
+    found = overdue(server.last_activity, server.started, now, timeout, settings.max_age)
+    return Verdict(stop_because=idle_actions.overdue(found) if found is not None else "")
 
 
 def users_to_delete(hub: HubView, settings: CullerSettings, now: float) -> Iterator[tuple[HubUser, str]]:
     """Users without servers who are idle for long enough, with the reason.
 
-    Where admins are to be kept, so is everybody of whom the hub does not say whether he is one.
+    Where admins are kept, so is every user of whom the hub does not say whether they are an admin.
     """
     for user in hub.users:
         if user.servers or (not settings.cull_admin_users and user.admin is not False):
             continue
-        reason = overdue(user.last_activity, user.created, now, settings.timeout, settings.max_age)
-        if reason:
-            yield user, reason
+        found = overdue(user.last_activity, user.created, now, settings.timeout, settings.max_age)
+        if found is not None:
+            yield user, idle_actions.overdue(found)

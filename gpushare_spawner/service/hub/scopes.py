@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 SEE_ALL = "custom:gpushare:read"
-"""Lets a user or a service see everybody's sessions on the board. Admins need no scope for it."""
+"""Lets a user or a service see everybody's sessions on the dashboard. Admins need no scope for it."""
 METRICS = "custom:gpushare:metrics"
 """Lets a service (Prometheus) read the metrics."""
 

@@ -1,4 +1,4 @@
-"""The service's web pages: the board, the same as JSON, and the metrics."""
+"""The service's web pages: the dashboard, the same as JSON, and the metrics."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from gpushare_spawner.service.culler.decisions import HubView, Looked, look
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.scopes import METRICS, SEE_ALL
 from gpushare_spawner.service.reports import NodeView, RecentReports
-from gpushare_spawner.service.web.dashboard_data import Viewer, board_view
+from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 from gpushare_spawner.service.web.metrics import CONTENT_TYPE, exposition
+from gpushare_spawner.wording.amounts import unbroken
 
-log = logging.getLogger("gpushare.service.board")
+log = logging.getLogger("gpushare.service.dashboard")
 
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class BoardSources:
+class DashboardSources:
     """Where the pages take from what they show."""
 
     reports: RecentReports
@@ -52,13 +53,13 @@ class BoardSources:
         return views, look(views, self.hub_view(), templates, instant, self.settings), templates, instant
 
 
-def board_application(sources: BoardSources, prefix: str, hub_prefix: str = "/hub/") -> Application:
+def dashboard_application(sources: DashboardSources, prefix: str, hub_prefix: str = "/hub/") -> Application:
     """The pages under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX)."""
     prefix = prefix.rstrip("/") + "/"
     return Application(
         [
-            (prefix, BoardPage),
-            (prefix.rstrip("/"), ToBoard, {"prefix": prefix}),
+            (prefix, DashboardPage),
+            (prefix.rstrip("/"), ToDashboard, {"prefix": prefix}),
             (prefix + "api/report", ReportJson),
             (prefix + "metrics", MetricsText),
             (prefix + "oauth_callback", HubOAuthCallbackHandler),
@@ -86,7 +87,13 @@ def page_environment(prefix: str, hub_prefix: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters |= {"size": format_bytes, "duration": format_duration, "wait": format_wait, "gpus": format_gpus}
+    pages.filters |= {
+        "size": format_bytes,
+        "duration": format_duration,
+        "wait": format_wait,
+        "gpus": format_gpus,
+        "unbroken": unbroken,
+    }
     pages.globals |= {"prefix": prefix, "hub_prefix": hub_prefix, "version": __version__}
     return pages
 
@@ -120,8 +127,8 @@ class _Page(HubOAuthenticated, RequestHandler):
         )
 
     @property
-    def sources(self) -> BoardSources:
-        sources: BoardSources = self.settings["sources"]
+    def sources(self) -> DashboardSources:
+        sources: DashboardSources = self.settings["sources"]
         return sources
 
     def may(self, scope: str) -> bool:
@@ -133,7 +140,7 @@ class _Page(HubOAuthenticated, RequestHandler):
         """What the one who asks may see."""
         views, looked, templates, now = await self.sources.now()
         viewer = Viewer(self.current_user["name"] if self.current_user.get("kind") == "user" else "", self.may(SEE_ALL))
-        return board_view(views, looked, templates, viewer, now, self.sources.notes())
+        return dashboard_data(views, looked, templates, viewer, now, self.sources.notes())
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = (kwargs.get("exc_info") or (None, None))[1]
@@ -142,7 +149,7 @@ class _Page(HubOAuthenticated, RequestHandler):
         self.finish(json.dumps({"status": status_code, "message": message}))
 
 
-class BoardPage(_Page):
+class DashboardPage(_Page):
     """The dashboard: GPUs, their shares, and the sessions.
 
     Admins and users with the scope `custom:gpushare:read` see every session, others their own and totals
@@ -154,7 +161,7 @@ class BoardPage(_Page):
         self.set_header("Content-Type", "text/html; charset=utf-8")
         page = self.settings["pages"].get_template("dashboard.html")
         # the hub's library takes the cookie of a script's request only together with this token
-        self.finish(page.render(board=await self.view(), xsrf=self.xsrf_token.decode()))
+        self.finish(page.render(dashboard=await self.view(), xsrf=self.xsrf_token.decode()))
 
 
 class ReportJson(_Page):
@@ -186,7 +193,7 @@ class MetricsText(_Page):
         self.finish(exposition(views, looked, self.sources.counters, now))
 
 
-class ToBoard(RequestHandler):
+class ToDashboard(RequestHandler):
     """Redirects to the dashboard."""
 
     def initialize(self, prefix: str) -> None:

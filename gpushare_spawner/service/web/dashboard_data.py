@@ -1,4 +1,4 @@
-"""What the board shows to whom: plain data, for the page as for the JSON."""
+"""What the dashboard shows to which viewer: plain data, for the page and for the JSON."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.decisions import Looked
 from gpushare_spawner.service.reports import NodeView
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
+from gpushare_spawner.wording.idle_actions import explained, upcoming, why_none
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Viewer:
         return self.sees_all or session.user == self.name
 
 
-def board_view(
+def dashboard_data(
     views: Sequence[NodeView],
     looked: Sequence[Looked],
     templates: Mapping[str, Template],
@@ -47,6 +48,7 @@ def board_view(
             if viewer.may_see(session) and (one := decisions.get((view.report.node, session.id))) is not None
         ],
         "others": len(looked) - len(visible),
+        "complete": all(view.report is not None for view in views),
         "problems": _problems(views, viewer) + (list(notes) if viewer.sees_all else []),
     }
 
@@ -55,7 +57,7 @@ def _problems(views: Sequence[NodeView], viewer: Viewer) -> list[str]:
     silent = [view.problem for view in views if view.report is None]
     if viewer.sees_all or not silent:
         return silent
-    return ["A GPU machine does not answer at the moment, so something may be missing here."]
+    return ["An agent is unavailable, so sessions can be missing here."]
 
 
 def _node(report: Report, viewer: Viewer) -> dict[str, Any]:
@@ -135,7 +137,7 @@ def _session(
         "host_memory_needed_bytes": session.host_memory_needed_bytes,
         "host_memory_budget_bytes": session.host_memory_budget_bytes,
         "bypassing": len(session.bypassing_pids),
-        "why": decision.reason,
+        "why": why_none(decision.no_action) if decision.no_action is not None else "",
         "next": None
         if step is None
         else {
@@ -144,6 +146,7 @@ def _session(
             "at": step.at,
             "in_seconds": max(0.0, step.at - now),
             "announced": told,
-            "reason": step.reason,
+            "action": upcoming(step.tier, step.units),
+            "reason": explained(step, session.share),
         },
     }

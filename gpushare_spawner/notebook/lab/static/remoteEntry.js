@@ -89,7 +89,7 @@
 
     show(status) {
       if (!status || !status.known) {
-        return; // the agent is away: nothing is known to have changed
+        return; // the agent is unavailable: nothing is known to have changed
       }
       const before = this._before;
       this._before = status;

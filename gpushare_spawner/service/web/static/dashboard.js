@@ -1,4 +1,4 @@
-// Keeps the board fresh: takes the same page again and puts its <main> in place of this one's.
+// Keeps the dashboard fresh: takes the same page again and puts its <main> in place of this one's.
 "use strict";
 
 const EVERY_MS = 5000;
@@ -24,9 +24,9 @@ async function refresh() {
     }
     if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const fresh = page.getElementById("board");
-    if (!fresh) throw new Error("the answer is no board");
-    const shown = document.getElementById("board");
+    const fresh = page.getElementById("dashboard");
+    if (!fresh) throw new Error("the answer is no dashboard");
+    const shown = document.getElementById("dashboard");
     if (fresh.innerHTML !== shown.innerHTML) shown.replaceChildren(...fresh.childNodes);
     last = new Date();
     say(`As of ${last.toLocaleTimeString()}`, false);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from gpushare_spawner.model.frames import Frame, Kind, LeaseState, SessionMemoryTopic, gpu_name
 from gpushare_spawner.model.idle_cause import IdleCause
@@ -144,17 +144,17 @@ class ShareStatus:
         return max((gpu.sessions - 1 for gpu in self.gpus), default=0)
 
     @classmethod
-    def without_share(cls) -> ShareStatus:
+    def without_share(cls) -> Self:
         """The status of a server that no GPU was asked for."""
         return cls(shared=False)
 
     @classmethod
-    def unknown(cls, problem: str) -> ShareStatus:
+    def unknown(cls, problem: str) -> Self:
         """The status of a server whose agent does not answer."""
         return cls(problem=problem)
 
     @classmethod
-    def of(cls, frames: Sequence[Frame]) -> ShareStatus:
+    def of(cls, frames: Sequence[Frame]) -> Self:
         """From the agent's answer to QUERY: one STATUS for each GPU, and what else the agent sends with it.
 
         Raises ValueError for frames that are no such answer.
@@ -199,15 +199,6 @@ class ShareStatus:
         """Plain data for JSON; the totals over the GPUs too."""
         totals = ("known", "memory_bytes", "resident_bytes", "limit_bytes", "lease", "neighbours")
         return {**asdict(self), **{name: getattr(self, name) for name in totals}}
-
-    def __str__(self) -> str:
-        from gpushare_spawner.notebook.words import page
-
-        return page(self)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """In a notebook the cell's value reads like ``gpushare status``."""
-        printer.text(str(self))
 
 
 def _delivered(frame: Frame) -> DeliveredStatus:

@@ -1,0 +1,72 @@
+"""Idle actions in words: what comes, why, and why nothing comes. For the dashboard, for logs and for agents.
+
+A notice to the session's own user is in `wording.notices`. Each sentence about an action holds before and after it.
+"""
+
+from __future__ import annotations
+
+from gpushare_spawner.idle import Decision, IdleAction, NoAction, Overdue
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.quantity import format_seconds
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wording.amounts import gpu_share
+
+_NO_ACTION = {
+    NoAction.GPU_BUSY: "GPU busy",
+    NoAction.KERNEL_BUSY: "a kernel is busy",
+    NoAction.NO_FURTHER_ACTION: "the template has no further idle action",
+    NoAction.ACTIVITY_UNKNOWN: "the hub has not reported the server's last activity",
+    NoAction.TEMPLATE_GONE: "the template no longer exists",
+    NoAction.NOT_YET: "not idle for long enough",
+    NoAction.ANNOUNCED: "the notice period is running",
+}
+_DATA_STAYS = "Kernels keep running and keep their data. The next GPU work restores the share."
+_VARIABLES_LOST = "Files stay. Variables in kernels are lost."
+
+
+def why_none(reason: NoAction) -> str:
+    """Return why no idle action is due, as a part of a sentence: "GPU busy"."""
+    return _NO_ACTION[reason]
+
+
+def explained(action: IdleAction, share: Share) -> str:
+    """Return what an idle action does to a session with this share, and why, in some sentences."""
+    after = format_seconds(action.after)
+    match action.tier:
+        case Tier.DOWNGRADED:
+            left = gpu_share(action.units) + (f" on each of its {share.count} GPUs" if share.count > 1 else "")
+            return f"After {after} without GPU work, this share is downgraded from {share} to {left}. {_DATA_STAYS}"
+        case Tier.RELEASED:
+            return f"After {after} without GPU work, this share ({share}) is released and lent. {_DATA_STAYS}"
+        case _ if action.cause is IdleCause.MAX_AGE:
+            return f"A server runs for at most {after}, busy or not, and is then stopped. {_VARIABLES_LOST}"
+        case _:
+            return (
+                f"After {after} without GPU work, busy kernels or other activity, this server is stopped. "
+                f"{_VARIABLES_LOST} Any activity keeps the server running."
+            )
+
+
+def decided(decision: Decision, share: Share) -> str:
+    """Return the reason of a decision: of the action that is due now, or why none is."""
+    if decision.no_action is not None:
+        return why_none(decision.no_action)
+    return explained(decision.upcoming, share) if decision.upcoming is not None else ""
+
+
+def upcoming(tier: Tier, units: int) -> str:
+    """Return the next idle action in two or three words: "downgrade to 0.10 GPU"."""
+    match tier:
+        case Tier.DOWNGRADED:
+            return f"downgrade to {gpu_share(units)}"
+        case Tier.RELEASED:
+            return "release of the share"
+        case _:
+            return "stop of the server"
+
+
+def overdue(found: Overdue) -> str:
+    """Return why a server or a user is to go, as a part of a sentence: "no activity for 8 h"."""
+    time = format_seconds(found.seconds)
+    return f"{time} old" if found.cause is IdleCause.MAX_AGE else f"no activity for {time}"

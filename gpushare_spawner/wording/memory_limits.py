@@ -1,0 +1,74 @@
+"""Refused memory allocations in words: which limit it was, who holds the memory, and what helps."""
+
+from __future__ import annotations
+
+from gpushare_spawner.model.share_status import LimitHit, ShareStatus
+from gpushare_spawner.wording.amounts import duration, memory
+
+
+def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
+    """Return which limit refused the last failed allocation, and what helps."""
+    ago = "just now" if hit.seconds_ago < 1 else f"{duration(hit.seconds_ago)} ago"
+    failed = f"An allocation of {memory(hit.requested_bytes)} failed {ago} (CUDA out of memory): "
+    restart = [advice for advice in [_restart(status)] if advice]
+    match hit.limit:
+        case "session":
+            limit = memory(max((gpu.limit_bytes for gpu in status.gpus), default=0))
+            each = " on each GPU" if len(status.gpus) > 1 else ""
+            why = (
+                f"this session may allocate {limit}{each}, all its kernels together, "
+                f"and had allocated {memory(hit.allocated_bytes)}."
+            )
+            helps = _advice(restart, "choose a template with a larger GPU memory limit.")
+        case "session_host_memory":
+            why = (
+                "this server's memory limit leaves too little host memory, and GPU memory has to move there "
+                "while other sessions use the GPU."
+            )
+            free = "Free host memory, for example large variables."
+            helps = _advice([free, *restart], "choose a template with more memory.")
+        case _:
+            why = "all sessions together have used up the machine's host memory for data that moves off its GPUs."
+            helps = _advice(restart, "try again when other sessions use less.")
+    return f"{failed}{why} {helps}"
+
+
+def _advice(first: list[str], last: str) -> str:
+    """What the user can try, the last of it as the alternative."""
+    return " ".join([*first, f"Or {last}" if first else f"{last[0].upper()}{last[1:]}"])
+
+
+def refused(status: ShareStatus, hit: LimitHit) -> str:
+    """Return the refused allocation and its limit, as short as a notice must be; `limit_hit` says what helps."""
+    more = memory(hit.requested_bytes)
+    match hit.limit:
+        case "session":
+            limit = memory(max((gpu.limit_bytes for gpu in status.gpus), default=0))
+            return f"Out of GPU memory: {more} more would exceed the {limit} that this session may allocate."
+        case "session_host_memory":
+            return f"Out of memory: for {more} more GPU memory this server has too little host memory."
+        case _:
+            return f"Out of memory: for {more} more GPU memory this machine has too little host memory."
+
+
+def _restart(status: ShareStatus) -> str:
+    """Return advice to restart the process that holds most memory; empty where no process holds any."""
+    if not status.processes:
+        return "Restart a kernel that you no longer need: that frees its GPU memory."
+    largest = max(status.processes, key=lambda process: process.memory_bytes)
+    if not largest.memory_bytes:
+        return ""
+    return f"Restart {largest.name or f'process {largest.pid}'} to free {memory(largest.memory_bytes)}."
+
+
+def holders(status: ShareStatus) -> str:
+    """Return the processes that allocated the session's GPU memory, the largest first; empty for fewer than two."""
+    by_pid: dict[int, int] = {}
+    for process in status.processes:
+        by_pid[process.pid] = by_pid.get(process.pid, 0) + process.memory_bytes
+    names = {process.pid: process.name or f"process {process.pid}" for process in status.processes}
+    largest = sorted(((held, pid) for pid, held in by_pid.items() if held), reverse=True)
+    if len(largest) < 2:
+        return ""
+    more = f", and {len(largest) - 4} more" if len(largest) > 4 else ""
+    return ", ".join(f"{names[pid]} {memory(held)}" for held, pid in largest[:4]) + more

@@ -1,0 +1,57 @@
+"""What a session's own user is told in JupyterLab: a notice before an idle action, and what has changed.
+
+Where an instant is meant, the text has ``{time}`` in it: only the reader's browser or terminal knows the reader's time
+zone.
+"""
+
+from __future__ import annotations
+
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.share_status import ShareStatus, Step
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wording.amounts import duration, gpu_share
+
+TOAST_LETTERS = 140
+"""JupyterLab cuts longer notifications."""
+
+
+def notice(status: ShareStatus, action: Step) -> str:
+    """Return what happens at ``{time}``, and how to avert it; at most TOAST_LETTERS long."""
+    keep = "Run a GPU cell to keep it."
+    match action.tier:
+        case Tier.DOWNGRADED:
+            smaller = gpu_share(action.effective_units, len(status.gpus))
+            return f"Your GPU share will be downgraded to {smaller} at {{time}}: the GPU is idle. {keep}"
+        case Tier.RELEASED:
+            return f"Your GPU share will be released at {{time}}. {keep} Your kernels keep running either way."
+        case Tier.STOPPED:
+            return _stop_notice(action)
+        case _:
+            return f"Your GPU share will be {gpu_share(action.effective_units, len(status.gpus))} at {{time}}."
+
+
+def _stop_notice(action: Step) -> str:
+    match action.cause:
+        case IdleCause.MAX_AGE:
+            limit = f"it has run for {duration(action.after_seconds)}, the limit here"
+            why = limit if action.after_seconds else "it has run for as long as servers may run here"
+            return f"Your server will stop at {{time}}: {why}. Save your work. You can start it again."
+        case IdleCause.IDLE:
+            idle = f" for {duration(action.after_seconds)}" if action.after_seconds else ""
+            return f"Your server will stop at {{time}}: idle{idle}. Save your work, or run a cell to keep it running."
+        case _:
+            return "Your server will stop at {time}. Save your work."
+
+
+def changed(status: ShareStatus) -> str:
+    """Return what to say when the tier has just become what it is; at most TOAST_LETTERS long."""
+    gpus = len(status.gpus)
+    kept = "Your data is kept. The next GPU cell restores the share."
+    match status.tier:
+        case Tier.DOWNGRADED:
+            smaller = gpu_share(status.effective_units, gpus)
+            return f"Your GPU share was downgraded to {smaller}: the GPU was idle. {kept}"
+        case Tier.RELEASED:
+            return f"Your GPU share was released: the GPU was idle. {kept}"
+        case _:
+            return f"Your GPU share is restored: {gpu_share(status.share_units, gpus)}."

@@ -1,0 +1,153 @@
+"""A session's share in words: for the status bar, its tooltip and the terminal.
+
+Where an instant is meant, the text has ``{time}`` in it: only the reader's browser or terminal knows the reader's time
+zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpushare_spawner.model.quantity import format_wait
+from gpushare_spawner.model.share_status import GpuStatus, ShareStatus
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wording.amounts import clock, duration, gpu_share, memory, memory_of, plural
+from gpushare_spawner.wording.memory_limits import holders, limit_hit
+from gpushare_spawner.wording.notices import notice
+
+
+def line(status: ShareStatus) -> str:
+    """Return one line for the status bar: "0.25 GPU · active · 3.1 of 16 GiB"; empty without a share."""
+    if not status.shared:
+        return ""
+    if not status.known:
+        return "GPU share: unknown"
+    gpus = len(status.gpus)
+    parts = [gpu_share(status.share_units, gpus), _tier_in_short(status)]
+    if status.lease == "waiting":
+        parts.append("waiting for the GPU")
+    if status.borrowed_units:
+        parts.append(f"{gpu_share(status.borrowed_units, gpus)} borrowed")
+    parts.append(memory_of(status.memory_bytes, status.limit_bytes))
+    return " · ".join(parts)
+
+
+def _tier_in_short(status: ShareStatus) -> str:
+    if status.tier is Tier.DOWNGRADED:
+        return f"downgraded to {gpu_share(status.effective_units, len(status.gpus))}"
+    return str(status.tier)
+
+
+def explanation(status: ShareStatus) -> str:
+    """Return some sentences for the tooltip, one on each line. The text can have ``{time}`` in it."""
+    if not status.shared:
+        return "This server has no GPU share."
+    if not status.known:
+        return status.problem
+    gpus = len(status.gpus)
+    share = gpu_share(status.share_units, gpus)
+    said = [tier_now(status)]
+    if status.announced is not None:
+        said.append(notice(status, status.announced))
+    if status.lease == "waiting":
+        said.append("Your GPU work is waiting: other sessions are using the GPU. It runs in its turn.")
+    if status.borrowed_units:
+        said.append(
+            f"{gpu_share(status.borrowed_units, gpus)} of {share} is borrowed from idle sessions and is reclaimed "
+            f"when they work again. {gpu_share(status.guaranteed_units, gpus)} is guaranteed now."
+        )
+    said.append(f"Memory: {_memory(status)}.")
+    if held := holders(status):
+        said.append(f"Allocated by {held}.")
+    if status.limit_hit is not None:
+        said.append(limit_hit(status, status.limit_hit))
+    said += [f"{name[0].upper()}{name[1:]}: {text}." for name, text in delivered(status)]
+    others = status.neighbours
+    said.append(
+        f"{plural(others, 'other session shares', 'other sessions share')} the GPU."
+        if others
+        else "No other session shares the GPU."
+    )
+    return "\n".join(said)
+
+
+def delivered(status: ShareStatus) -> list[tuple[str, str]]:
+    """Return GPU time and waits as (name, text); nothing while no other session has competed for the GPU."""
+    got = status.delivered
+    said = []
+    if got is not None and got.entitled_seconds >= 1:
+        received, entitled = duration(got.delivered_seconds), duration(got.entitled_seconds)
+        said.append(("GPU time", f"received {received}, entitled to {entitled} while other sessions competed"))
+    if got is not None and got.waits:
+        half, most = format_wait(got.wait_p50_seconds), format_wait(got.wait_p95_seconds)
+        said.append(("waits", f"{got.waits}: half under {half}, 95 % under {most}"))
+    return said
+
+
+def _memory(of: ShareStatus | GpuStatus) -> str:
+    """Return allocated memory, its limit, and the part that is on the GPU.
+
+    Memory that no kernel has touched yet is nowhere, so what is not on the GPU is not all in host memory.
+    """
+    return f"{memory_of(of.memory_bytes, of.limit_bytes)} allocated, {memory(of.resident_bytes)} of it on the GPU"
+
+
+def tier_now(status: ShareStatus) -> str:
+    """Return what the tier means to the user, in a few sentences."""
+    gpus = len(status.gpus)
+    share = gpu_share(status.share_units, gpus)
+    kept = "Variables and GPU memory are kept. The next GPU cell restores the share."
+    match status.tier:
+        case Tier.DOWNGRADED:
+            now = gpu_share(status.effective_units, gpus)
+            return f"Your GPU share is downgraded from {share} to {now} because the GPU was idle. {kept}"
+        case Tier.RELEASED:
+            return f"Your GPU share ({share}) is released because the GPU was idle. {kept}"
+        case _:
+            return f"You have {share}: guaranteed while others work, up to 100 % while others are idle."
+
+
+def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
+    """Return the whole status for a terminal or a cell; ``at`` writes an instant."""
+    if not status.shared:
+        return "This server has no GPU share: it was started without one."
+    if not status.known:
+        return f"The GPU share is unknown: {status.problem}"
+    gpus = len(status.gpus)
+    borrowed = f", {gpu_share(status.borrowed_units, gpus)} of it borrowed" if status.borrowed_units else ""
+    rows = [
+        ("share", gpu_share(status.share_units, gpus) + borrowed),
+        ("tier", _tier(status)),
+        ("guaranteed now", gpu_share(status.guaranteed_units, gpus)),
+        ("GPU idle", _idle(status)),
+    ]
+    if status.announced is not None:
+        rows.append(("notice", notice(status, status.announced).replace("{time}", at(status.announced.at))))
+    rows += delivered(status)
+    for number, gpu in enumerate(status.gpus):
+        prefix = f"GPU {number}: " if gpus > 1 else ""
+        others = f"{gpu.sessions - 1}" if gpu.sessions > 1 else "none"
+        working = f", sessions with work now: {gpu.sessions_with_work}" if gpu.sessions_with_work else ""
+        rows += [
+            (f"{prefix}memory", _memory(gpu)),
+            (f"{prefix}lease", {"none": "none: no GPU work"}.get(gpu.lease, gpu.lease)),
+            (f"{prefix}other sessions", others + working),
+        ]
+    if held := holders(status):
+        rows.append(("allocated by", held))
+    if status.limit_hit is not None:
+        rows.append(("memory limit", limit_hit(status, status.limit_hit)))
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(f"{name:{width}}{value}" for name, value in rows)
+
+
+def _tier(status: ShareStatus) -> str:
+    if status.tier is Tier.ACTIVE:
+        return "active"
+    return f"{_tier_in_short(status)}; the next GPU work restores the full share"
+
+
+def _idle(status: ShareStatus) -> str:
+    if status.idle_seconds is None:
+        return "no GPU work yet"
+    return "working now" if status.idle_seconds < 1 else f"for {duration(status.idle_seconds)}"

@@ -1,0 +1,63 @@
+"""Amounts as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushare_spawner.wording import amounts
+
+GIB, MIB = 2**30, 2**20
+
+
+@pytest.mark.parametrize(
+    ("units", "gpus", "said"),
+    [
+        (0, 1, "0 GPU"),
+        (1, 1, "0.01 GPU"),
+        (25, 1, "0.25 GPU"),
+        (100, 1, "1 GPU"),
+        (100, 2, "2 GPUs"),
+        (75, 2, "1.50 GPU"),
+    ],
+)
+def test_a_share_is_said_in_gpus(units, gpus, said):
+    assert amounts.gpu_share(units, gpus) == said
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (0, "0 GiB"),
+        (1, "1 MiB"),
+        (256 * MIB, "256 MiB"),
+        (GIB - MIB, "1023 MiB"),
+        (GIB, "1 GiB"),
+        (int(3.14 * GIB), "3.1 GiB"),
+        (16 * GIB, "16 GiB"),
+    ],
+)
+def test_memory_has_the_unit_that_is_easiest_to_read(size, said):
+    assert amounts.memory(size) == said
+
+
+def test_a_part_of_a_total_names_its_unit_once_where_both_have_the_same():
+    assert amounts.memory_of(3 * GIB, 16 * GIB) == "3 of 16 GiB"
+    assert amounts.memory_of(256 * MIB, 16 * GIB) == "256 MiB of 16 GiB"
+    assert amounts.memory_of(0, 16 * GIB) == "0 of 16 GiB"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 s"), (59, "59 s"), (60, "1 min"), (75, "1 min"), (3600, "1 h"), (4000, "1 h 6 min"), (86400, "24 h")],
+)
+def test_a_duration_has_at_most_two_units(seconds, said):
+    assert amounts.duration(seconds) == said
+
+
+def test_no_line_breaks_between_a_number_and_its_unit():
+    assert amounts.unbroken("release in 1 h 5 min of 0.25 GPU") == ("release in 1\u00a0h 5\u00a0min of 0.25\u00a0GPU")
+
+
+def test_a_number_goes_with_its_noun():
+    assert (amounts.plural(1, "session"), amounts.plural(2, "session")) == ("1 session", "2 sessions")
+    assert amounts.plural(2, "process", "processes") == "2 processes"
