@@ -162,13 +162,13 @@ class Schedule:
             if self._turn_over_at() <= now + INSTANT:
                 group = room.fill(sorted([*firm, *waiting], key=by_turn))
                 self.turn = Turn(group[0].session, now if group[0].held else None)
-            else:
-                newcomer = self._newcomer([client for client in self._in_order if client not in inside], firm)
-                if newcomer is not None and self._early_at(newcomer, firm) <= now + INSTANT:
-                    reason = RevokeReason.GUARANTEE
-                    group = room.fill(waiting, interactive.group_with(newcomer, firm, room))
-                    if not any(client.session is head for client in group):
-                        self.turn = Turn(newcomer.session, None)
+                inside = set(group)
+            newcomer = self._newcomer([client for client in self._in_order if client not in inside], firm)
+            if newcomer is not None and self._early_at(newcomer, firm) <= now + INSTANT:
+                reason = RevokeReason.GUARANTEE
+                group = room.fill(waiting, interactive.group_with(newcomer, firm, room))
+                if not any(client.session is self.turn.head for client in group):
+                    self.turn = Turn(newcomer.session, None)
         # Who is quiet stays where nobody needs the room.
         group = room.fill(yielding, group)
         inside = set(group)
