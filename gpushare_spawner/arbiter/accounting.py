@@ -8,6 +8,7 @@ above 0 it is owed time, below 0 it owes time. A lag belongs to the session, wha
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class _Account:
     deadline: float = 0.0
     """Virtual time by which its present request should be served."""
     working: bool = False
+    absent: float = 0.0
+    """Seconds for which the session has had no work."""
     entitled: float = 0.0
     delivered: float = 0.0
     received: float = 0.0
@@ -97,7 +100,8 @@ class Accounts:
     def work(self, session: str, request: float) -> None:
         """The session has work from now on: a request of `request` seconds. No effect if it has work already.
 
-        What it owes it still owes. Of what it is owed only one request is kept: time that was not used is not saved up.
+        What it owes it still owes. Of what it is owed only one request is kept after a pause: time that was not used is
+        not saved up. To give a lease back and to ask for the next one is no pause.
         """
         account = self._accounts[session]
         if account.working:
@@ -105,7 +109,8 @@ class Accounts:
         account.working = True
         self._working = self._sums = None
         self.saturated = self.saturated or self._wanted() >= SATURATED
-        account.lag = min(account.lag, request)
+        if account.absent >= self._settings.pause:
+            account.lag = min(account.lag, request)
         account.deadline = self._virtual(account, self._surplus()) + request / account.weight
 
     def rest(self, session: str) -> None:
@@ -322,18 +327,35 @@ class Accounts:
             account.delivered += seconds
 
     def _repay(self, concerned: Iterable[str], elapsed: float, served: float) -> None:
-        """Let lags without competition fade, and debts of absent sessions shrink as if these waited."""
+        """Let lags without competition fade, and debts of absent sessions shrink as if these waited.
+
+        Not while a session has been absent for less than `long_pause`: it will be back, and a session that always
+        returns after seconds would otherwise never repay.
+        """
         present = set(concerned)
         weights = sum(self._accounts[session].weight for session in present)
+        owed = owing = just_left = 0.0
         for session, account in self._accounts.items():
-            if account.lag == 0.0:
+            if session in present:
+                account.absent = 0.0
                 continue
-            here = session in present
-            if len(present) == here:
-                account.lag = min(0.0, account.lag + elapsed) if account.lag < 0 else max(0.0, account.lag - elapsed)
+            recent = min(elapsed, max(0.0, self._settings.long_pause - account.absent))
+            account.absent += elapsed
+            if recent > 0 and account.lag:
+                just_left = max(just_left, recent)
+                owed += max(0.0, account.lag)
+                owing += max(0.0, -account.lag)
+            if not present:
+                account.lag = faded(account.lag, elapsed - recent)
+            elif account.lag < 0:
+                waited = elapsed - recent if served else 0.0
+                account.lag = faded(account.lag, waited * account.weight / (weights + account.weight))
+        if len(present) == 1:
+            account = self._accounts[present.pop()]
+            if account.lag:
+                kept = owing if account.lag > 0 else owed
+                account.lag = faded(faded(account.lag, just_left, kept), elapsed - just_left)
                 self._sums = None
-            elif not here and account.lag < 0:
-                account.lag = min(0.0, account.lag + served * account.weight / (weights + account.weight))
 
     def _forfeit(self, session: str) -> None:
         """The session let the GPU stand idle: it is owed nothing. What it was owed the others owe no longer."""
@@ -397,6 +419,12 @@ class Accounts:
     def _wanted(self) -> float:
         """What sessions with work want together, as a share of the GPU."""
         return sum(account.demand for account in self._accounts.values() if account.working)
+
+
+def faded(lag: float, seconds: float, kept: float = 0.0) -> float:
+    """The lag, nearer to 0 by so many seconds; `kept` seconds of it stay."""
+    size = max(min(abs(lag), kept), abs(lag) - seconds)
+    return math.copysign(size, lag)
 
 
 def divide(weights: Mapping[str, int], limits: Mapping[str, float]) -> dict[str, float]:

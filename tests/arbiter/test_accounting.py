@@ -62,25 +62,65 @@ def test_debt_of_the_absent_is_paid_back_as_if_they_waited() -> None:
     books = Books(a=50, b=50)
     books.run(4.0, a=1)
     books.accounts.rest("a")
-    books.run(2.0, b=1)
+    books.run(32.0, b=1)
     books.accounts.work("a", 1.0)
-    assert books.accounts._accounts["a"].lag == pytest.approx(-1.0)
+    assert books.accounts._accounts["a"].lag == pytest.approx(-1.0), "it shrinks by 1 s in 2 s, after 30 s"
 
 
 def test_debt_fades_while_nobody_else_wants_the_gpu() -> None:
     books = Books(a=50, b=50)
     books.run(4.0, a=1)
     books.accounts.rest("b")
-    books.run(1.5, a=1)
-    assert books.accounts._accounts["a"].lag == pytest.approx(-0.5)
+    books.run(31.5, a=1)
+    assert books.accounts._accounts["a"].lag == pytest.approx(-0.5), "from 30 s after the other has left"
     books.run(10.0)
     assert books.accounts._accounts["a"].lag == 0.0
+
+
+@pytest.mark.parametrize("steps", [1, 7, 290])
+def test_nothing_fades_between_a_session_and_one_that_pauses_for_seconds(steps: int) -> None:
+    books = Books(a=30, b=70)
+    books.run(10.0, b=1)
+    for _ in range(3):
+        books.accounts.rest("b")
+        for _ in range(steps):
+            books.run(29.0 / steps, a=1)
+        books.accounts.work("b", 1.0)
+        assert books.lags() == pytest.approx({"a": 3.0, "b": -3.0})
+        books.run(1e-6, a=1)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 600])
+def test_a_session_returns_after_minutes_without_debt_and_the_other_is_owed_nothing(steps: int) -> None:
+    books = Books(a=30, b=70)
+    books.run(10.0, b=1)
+    books.accounts.rest("b")
+    for _ in range(steps):
+        books.run(60.0 / steps, a=1)
+    books.accounts.work("b", 1.0)
+    assert books.lags() == pytest.approx({"a": 0.0, "b": 0.0})
+
+
+def test_more_than_the_absent_owe_fades_at_once() -> None:
+    books = Books(a=30, b=30, c=40)
+    books.run(10.0, b=1, c=1)
+    assert books.lags() == pytest.approx({"a": 3.0, "b": -2.0, "c": -1.0})
+    books.accounts.rest("b")
+    books.run(60.0, a=3, c=4)
+    books.accounts.rest("c")
+    books.run(20.0, a=1)
+    assert books.accounts._accounts["a"].lag == pytest.approx(1.0), "b was away for long, and owes nothing any more"
 
 
 def test_unused_time_is_not_saved_up() -> None:
     books = Books(a=50, b=50)
     books.run(100.0, b=1)
     books.accounts.rest("a")
+    books.run(0.9, b=1)
+    books.accounts.work("a", 0.2)
+    assert books.accounts._accounts["a"].lag == pytest.approx(50.0), "less than a second is no pause"
+    books.accounts.rest("a")
+    books.run(1.1, b=1)
     books.accounts.work("a", 0.2)
     assert books.accounts._accounts["a"].lag == pytest.approx(0.2)
 

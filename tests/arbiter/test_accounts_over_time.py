@@ -75,6 +75,7 @@ def test_a_request_that_comes_while_the_session_has_work_changes_nothing() -> No
     assert books.lags("a") == [2.0]
     books.rest("a")
     books.rest("a")
+    books.run(1.0)  # a pause
     books.work("a", 0.1)
     assert books.lags("a") == [0.1]
 
@@ -286,8 +287,10 @@ def test_a_debt_of_one_that_is_away_shrinks_as_if_it_waited_by_its_weight() -> N
     books = Books(a=25, b=75).run(4.0, a=1)
     assert books.lags("a", "b") == pytest.approx([-3.0, 3.0])
     books.rest("a")
+    books.run(30.0, b=1)
+    assert books.lags("a", "b") == pytest.approx([-3.0, 3.0]), "both stay for 30 s"
     books.run(2.0, b=1)
-    assert books.lags("a") == pytest.approx([-3.0 + 2.0 * 25 / 100])
+    assert books.lags("a", "b") == pytest.approx([-3.0 + 2.0 * 25 / 100, 1.0])
     books.run(2.0)
     assert books.lags("a") == pytest.approx([-2.5]), "nobody was served"
     books.run(100.0, b=1)
@@ -301,8 +304,10 @@ def test_what_one_that_is_away_is_owed_stays_while_others_compete_and_fades_when
     assert books.lags("a") == pytest.approx([2.0])
     books.rest("b")
     books.rest("c")
-    books.run(0.5)
-    assert books.lags("a", "b", "c") == pytest.approx([1.5, -0.5, -0.5])
+    books.run(26.0)
+    assert books.lags("a", "b", "c") == pytest.approx([2.0, -1.0, -1.0]), "nobody has been away for longer than 30 s"
+    books.run(4.5)
+    assert books.lags("a", "b", "c") == pytest.approx([0.0, -0.5, -0.5])
 
 
 def test_a_debt_is_bounded_by_300_s_with_everybody_at_work_and_so_is_what_is_owed() -> None:
@@ -320,7 +325,7 @@ def test_a_debt_is_bounded_by_300_s_with_everybody_at_work_and_so_is_what_is_owe
 def test_a_debt_of_exactly_a_second_fades_like_any_other() -> None:
     books = Books(a=50, b=50).run(2.0, b=1)
     books.rest("b")
-    books.run(0.25, a=1)
+    books.run(30.25, a=1)
     assert books.lags("a") == [0.75]
 
 

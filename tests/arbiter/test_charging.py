@@ -90,9 +90,10 @@ def test_a_session_that_gets_work_has_a_request_of_a_time_slice_and_of_a_period_
     charged.accounts.sample(-1.0, 0.0, {"a": 0.0, "b": 1.0})
     charged.run(2.0)  # b has had 2 s, and owes one of them to a
     charged.settle()
+    charged.accounts._accounts["a"].absent = 1.0
     charged.roster.work_again(charged.client("a"))
     charged.settle(a=request_seconds)
-    # of what a session is owed one request is kept when it gets work
+    # of what a session is owed one request is kept when it gets work after a pause
     assert charged.accounts._accounts["a"].lag == pytest.approx(lag_kept)
 
 
@@ -102,6 +103,7 @@ def test_a_session_that_the_schedule_names_no_time_slice_for_has_a_request_of_a_
     charged.accounts.sample(-1.0, 0.0, {"a": 0.0, "b": 1.0})
     charged.run(2.0)
     charged.settle()
+    charged.accounts._accounts["a"].absent = 1.0
     charged.roster.work_again(charged.client("a"))
     charged.settle()
     assert charged.accounts._accounts["a"].lag == pytest.approx(0.2)

@@ -66,6 +66,22 @@ def test_short_bursts_with_short_gaps_count_like_long_ones() -> None:
     assert shares(device) == pytest.approx({"a": 0.3, "b": 0.7}, abs=0.02)
 
 
+@pytest.mark.parametrize("weights", [(30, 70), (50, 50), (10, 90)])
+@pytest.mark.parametrize("pause", [1.2, 3.0])
+def test_beside_a_user_who_returns_often_a_job_gets_its_part_of_the_time_for_which_both_compete(
+    weights: tuple[int, int], pause: float
+) -> None:
+    device = VirtualGpu(GpuArbiter(16 * GIB))
+    for name, weight, phases in (("job", weights[0], forever()), ("user", weights[1], alternating(pause, 1.0))):
+        device.session(name, weight)
+        device.start(Job(name, name, 9 * GIB, phases))
+    device.run(2000.0)
+    views = {name: device.arbiter.session_view(name).delivered for name in device.jobs}
+    competed = sum(view.delivered_seconds for view in views.values())
+    for name, weight in zip(device.jobs, weights, strict=True):
+        assert views[name].delivered_seconds / competed == pytest.approx(weight / 100, abs=0.03)
+
+
 def test_a_weight_change_counts_from_then_on() -> None:
     device = device_with({"a": 50, "b": 50}, 12)
     device.run(10000.0)
