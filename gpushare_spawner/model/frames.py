@@ -1,4 +1,5 @@
-"""Frames of the session socket, as bytes. The same in words: docs/reference/protocol.md. In C: native/preload/frames.h.
+"""Frames of the session socket, as bytes. The same in words: docs/reference/protocol.md. In C:
+native/preload/platform/frames.h.
 
 A frame is 128 bytes, little-endian: magic, version, type, serial, flags, GPU (16 raw bytes), twelve unsigned 64-bit
 fields. The socket is SOCK_SEQPACKET: one packet is one frame, so a short or a long

@@ -26,10 +26,10 @@ FLAGS = [
 ]  # fmt: skip
 
 TARGETS: dict[str, tuple[str, list[str]]] = {
-    # library: (sources, linker flags)
+    # library: (sources, flags of its own)
     "libgpushare.so": (
-        "preload/*.c",
-        ["-Wl,-soname,libgpushare.so", "-Wl,--version-script=preload/exports.map", "-ldl"],
+        "preload/**/*.c",
+        ["-Ipreload", "-Wl,-soname,libgpushare.so", "-Wl,--version-script=preload/exports.map", "-ldl"],
     ),
     "simgpu/libcuda.so.1": (
         "simgpu/cuda/*.c simgpu/common/*.c",

@@ -183,7 +183,7 @@ def test_the_frames_of_the_protocol_are_those_of_the_code() -> None:
 
 
 def test_the_librarys_frames_are_those_of_the_code() -> None:
-    header = (PRELOAD / "frames.h").read_text()
+    header = (PRELOAD / "platform" / "frames.h").read_text()
     in_c = {name: int(value) for name, value in re.findall(r"FRAME_(\w+) = (\d+),", header)}
     assert len(in_c) > 20
     assert in_c.items() <= {kind.name: kind.value for kind in Kind}.items()
@@ -196,6 +196,6 @@ def test_the_librarys_page_has_exactly_the_variables_that_the_library_reads() ->
     read = set(re.findall(r'getenv\("(GPUSHARE_\w+)"\)', sources))
     read |= set(re.findall(r'"(GPUSHARE_\w+)"', sources))
     assert {re.match(r"`(\w+)", cells[0])[1] for cells in rows(page("library.md"))[2:]} == read  # type: ignore[index]
-    levels = re.findall(r'{"(\w+)", LOG_', (PRELOAD / "log.c").read_text() if (PRELOAD / "log.c").exists() else sources)
+    levels = re.findall(r'{"(\w+)", LOG_', (PRELOAD / "platform" / "log.c").read_text())
     assert levels
     assert all(f"`{level}`" in page("library.md") for level in levels)

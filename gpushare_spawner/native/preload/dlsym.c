@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "dlsym.h"
-#include "nvml.h"
-#include "resolve.h"
+#include "wrappers/nvml.h"
+#include "driver/resolve.h"
 
 typedef void *(*dlsym_function)(void *, const char *);
 

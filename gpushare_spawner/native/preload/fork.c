@@ -2,18 +2,18 @@
 
 #include <pthread.h>
 
-#include "allocations.h"
-#include "block_cache.h"
-#include "burst.h"
-#include "capture.h"
-#include "contexts.h"
-#include "gate.h"
-#include "lease.h"
-#include "pager.h"
-#include "plain_memory.h"
-#include "resolve.h"
-#include "stream_ordered.h"
-#include "worker.h"
+#include "memory/allocations.h"
+#include "memory/block_cache.h"
+#include "lease/burst.h"
+#include "contexts/capture.h"
+#include "contexts/contexts.h"
+#include "gate/gate.h"
+#include "lease/lease.h"
+#include "lease/pager.h"
+#include "wrappers/plain_memory.h"
+#include "driver/resolve.h"
+#include "wrappers/stream_ordered.h"
+#include "lease/worker.h"
 
 /* Forget everything: the parent's contexts and memory are not the child's, and locks may have been held by threads that
    are not here. The parent's records are left where they are; a fork copies them on write, and most children exec at

@@ -1,0 +1,284 @@
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dlsym.h"
+#include "driver/resolve.h"
+
+/* declarations of all wrappers */
+#define SINGLE(name, asked, version, parameters, arguments, stream) CUresult wrapped_##name parameters;
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+    CUresult wrapped_##name parameters;                                                                                \
+    CUresult wrapped_##name##_ptsz parameters;
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+    CUresult wrapped_##name parameters;                                                                                \
+    CUresult wrapped_##name##_ptds parameters;
+#define WRAPPED(name, asked, version, per_thread, parameters) CUresult wrapped_##name parameters;
+#define CALLED(name, parameters)
+#include "driver/driver_calls.h"
+#include "driver/gated_calls.h"
+
+CUresult driver_lacks(void) {
+    return CUDA_ERROR_NOT_FOUND;
+}
+#define ABSENT (void *)driver_lacks
+
+/* Until the driver's functions have been looked up, each slot holds a stub that looks them up and goes on to the
+   function with the arguments as they are. So a wrapper works in any program however that came to its driver: one that
+   is linked against libcuda calls this library's exports without ever asking for them. */
+#define STUB_BYTES 16
+#if defined __x86_64__
+/* r11 tells which stub it was; a call may change it */
+#define STUB(name) ".balign 16\nlazy_" #name ":\nleaq lazy_" #name "(%rip), %r11\njmp lazy_common\n"
+#define COMMON                                                                                                         \
+    "pushq %rdi\npushq %rsi\npushq %rdx\npushq %rcx\npushq %r8\npushq %r9\nsubq $8, %rsp\n"                            \
+    "movq %r11, %rdi\ncall lazy_function\nmovq %rax, %r11\n"                                                           \
+    "addq $8, %rsp\npopq %r9\npopq %r8\npopq %rcx\npopq %rdx\npopq %rsi\npopq %rdi\njmp *%r11\n"
+#elif defined __aarch64__
+#define STUB(name) ".balign 16\nlazy_" #name ":\nadr x16, lazy_" #name "\nb lazy_common\n"
+#define COMMON                                                                                                         \
+    "stp x29, x30, [sp, #-80]!\nstp x0, x1, [sp, #16]\nstp x2, x3, [sp, #32]\nstp x4, x5, [sp, #48]\n"                 \
+    "stp x6, x7, [sp, #64]\nmov x0, x16\nbl lazy_function\nmov x16, x0\nldp x0, x1, [sp, #16]\n"                       \
+    "ldp x2, x3, [sp, #32]\nldp x4, x5, [sp, #48]\nldp x6, x7, [sp, #64]\nldp x29, x30, [sp], #80\nbr x16\n"
+#endif
+/* clang-format off */
+__asm__(".text\n.balign 16\nlazy_common:\n" COMMON
+        ".balign 16\n.globl lazy_stubs\n.hidden lazy_stubs\nlazy_stubs:\n"
+#define SINGLE(name, asked, version, parameters, arguments, stream)         STUB(name)
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream) STUB(name) STUB(name##_ptsz)
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)         STUB(name) STUB(name##_ptds)
+#define WRAPPED(name, asked, version, per_thread, parameters)               STUB(name)
+#define CALLED(name, parameters)                                            STUB(name)
+#include "driver/driver_calls.h"
+#include "driver/gated_calls.h"
+        );
+/* clang-format on */
+extern const char lazy_stubs[] __attribute__((visibility("hidden")));
+void *lazy_function(const char *stub) __attribute__((visibility("hidden"), used));
+
+#define NUMBER(name) (offsetof(struct real_driver, name) / sizeof(void *))
+#define LAZY(name)   .name = (void *)(lazy_stubs + NUMBER(name) * STUB_BYTES)
+struct real_driver real = {
+#define SINGLE(name, asked, version, parameters, arguments, stream)         LAZY(name),
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream) LAZY(name), LAZY(name##_ptsz),
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)         LAZY(name), LAZY(name##_ptds),
+#define WRAPPED(name, asked, version, per_thread, parameters)               LAZY(name),
+#define CALLED(name, parameters)                                            LAZY(name),
+#include "driver/driver_calls.h"
+#include "driver/gated_calls.h"
+};
+
+/* The tables hold offsets, not pointers: the dynamic linker would have to relocate each pointer in every process. */
+static const struct names {
+#define NAMED(name, asked)                                                                                             \
+    char exported_##name[sizeof #name];                                                                                \
+    char asked_##name[sizeof asked];
+#define SINGLE(name, asked, version, parameters, arguments, stream)         NAMED(name, asked)
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream) NAMED(name, asked) NAMED(name##_ptsz, asked)
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)         NAMED(name, asked) NAMED(name##_ptds, asked)
+#define WRAPPED(name, asked, version, per_thread, parameters)               NAMED(name, asked)
+#define CALLED(name, parameters)                                            NAMED(name, "")
+#include "driver/driver_calls.h"
+#include "driver/gated_calls.h"
+#undef NAMED
+} names = {
+#define NAMED(name, asked)                                          .exported_##name = #name, .asked_##name = asked,
+#define SINGLE(name, asked, version, parameters, arguments, stream) NAMED(name, asked)
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream) NAMED(name, asked) NAMED(name##_ptsz, asked)
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)         NAMED(name, asked) NAMED(name##_ptds, asked)
+#define WRAPPED(name, asked, version, per_thread, parameters)               NAMED(name, asked)
+#define CALLED(name, parameters)                                            NAMED(name, "")
+#include "driver/driver_calls.h"
+#include "driver/gated_calls.h"
+};
+
+struct entry {
+    uint16_t exported; /* in `names`: the real library's symbol */
+    uint16_t asked;    /* in `names`: what cuGetProcAddress is asked for */
+    uint16_t version;  /* the first CUDA version ((major*1000 + minor*10) / 10) with this ABI */
+    bool per_thread;   /* the form for the per-thread default stream */
+    bool wrapped;      /* otherwise only called */
+};
+
+/* In the order of struct real_driver: an entry's number is that of its slot, stub and wrapper. */
+#define ENTRY(name, version, per_thread, wrapped)                                                                      \
+    {offsetof(struct names, exported_##name), offsetof(struct names, asked_##name), (version) / 10, per_thread,        \
+     wrapped},
+static const struct entry entries[] = {
+#define SINGLE(name, asked, version, parameters, arguments, stream) ENTRY(name, version, 0, true)
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+    ENTRY(name, version, 0, true) ENTRY(name##_ptsz, twin, 1, true)
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+    ENTRY(name, version, 0, true) ENTRY(name##_ptds, twin, 1, true)
+#define WRAPPED(name, asked, version, per_thread, parameters) ENTRY(name, version, per_thread, true)
+#define CALLED(name, parameters)                              ENTRY(name, 0, 0, false)
+#include "driver/driver_calls.h"
+#include "driver/gated_calls.h"
+};
+#define ENTRIES (sizeof entries / sizeof *entries)
+_Static_assert(sizeof real == ENTRIES * sizeof(void *), "one entry for each slot");
+_Static_assert(sizeof names <= UINT16_MAX, "an offset is 16 bits");
+
+/* How far each wrapper is from its place in this table; 0 for a function that is only called. */
+#define OFFSET(name) ".long wrapped_" #name " - .\n"
+/* clang-format off */
+__asm__(".section .rodata\n.balign 4\n.globl wrapper_offsets\n.hidden wrapper_offsets\nwrapper_offsets:\n"
+#define SINGLE(name, asked, version, parameters, arguments, stream)         OFFSET(name)
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream) OFFSET(name) OFFSET(name##_ptsz)
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)         OFFSET(name) OFFSET(name##_ptds)
+#define WRAPPED(name, asked, version, per_thread, parameters)               OFFSET(name)
+#define CALLED(name, parameters)                                            ".long 0\n"
+#include "driver/driver_calls.h"
+#include "driver/gated_calls.h"
+        ".text\n");
+/* clang-format on */
+extern const int32_t wrapper_offsets[] __attribute__((visibility("hidden")));
+
+static size_t number_of(const struct entry *entry) {
+    return (size_t)(entry - entries);
+}
+
+static void **slot_of(const struct entry *entry) {
+    return (void **)&real + number_of(entry);
+}
+
+static void *wrapper_in(const struct entry *entry) {
+    const int32_t *offset = &wrapper_offsets[number_of(entry)];
+    return (char *)offset + *offset;
+}
+
+static const char *name_at(uint16_t offset) {
+    return (const char *)&names + offset;
+}
+
+/* Real pointer -> entry: an open hash that only grows, so that looking up takes no lock. */
+#define PLACES 1024
+_Static_assert(ENTRIES * 2 <= PLACES, "the hash must stay at most half full");
+static struct {
+    _Atomic(void *) pointer;
+    const struct entry *entry;
+} places[PLACES];
+
+static size_t place_of(const void *pointer) {
+    return ((uintptr_t)pointer >> 4) * 0x9E3779B97F4A7C15ull >> 54;
+}
+
+static const struct entry *known(const void *pointer) {
+    for (size_t i = place_of(pointer);; i = (i + 1) % PLACES) {
+        void *there = atomic_load_explicit(&places[i].pointer, memory_order_acquire);
+        if (there == pointer) return places[i].entry;
+        if (!there) return NULL;
+    }
+}
+
+static void learn(void *pointer, const struct entry *entry) {
+    if (!entry->wrapped || known(pointer)) return;
+    size_t i = place_of(pointer);
+    while (atomic_load_explicit(&places[i].pointer, memory_order_relaxed)) i = (i + 1) % PLACES;
+    places[i].entry = entry;
+    atomic_store_explicit(&places[i].pointer, pointer, memory_order_release);
+}
+
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool loaded;
+
+bool sharing_wanted(void) {
+    static _Atomic int answer; /* 0: not asked yet */
+    int known_answer = atomic_load_explicit(&answer, memory_order_relaxed);
+    if (!known_answer) {
+        const char *socket = getenv("GPUSHARE_SOCKET"), *disabled = getenv("GPUSHARE_DISABLE");
+        bool off = disabled && *disabled && strcmp(disabled, "0") != 0;
+        known_answer = socket && *socket && !off ? 1 : 2;
+        atomic_store_explicit(&answer, known_answer, memory_order_relaxed);
+    }
+    return known_answer == 1;
+}
+
+bool driver_load(void) {
+    if (atomic_load_explicit(&loaded, memory_order_acquire)) return true;
+    if (!late_libc_load()) return false;
+    /* RTLD_NOLOAD: this library never brings a driver into a program that has none */
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (!library) {
+        dlerror(); /* the program's next dlerror() is about its own calls */
+        return false;
+    }
+    pthread_mutex_lock(&loading);
+    if (!loaded) {
+        for (size_t i = 0; i < ENTRIES; i++) {
+            void *pointer = real_dlsym(library, name_at(entries[i].exported));
+            *slot_of(&entries[i]) = pointer ? pointer : ABSENT;
+            if (pointer) learn(pointer, &entries[i]);
+        }
+        dlerror();
+        atomic_store_explicit(&loaded, true, memory_order_release);
+    }
+    pthread_mutex_unlock(&loading);
+    /* the handle is kept: the pointers above must stay good */
+    return true;
+}
+
+void driver_forget(void) {
+    pthread_mutex_init(&loading, NULL);
+}
+
+void *wrapper_of(void *pointer) {
+    if (!pointer || !sharing_wanted() || !driver_load()) return pointer;
+    const struct entry *entry = known(pointer);
+    return entry ? wrapper_in(entry) : pointer;
+}
+
+void *wrapper_of_answer(void *pointer, const char *asked, int version, uint64_t flags) {
+    void *wrapper = wrapper_of(pointer);
+    if (wrapper != pointer || !asked || !sharing_wanted()) return wrapper;
+
+    /* A function that the library answers for but does not export: its ABI is the newest one of that name that is not
+       newer than what was asked for. Where the export is there and is another function, the ABI is unknown, and the
+       pointer is left alone. */
+    int per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+    const struct entry *best = NULL;
+    for (size_t i = 0; i < ENTRIES; i++) {
+        const struct entry *entry = &entries[i];
+        if (!entry->wrapped || entry->version > version / 10 || strcmp(name_at(entry->asked), asked) != 0) continue;
+        if (entry->per_thread && !per_thread) continue;
+        if (!best || entry->per_thread > best->per_thread ||
+            (entry->per_thread == best->per_thread && entry->version > best->version))
+            best = entry;
+    }
+    if (!best || *slot_of(best) != ABSENT) return pointer;
+    pthread_mutex_lock(&loading);
+    if (*slot_of(best) == ABSENT) {
+        *slot_of(best) = pointer;
+        learn(pointer, best);
+    }
+    pthread_mutex_unlock(&loading);
+    return wrapper_of(pointer);
+}
+
+void *lazy_function(const char *stub) {
+    void **slot = (void **)&real + (size_t)(stub - lazy_stubs) / STUB_BYTES;
+    int kept = errno;
+    bool there = driver_load();
+    errno = kept;
+    return there ? *slot : ABSENT;
+}
+
+CUresult wrapped_cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
+    CUresult result = real.cuGetProcAddress(symbol, function, version, flags);
+    if (result == CUDA_SUCCESS && function && *function)
+        *function = wrapper_of_answer(*function, symbol, version, flags);
+    return result;
+}
+EXPORTED(cuGetProcAddress);
+
+CUresult wrapped_cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
+    CUresult result = real.cuGetProcAddress_v2(symbol, function, version, flags, status);
+    if (result == CUDA_SUCCESS && function && *function)
+        *function = wrapper_of_answer(*function, symbol, version, flags);
+    return result;
+}
+EXPORTED(cuGetProcAddress_v2);

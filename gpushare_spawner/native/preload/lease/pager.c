@@ -1,0 +1,199 @@
+#include "lease/pager.h"
+
+#include <stdlib.h>
+
+#include "memory/allocations.h"
+#include "contexts/capture.h"
+#include "contexts/contexts.h"
+#include "contexts/driver_turn.h"
+#include "driver/resolve.h"
+
+/* A part is one call of the driver, a window what is under way at a time. Two windows of this size keep a link of 200
+   GB/s busy between two steps a millisecond apart; on PCIe a move can be cut short within some 10 ms. */
+#define PART    (32ull << 20)
+#define WINDOW  (128ull << 20)
+#define WINDOWS 2
+
+struct window {
+    CUevent event;
+    CUcontext context;
+};
+
+static struct move {
+    bool active, cut, ended, to_device;
+    uint64_t wanted, begun, walk, since;
+    struct window windows[WINDOWS];
+    int under_way;
+    uint64_t in_window; /* bytes begun since the last window was closed */
+    struct context *context;
+    struct gpu *gpu;
+} moves[MAX_GPUS];
+
+static uint64_t walks;
+
+/* Parts that were moved to the host and not back since. A prefetch gives pages to memory that never had any
+   ("populated on the destination", says CUDA's manual), so only these are fetched: memory that a program reserved
+   and never touched stays without pages. Only the background thread looks here. */
+static struct away {
+    uint64_t number; /* of the allocation: another one may lie at the same address later; 0: free */
+    CUdeviceptr at;
+    size_t bytes;
+} *away;
+static size_t away_room, away_count; /* the room is a power of two */
+
+static size_t away_slot(const struct away *table, size_t room, CUdeviceptr at) {
+    size_t slot = (size_t)((at >> 16) * 0x9E3779B97F4A7C15ull >> 32) & (room - 1);
+    while (table[slot].number && table[slot].at != at) slot = (slot + 1) & (room - 1);
+    return slot;
+}
+
+static void away_add(CUdeviceptr at, size_t bytes, uint64_t number) {
+    if (away_count * 2 >= away_room) {
+        size_t room = away_room ? away_room * 2 : 256;
+        struct away *larger = calloc(room, sizeof *larger);
+        if (!larger) return; /* it is fetched by faults then */
+        away_count = 0;
+        for (size_t i = 0; i < away_room; i++) {
+            if (!away[i].number || !away[i].bytes) continue; /* it is back */
+            larger[away_slot(larger, room, away[i].at)] = away[i];
+            away_count++;
+        }
+        free(away);
+        away = larger;
+        away_room = room;
+    }
+    size_t slot = away_slot(away, away_room, at);
+    away_count += !away[slot].number;
+    away[slot] = (struct away){number, at, bytes};
+}
+
+static struct away *away_find(CUdeviceptr at, uint64_t number) {
+    if (!away_count) return NULL;
+    struct away *found = &away[away_slot(away, away_room, at)];
+    return found->number == number && found->bytes ? found : NULL;
+}
+
+/* Nothing is away any more: what is left belongs to memory that was freed. */
+static void away_clear(void) {
+    free(away);
+    away = NULL;
+    away_room = away_count = 0;
+}
+
+void pager_forget(void) {
+    __builtin_memset(moves, 0, sizeof moves);
+    away = NULL;
+    away_room = away_count = 0;
+}
+
+void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes) {
+    struct move *move = &moves[gpu->index];
+    move->active = true;
+    move->cut = move->ended = false;
+    move->to_device = to_device;
+    move->wanted = bytes;
+    move->begun = 0;
+    move->walk = ++walks;
+    move->since = now_ns();
+    move->gpu = gpu;
+}
+
+void pager_cut(struct gpu *gpu) {
+    moves[gpu->index].cut = true;
+}
+
+static CUresult prefetch(const struct move *move, CUdeviceptr at, size_t bytes) {
+    CUdevice to = move->to_device ? move->gpu->device : CU_DEVICE_CPU;
+    if (driver_has(cuMemPrefetchAsync)) return real.cuMemPrefetchAsync(at, bytes, to, move->context->moving);
+    CUmemLocation location = {move->to_device ? CU_MEM_LOCATION_TYPE_DEVICE : 2 /* host */, move->to_device ? to : 0};
+    return real.cuMemPrefetchAsync_v2(at, bytes, location, 0, move->context->moving);
+}
+
+/* The context of the memory, current to this thread, with its stream for moving. */
+static struct context *entered(CUcontext handle) {
+    for (struct context *context = contexts; context; context = context->next) {
+        if (context->handle != handle) continue;
+        if (context_leaves(handle)) return NULL;
+        if (real.cuCtxSetCurrent(handle) != CUDA_SUCCESS) return NULL;
+        if (!context->moving && real.cuStreamCreate(&context->moving, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
+            context->moving = NULL;
+        return context->moving ? context : NULL;
+    }
+    return NULL;
+}
+
+/* An event goes with its context, and must not be touched afterwards. */
+static bool window_passed(const struct window *window) {
+    struct context *context = contexts;
+    while (context && context->handle != window->context) context = context->next;
+    if (!context) return true;
+    if (context_leaves(context->handle)) return false;
+    if (real.cuEventQuery(window->event) == CUDA_ERROR_NOT_READY) return false;
+    real.cuEventDestroy_v2(window->event);
+    return true;
+}
+
+static void close_window(struct move *move) {
+    struct window *window = &move->windows[move->under_way];
+    if (!move->context || !move->in_window) return;
+    window->context = move->context->handle;
+    if (real.cuEventCreate(&window->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) {
+        real.cuEventRecord(window->event, move->context->moving);
+        move->under_way++;
+    }
+    move->in_window = 0;
+}
+
+static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes, uint64_t number) {
+    struct move *move = closure;
+    if (move->begun >= move->wanted || move->in_window >= WINDOW) return false;
+    struct away *gone = move->to_device ? away_find(at, number) : NULL;
+    if (move->to_device && !gone) return true; /* never moved out: it is on the GPU, or was never touched */
+    if (gone && bytes > gone->bytes) bytes = gone->bytes;
+    if (!move->context || move->context->handle != handle) {
+        /* another context's memory: its parts go into another window */
+        close_window(move);
+        if (move->under_way == WINDOWS) return false;
+        if (!(move->context = entered(handle))) return true; /* the context is going: so is its memory */
+    }
+    uint64_t left = move->wanted - move->begun;
+    if (bytes > left) bytes = left;
+    if (prefetch(move, at, bytes) == CUDA_SUCCESS) {
+        move->begun += bytes;
+        move->in_window += bytes;
+        if (gone)
+            gone->bytes = 0;
+        else
+            away_add(at, bytes, number);
+    }
+    return true;
+}
+
+bool pager_step(struct gpu *gpu, struct pager_result *result) {
+    struct move *move = &moves[gpu->index];
+    if (!move->active) {
+        *result = (struct pager_result){0, 0};
+        return true;
+    }
+    if (driver_turn_begin()) {
+        /* windows end in the order in which they began */
+        while (move->under_way && window_passed(&move->windows[0])) {
+            for (int i = 1; i < move->under_way; i++) move->windows[i - 1] = move->windows[i];
+            move->under_way--;
+        }
+        move->context = NULL;
+        while (!move->cut && !move->ended && move->begun < move->wanted && move->under_way < WINDOWS) {
+            move->ended = allocations_walk(gpu, move->walk, move->to_device, PART, visit, move);
+            close_window(move);
+        }
+        driver_turn_end();
+    } else {
+        move->cut = true; /* the program is exiting */
+        move->under_way = 0;
+    }
+    if (move->under_way || !(move->cut || move->ended || move->begun >= move->wanted)) return false;
+    move->active = false;
+    if (move->to_device && move->ended && !move->cut && gpu_count == 1) away_clear();
+    *result = (struct pager_result){move->begun, now_ns() - move->since};
+    return true;
+}

@@ -1,0 +1,355 @@
+#define _GNU_SOURCE
+#include "lease/worker.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "memory/allocations.h"
+#include "memory/allowance.h"
+#include "contexts/driver_turn.h"
+#include "gate/gate.h"
+#include "lease/lease.h"
+#include "wrappers/managed.h"
+#include "wrappers/plain_memory.h"
+#include "driver/resolve.h"
+#include "platform/session_socket.h"
+
+#ifndef SYS_sched_setattr /* newer than glibc 2.17 */
+#ifdef __x86_64__
+#define SYS_sched_setattr 314
+#else
+#define SYS_sched_setattr 274
+#endif
+#endif
+
+#define GREETING_PATIENCE (1 * SECOND)
+/* Waits between tries to connect. They stay short, whatever happened before: a process must be arbitrated again within
+   a second of the agent's return, and a try where nobody listens costs some microseconds. A process that the agent
+   refuses (ERROR) waits longer. */
+#define FIRST_BACKOFF   (100 * MILLISECOND)
+#define LAST_BACKOFF    (500 * MILLISECOND)
+#define REFUSED_BACKOFF (5 * SECOND)
+#define SLICE           (200 * MILLISECOND / 1000)
+#define MEMORY_INTERVAL (10 * MILLISECOND)
+
+static _Atomic bool runs;
+static int wake_file = -1;
+static _Atomic bool woken;
+static _Atomic uint32_t first_try; /* futex: 1 when the first connection has been greeted, or has failed */
+
+static _Atomic uint64_t agent_features; /* of WELCOME; 0 without an agent */
+
+/* As it was at cuInit: the program may change its environment, and reading that meanwhile is not safe. */
+static char *socket_path;
+
+static struct {
+    bool greeted;
+    int devices_to_come;
+    uint64_t retry_at, backoff;
+    bool refused; /* by an ERROR on this connection */
+    uint64_t greeting_until, greeted_at;
+} session;
+
+static struct {
+    uint64_t told_at;
+    uint64_t managed, plain; /* as last told */
+} accounts[MAX_GPUS];
+
+bool worker_runs(void) {
+    return atomic_load_explicit(&runs, memory_order_relaxed);
+}
+
+bool worker_agent_has(enum feature feature) {
+    return (atomic_load_explicit(&agent_features, memory_order_relaxed) & feature) != 0;
+}
+
+void worker_wake(void) {
+    if (!worker_runs() || atomic_exchange(&woken, true)) return;
+    uint64_t one = 1;
+    ssize_t written = write(wake_file, &one, sizeof one);
+    (void)written; /* only full when it is awake anyway */
+}
+
+void worker_tell_memory(struct gpu *gpu) {
+    if (worker_runs() && !atomic_exchange(&gpu->changed, true)) worker_wake();
+}
+
+static void first_try_over(void) {
+    if (atomic_exchange(&first_try, 1)) return;
+    syscall(SYS_futex, &first_try, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+}
+
+static void connection_lost(const char *why) {
+    if (session.greeted) log_line(LOG_INFO, "no agent (%s): work goes on without it", why);
+    socket_close();
+    atomic_store(&agent_features, 0);
+    uint64_t now = now_ns(), most = session.refused ? REFUSED_BACKOFF : LAST_BACKOFF;
+    /* one that greets and refuses again and again is tried less and less often, too */
+    if (session.greeted && (!session.refused || now - session.greeted_at > REFUSED_BACKOFF))
+        session.backoff = FIRST_BACKOFF;
+    uint64_t wait = session.backoff < most ? session.backoff : most;
+    session.backoff = 2 * wait;
+    session.greeted = session.refused = false;
+    /* processes that lost the same agent come back one after the other: a quarter of the wait is by chance */
+    uint64_t chance = (now ^ (uint64_t)getpid() << 20) * 0x9E3779B97F4A7C15ull >> 32;
+    session.retry_at = now + wait - (wait / 4 * chance >> 32);
+    for (int i = 0; i < gpu_count; i++) {
+        lease_unarbitrated(&gpus[i]);
+        allowance_end(&gpus[i]);
+    }
+    first_try_over();
+}
+
+static void connect_now(void) {
+    if (!socket_path || !socket_connect(socket_path)) {
+        connection_lost("nobody listens on the session's socket");
+        return;
+    }
+    session.greeted = false;
+    session.greeting_until = now_ns() + 30 * SECOND;
+    session.devices_to_come = -1;
+    struct frame hello = {.type = FRAME_HELLO,
+                          .f = {ROLE_CUDA_PROCESS, (uint64_t)getpid(), LIBRARY_VERSION, LIBRARY_FEATURES}};
+    if (!socket_send(&hello)) connection_lost("it does not take frames");
+}
+
+static void tell_memory(struct gpu *gpu, uint64_t now) {
+    atomic_store(&gpu->changed, false);
+    account_settle(); /* a thread that has just changed the account either sees that, or its change is seen here */
+    uint64_t managed = atomic_load(&gpu->managed), plain = atomic_load(&gpu->plain) + graph_memory_bytes(gpu);
+    if (managed == accounts[gpu->index].managed && plain == accounts[gpu->index].plain) return;
+    accounts[gpu->index].told_at = now;
+    accounts[gpu->index].managed = managed;
+    accounts[gpu->index].plain = plain;
+    struct frame frame = {.type = FRAME_MEMORY, .f = {managed, plain}};
+    memcpy(frame.gpu, gpu->uuid.bytes, 16);
+    socket_send(&frame);
+}
+
+static void greeting_complete(void) {
+    session.greeted = true;
+    session.greeted_at = now_ns();
+    for (int i = 0; i < gpu_count; i++) {
+        struct gpu *gpu = &gpus[i];
+        accounts[i].managed = accounts[i].plain = 0; /* an agent that was not told of anything */
+        atomic_store(&gpu->changed, true);
+        if (atomic_load(&gpu->shared)) {
+            lease_begin(gpu);
+            allowance_begin(gpu);
+        } else {
+            lease_unarbitrated(gpu);
+            allowance_end(gpu);
+        }
+    }
+    first_try_over();
+}
+
+/* False: this is no frame that belongs here. */
+static bool take(const struct frame *frame) {
+    struct gpu *gpu = gpu_of_uuid(frame->gpu);
+    if (frame->type == FRAME_ERROR) {
+        log_line(LOG_ERROR, "the agent refuses this process (code %llu)", (unsigned long long)frame->f[0]);
+        session.refused = true;
+        return false;
+    }
+    if (session.devices_to_come < 0) {
+        if (frame->type != FRAME_WELCOME || frame->f[5] > MAX_GPUS) return false;
+        managed_set(frame->f[4] & WELCOME_OVERSUBSCRIBED);
+        atomic_store(&agent_features, frame->f[6]);
+        for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].shared, false);
+        session.devices_to_come = (int)frame->f[5];
+        if (session.devices_to_come == 0) greeting_complete();
+        return true;
+    }
+    if (frame->type == FRAME_DEVICE) {
+        if (gpu) {
+            atomic_store(&gpu->shared, true);
+            atomic_store(&gpu->total, frame->f[0]);
+        }
+        if (!session.greeted && --session.devices_to_come <= 0) {
+            session.devices_to_come = 0;
+            greeting_complete();
+        }
+        return true;
+    }
+    if (!session.greeted) return false;
+    switch (frame->type) {
+    case FRAME_GRANT:
+        if (gpu) lease_granted(gpu, frame);
+        return gpu != NULL;
+    case FRAME_REVOKE:
+        if (gpu) lease_revoked(gpu, frame);
+        return gpu != NULL;
+    case FRAME_PAGE_OUT:
+        if (gpu) lease_page_out(gpu, frame);
+        return gpu != NULL;
+    case FRAME_RESERVED:
+        if (gpu) allowance_reserved(gpu, frame);
+        return gpu != NULL;
+    case FRAME_RECALL:
+        if (gpu) allowance_recalled(gpu, frame);
+        return gpu != NULL;
+    case FRAME_SESSION_MEMORY:
+        if (gpu) allowance_others(gpu, frame);
+        return gpu != NULL;
+    case FRAME_TIER: /* what follows from it comes as GRANT, REVOKE and PAGE_OUT */
+    case FRAME_ANNOUNCE:
+    case FRAME_STATUS: return true; /* for observers */
+    default: return false;
+    }
+}
+
+static void read_socket(void) {
+    struct frame frame;
+    int got;
+    while ((got = socket_receive(&frame)) > 0)
+        if (!take(&frame)) break;
+    if (socket_file() < 0)
+        connection_lost("it does not take frames"); /* an answer could not be sent */
+    else if (got != 0)
+        connection_lost(got < 0 ? "the connection ended" : "it sent what does not belong here");
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+/* One look at everything. Returns when to look again. */
+static uint64_t look(void) {
+    uint64_t now = now_ns(), next = UINT64_MAX;
+    if (socket_file() < 0) {
+        if (now >= session.retry_at) connect_now();
+        if (socket_file() < 0) return session.retry_at;
+    }
+    read_socket();
+    if (socket_file() < 0) return session.retry_at;
+    if (!session.greeted) {
+        if (now > session.greeting_until) connection_lost("no greeting");
+        return socket_file() < 0 ? session.retry_at : session.greeting_until;
+    }
+    for (int i = 0; i < gpu_count; i++) {
+        struct gpu *gpu = &gpus[i];
+        if (atomic_load(&gpu->changed)) {
+            uint64_t due = accounts[i].told_at + MEMORY_INTERVAL;
+            if (now >= due)
+                tell_memory(gpu, now);
+            else
+                next = earlier(next, due);
+        }
+        next = earlier(next, allowance_step(gpu, now, lease_device_quiet(gpu, now)));
+        next = earlier(next, lease_step(gpu));
+    }
+    if (socket_file() < 0) { /* sending failed on the way */
+        connection_lost("it does not take frames");
+        return session.retry_at;
+    }
+    return next;
+}
+
+/* A thread with a short slice is served sooner after it wakes up, and for less time at once: the answer to the agent
+   does not wait behind notebooks that keep all cores busy. Needs no rights; kernels before 6.12 ignore it, others may
+   refuse. */
+static void shorten_slice(void) {
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } attributes = {.size = 48, .policy = SCHED_OTHER, .runtime = SLICE};
+    _Static_assert(sizeof attributes == 48, "struct sched_attr of Linux 3.14");
+    if (sched_getscheduler(0) != SCHED_OTHER) return;
+    errno = 0;
+    attributes.nice = getpriority(PRIO_PROCESS, 0); /* of this thread */
+    if (!errno) syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
+static void *work(void *unused) {
+    shorten_slice();
+    /* a query by this thread must not count as a forbidden call during another thread's capture */
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    real.cuThreadExchangeStreamCaptureMode(&mode);
+    while (true) {
+        atomic_store(&woken, false); /* before looking: what happens from here on wakes again */
+        uint64_t next = look(), now = now_ns();
+        struct pollfd files[2] = {{wake_file, POLLIN, 0}, {socket_file(), POLLIN, 0}};
+        uint64_t wait = next > now ? next - now : 0;
+        struct timespec timeout = {(time_t)(wait / SECOND), (long)(wait % SECOND)};
+        /* a file of -1 is ignored */
+        if (ppoll(files, 2, next == UINT64_MAX ? NULL : &timeout, NULL) > 0 && files[0].revents) {
+            uint64_t count;
+            ssize_t got = read(wake_file, &count, sizeof count);
+            (void)got;
+        }
+    }
+    return unused;
+}
+
+static void at_exit(void) {
+    driver_turns_stop();
+    for (int i = 0; i < gpu_count; i++) gate_open(&gpus[i]);
+}
+
+void worker_start(void) {
+    static bool exit_watched;
+    const char *path = getenv("GPUSHARE_SOCKET");
+    if (!socket_path && path) socket_path = strdup(path);
+    managed_prepare();
+    session.backoff = FIRST_BACKOFF;
+    session.retry_at = 0;
+    session.greeted = false;
+    wake_file = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wake_file < 0) {
+        log_line(LOG_ERROR, "no eventfd (%s): this program is not arbitrated", strerror(errno));
+        return;
+    }
+    driver_turns_allow();
+    if (!exit_watched) exit_watched = atexit(at_exit) == 0;
+
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the program's own threads */
+    pthread_t thread;
+    atomic_store(&runs, true);
+    int failed = pthread_create(&thread, &attributes, work, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (failed) {
+        atomic_store(&runs, false);
+        log_line(LOG_ERROR, "no thread (%s): this program is not arbitrated", strerror(failed));
+        close(wake_file);
+        return;
+    }
+    pthread_setname_np(thread, "gpushare");
+
+    uint64_t deadline = now_ns() + GREETING_PATIENCE, now;
+    while (!atomic_load(&first_try) && (now = now_ns()) < deadline) {
+        struct timespec left = {(time_t)((deadline - now) / SECOND), (long)((deadline - now) % SECOND)};
+        syscall(SYS_futex, &first_try, FUTEX_WAIT_PRIVATE, 0, &left, NULL, 0);
+    }
+}
+
+void worker_forget(void) {
+    if (wake_file >= 0) close(wake_file);
+    wake_file = -1;
+    socket_close();
+    atomic_store(&runs, false);
+    atomic_store(&woken, false);
+    atomic_store(&first_try, 0);
+    atomic_store(&agent_features, 0);
+    memset(accounts, 0, sizeof accounts);
+    for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].changed, false);
+}

@@ -1,8 +1,0 @@
-/* What is shown as a GPU's memory. */
-#pragma once
-
-#include "gpus.h"
-#include "managed.h"
-
-/* Bytes shown as free and as total; false where the real figures are to be shown. */
-bool shown_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total);

@@ -1,0 +1,26 @@
+/* The wrappers of every call that puts work on a GPU: through the gate, the real call, out again. */
+#include "gate/gate.h"
+#include "driver/resolve.h"
+
+#define GATED(name, parameters, arguments, stream)                                                                     \
+    CUresult wrapped_##name parameters {                                                                               \
+        struct passage *passage = gate_enter(stream);                                                                  \
+        CUresult result = real.name arguments;                                                                         \
+        gate_leave(passage);                                                                                           \
+        return result;                                                                                                 \
+    }                                                                                                                  \
+    EXPORTED(name);
+
+/* In the twins the default stream is the thread's own. */
+static inline CUstream own(CUstream stream) {
+    return stream ? stream : CU_STREAM_PER_THREAD;
+}
+
+#define SINGLE(name, asked, version, parameters, arguments, stream) GATED(name, parameters, arguments, stream)
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+    GATED(name, parameters, arguments, stream)                                                                         \
+    GATED(name##_ptsz, parameters, arguments, own(stream))
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+    GATED(name, parameters, arguments, NULL)                                                                           \
+    GATED(name##_ptds, parameters, arguments, CU_STREAM_PER_THREAD)
+#include "driver/gated_calls.h"

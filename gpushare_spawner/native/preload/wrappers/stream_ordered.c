@@ -1,0 +1,208 @@
+/* A block that is freed in a stream goes into the cache (block_cache.c), from which later allocations take it. The
+   driver gets it back when memory is short or the GPU has been quiet for a while: a free of managed memory may wait for
+   the whole device, and a training step must not. */
+#include "wrappers/stream_ordered.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "memory/allocations.h"
+#include "memory/block_cache.h"
+#include "contexts/capture.h"
+#include "wrappers/managed.h"
+#include "driver/resolve.h"
+
+/* Pools that managed memory cannot stand in for: those that are shared between processes, or do not lie on a GPU. */
+struct plain_pool {
+    CUmempool pool;
+    struct plain_pool *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct plain_pool *plain_pools;
+
+/* Blocks are rounded up so that one can serve another allocation of about its size. */
+static size_t rounded(size_t bytes) {
+    size_t step = bytes < (1u << 20) ? 512 : 2u << 20;
+    return bytes > SIZE_MAX - step ? bytes : (bytes + step - 1) / step * step;
+}
+
+bool stream_ordered_trim(struct gpu *gpu, size_t bytes) {
+    CUcontext current = NULL;
+    if (!atomic_load(&gpu->cached) || real.cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current) return false;
+    return block_cache_trim(gpu, current, bytes);
+}
+
+void stream_ordered_forget(void) {
+    plain_pools = NULL;
+    pthread_mutex_init(&lock, NULL);
+}
+
+static struct cache_stream used_by(CUcontext current, CUstream stream) {
+    if (stream == CU_STREAM_LEGACY) stream = NULL;
+    return (struct cache_stream){current, stream, stream == CU_STREAM_PER_THREAD ? block_cache_thread() : 0};
+}
+
+static bool is_plain(CUmempool pool) {
+    bool plain = false;
+    pthread_mutex_lock(&lock);
+    for (struct plain_pool *entry = plain_pools; entry && !plain; entry = entry->next) plain = entry->pool == pool;
+    pthread_mutex_unlock(&lock);
+    return plain;
+}
+
+/* CUDA_ERROR_NOT_FOUND: not converted. */
+static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes, CUstream stream) {
+    CUcontext current = NULL;
+    real.cuCtxGetCurrent(&current);
+    struct cache_stream by = used_by(current, stream);
+    struct cached_memory block = {0, rounded(bytes)};
+    bool again = block_cache_take(gpu, current, &by, block.capacity, &block);
+    if (!again) {
+        if (!account_take(gpu, block.capacity, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
+        block_cache_make_room(gpu, current, block.capacity);
+        CUresult result = managed_allocate(gpu, &block.at, block.capacity);
+        if (result != CUDA_SUCCESS && stream_ordered_trim(gpu, block.capacity))
+            result = managed_allocate(gpu, &block.at, block.capacity);
+        if (result != CUDA_SUCCESS) {
+            account_return(gpu, block.capacity, true);
+            return CUDA_ERROR_NOT_FOUND;
+        }
+    }
+    *out = block.at;
+    allocations_add(gpu, *out, bytes, block.capacity, ALLOCATION_CONVERTED);
+    return CUDA_SUCCESS;
+}
+
+/* What the driver itself allocated, in the order of the stream. */
+static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size_t bytes) {
+    if (result == CUDA_SUCCESS)
+        allocations_add(gpu, *out, bytes, bytes, ALLOCATION_PLAIN);
+    else
+        account_return(gpu, bytes, false);
+    return result;
+}
+
+#define ALLOCATING(call, pool_is_plain, meant)                                                                         \
+    struct gpu *gpu = out && bytes ? gpu_current() : NULL;                                                             \
+    if (!gpu) return call;                                                                                             \
+    if (captures_in_progress() && is_capturing(meant)) {                                                               \
+        atomic_store(&gpu->graph_memory, true); /* a node of a graph, counted by the driver */                         \
+        return call;                                                                                                   \
+    }                                                                                                                  \
+    if (managed_wanted(gpu) && !(pool_is_plain) && !captures_in_progress()) {                                          \
+        CUresult result = allocate_managed(gpu, out, bytes, meant);                                                    \
+        if (result != CUDA_ERROR_NOT_FOUND) return result;                                                             \
+    }                                                                                                                  \
+    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;                                       \
+    return counted(gpu, call, out, bytes)
+
+static CUstream own(CUstream stream) {
+    return stream ? stream : CU_STREAM_PER_THREAD;
+}
+
+CUresult wrapped_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
+    ALLOCATING(real.cuMemAllocAsync(out, bytes, stream), false, stream);
+}
+EXPORTED(cuMemAllocAsync);
+
+CUresult wrapped_cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream) {
+    ALLOCATING(real.cuMemAllocAsync_ptsz(out, bytes, stream), false, own(stream));
+}
+EXPORTED(cuMemAllocAsync_ptsz);
+
+CUresult wrapped_cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmempool pool, CUstream stream) {
+    ALLOCATING(real.cuMemAllocFromPoolAsync(out, bytes, pool, stream), is_plain(pool), stream);
+}
+EXPORTED(cuMemAllocFromPoolAsync);
+
+CUresult wrapped_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmempool pool, CUstream stream) {
+    ALLOCATING(real.cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream), is_plain(pool), own(stream));
+}
+EXPORTED(cuMemAllocFromPoolAsync_ptsz);
+
+/* Put a converted block into the cache behind the stream's work. False: it is not one of ours, the driver frees it. */
+static bool keep(CUdeviceptr at, CUstream stream, CUresult *result) {
+    struct allocation allocation;
+    if (!allocations_find(at, &allocation) || allocation.at != at || allocation.kind != ALLOCATION_CONVERTED)
+        return false;
+    int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    /* the driver's own answer to a stream that is none, or that is being captured: the block is not a graph's memory */
+    *result = driver_has(cuStreamIsCapturing) ? real.cuStreamIsCapturing(stream, &status) : CUDA_SUCCESS;
+    if (*result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE) *result = CUDA_ERROR_INVALID_VALUE;
+    if (*result != CUDA_SUCCESS) return true;
+    CUcontext current = NULL;
+    real.cuCtxGetCurrent(&current);
+    struct cache_stream by = used_by(current ? current : allocation.context, stream);
+    if (!allocations_remove(at, &allocation)) {
+        *result = CUDA_ERROR_INVALID_VALUE; /* freed by another thread just now */
+        return true;
+    }
+    struct cached_memory block = {at, allocation.capacity};
+    if (!block_cache_put(allocation.gpu, allocation.context, &by, block)) {
+        *result = real.cuMemFree_v2(at);
+        account_return(allocation.gpu, allocation.capacity, true);
+    }
+    return true;
+}
+
+CUresult wrapped_cuMemFreeAsync(CUdeviceptr at, CUstream stream) {
+    CUresult result;
+    if (keep(at, stream, &result)) return result;
+    struct allocation allocation;
+    bool known = allocations_remove(at, &allocation);
+    if (!known && block_cache_has(at)) return CUDA_ERROR_INVALID_VALUE; /* freed twice */
+    result = real.cuMemFreeAsync(at, stream);
+    return known ? allocations_freed(&allocation, result) : result;
+}
+EXPORTED(cuMemFreeAsync);
+
+CUresult wrapped_cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream stream) {
+    CUresult result;
+    if (keep(at, own(stream), &result)) return result;
+    struct allocation allocation;
+    bool known = allocations_remove(at, &allocation);
+    if (!known && block_cache_has(at)) return CUDA_ERROR_INVALID_VALUE; /* freed twice */
+    result = real.cuMemFreeAsync_ptsz(at, stream);
+    return known ? allocations_freed(&allocation, result) : result;
+}
+EXPORTED(cuMemFreeAsync_ptsz);
+
+static void remember_plain(CUmempool pool) {
+    struct plain_pool *entry = malloc(sizeof *entry);
+    if (!entry) return;
+    entry->pool = pool;
+    pthread_mutex_lock(&lock);
+    entry->next = plain_pools;
+    plain_pools = entry;
+    pthread_mutex_unlock(&lock);
+}
+
+CUresult wrapped_cuMemPoolCreate(CUmempool *out, const CUmemPoolProps *props) {
+    CUresult result = real.cuMemPoolCreate(out, props);
+    if (result == CUDA_SUCCESS && (props->handleTypes || props->location.type != CU_MEM_LOCATION_TYPE_DEVICE))
+        remember_plain(*out);
+    return result;
+}
+EXPORTED(cuMemPoolCreate);
+
+CUresult wrapped_cuMemPoolImportFromShareableHandle(CUmempool *out, void *handle, int type, unsigned long long flags) {
+    CUresult result = real.cuMemPoolImportFromShareableHandle(out, handle, type, flags);
+    if (result == CUDA_SUCCESS) remember_plain(*out);
+    return result;
+}
+EXPORTED(cuMemPoolImportFromShareableHandle);
+
+CUresult wrapped_cuMemPoolDestroy(CUmempool pool) {
+    pthread_mutex_lock(&lock);
+    for (struct plain_pool **link = &plain_pools; *link; link = &(*link)->next) {
+        if ((*link)->pool != pool) continue;
+        struct plain_pool *entry = *link;
+        *link = entry->next;
+        free(entry);
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    return real.cuMemPoolDestroy(pool);
+}
+EXPORTED(cuMemPoolDestroy);
