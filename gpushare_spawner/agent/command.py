@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from gpushare_spawner import native
-from gpushare_spawner.agent import kubernetes_options
-from gpushare_spawner.agent.control_socket import CannotListen, ControlSocket
-from gpushare_spawner.agent.descriptors import allow_many
-from gpushare_spawner.agent.environment import Libraries
-from gpushare_spawner.agent.gpus import NoGpu, Nvml
-from gpushare_spawner.agent.known_gpus import KnownGpus, all_gpus
-from gpushare_spawner.agent.kubernetes_options import Unusable
-from gpushare_spawner.agent.lock import AlreadyRunning
+from gpushare_spawner.agent.gpus.known_gpus import KnownGpus, all_gpus
+from gpushare_spawner.agent.gpus.nvml import NoGpu, Nvml
+from gpushare_spawner.agent.kubernetes import options as kubernetes_options
+from gpushare_spawner.agent.kubernetes.options import Unusable
+from gpushare_spawner.agent.memory.node_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
-from gpushare_spawner.agent.node_memory import HostMemorySettings
 from gpushare_spawner.agent.priority import prefer_this_thread
-from gpushare_spawner.agent.session_folder import PathTooLong
-from gpushare_spawner.agent.state_folder import StateFolder
+from gpushare_spawner.agent.sessions.environment import Libraries
+from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
+from gpushare_spawner.agent.sockets.descriptors import allow_many
+from gpushare_spawner.agent.sockets.session_folder import PathTooLong
+from gpushare_spawner.agent.state.lock import AlreadyRunning
+from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.control import Request
 from gpushare_spawner.model.quantity import parse_bytes, resolve_bytes

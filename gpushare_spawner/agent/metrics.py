@@ -16,9 +16,9 @@ from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream
 from tornado.web import Application, RequestHandler
 
-from gpushare_spawner.agent.budget import Budget
-from gpushare_spawner.agent.complaint import Complaint
-from gpushare_spawner.agent.descriptors import Acceptor
+from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.rate_limit import Budget
+from gpushare_spawner.agent.sockets.descriptors import Acceptor
 from gpushare_spawner.model.report import Report
 
 log = logging.getLogger(__name__)

@@ -10,28 +10,28 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.activity import Activity, activity, counted
-from gpushare_spawner.agent.arbitration import GpuArbitration
-from gpushare_spawner.agent.connection import SESSION_CLOSED
-from gpushare_spawner.agent.conversation import Conversation
-from gpushare_spawner.agent.environment import Libraries, session_environment
-from gpushare_spawner.agent.gpus import Gpu, GpuState
-from gpushare_spawner.agent.memory_looks import MemoryLooks
-from gpushare_spawner.agent.node_memory import HostMemorySettings, NodeMemory
-from gpushare_spawner.agent.pod_sockets import PodSockets
+from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.gpus.unconnected_processes import Strangers
+from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodSockets
+from gpushare_spawner.agent.memory.gpu_memory_queries import MemoryLooks
+from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, NodeMemory
+from gpushare_spawner.agent.memory.session_memory import SessionMemory
+from gpushare_spawner.agent.periodic import GpuSource, Rounds, RoundSettings
 from gpushare_spawner.agent.report import gpu_report, node_report, session_report
-from gpushare_spawner.agent.rounds import GpuSource, Rounds, RoundSettings
-from gpushare_spawner.agent.session_folder import PathTooLong, SessionFolder
-from gpushare_spawner.agent.session_memory import SessionMemory
-from gpushare_spawner.agent.session_socket import SessionSocket
-from gpushare_spawner.agent.sessions import Past, Session, SessionRecord
-from gpushare_spawner.agent.shares import Shares
-from gpushare_spawner.agent.state_folder import StateFolder
-from gpushare_spawner.agent.store import Store, short_name
-from gpushare_spawner.agent.strangers import Strangers
-from gpushare_spawner.agent.tiers import Tiers
-from gpushare_spawner.agent.watch import ProcessWatch
+from gpushare_spawner.agent.sessions import processes
+from gpushare_spawner.agent.sessions.activity import Activity, activity, counted
+from gpushare_spawner.agent.sessions.conversation import Conversation
+from gpushare_spawner.agent.sessions.environment import Libraries, session_environment
+from gpushare_spawner.agent.sessions.guaranteed_units import Shares
+from gpushare_spawner.agent.sessions.process_watch import ProcessWatch
+from gpushare_spawner.agent.sessions.session import Past, Session, SessionRecord
+from gpushare_spawner.agent.sessions.tiers import Tiers
+from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
+from gpushare_spawner.agent.sockets.session_folder import PathTooLong, SessionFolder
+from gpushare_spawner.agent.sockets.session_socket import SessionSocket
+from gpushare_spawner.agent.state.session_records import Store, short_name
+from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.control import (
     AnnounceRequest,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushare_spawner.agent.activity import Activity
-from gpushare_spawner.agent.gpus import Gpu, GpuState
-from gpushare_spawner.agent.sessions import Session
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.sessions.activity import Activity
+from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport, Report, SessionReport
 
 

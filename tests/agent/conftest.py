@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.environment import Libraries
 from gpushare_spawner.agent.node import Node, NodeSettings
-from gpushare_spawner.agent.rounds import RoundSettings
-from gpushare_spawner.agent.state_folder import StateFolder
+from gpushare_spawner.agent.periodic import RoundSettings
+from gpushare_spawner.agent.sessions.environment import Libraries
+from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.frames import Role
 from tests.agent.peers import FIRST, SECOND, GpusOnPaper, Peer

@@ -8,7 +8,7 @@ import os
 import socket
 from pathlib import Path
 
-from gpushare_spawner.agent.gpus import Gpu, GpuState, Utilisation
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, Role, gpu_bytes
 
 GIB = 2**30

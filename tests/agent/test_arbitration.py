@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpushare_spawner.agent.arbitration import GpuArbitration
-from gpushare_spawner.agent.gpus import Gpu
+from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 from tests.agent.peers import FIRST, GIB

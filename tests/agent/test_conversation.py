@@ -6,8 +6,8 @@ import asyncio
 import os
 import time
 
-from gpushare_spawner.agent.connection import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
-from gpushare_spawner.agent.conversation import AGENT_FEATURES
+from gpushare_spawner.agent.sessions.conversation import AGENT_FEATURES
+from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.idle_cause import IdleCause

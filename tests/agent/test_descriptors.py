@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpushare_spawner.agent.complaint import Complaint
-from gpushare_spawner.agent.connection import NOT_ALLOWED
-from gpushare_spawner.agent.control_socket import ControlSocket
-from gpushare_spawner.agent.descriptors import RESERVED, allow_many
+from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED
+from gpushare_spawner.agent.sockets.control_socket import ControlSocket
+from gpushare_spawner.agent.sockets.descriptors import RESERVED, allow_many
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable
 from tests.agent.conftest import Agent, request_for

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.environment import Libraries
-from gpushare_spawner.agent.foreign_pids import WithoutProcesses, matched
-from gpushare_spawner.agent.gpus import GpuProcess, GpuState, Utilisation
+from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState, Utilisation
+from gpushare_spawner.agent.kubernetes.nvml_without_pids import WithoutProcesses, matched
 from gpushare_spawner.agent.node import Node, NodeSettings
-from gpushare_spawner.agent.rounds import RoundSettings
-from gpushare_spawner.agent.state_folder import StateFolder
+from gpushare_spawner.agent.periodic import RoundSettings
+from gpushare_spawner.agent.sessions import processes
+from gpushare_spawner.agent.sessions.environment import Libraries
+from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.frames import Kind
 
@@ -66,12 +66,12 @@ def test_a_process_in_a_pid_namespace_of_its_own_knows_that_it_does_not_see_the_
 AGENT_ELSEWHERE = """
 import asyncio, sys
 from pathlib import Path
-from gpushare_spawner.agent.environment import Libraries
-from gpushare_spawner.agent.foreign_pids import matched
-from gpushare_spawner.agent.gpus import GpuProcess, GpuState
+from gpushare_spawner.agent.sessions.environment import Libraries
+from gpushare_spawner.agent.kubernetes.nvml_without_pids import matched
+from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
 from gpushare_spawner.agent.node import Node, NodeSettings
-from gpushare_spawner.agent.rounds import RoundSettings
-from gpushare_spawner.agent.state_folder import StateFolder
+from gpushare_spawner.agent.periodic import RoundSettings
+from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.control import OpenRequest
 from tests.agent.peers import FIRST, GIB, GpusOnPaper
 

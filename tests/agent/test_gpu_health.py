@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from gpushare_spawner.agent.gpus import GpuState, Nvml
-from gpushare_spawner.agent.rounds import RoundSettings
+from gpushare_spawner.agent.gpus.nvml import GpuState, Nvml
+from gpushare_spawner.agent.periodic import RoundSettings
 
 from .conftest import Agent, Eventually
 from .peers import FIRST, SECOND

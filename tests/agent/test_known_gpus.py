@@ -11,14 +11,14 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpushare_spawner.agent import gpus as gpus_module
-from gpushare_spawner.agent.gpus import Gpu, NoGpu, Nvml
-from gpushare_spawner.agent.known_gpus import KnownGpus, all_gpus
+from gpushare_spawner.agent.gpus import nvml as gpus_module
+from gpushare_spawner.agent.gpus.known_gpus import KnownGpus, all_gpus
+from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu, Nvml
 from gpushare_spawner.model.control import ControlRefused
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.agent.peers import GIB
-from tests.agent.test_gpus import fails, fake_nvml
+from tests.agent.test_nvml import fails, fake_nvml
 
 FIRST = Gpu(0, "GPU-0", "NVIDIA A100", 16 * GIB, minor=3)
 SECOND = Gpu(1, "GPU-1", "NVIDIA A100", 16 * GIB)
@@ -52,7 +52,7 @@ def test_gpu_that_answers_and_is_not_listed_is_not_lost(path: Path) -> None:
 
 
 def test_gpu_that_was_taken_out_is_forgotten_with_a_reboot(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.processes.boot_id", lambda: "the next one")
+    monkeypatch.setattr("gpushare_spawner.agent.sessions.processes.boot_id", lambda: "the next one")
     assert all_gpus(none_found, KnownGpus(path), is_lost) == (FIRST, SECOND)
     KnownGpus(path).save([FIRST, SECOND])
     monkeypatch.undo()

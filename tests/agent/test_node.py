@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.agent.gpus import Gpu, GpuProcess, GpuState
-from gpushare_spawner.agent.rounds import RoundSettings
+from gpushare_spawner.agent.gpus.nvml import Gpu, GpuProcess, GpuState
+from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.model.control import AnnounceRequest, ConfirmRequest, ControlRefused, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.report import SessionReport

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.discarded import Discarded
-from gpushare_spawner.agent.session_folder import SessionFolder
-from gpushare_spawner.agent.sessions import SessionRecord
-from gpushare_spawner.agent.store import short_name
+from gpushare_spawner.agent.sessions.session import SessionRecord
+from gpushare_spawner.agent.sockets.session_folder import SessionFolder
+from gpushare_spawner.agent.state.removal import Discarded
+from gpushare_spawner.agent.state.session_records import short_name
 from gpushare_spawner.model.control import ControlRefused
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import Peer

@@ -10,17 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.agent.allocation import Allocation
-from gpushare_spawner.agent.cdi import CdiNames
-from gpushare_spawner.agent.cluster_api import ClusterApi
-from gpushare_spawner.agent.environment import Libraries
-from gpushare_spawner.agent.gpus import Gpu
-from gpushare_spawner.agent.library_on_host import HostLibraries
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.cluster_agent import ClusterSettings, OnKubernetes
+from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
+from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
+from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
+from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
+from gpushare_spawner.agent.kubernetes.report_publisher import PublishSettings
 from gpushare_spawner.agent.node import Node, NodeSettings
-from gpushare_spawner.agent.on_kubernetes import ClusterSettings, OnKubernetes
-from gpushare_spawner.agent.published_report import PublishSettings
-from gpushare_spawner.agent.rounds import RoundSettings
-from gpushare_spawner.agent.state_folder import StateFolder
+from gpushare_spawner.agent.periodic import RoundSettings
+from gpushare_spawner.agent.sessions.environment import Libraries
+from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import PodSession, resource_limits
 from gpushare_spawner.model.report import Report, SessionReport

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.cluster_api import Json
-from gpushare_spawner.agent.pod_record import foreign_record
-from gpushare_spawner.agent.pod_resources import Given, Handed, PodKey
+from gpushare_spawner.agent.kubernetes.cluster_api import Json
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
+from gpushare_spawner.agent.kubernetes.pods.pod_record import foreign_record
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.frames import Role
 from tests.agent.conftest import short_folder  # noqa: F401
@@ -81,7 +81,7 @@ async def test_a_pod_of_which_the_api_server_tells_late_keeps_its_socket(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kubelet knows the pod, and the agent's watch is away for a while: it looks like a pod that is nobody's."""
-    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.STRANGER_AFTER", 0.3)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.3)
     with monkeypatch.context() as away:
         away.setattr(agent.on_kubernetes.pods, "named", lambda namespace, name: None)
         await agent.pod("ada")
@@ -142,7 +142,7 @@ async def test_a_kubelet_that_has_just_started_frees_nothing(agent: NodeAgent) -
 async def test_patches_that_fail_for_long_are_complained_of_once(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.LONGEST_PAUSE", 0.05)
     caplog.set_level("INFO")
     await agent.running("ada")
     await agent.running("ben")
@@ -164,7 +164,7 @@ async def test_patches_that_fail_for_long_are_complained_of_once(
 async def test_a_patch_that_breaks_in_an_unforeseen_way_is_not_tried_without_end(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.LONGEST_PAUSE", 0.5)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.LONGEST_PAUSE", 0.5)
     await agent.running("ada")
     tries = 0
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.agent.published_report import Owner, PublishedReport, PublishSettings
+from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Announcement, GpuReport, Report, SessionReport
 from gpushare_spawner.model.tier import Tier

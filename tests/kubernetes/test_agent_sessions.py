@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.cluster_api import ApiFailure
+from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.frames import Kind, Role
@@ -322,9 +322,9 @@ async def test_a_watch_that_is_too_old_lists_anew(agent: NodeAgent) -> None:
 
 
 async def test_a_pod_that_is_nobodys_counts_and_goes(agent: NodeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.STRANGER_AFTER", 0.5)
-    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.GONE_AFTER", 0.3)
-    monkeypatch.setattr("gpushare_spawner.agent.pod_sessions.TRUST_KUBELET_AFTER", 0.0)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.5)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.GONE_AFTER", 0.3)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.TRUST_KUBELET_AFTER", 0.0)
     await agent.cluster.create_pod("stray", limits={GPU_0: 30})
     await agent.cluster.wait_for_phase("stray", "Running")
     name = f"pod:{agent.cluster.namespace}:stray"

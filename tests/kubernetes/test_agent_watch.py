@@ -9,8 +9,8 @@ import pytest
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException
 
-from gpushare_spawner.agent.cluster_api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.agent.pods import TRIES_OF_A_WATCH, Pods
+from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.kubernetes.pods.pod_watch import TRIES_OF_A_WATCH, Pods
 
 from .standin.cluster import Cluster
 
@@ -52,8 +52,8 @@ async def followed(script: Script, seconds: float = 10.0) -> None:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.pods.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("gpushare_spawner.agent.pods.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_watch.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_watch.LONGEST_PAUSE", 0.05)
 
 
 @pytest.mark.parametrize("status", [0, 429, 500, 503])
@@ -72,8 +72,8 @@ async def test_after_many_failures_it_lists_anew() -> None:
 
 
 async def test_what_is_too_old_is_listed_anew_at_once_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.pods.FIRST_PAUSE", 0.5)
-    monkeypatch.setattr("gpushare_spawner.agent.pods.LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_watch.FIRST_PAUSE", 0.5)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_watch.LONGEST_PAUSE", 60.0)
     script = Script("7", 410, *[410] * 1000)
     with pytest.raises(TimeoutError):
         await followed(script, seconds=1.0)

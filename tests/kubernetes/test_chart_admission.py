@@ -12,8 +12,8 @@ from typing import Any
 import helm_python
 import pytest
 
-from gpushare_spawner.agent.cluster_api import ClusterApi
-from gpushare_spawner.agent.published_report import Owner, PublishedReport
+from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
+from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.tier import Tier

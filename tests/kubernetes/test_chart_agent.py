@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 import gpushare_spawner
-from gpushare_spawner.agent import alive
 from gpushare_spawner.agent.command import configure
 from gpushare_spawner.model.kubernetes import resource_name
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -229,8 +228,8 @@ def test_probes_ask_on_the_socket_that_users_cannot_reach(values):
     for probe in ("readinessProbe", "livenessProbe"):
         assert "httpGet" not in agent[probe]
         python, *arguments = agent[probe]["exec"]["command"]
-        assert (python, arguments) == ("python", ["-m", alive.__name__, f"{host_dir}/control.sock"])
-        assert agent[probe]["timeoutSeconds"] > alive.ANSWER_WITHIN
+        assert (python, arguments) == ("python", ["-m", probe.__name__, f"{host_dir}/control.sock"])
+        assert agent[probe]["timeoutSeconds"] > probe.ANSWER_WITHIN
 
 
 def test_names_of_users_are_in_the_metrics_for_those_with_the_token_only():

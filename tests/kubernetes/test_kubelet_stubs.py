@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-from gpushare_spawner.agent import kubelet
-from gpushare_spawner.agent.kubelet import deviceplugin_pb2, podresources_pb2
+from gpushare_spawner.agent.kubernetes import kubelet
+from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2, podresources_pb2
 
 FOLDER = Path(kubelet.__file__).parent
 
@@ -19,7 +19,7 @@ def test_stubs_and_protos_say_the_same(stubs: object, tmp_path: Path) -> None:
     described = stubs.DESCRIPTOR  # type: ignore[attr-defined]
     output = tmp_path / "descriptors"
     assert (
-        protoc.main(["protoc", f"--proto_path={FOLDER.parents[2]}", f"--descriptor_set_out={output}", described.name])
+        protoc.main(["protoc", f"--proto_path={FOLDER.parents[3]}", f"--descriptor_set_out={output}", described.name])
         == 0
     )
     (compiled,) = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes()).file

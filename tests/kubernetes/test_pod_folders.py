@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent import pod_sockets
+from gpushare_spawner.agent.kubernetes.pods import pod_sockets
 from gpushare_spawner.model.frames import Role
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import Peer

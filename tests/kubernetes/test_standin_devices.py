@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gpushare_spawner.agent.kubelet import podresources_pb2 as messages
-from gpushare_spawner.agent.kubelet import podresources_pb2_grpc as services
+from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2 as messages
+from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2_grpc as services
 
 from .standin.client import path
 from .standin.cluster import Cluster, restarts

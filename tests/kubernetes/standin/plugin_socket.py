@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc
 
-from gpushare_spawner.agent.kubelet import deviceplugin_pb2 as messages
-from gpushare_spawner.agent.kubelet import deviceplugin_pb2_grpc as services
+from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
+from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2_grpc as services
 
 from .devices import Devices, allocation_failed
 from .quantities import quantity

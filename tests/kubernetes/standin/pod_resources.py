@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from gpushare_spawner.agent.kubelet import podresources_pb2 as messages
-from gpushare_spawner.agent.kubelet import podresources_pb2_grpc as services
+from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2 as messages
+from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2_grpc as services
 
 from .devices import Devices
 

@@ -1,0 +1,285 @@
+"""The shell around one GPU's arbiter: frames become events, decisions become frames, and a timer wakes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery, Pids, Source
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.memory.gpu_memory_queries import MemoryLooks
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView
+from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
+
+NANOSECONDS = 1_000_000_000
+LOOK_AGAIN, LOOK_SELDOM = 0.1, 5.0
+"""Seconds after which a process that left is looked at again, at first and at last: one that ends closes its socket
+before it is gone."""
+RENEW_EVERY = 10.0
+"""Seconds; a client that waits and hears nothing for 30 s lets its work run."""
+
+
+class Client(Protocol):
+    """A connected CUDA process."""
+
+    @property
+    def number(self) -> int:
+        """Never given twice while the agent runs."""
+
+    def send(self, kind: Kind, *fields: int, gpu: bytes = NO_GPU, flags: int = 0) -> None:
+        """Send a frame without waiting."""
+
+
+class Handle(Protocol):
+    """A timer that can be called off."""
+
+    def cancel(self) -> None: ...
+
+
+class GpuArbitration:
+    """Who may run on one GPU. Times are seconds of `clock`, which is the event loop's unless a test gives another."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        settings: ArbiterSettings,
+        clock: Callable[[], float] | None = None,
+        call_at: Callable[[float, Callable[[], None]], Handle] | None = None,
+        source: Source | None = None,
+    ) -> None:
+        """`source`: the driver, which tells what each process got of the GPU; None: go by bursts alone."""
+        loop = asyncio.get_running_loop() if clock is None or call_at is None else None
+        self.gpu = gpu
+        # the simulator's contexts take no device memory
+        self._arbiter = GpuArbiter(gpu.memory_bytes, replace(settings, context_bytes=0) if gpu.simulated else settings)
+        self._raw = gpu_bytes(gpu.uuid)
+        self._clock = clock or loop.time  # type: ignore[union-attr]
+        self._call_at = call_at or loop.call_at  # type: ignore[union-attr]
+        self._clients: dict[int, Client] = {}
+        self._waits: dict[int, float] = {}
+        """Since when a client has heard nothing about its request, the longest first."""
+        self._granted: dict[int, tuple[int, float]] = {}
+        """The lease that a client was given last, and when."""
+        self._shown: dict[int, int | None] = {}
+        """Bytes that the driver last showed for a client's process."""
+        self._seen: set[int] = set()
+        """Clients of which it is known what they have on the GPU."""
+        self._paced: set[int] = set()
+        """Clients that know what a pace is."""
+        self._pids = Pids()
+        self._look_again: Handle | None = None
+        self._look_in = LOOK_AGAIN
+        self._delivery = Delivery(gpu, source, self) if source is not None else None
+        self.looks: MemoryLooks | None = None
+        """Looks at what is on the GPU when it matters; None: only now and then."""
+        self._timer: Handle | None = None
+        self._due: float | None = None
+
+    def add_session(self, session: str, weight: int) -> None:
+        """A session comes; `weight` in share units."""
+        self._carry_out(self._arbiter.add_session(session, weight, self._clock()))
+
+    def set_weight(self, session: str, weight: int) -> None:
+        """Another weight; 0 releases the session: it holds no lease until its next burst. Its pages leave the GPU only
+        when somebody needs the memory."""
+        self._carry_out(self._arbiter.set_weight(session, weight, self._clock()))
+
+    def remove_session(self, session: str) -> None:
+        """A session goes. Its clients must have left."""
+        self._pids.forget(session)
+        self._carry_out(self._arbiter.remove_session(session, self._clock()))
+
+    def join(self, client: Client, session: str, pid: int = 0, paced: bool = False) -> None:
+        """A CUDA process of the session is there. `pid` 0: unknown. `paced`: it knows what a pace is."""
+        self._clients[client.number] = client
+        self._pids.joined(client.number, session, pid)
+        if paced:
+            self._paced.add(client.number)
+        self._carry_out(self._arbiter.connect(client.number, session, self._clock()))
+
+    def leave(self, client: Client) -> None:
+        """It is gone; its lease, if it held one, goes to whoever waits. One that never joined is no error."""
+        if self._clients.pop(client.number, None) is not None:
+            self._waits.pop(client.number, None)
+            self._granted.pop(client.number, None)
+            self._shown.pop(client.number, None)
+            self._seen.discard(client.number)
+            self._paced.discard(client.number)
+            alive = self._pids.left(client.number)
+            self._carry_out(self._arbiter.disconnect(client.number, self._clock(), alive=alive))
+            self._look_in = LOOK_AGAIN
+            self._look_for_ended()
+
+    def device_memory(self, amounts: Mapping[int, int | None]) -> None:
+        """What the driver shows for the clients' processes on this GPU, in bytes, by client number; None: nothing.
+
+        The driver knows processes: of several connections of one process, one has the figure and the others have 0.
+        """
+        now = self._clock()
+        for number, amount in amounts.items():
+            if number in self._clients and amount != self._shown.get(number):
+                self._shown[number] = amount
+                self._carry_out(self._arbiter.device_memory(number, amount, now))
+
+    def working_sets(self, resident: Mapping[int, int]) -> None:
+        """Upper bounds of the clients' managed memory that is on the GPU now, in bytes, by client number."""
+        now = self._clock()
+        for number, amount in resident.items():
+            if number in self._clients:
+                self._seen.add(number)
+                self._carry_out(self._arbiter.working_set(number, amount, now))
+
+    def receive(self, client: Client, frame: Frame) -> None:
+        """A frame of a client that joined: one of REQUEST, RELEASE, MEMORY, IDLE, BUSY, PAGED_IN, PAGED_OUT."""
+        now, number, fields = self._clock(), client.number, frame.fields
+        arbiter = self._arbiter
+        if frame.kind in (Kind.IDLE, Kind.BUSY):
+            self._waits.pop(number, None)  # it runs
+        match frame.kind:
+            case Kind.REQUEST:
+                if self.looks is not None and number not in self._seen:
+                    self.looks.at_once()
+                self._waits.pop(number, None)
+                self._waits[number] = now
+                decisions = arbiter.request(number, self._bytes(fields[0]), self._bytes(fields[1]), now)
+            case Kind.MEMORY:
+                decisions = arbiter.memory(number, self._bytes(fields[0]), self._bytes(fields[1]), now)
+            case Kind.RELEASE:
+                decisions = arbiter.release(
+                    number, fields[0], self._within_lease(number, fields[0], fields[1], now), now
+                )
+            case Kind.IDLE:
+                busy = self._within_lease(number, fields[0], fields[1], now)
+                quiet = self._within_lease(number, fields[0], fields[2], now)
+                decisions = arbiter.idle(number, fields[0], busy, quiet, now)
+            case Kind.BUSY:
+                decisions = arbiter.busy(number, fields[0], now)
+            case Kind.PAGED_IN:
+                decisions = arbiter.paged_in(number, self._bytes(fields[0]), fields[1] / NANOSECONDS, now)
+            case Kind.PAGED_OUT:
+                decisions = arbiter.paged_out(number, self._bytes(fields[0]), fields[1] / NANOSECONDS, now)
+            case _:
+                raise ValueError(f"{frame.kind.name} is no frame for the arbiter")
+        self._carry_out(decisions)
+
+    @property
+    def contended(self) -> bool:
+        """Whether several sessions have work, or had a moment ago."""
+        return self._arbiter.contended
+
+    def find_strangers(self, sessions_of: Callable[[Iterable[int]], Mapping[int, str]]) -> None:
+        """Count the GPU time of processes without a connection for the sessions that `sessions_of` finds, by pid.
+
+        It is called in another thread.
+        """
+        if self._delivery is not None:
+            self._delivery.sessions_of = sessions_of
+
+    def delivered(
+        self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
+    ) -> None:
+        """The driver's sample: from when to when, in seconds before now, and each process's seconds on the GPU by
+        pid. `strangers`: the sessions of processes, by pid, whether or not they are connected."""
+        now = self._clock()
+        since, until = (now - seconds for seconds in seconds_ago)
+        self._carry_out(self._arbiter.delivered(since, until, self._pids.by_session(busy, strangers), now))
+
+    @property
+    def look_every(self) -> float | None:
+        """Seconds in which what is on the GPU should be looked at again; None: it does not matter now."""
+        return self._arbiter.look_every
+
+    def view(self, session: str) -> SessionView:
+        """What the arbiter knows about a session."""
+        return self._arbiter.session_view(session)
+
+    def waiting(self) -> tuple[str, ...]:
+        """Sessions that have work and no lease."""
+        return self._arbiter.waiting()
+
+    def now(self) -> float:
+        """The clock that the views' instants are of."""
+        return self._clock()
+
+    def close(self) -> None:
+        """No more timers."""
+        for timer in (self._timer, self._look_again):
+            if timer is not None:
+                timer.cancel()
+        if self._delivery is not None:
+            self._delivery.close()
+        if self.looks is not None:
+            self.looks.close()
+
+    def _carry_out(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            assert isinstance(decision.client, int)
+            client = self._clients.get(decision.client)
+            if client is None:
+                continue
+            match decision:
+                case Grant(lease=lease, quantum=quantum, prefetch=prefetch, pace=pace):
+                    self._waits.pop(client.number, None)
+                    if self._granted.get(client.number, (0, 0))[0] != lease:  # else it is told again of the same one
+                        self._granted[client.number] = (lease, self._clock())
+                    fields: tuple[int, ...] = (lease, round(quantum * NANOSECONDS), prefetch)
+                    if client.number in self._paced:
+                        fields = (*fields, round(pace * NANOSECONDS))
+                    client.send(Kind.GRANT, *fields, gpu=self._raw)
+                case Revoke(lease=lease, page_out=amount, reason=reason):
+                    client.send(Kind.REVOKE, lease, amount, int(reason), gpu=self._raw)
+                case PageOut(amount=amount):
+                    client.send(Kind.PAGE_OUT, amount, gpu=self._raw)
+        for change in self._arbiter.paces():
+            assert isinstance(change.client, int)
+            if change.client in self._paced:
+                self._clients[change.client].send(
+                    Kind.GRANT, change.lease, 0, 0, round(change.seconds * NANOSECONDS), gpu=self._raw
+                )
+        if self._delivery is not None and self._arbiter.contended:
+            self._delivery.wanted()
+        if self.looks is not None:
+            self.looks.wanted()
+        self._set_timer()
+
+    def _look_for_ended(self) -> None:
+        """Tell the arbiter of processes that have ended since they left, for as long as there are any that live on."""
+        if self._look_again is not None:
+            self._look_again.cancel()
+        self._look_again = None
+        for number, session in self._pids.ended():
+            self._carry_out(self._arbiter.process_ended(number, session, self._clock()))
+        if self._pids.waiting and self._look_again is None:
+            self._look_again = self._call_at(self._clock() + self._look_in, self._look_for_ended)
+            self._look_in = min(LOOK_SELDOM, 2 * self._look_in)
+
+    def _set_timer(self) -> None:
+        longest = next(iter(self._waits.values()), None)
+        renewal = longest + RENEW_EVERY if longest is not None else None
+        due = min((at for at in (renewal, self._arbiter.next_wakeup()) if at is not None), default=None)
+        if due == self._due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = self._call_at(due, self._wake) if due is not None else None
+
+    def _wake(self) -> None:
+        self._timer = self._due = None
+        now = self._clock()
+        for number in [number for number, since in self._waits.items() if now >= since + RENEW_EVERY]:
+            self._clients[number].send(Kind.GRANT, 0, gpu=self._raw)
+            del self._waits[number]
+            self._waits[number] = now
+        self._carry_out(self._arbiter.tick(now))
+
+    def _bytes(self, claimed: int) -> int:
+        # a process may claim anything up to 2^64; more than this much cannot matter to the arbiter
+        return min(claimed, 64 * self.gpu.memory_bytes)
+
+    def _within_lease(self, number: int, lease: int, nanoseconds: int, now: float) -> float:
+        """Seconds that a client claims of its lease, but no more than have passed since it was granted."""
+        current, since = self._granted.get(number, (0, now))
+        return min(nanoseconds / NANOSECONDS, now - since) if lease == current else 0.0

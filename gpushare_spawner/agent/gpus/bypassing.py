@@ -1,0 +1,168 @@
+"""Processes that use a GPU without the library. Sharing is cooperative: the agent reports them and stops none.
+
+The agent attributes a process by what the kernel says of it (its ancestors, cgroup and uid), never by what it says of
+itself: not by its environment, and not by a connection alone. One that is connected, and holds much more memory than
+its connection has claimed, said HELLO by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpushare_spawner.agent.gpus.nvml import GpuState
+from gpushare_spawner.agent.sessions import processes
+from gpushare_spawner.agent.sessions.session import Session
+
+log = logging.getLogger(__name__)
+
+MAX_GENERATIONS = 64
+UNCLAIMED_SLACK = 2**30
+"""Bytes on one GPU that a process may hold beside its context and what its connection has claimed: code that was
+loaded, and what the driver keeps."""
+_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The facts by which the kernel attributes a process to a session."""
+
+    session: str
+    server: int | None = None
+    """Pid of the notebook server."""
+    uid: int | None = None
+    """The user that the server runs as; None for a pod, which has users of its own."""
+    pod: str = ""
+    """The pod's uid, on Kubernetes."""
+
+
+def owners(sessions: Iterable[Session]) -> list[Owner]:
+    """Of sessions, the oldest first."""
+    found = []
+    for session in sorted(sessions, key=lambda one: one.record.opened_at):
+        record = session.record
+        if record.pod is not None:
+            found.append(Owner(session.id, pod=record.pod.uid))
+        else:
+            server = record.process.pid if record.process is not None else None
+            found.append(Owner(session.id, server, record.request.uid))
+    return found
+
+
+def attributed(pids: Iterable[int], owners: Iterable[Owner]) -> dict[str, set[int]]:
+    """The processes of each session; processes without a session are left out.
+
+    A process belongs to the session whose server it descends from; else to the one whose server shares its cgroup and
+    uid, where that cgroup is one session's alone; else to the one whose pod's uid is in its cgroup's name; else to the
+    oldest session of its uid, unless that is root's or the agent's own. Reads /proc.
+    """
+    owners = list(owners)
+    by_server = {one.server: one.session for one in owners if one.server is not None}
+    by_cgroup = _own_cgroups(owners)
+    by_pod = {one.pod: one.session for one in owners if one.pod}
+    by_uid: dict[int | None, str] = {}
+    for one in owners:
+        if one.uid not in (None, 0, os.geteuid()):
+            by_uid.setdefault(one.uid, one.session)
+    found: dict[str, set[int]] = {}
+    for pid in pids:
+        cgroup, uid = processes.cgroup(pid) or "", processes.uid(pid)
+        session = (
+            _by_descent(pid, by_server)
+            or by_cgroup.get((cgroup, uid))
+            or by_pod.get(_pod_uid(cgroup))
+            or by_uid.get(uid)
+        )
+        if session is not None:
+            found.setdefault(session, set()).add(pid)
+    return found
+
+
+class BypassWatch:
+    """Compares what NVML shows of each process with the connections, each time that NVML was asked."""
+
+    def __init__(self, context_bytes: int) -> None:
+        """`context_bytes`: GPU memory that each process has beside its allocations; simulated GPUs have none."""
+        self._context_bytes = context_bytes
+        self._claimed: dict[tuple[int, str], int] = {}
+        self._suspects: dict[str, set[int]] = {}
+
+    async def look(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> None:
+        """Set `bypassing` of the sessions. A process counts that was found twice in a row: it may be about to connect.
+
+        `states`: by the GPU's UUID.
+        """
+        on_gpus = {pid for state in states.values() for pid in state.processes}
+        connected = {connection.peer.pid for session in sessions.values() for connection in session.cuda}
+        strangers = on_gpus - connected
+        found: Mapping[str, set[int]] = {}
+        if sessions and strangers:
+            found = await asyncio.to_thread(attributed, strangers, owners(sessions.values()))
+        pretending = self._pretending(states, sessions)
+        suspects = {name: found.get(name, set()) | pretending.get(name, set()) for name in sessions}
+        for name, session in sessions.items():
+            sure = tuple(sorted(suspects[name] & self._suspects.get(name, set())))
+            if new := set(sure) - set(session.bypassing):
+                log.warning(
+                    "session %s uses the GPU without the library, in processes %s",
+                    name,
+                    ", ".join(
+                        f"{pid} (connected, without claiming its memory)" if pid in connected else f"{pid}"
+                        for pid in sorted(new)
+                    ),
+                )
+            session.bypassing = sure
+        self._suspects = suspects
+
+    def _pretending(self, states: Mapping[str, GpuState], sessions: Mapping[str, Session]) -> dict[str, set[int]]:
+        """By session the connected processes that hold much more than they have claimed."""
+        claimed: dict[tuple[int, str], int] = {}
+        whose: dict[int, str] = {}
+        for name, session in sessions.items():
+            for connection in session.cuda:
+                whose[connection.peer.pid] = name
+                for gpu, claim in session.claims.get(connection, {}).items():
+                    key = connection.peer.pid, gpu
+                    claimed[key] = claimed.get(key, 0) + claim
+        found: dict[str, set[int]] = {}
+        for gpu, state in states.items():
+            for pid, process in state.processes.items():
+                # NVML may still count memory that was just freed
+                claim = max(claimed.get((pid, gpu), 0), self._claimed.get((pid, gpu), 0))
+                allowed = claim + self._context_bytes + UNCLAIMED_SLACK
+                if pid in whose and process.memory_bytes is not None and process.memory_bytes > allowed:
+                    found.setdefault(whose[pid], set()).add(pid)
+        self._claimed = claimed
+        return found
+
+
+def _by_descent(pid: int, by_pid: Mapping[int, str]) -> str | None:
+    ancestor: int | None = pid
+    for _ in range(MAX_GENERATIONS):
+        if ancestor is None or ancestor <= 1:
+            return None
+        if ancestor in by_pid:
+            return by_pid[ancestor]
+        ancestor = processes.parent(ancestor)
+    return None
+
+
+def _pod_uid(cgroup: str) -> str:
+    """The uid of the pod that a cgroup is of: .../pod<uid>/..., or (systemd driver) ...-pod<uid with _ for ->.slice."""
+    found = _POD.search(cgroup)
+    return found[1].replace("_", "-") if found else ""
+
+
+def _own_cgroups(owners: Iterable[Owner]) -> dict[tuple[str, int | None], str]:
+    """(cgroup, uid) -> session, for cgroups that hold one session and not the agent too."""
+    found: dict[str, list[Owner]] = {}
+    for one in owners:
+        path = processes.cgroup(one.server) if one.server is not None else None
+        if path is not None:
+            found.setdefault(path, []).append(one)
+    own = processes.cgroup_of_self()
+    return {(path, ones[0].uid): ones[0].session for path, ones in found.items() if len(ones) == 1 and path != own}

@@ -1,0 +1,176 @@
+"""The driver's samples of GPU time, for the arbiter: read only while sessions compete for a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from gpushare_spawner.agent.gpus.nvml import Gpu, Utilisation
+from gpushare_spawner.agent.sessions import processes
+
+log = logging.getLogger(__name__)
+
+EVERY = 0.2
+"""Seconds between two readings: a little more than the length of the driver's samples."""
+SILENCE = 0.6
+"""Seconds without a sample after which the GPU is taken to have been idle."""
+LATEST = 0.3
+"""Seconds of the present that samples may not cover yet."""
+
+
+class Source(Protocol):
+    """Where samples come from: NVML."""
+
+    def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
+        """Each process's share of the GPU since an instant (seconds since the epoch); None: no such figures."""
+
+
+class Competition(Protocol):
+    """The arbitration of one GPU, which receives the samples."""
+
+    @property
+    def contended(self) -> bool:
+        """Whether several sessions have work."""
+
+    def delivered(
+        self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
+    ) -> None:
+        """Beginning and end of the sample in seconds before now, and each process's seconds on the GPU by pid.
+
+        `strangers`: the sessions of processes, by pid, whether or not they are connected.
+        """
+
+
+class Delivery:
+    """Reads the samples of one GPU. The driver may block or hang, so one thread at a time asks it."""
+
+    def __init__(self, gpu: Gpu, source: Source, competition: Competition) -> None:
+        self._gpu = gpu
+        self._source = source
+        self._competition = competition
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking = False
+        self._closed = False
+        self.sessions_of: Callable[[Iterable[int]], Mapping[int, str]] = _nobody
+        """Finds the sessions of processes by what the kernel says. Called in the thread that asks the driver."""
+        self._since = 0.0
+        """End of the last sample, seconds since the epoch."""
+
+    def wanted(self) -> None:
+        """Sessions compete: read samples until they no longer do."""
+        if self._timer is None and not self._asking and not self._closed:
+            self._since = time.time()
+            self._timer = self._loop.call_later(EVERY, self._ask)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ask(self) -> None:
+        self._timer, self._asking = None, True
+        since = self._since
+
+        def ask() -> None:
+            strangers: Mapping[int, str] = {}
+            try:
+                found = self._source.utilisation(self._gpu, since)
+                strangers = self.sessions_of(one.pid for one in found or ())
+            except Exception:
+                log.exception("the driver could not be asked for the use of GPU %d", self._gpu.index)
+                found = None
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._answered, found, strangers)
+
+        threading.Thread(target=ask, name="utilisation", daemon=True).start()
+
+    def _answered(self, found: tuple[Utilisation, ...] | None, strangers: Mapping[int, str]) -> None:
+        self._asking = False
+        if found is None:
+            self._closed = True  # no such figures: the arbiter estimates from leases
+        if self._closed:
+            return
+        now = time.time()
+        until = max((one.at for one in found or ()), default=0.0)
+        if not found and now - self._since > SILENCE:
+            until = now - LATEST
+        if not self._since <= now:
+            self._since = now  # the clock was set back
+        elif until > self._since:
+            span = (now - self._since, now - until)
+            busy = {one.pid: one.busy * (until - self._since) for one in found or ()}
+            self._competition.delivered(span, busy, strangers)
+            self._since = until
+        if self._competition.contended:
+            self._timer = self._loop.call_later(EVERY, self._ask)
+
+
+def _nobody(pids: Iterable[int]) -> Mapping[int, str]:
+    return {}
+
+
+class Pids:
+    """Which session the processes on one GPU belong to, by pid; including those that disconnected and still run."""
+
+    def __init__(self, alive: Callable[[processes.ProcessName], bool] = processes.alive) -> None:
+        self._alive = alive
+        self._clients: dict[int, tuple[str, processes.ProcessName | None]] = {}
+        """By client number."""
+        self._left: dict[processes.ProcessName, tuple[str, int]] = {}
+        """Processes that no longer have a connection: session and client number."""
+
+    def joined(self, client: int, session: str, pid: int) -> None:
+        """A client. `pid` 0: the agent cannot see its process."""
+        name = processes.named(pid) if pid else None
+        self._clients[client] = session, name
+        if name is not None:
+            self._left.pop(name, None)
+
+    def left(self, client: int) -> bool:
+        """A client disconnected. Return whether its process still runs."""
+        session, name = self._clients.pop(client, ("", None))
+        if name is None or not self._alive(name):
+            return False
+        if all(other != name for _, other in self._clients.values()):
+            self._left[name] = session, client
+        return True
+
+    def forget(self, session: str) -> None:
+        """The session is gone."""
+        self._left = {name: left for name, left in self._left.items() if left[0] != session}
+
+    def ended(self) -> list[tuple[int, str]]:
+        """Clients whose processes have ended since they disconnected, with their sessions."""
+        gone = [name for name in self._left if not self._alive(name)]
+        return [(client, session) for session, client in map(self._left.pop, gone)]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether processes that disconnected still run."""
+        return bool(self._left)
+
+    def by_session(self, busy: Mapping[int, float], strangers: Mapping[int, str]) -> dict[str, float]:
+        """Seconds by session, of seconds by pid. Sessions with a process that the agent cannot see are left out.
+
+        `strangers`: sessions of processes by pid, which count for processes that never connected.
+        """
+        sums: dict[str, float] = {}
+        pids: dict[int, str] = {}
+        for session, name in self._clients.values():
+            sums.setdefault(session, 0.0)
+            if name is not None:
+                pids[name.pid] = session
+        for name, (session, _) in self._left.items():
+            sums.setdefault(session, 0.0)
+            pids[name.pid] = session
+        for pid, session in {**strangers, **pids}.items():
+            sums[session] = sums.get(session, 0.0) + busy.get(pid, 0.0)
+        unseen = {session for session, name in self._clients.values() if name is None}
+        return {session: seconds for session, seconds in sums.items() if session not in unseen}

@@ -1,0 +1,312 @@
+"""The machine's GPUs, as NVML tells."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml
+
+from gpushare_spawner.agent.gpus.xid_events import XidEvents
+
+log = logging.getLogger(__name__)
+
+OPEN_AGAIN_EVERY = 30.0
+"""Seconds between tries to open NVML anew while a GPU does not answer."""
+
+
+class NoGpu(RuntimeError):
+    """There is no GPU to share here; the message says why and what would help."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What does not change about a GPU while the agent runs."""
+
+    index: int
+    """NVML's."""
+    uuid: str
+    model: str
+    memory_bytes: int
+    simulated: bool = False
+    minor: int | None = None
+    """N of its device file /dev/nvidiaN, where the driver says."""
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """What NVML says about one process on one GPU."""
+
+    memory_bytes: int | None = None
+    """Device memory that it holds, managed memory that is resident included; None where the driver does not say."""
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """How much of a GPU's time one process had, as the driver measured it."""
+
+    pid: int
+    at: float
+    """End of the latest sample in which it computed, in seconds since the epoch."""
+    busy: float
+    """Mean share of the GPU's time over all samples since the instant that was asked for, from 0 to 1. The driver
+    rounds to 1 %, and leaves out processes at 0. Samples are about 1/6 s long."""
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """What NVML says about a GPU at one moment."""
+
+    healthy: bool
+    trouble: str = "does not answer its driver"
+    """What is wrong with it where it is not healthy, to be read after "the GPU"."""
+    memory_used_bytes: int = 0
+    processes: Mapping[int, GpuProcess] = field(default_factory=dict)
+    """Processes that have a CUDA context on it, by pid as this machine numbers them."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The pids of its processes, in order."""
+        return tuple(sorted(self.processes))
+
+
+class Nvml:
+    """NVML, opened once for the life of the agent. Its calls may take milliseconds: poll `state` off the event loop."""
+
+    def __init__(self, patient: bool = False) -> None:
+        """Raises NoGpu where NVML or the driver is missing; with `patient` it is tried again while GPUs are polled."""
+        self._xids: XidEvents | None = None
+        self._watched: set[str] = set()
+        """UUIDs of the GPUs whose events are collected."""
+        self._missing: str | None = None
+        """Why NVML is not open; None while it is."""
+        self._opened_at = time.monotonic()
+        self._opening = threading.Lock()
+        """Held while NVML is closed and opened, for calls from other threads."""
+        try:
+            self._open()
+        except NoGpu as error:
+            if not patient:
+                raise
+            self._missing = str(error)
+
+    def _open(self) -> None:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError_LibraryNotFound:
+            raise NoGpu(
+                "no NVIDIA driver was found here (there is no libnvidia-ml.so.1). Install the driver; to try things "
+                "out on simulated GPUs put the folder of the simulated driver into LD_LIBRARY_PATH before starting"
+            ) from None
+        except pynvml.NVMLError_DriverNotLoaded:
+            raise NoGpu(
+                "the NVIDIA driver is installed but not loaded: try `nvidia-smi`, or load the module nvidia"
+            ) from None
+        except pynvml.NVMLError as error:
+            raise NoGpu(f"NVML does not start: {error}") from None
+        self._missing = None
+
+    def _open_again(self) -> None:
+        """A GPU that is back after it was lost is one that NVML sees when it is opened anew."""
+        if time.monotonic() < self._opened_at + OPEN_AGAIN_EVERY:
+            return
+        self._opened_at = time.monotonic()
+        with self._opening:
+            if self._missing is None:
+                if self._xids is not None:
+                    self._xids.close()
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlShutdown()
+            try:
+                self._open()
+            except NoGpu as error:
+                self._missing = str(error)
+                return
+        if self._watched:
+            self._watch(self._watched)
+
+    def _watch(self, uuids: Iterable[str]) -> None:
+        """Collect the events of these GPUs, which must be opened anew with NVML."""
+        self._watched = set(uuids)
+        seen: dict[str, int] = {}
+        if self._xids is not None:
+            self._xids.close()
+            seen = self._xids.last
+        self._xids = XidEvents(sorted(self._watched))
+        self._xids.last.update(seen)
+
+    def answers(self, gpu: Gpu) -> bool:
+        """Whether a GPU answers its driver, in whatever mode it is."""
+        try:
+            pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+        except pynvml.NVMLError:
+            return False
+        return True
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that can be shared. Raises NoGpu if there is none.
+
+        One in MIG mode, or one that does not answer, is left out, and the log says so.
+        """
+        if self._missing is not None:
+            raise NoGpu(self._missing)
+        found, skipped = [], []
+        for index in range(_count()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                if _in_mig_mode(handle):
+                    skipped.append(
+                        f"GPU {index} is split by MIG: the hardware isolates its instances, they are not shared further"
+                    )
+                    continue
+                model = str(pynvml.nvmlDeviceGetName(handle))
+                found.append(
+                    Gpu(
+                        index=index,
+                        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+                        model=model,
+                        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                        simulated=model.startswith("Simulated"),
+                        minor=_minor(handle),
+                    )
+                )
+            except pynvml.NVMLError as error:
+                skipped.append(f"GPU {index} does not answer and is left out: {error}")
+        for sentence in skipped:
+            log.warning("%s", sentence)
+        if not found:
+            raise NoGpu("NVML lists no GPU that can be shared" + "".join(f"; {sentence}" for sentence in skipped))
+        if self._xids is None:
+            self._watch(gpu.uuid for gpu in found)
+        return tuple(found)
+
+    def state(self, gpu: Gpu) -> GpuState:
+        """A GPU that answers with an error is not healthy; this never raises.
+
+        Neither is one of which the driver has reported an error that only a reset mends, nor one that was split by MIG
+        after the agent had started.
+        """
+        if self._missing is not None:
+            self._open_again()
+            if self._missing is not None:
+                return GpuState(healthy=False, trouble=f"does not answer its driver ({self._missing})")
+        if self._xids is not None:
+            self._xids.collect()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        except pynvml.NVMLError as error:
+            self._open_again()
+            return GpuState(healthy=False, trouble=f"does not answer its driver ({error})")
+        if gpu.uuid not in self._watched:
+            self._watch({*self._watched, gpu.uuid})  # it was lost when the agent started
+        if self._xids is not None and gpu.uuid in self._xids.last:
+            return GpuState(
+                healthy=False,
+                trouble=f"broke with Xid {self._xids.last[gpu.uuid]}: reset it and start the agent anew",
+                memory_used_bytes=used,
+            )
+        if _in_mig_mode(handle):
+            return GpuState(healthy=False, trouble="has been split by MIG", memory_used_bytes=used)
+        return GpuState(healthy=True, memory_used_bytes=used, processes=_processes(handle))
+
+    def memory(self, gpu: Gpu) -> GpuState | None:
+        """What is in use and by which processes, without a look at the GPU's health; None where it does not answer.
+
+        May be called from any thread; blocks for a millisecond or two.
+        """
+        with self._opening:
+            if self._missing is not None:
+                return None
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+            except pynvml.NVMLError:
+                return None
+            return GpuState(healthy=True, memory_used_bytes=used, processes=_processes(handle))
+
+    def utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
+        """Each process's share of the GPU since an instant (seconds since the epoch; 0: as far back as is known).
+
+        None where the GPU or the driver does not tell (MIG, vGPU, old GPUs, no permission): ask no more. An empty tuple
+        where no process computed, or no sample has ended since, or the GPU did not answer this time. Blocks for a
+        millisecond or two; the driver remembers some seconds, so ask at least once a second.
+        """
+        with self._opening:
+            return self._utilisation(gpu, since) if self._missing is None else ()
+
+    def _utilisation(self, gpu: Gpu, since: float) -> tuple[Utilisation, ...] | None:
+        # nvidia-ml-py makes two calls, and the second one fails if a process has come between them
+        for _ in range(3):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                samples = pynvml.nvmlDeviceGetProcessUtilization(handle, max(0, round(since * 1e6)))
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                    continue
+                return None if error.value in _TELLS_NOTHING else ()
+            # some drivers fill the rest of their buffer with zeros or with old and senseless values
+            return tuple(
+                Utilisation(pid=int(one.pid), at=one.timeStamp / 1e6, busy=one.smUtil / 100)
+                for one in samples
+                if one.pid > 0 and one.smUtil <= 100 and one.timeStamp / 1e6 > since
+            )
+        return ()
+
+    def close(self) -> None:
+        """Let NVML go."""
+        if self._xids is not None:
+            self._xids.close()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+_TELLS_NOTHING = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+)
+"""What a driver answers that will never tell."""
+
+
+def _processes(handle: Any) -> dict[int, GpuProcess]:
+    try:
+        listed = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        # some drivers do not list processes; the GPU is well all the same
+        return {}
+    found: dict[int, GpuProcess] = {}
+    for process in listed:
+        pid, memory = int(process.pid), getattr(process, "usedGpuMemory", None)
+        before = found.get(pid, GpuProcess()).memory_bytes
+        # a pid stands there twice where a process computes in two ways, such as by itself and through MPS
+        found[pid] = GpuProcess(before if memory is None else int(memory) + (before or 0))
+    return found
+
+
+def _count() -> int:
+    """Raises NoGpu."""
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError as error:
+        raise NoGpu(f"NVML lists no GPUs: {error}") from None
+
+
+def _minor(handle: Any) -> int | None:
+    try:
+        return int(pynvml.nvmlDeviceGetMinorNumber(handle))
+    except pynvml.NVMLError:
+        return None
+
+
+def _in_mig_mode(handle: Any) -> bool:
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:
+        return False
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)

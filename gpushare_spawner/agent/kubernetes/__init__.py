@@ -1,0 +1,1 @@
+"""What makes an agent one of a cluster. Without --kubernetes nothing here is imported."""

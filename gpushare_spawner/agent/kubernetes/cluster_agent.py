@@ -1,0 +1,230 @@
+"""What makes an agent one of a cluster: device plugins, pods, the published report. Put together here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
+from gpushare_spawner.agent.kubernetes.devices import gpu_claims
+from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
+from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
+from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices, Refused
+from gpushare_spawner.agent.kubernetes.devices.device_plugin import DevicePlugin
+from gpushare_spawner.agent.kubernetes.devices.plugin_socket import PluginSocket
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAway, PodKey, PodResources
+from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
+from gpushare_spawner.agent.kubernetes.pods.pod_sessions import PodSessions
+from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
+from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
+from gpushare_spawner.agent.node import Node
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import CloseRequest, ConfirmRequest, ControlRefused, Failure, OpenRequest, Request
+
+log = logging.getLogger(__name__)
+
+ASK_KUBELET_EVERY = 30.0
+"""Seconds between looks at who holds what while nothing is new."""
+SOON = 0.1
+"""Seconds until the kubelet is asked whose a new grant is; twice as long with every try, up to `NOT_SO_SOON`."""
+NOT_SO_SOON = 2.0
+LOOK_EVERY = 1.0
+"""Seconds between looks at health and what is to be offered, beside those that changes cause."""
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Where an agent is in its cluster."""
+
+    namespace: str
+    """Where the report is published, and the notebooks' pods are."""
+    all_namespaces: bool = False
+    """The notebooks' pods may be in any."""
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    """Its root folder."""
+    device_plugins_dir: Path = Path("/var/lib/kubelet/device-plugins")
+    """Where device plugins have their sockets: a constant of the kubelet, wherever its root folder is."""
+    unit_size: int = 1
+    """Share units of 1 % that one device stands for."""
+    own_pod: PodKey | None = None
+    """(namespace, name) of the agent's own pod."""
+    own_pod_uid: str | None = None
+    publish: PublishSettings = field(default_factory=PublishSettings)
+
+    @property
+    def pod_resources(self) -> Path:
+        """The kubelet's socket that tells who holds what."""
+        return self.kubelet_dir / "pod-resources" / "kubelet.sock"
+
+
+class OnKubernetes:
+    """A started node's part in the cluster."""
+
+    def __init__(
+        self, node: Node, api: ClusterApi, allocation: Allocation, cdi: CdiNames, settings: ClusterSettings
+    ) -> None:
+        self._node = node
+        self._cdi = cdi
+        self._settings = settings
+        self._allocation = allocation
+        self._resources = PodResources(settings.pod_resources)
+        self.held = HeldDevices(
+            node.gpus.values(),
+            node.settings.capacity_units,
+            settings.unit_size,
+            node.sessions,
+            node.state_folder.pods,
+        )
+        where = "" if settings.all_namespaces else settings.namespace
+        self.pods = Pods(api, where, node.settings.name, self._changed)
+        self._ask = asyncio.Event()
+        self._asking = asyncio.Lock()
+        self.sessions = PodSessions(node, self.pods, api, self.held, self._ask.set)
+        owner = None
+        if settings.own_pod is not None and settings.own_pod_uid and settings.own_pod[0] == settings.namespace:
+            owner = Owner(settings.own_pod[1], settings.own_pod_uid)
+        self.published = PublishedReport(api, settings.namespace, node.report, settings.publish, owner)
+        self._plugins = [self._plugin(gpu) for gpu in node.gpus.values()]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._look_due: asyncio.Handle | None = None
+        self._kubelet_asked = False
+        self._kubelet_is_trusted = True
+        self._complaint = ""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While this is open the node is one of the cluster."""
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._stop)
+            self._node.changed = self._changed
+            # the list of the pods and of their devices first: then what is offered is right from the start
+            await self._ask_kubelet()
+            await self._cdi.read()
+            self.pods.start()
+            stack.push_async_callback(self.pods.close)
+            for plugin in self._plugins:
+                plugin.look()
+                name = f"gpushare-{plugin.resource.removeprefix(kubernetes.PREFIX)}.sock"
+                socket = PluginSocket(plugin, self._settings.device_plugins_dir, name, self._registered)
+                socket.start()
+                stack.push_async_callback(socket.close)
+            self.published.start()
+            stack.push_async_callback(self.published.close)
+            self._tasks = [loop.create_task(self._keep_asking()), loop.create_task(self._keep_looking())]
+            yield
+
+    async def answer(self, request: Request) -> dict[str, Any]:
+        """The control socket's requests; sessions come and go with pods only. Raises ControlRefused."""
+        if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest):
+            message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
+            raise ControlRefused(Failure(code="bad-request", message=message))
+        return await self._node.answer(request)
+
+    def _plugin(self, gpu: Gpu) -> DevicePlugin:
+        return DevicePlugin(
+            kubernetes.resource_name(gpu.index),
+            offered=lambda: self.held.offered(gpu.uuid),
+            healthy=lambda: self._node.healthy(gpu.uuid),
+            grant=lambda devices: self._grant(gpu, devices),
+        )
+
+    async def _grant(self, gpu: Gpu, devices: list[str]) -> messages.ContainerAllocateResponse:
+        # another plugin for this GPU may have come a moment ago
+        await self._ask_kubelet()
+        cdi_name = await self._cdi.name(gpu.uuid)
+        # from here on at one stroke: what is counted now is what is given
+        if (trouble := self._node.trouble(gpu.uuid)) is not None:
+            raise Refused(trouble)
+        self.held.check(gpu.uuid, devices)
+        for session in self.held.holders(gpu.uuid, devices):
+            self.sessions.end(session, "the kubelet gave its devices to another pod")
+        grant = self.held.grant(gpu.uuid, devices)
+        self._ask.set()
+        return self._allocation.answer(gpu, self.held.folder_of(grant), cdi_name)
+
+    def _registered(self) -> None:
+        self.sessions.kubelet_started()
+        self._ask.set()
+
+    def _changed(self) -> None:
+        """Of a session or a pod: whatever hangs on it is looked at once, soon."""
+        self.sessions.changed()
+        self.published.changed()
+        if self._look_due is None:
+            self._look_due = asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._look_due = None
+        news = [plugin.look() for plugin in self._plugins]
+        if any(news):
+            self.published.changed()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            try:
+                self._look()
+            except Exception:
+                log.exception("what is to be offered is not known for a while")
+
+    async def _keep_asking(self) -> None:
+        while True:
+            pause = SOON
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_KUBELET_EVERY):
+                    await self._ask.wait()
+            self._ask.clear()
+            while True:
+                await asyncio.sleep(pause)
+                try:
+                    await self._ask_kubelet()
+                except Exception:
+                    log.exception("what the kubelet says about devices cannot be dealt with")
+                if not self.held.pending and self._kubelet_is_trusted:
+                    break
+                pause = SOON if self._ask.is_set() else min(2 * pause, NOT_SO_SOON)
+                self._ask.clear()
+
+    async def _ask_kubelet(self) -> None:
+        # one after the other: an older answer is not to be dealt with after a newer one
+        async with self._asking:
+            await self._hear_kubelet()
+
+    async def _hear_kubelet(self) -> None:
+        try:
+            handed = await self._resources.handed()
+        except KubeletAway as away:
+            if str(away) != self._complaint:
+                log.warning("who holds which devices is not known for a while: %s", away)
+            self._complaint = str(away)
+            return
+        self._complaint = ""
+        self._kubelet_is_trusted = gpu_claims.tells_of(handed, self._settings.own_pod)
+        if self._kubelet_is_trusted or not self._kubelet_asked:
+            withheld = gpu_claims.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
+            for uuid, reason in withheld.items():
+                if uuid not in self._node.withheld:
+                    log.error("%s", reason)
+            for uuid in self._node.withheld.keys() - withheld.keys():
+                log.info("GPU %d is this agent's to give out again", self._node.gpus[uuid].index)
+            self._node.withheld = withheld
+            self._kubelet_asked = True
+        self.sessions.handed(handed)
+        self._changed()
+
+    async def _stop(self) -> None:
+        self._node.changed = lambda: None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._look_due is not None:
+            self._look_due.cancel()
+        await self.sessions.close()

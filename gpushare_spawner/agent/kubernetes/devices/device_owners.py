@@ -1,0 +1,168 @@
+"""Who holds which devices: sessions, and grants of which it is not known yet whose they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.devices.device_ids import DeviceIds, devices_for, offered
+from gpushare_spawner.agent.kubernetes.pods import pod_sockets
+from gpushare_spawner.agent.sessions.session import Session
+
+log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """Devices that cannot be given; the message says why. The pod fails its admission, and may be started again."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Devices of one GPU that the kubelet gave to one container."""
+
+    gpu: str
+    """UUID."""
+    devices: frozenset[str]
+    """Ids."""
+    made_at: float
+    """The event loop's time, seconds."""
+    asked_for: bool = True
+    """The kubelet asked for it; False: it was found in its list, and is none when it is no longer there."""
+
+
+class HeldDevices:
+    """The devices of all GPUs. What sessions hold is in their records; only grants without a session are kept here."""
+
+    def __init__(
+        self, gpus: Iterable[Gpu], capacity_units: int, unit_size: int, sessions: Mapping[str, Session], folder: Path
+    ) -> None:
+        """`capacity_units` of each GPU; `sessions` is looked at again each time; `folder`: of the grants' folders."""
+        self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
+        self.ids = {uuid: DeviceIds(uuid, gpu.index) for uuid, gpu in self.gpus.items()}
+        self.capacity = capacity_units // unit_size
+        self.unit_size = unit_size
+        self.folder = folder
+        self._sessions = sessions
+        self._offered: dict[str, tuple[set[str], int, list[str]]] = {}
+        """GPU -> ids that are held, how many are in use, and what is offered then."""
+        self.pending: dict[tuple[str, frozenset[str]], Grant] = {}
+
+    def offered(self, gpu: str) -> list[str]:
+        """The ids to offer to the kubelet now."""
+        ids = self.ids[gpu]
+        held: set[str] = set()
+        in_use = 0
+        for session, devices in self._holders(gpu):
+            held.update(devices)
+            in_use += self._in_use(session, devices)
+        for grant in self._pending(gpu):
+            in_use += len(grant.devices - held)
+            held |= grant.devices
+        # looked at every second, and the same most of the time
+        if gpu not in self._offered or self._offered[gpu][:2] != (held, in_use):
+            # those of an index that the GPU had before count, and are not this resource's
+            numbers = {number for number in map(ids.number, held) if number is not None}
+            self._offered[gpu] = held, in_use, [ids.id(number) for number in offered(self.capacity, numbers, in_use)]
+        return self._offered[gpu][2]
+
+    def holders(self, gpu: str, devices: Iterable[str]) -> list[Session]:
+        """The sessions that hold any of these."""
+        wanted = set(devices)
+        return [session for session, held in self._holders(gpu) if not wanted.isdisjoint(held)]
+
+    def check(self, gpu: str, devices: Iterable[str]) -> None:
+        """Whether the kubelet may give these to a container. Raises Refused.
+
+        Their holders do not count: the kubelet gives a device again only when the pod that had it has ended.
+        """
+        wanted = list(devices)
+        known = set(self.offered(gpu))
+        unknown = sorted(set(wanted) - known)
+        if not wanted or len(set(wanted)) < len(wanted):
+            raise Refused("no devices were asked for" if not wanted else "the same device was asked for twice")
+        if unknown:
+            raise Refused(
+                f"{len(unknown)} of {len(wanted)} devices are not offered (any more), like {unknown[0]}: "
+                "their units are taken; start the pod again"
+            )
+        others = [(session, held) for session, held in self._holders(gpu) if set(wanted).isdisjoint(held)]
+        in_use = sum(self._in_use(session, held) for session, held in others)
+        in_use += sum(len(one.devices) for one in self._pending(gpu) if one.devices.isdisjoint(wanted))
+        if in_use + len(wanted) > self.capacity:
+            raise Refused(
+                f"GPU {self.gpus[gpu].index} has {self.capacity} devices and {in_use} are in use: "
+                f"{len(wanted)} more are not to be had now; start the pod again"
+            )
+
+    def grant(self, gpu: str, devices: Iterable[str]) -> Grant:
+        """The kubelet gives these to a container; the sessions that had them must have ended. Raises Refused."""
+        wanted = frozenset(devices)
+        for one in [one for one in self._pending(gpu) if not one.devices.isdisjoint(wanted)]:
+            self.forget(one)
+        grant = Grant(gpu, wanted, asyncio.get_running_loop().time())
+        try:
+            pod_sockets.make_fresh(self.folder_of(grant))
+        except OSError as error:
+            raise Refused(f"the folder of the session's socket cannot be made: {error}") from None
+        self.pending[gpu, grant.devices] = grant
+        return grant
+
+    def found(self, gpu: str, devices: frozenset[str]) -> Grant:
+        """The kubelet says that somebody holds these, and no session does: since when is not known."""
+        grant = self.pending.get((gpu, devices))
+        if grant is None:
+            grant = self.pending[gpu, devices] = Grant(gpu, devices, asyncio.get_running_loop().time(), asked_for=False)
+        return grant
+
+    def settled(self, gpu: str, devices: frozenset[str]) -> None:
+        """A session holds these now."""
+        self.pending.pop((gpu, devices), None)
+
+    def forget(self, grant: Grant) -> None:
+        """Nobody holds these."""
+        self.pending.pop((grant.gpu, grant.devices), None)
+        pod_sockets.remove(self.folder_of(grant))
+
+    def folder_of(self, grant: Grant) -> Path:
+        """What is mounted into the container."""
+        return pod_sockets.grant_folder(self.folder, grant.devices)
+
+    def remove_strangers(self, listed: Iterable[frozenset[str]]) -> None:
+        """Take away folders of grants that nobody holds any more. `listed`: what the kubelet says is held."""
+        held = [
+            ids
+            for session in self._sessions.values()
+            if session.record.pod is not None
+            for ids in session.record.pod.grants
+        ]
+        grants = [grant.devices for grant in self.pending.values()]
+        known = {pod_sockets.grant_name(ids) for ids in [*held, *grants, *listed]}
+        with contextlib.suppress(FileNotFoundError):
+            for path in [path for path in self.folder.iterdir() if path.name not in known]:
+                log.info("removing %s, which is of a pod that is gone", path)
+                pod_sockets.remove(path)
+
+    def gpu_of(self, device: str) -> str | None:
+        """The UUID of the GPU that a device is of."""
+        return next((uuid for uuid, ids in self.ids.items() if ids.has(device)), None)
+
+    def _holders(self, gpu: str) -> Iterator[tuple[Session, tuple[str, ...]]]:
+        for session in self._sessions.values():
+            pod = session.record.pod
+            if pod is not None and gpu in pod.devices:
+                yield session, pod.devices[gpu]
+
+    def _pending(self, gpu: str) -> list[Grant]:
+        return [grant for grant in self.pending.values() if grant.gpu == gpu]
+
+    def _in_use(self, session: Session, devices: tuple[str, ...]) -> int:
+        """Devices that a session's tier leaves it: all, whatever its share says, where it has lent nothing."""
+        record = session.record
+        if record.effective_units >= record.request.share_units:
+            return len(devices)
+        return min(len(devices), devices_for(record.effective_units, self.unit_size))

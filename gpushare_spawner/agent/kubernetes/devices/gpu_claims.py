@@ -1,0 +1,82 @@
+"""Which GPUs are this agent's to give out: NVIDIA's own device plugin may be on the same node.
+
+Two ways lead to a GPU. The agent's pod may ask NVIDIA's plugin for whole GPUs (``nvidia.com/gpu: 4``) and shares those;
+or no NVIDIA plugin runs on the node, and the agent shares all. One rule holds for both: a GPU that an ``nvidia.com/``
+resource offers on this node, or that a pod holds as such, is shared only if the agent's own pod holds it. It is asked
+again before devices are given to a container: the agent gives out no GPU that is not its own, whatever was configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, PodKey
+
+NVIDIA = "nvidia.com/"
+_EVERYTHING = ("", "all", "void", "none")
+
+
+def named_by(visible: str | None, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs that $NVIDIA_VISIBLE_DEVICES names, by UUID or index; all where it names none.
+
+    A privileged container sees every GPU of the node, whatever NVIDIA's plugin gave to it: only this variable tells.
+    Indices are those on the node: a container that sees no more GPUs than were given to it numbers them anew.
+    """
+    wanted = {part.strip() for part in (visible or "").split(",") if part.strip()}
+    seen = tuple(gpus)
+    if not wanted or not wanted.isdisjoint(_EVERYTHING):
+        return seen
+    if len(wanted) == len(seen) and all(part.isdigit() for part in wanted):
+        return seen
+    return tuple(gpu for gpu in seen if gpu.uuid in wanted or str(gpu.index) in wanted)
+
+
+def withheld(gpus: Iterable[Gpu], handed: Handed, own: PodKey | None) -> dict[str, str]:
+    """UUIDs of GPUs that NVIDIA's plugin may give to others, each with a sentence about it.
+
+    `own`: the agent's pod, where it is known.
+    """
+    mine = _held_by(handed, own)
+    others = {
+        resource: frozenset[str]().union(
+            *(_held_by(handed, pod).get(resource, ()) for pod in handed.by_pod if pod != own)
+        )
+        for resource in {name for held in handed.by_pod.values() for name in held}
+    }
+    reasons: dict[str, str] = {}
+    for gpu in gpus:
+        for resource in sorted({*handed.offered, *others}):
+            held = mine.get(resource, frozenset())
+            if not resource.startswith(NVIDIA) or any(id.isdigit() for id in held):
+                # ids may be indices on the node, which are others than in this container: then what is seen here counts
+                continue
+            if any(_is_of(id, gpu) for id in others.get(resource, ())):
+                reasons[gpu.uuid] = (
+                    f"GPU {gpu.index} ({gpu.uuid}) is held as {resource} by another pod on this node: "
+                    "it is shared when that pod has ended"
+                )
+                continue
+            of_gpu = {id for id in handed.offered.get(resource, ()) if _is_of(id, gpu)}
+            if of_gpu and not of_gpu <= held:
+                reasons[gpu.uuid] = (
+                    f"GPU {gpu.index} ({gpu.uuid}) is offered as {resource} by another device plugin on this node, "
+                    "and this agent's pod does not hold it: let the agent ask for it, or take that plugin off the node"
+                )
+    return reasons
+
+
+def tells_of(handed: Handed, own: PodKey | None) -> bool:
+    """Whether the kubelet's list can be trusted in this: just after its start it leaves out pods, our own as well."""
+    return own is None or own in handed.by_pod
+
+
+def _held_by(handed: Handed, pod: PodKey | None) -> dict[str, frozenset[str]]:
+    """What a pod holds, its containers together."""
+    held = handed.by_pod.get(pod, {}) if pod is not None else {}
+    return {resource: frozenset[str]().union(*given) for resource, given in held.items()}
+
+
+def _is_of(device: str, gpu: Gpu) -> bool:
+    # NVIDIA's plugin names a device by the GPU's UUID or index; a replica of a time-sliced GPU has ::n after that
+    return device.partition("::")[0] in (gpu.uuid, str(gpu.index))

@@ -1,0 +1,87 @@
+"""Which pod holds which devices, as the kubelet tells (PodResources v1)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2 as messages
+from gpushare_spawner.agent.kubernetes.kubelet import podresources_pb2_grpc as services
+
+ANSWER_WITHIN = 5.0
+"""Seconds."""
+
+PodKey = tuple[str, str]
+"""(namespace, name)"""
+Given = tuple[frozenset[str], ...]
+"""Ids of devices, one set for each container that was given any."""
+
+
+class KubeletAway(Exception):
+    """The kubelet does not answer; the message says what was asked where."""
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What the kubelet has handed out, at one moment."""
+
+    by_pod: Mapping[PodKey, Mapping[str, Given]]
+    """Pod -> resource name -> ids of devices, container by container."""
+    offered: Mapping[str, frozenset[str]]
+    """Resource name -> ids of all healthy devices, of all plugins on the node."""
+    started: float | None = None
+    """What tells this start of the kubelet from another one: when its socket was made, by the node's clock."""
+
+
+class PodResources:
+    """Asks the kubelet."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    async def handed(self) -> Handed:
+        """Ask now. Raises KubeletAway.
+
+        For about a second after its start the kubelet lists no pods, though they hold their devices: an empty answer
+        is no proof that nobody does.
+        """
+        started = self._started()
+        async with grpc.aio.insecure_channel(f"unix://{self._socket}") as channel:
+            lister = services.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                listed = await lister.List(messages.ListPodResourcesRequest(), timeout=ANSWER_WITHIN)
+                offered = await self._offered(lister)
+            except grpc.aio.AioRpcError as error:
+                raise KubeletAway(f"{self._socket} does not answer: {error.details()}") from None
+        by_pod: dict[PodKey, dict[str, Given]] = {}
+        for pod in listed.pod_resources:
+            held = by_pod.setdefault((pod.namespace, pod.name), {})
+            for container in pod.containers:
+                # a container's devices of one resource may be in several parts, one for each NUMA node
+                parts: dict[str, set[str]] = {}
+                for devices in container.devices:
+                    parts.setdefault(devices.resource_name, set()).update(devices.device_ids)
+                for resource, ids in parts.items():
+                    held[resource] = (*held.get(resource, ()), frozenset(ids))
+        return Handed(by_pod, offered, started)
+
+    def _started(self) -> float | None:
+        try:
+            return self._socket.stat().st_ctime
+        except OSError:
+            return None
+
+    async def _offered(self, lister: services.PodResourcesListerStub) -> dict[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        # the call can be switched off; then nothing is known of other plugins
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            answer = await lister.GetAllocatableResources(messages.AllocatableResourcesRequest(), timeout=ANSWER_WITHIN)
+            for devices in answer.devices:
+                ids = found.get(devices.resource_name, frozenset())
+                found[devices.resource_name] = ids | frozenset(devices.device_ids)
+        return found

@@ -1,0 +1,205 @@
+"""``gpushare agent --kubernetes``: its options, and what they lead to. Without it nothing of a cluster is imported."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu
+from gpushare_spawner.agent.node import Node
+from gpushare_spawner.agent.periodic import GpuSource
+from gpushare_spawner.agent.sessions.environment import Libraries, simulated_state
+from gpushare_spawner.model.control import Request
+from gpushare_spawner.model.share import UNITS_PER_GPU
+
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Unusable(RuntimeError):
+    """An option leads nowhere."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    group = parser.add_argument_group("on Kubernetes")
+    group.add_argument(
+        "--kubernetes", action="store_true", help="be the device plugin of this node: sessions are pods, not processes"
+    )
+    group.add_argument(
+        "--namespace",
+        default=None,
+        metavar="NAME",
+        help="where the notebooks' pods run and the report is published (default: $POD_NAMESPACE, else this pod's)",
+    )
+    group.add_argument(
+        "--all-namespaces",
+        action="store_true",
+        help="look for notebooks' pods in all namespaces: for hubs with a namespace for each user",
+    )
+    group.add_argument(
+        "--host-dir",
+        type=Path,
+        default=Path("/var/lib/gpushare"),
+        metavar="DIR",
+        help="a folder of the node, mounted here under the same path: sockets, the library and the agent's state "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--kubelet-dir",
+        type=Path,
+        default=Path("/var/lib/kubelet"),
+        metavar="DIR",
+        help="the kubelet's root folder, with pod-resources/ (default: %(default)s)",
+    )
+    group.add_argument(
+        "--device-plugins-dir",
+        type=Path,
+        default=Path("/var/lib/kubelet/device-plugins"),
+        metavar="DIR",
+        help="where the kubelet looks for device plugins, wherever its root folder is (default: %(default)s)",
+    )
+    group.add_argument(
+        "--unit-size",
+        type=_unit_size,
+        default=1,
+        metavar="UNITS",
+        help="how many units of 1 %% one device stands for, the same as in the hub's configuration (default: 1)",
+    )
+    group.add_argument(
+        "--cdi",
+        default="auto",
+        metavar="auto|off|KIND",
+        help="give GPUs to containers by their CDI names: where the node has a specification, never, or only those of "
+        "one kind, like nvidia.com/gpu (default: auto)",
+    )
+    group.add_argument(
+        "--preload",
+        choices=("env", "file"),
+        default="env",
+        help="how the library gets into a container's processes: LD_PRELOAD, or a mounted /etc/ld.so.preload, which no "
+        "image or user setting replaces (default: env)",
+    )
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What `--kubernetes` and its options say."""
+
+    namespace: str
+    all_namespaces: bool
+    host_dir: Path
+    kubelet_dir: Path
+    device_plugins_dir: Path
+    unit_size: int
+    cdi: str
+    preload_file: bool
+
+    def claimed(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        """Those of the GPUs here that are the agent's. Raises NoGpu."""
+        from gpushare_spawner.agent.kubernetes.devices.gpu_claims import named_by
+
+        visible = os.environ.get("NVIDIA_VISIBLE_DEVICES")
+        mine = named_by(visible, gpus)
+        if not mine:
+            raise NoGpu(f"$NVIDIA_VISIBLE_DEVICES names {visible}, and NVML lists {', '.join(g.uuid for g in gpus)}")
+        return mine
+
+    def source(self, nvml: GpuSource, gpus: tuple[Gpu, ...]) -> GpuSource:
+        """Return NVML as far as it can be matched with the processes that connect."""
+        from gpushare_spawner.agent.kubernetes.nvml_without_pids import matched
+
+        return matched(nvml, gpus)
+
+    def whole_devices(self, units: int) -> int:
+        """The share units of a GPU that devices can be made of: what is less than a device is nobody's."""
+        return units // self.unit_size * self.unit_size
+
+    @asynccontextmanager
+    async def joined(
+        self, node: Node, libraries: Libraries
+    ) -> AsyncIterator[Callable[[Request], Awaitable[dict[str, Any]]]]:
+        """While this is open the node is one of the cluster; gives what answers the control socket.
+
+        Raises Unusable or OSError.
+        """
+        from gpushare_spawner.agent.kubernetes.cluster_agent import ClusterSettings, OnKubernetes
+        from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
+        from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
+        from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
+        from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install
+        from gpushare_spawner.clients.cluster import NoCluster
+
+        try:
+            installed = install(libraries, self.host_dir / "lib")
+        except CannotBeLoaded as error:
+            raise Unusable(f"--host-dir: {error}") from None
+        if installed.simulated_driver is not None:
+            # the notebooks' users are others than the agent's
+            os.chmod(simulated_state(), 0o666)
+        gpus = node.gpus.values()
+        allocation = Allocation(installed, self.preload_file)
+        own = (os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME"))
+        settings = ClusterSettings(
+            namespace=self.namespace,
+            all_namespaces=self.all_namespaces,
+            kubelet_dir=self.kubelet_dir,
+            device_plugins_dir=self.device_plugins_dir,
+            unit_size=self.unit_size,
+            own_pod=(own[0], own[1]) if own[0] and own[1] else None,
+            own_pod_uid=os.environ.get("POD_UID"),
+        )
+        try:
+            api = await ClusterApi.connect()
+        except NoCluster as error:
+            raise Unusable(f"--kubernetes: {error}") from None
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(api.close)
+            cluster = OnKubernetes(node, api, allocation, CdiNames(gpus, self.cdi), settings)
+            await stack.enter_async_context(cluster.running())
+            yield cluster.answer
+
+
+def read(options: argparse.Namespace) -> ClusterOptions | None:
+    """None without `--kubernetes`. Raises Unusable."""
+    if not options.kubernetes:
+        return None
+    namespace = options.namespace or os.environ.get("POD_NAMESPACE") or _namespace_of_this_pod()
+    if not namespace:
+        raise Unusable("--kubernetes: this is no pod, so --namespace has to say where the notebooks' pods run")
+    if UNITS_PER_GPU % options.unit_size:
+        raise Unusable(f"--unit-size {options.unit_size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
+    host_dir = Path(os.path.abspath(options.host_dir))
+    if "SIMGPU_STATE" not in os.environ:
+        # simulated GPUs, if there are any: their state has to be where containers can be given it
+        state = host_dir / "simgpu-state"
+        state.mkdir(parents=True, exist_ok=True)
+        os.environ["SIMGPU_STATE"] = str(state / "gpus")
+    return ClusterOptions(
+        namespace=namespace,
+        all_namespaces=options.all_namespaces,
+        host_dir=host_dir,
+        kubelet_dir=Path(os.path.abspath(options.kubelet_dir)),
+        device_plugins_dir=Path(os.path.abspath(options.device_plugins_dir)),
+        unit_size=options.unit_size,
+        cdi=options.cdi,
+        preload_file=options.preload == "file",
+    )
+
+
+def _unit_size(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= UNITS_PER_GPU:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of share units from 1 to {UNITS_PER_GPU}")
+    return int(text)
+
+
+def _namespace_of_this_pod() -> str | None:
+    try:
+        return _SERVICE_ACCOUNT.read_text().strip() or None
+    except OSError:
+        return None

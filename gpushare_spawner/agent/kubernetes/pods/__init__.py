@@ -1,0 +1,1 @@
+"""Pods with a share on this node, and their sessions."""

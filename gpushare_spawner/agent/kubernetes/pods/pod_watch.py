@@ -1,0 +1,172 @@
+"""The pods with a share on this node, kept up to date by a watch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+"""Seconds between tries while the API server does not answer."""
+TRIES_OF_A_WATCH = 5
+"""Failures in a row after which the pods are listed anew."""
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """What the API says about a pod with a share."""
+
+    namespace: str
+    name: str
+    uid: str
+    annotations: dict[str, str]
+    created: float
+    """Seconds since the epoch."""
+    ended: bool
+    """All its containers are, and none will start again: the kubelet has taken its devices back."""
+
+    @classmethod
+    def of(cls, item: Json) -> Pod:
+        """From the API's object. Raises KeyError or ValueError for what is no pod."""
+        metadata = item["metadata"]
+        return cls(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            annotations=dict(metadata.get("annotations") or {}),
+            created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+            ended=(item.get("status") or {}).get("phase") in _ENDED,
+        )
+
+    @cached_property
+    def said(self) -> PodSession | AnnotationProblem:
+        """What its annotations say, or what is wrong with them."""
+        try:
+            return kubernetes.pod_session(self.annotations)
+        except AnnotationProblem as problem:
+            return problem
+
+    @property
+    def path(self) -> str:
+        """Its path in the API."""
+        return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
+
+
+class Pods:
+    """Lists and watches. What it knows it keeps while the API server is away."""
+
+    def __init__(self, api: ClusterApi, namespace: str, node: str, changed: Callable[[], None]) -> None:
+        """`namespace`: where the notebooks' pods are; empty for all. `changed` is called after each change."""
+        self._api = api
+        self._path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+        self._query = {"labelSelector": kubernetes.SESSION_SELECTOR, "fieldSelector": f"spec.nodeName={node}"}
+        self._changed = changed
+        self._pods: dict[str, Pod] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._complaint = Complaint(
+            log, "pods on this node are not seen for a while", "pods on this node are seen again"
+        )
+        self.known = False
+        """Whether they have been listed at all: before, a pod that is not here may well be there."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def get(self, uid: str) -> Pod | None:
+        """The pod of that uid, if it is there and has not ended."""
+        pod = self._pods.get(uid)
+        return pod if pod is not None and not pod.ended else None
+
+    def named(self, namespace: str, name: str) -> Pod | None:
+        """The pod of that name, if it is there and has not ended."""
+        for pod in self._pods.values():
+            if (pod.namespace, pod.name) == (namespace, name) and not pod.ended:
+                return pod
+        return None
+
+    def put(self, item: Json) -> None:
+        """A newer state than the watch has brought: what a patch answered."""
+        if item["metadata"]["uid"] in self._pods:
+            self._enter(item)
+
+    async def _follow(self) -> None:
+        version, pause, failures, too_old = "", FIRST_PAUSE, 0, False
+        while True:
+            try:
+                if not version:
+                    version = await self._list()
+                async for event in self._api.watch(self._path, version, **self._query):
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    self._heard(event["type"], event["object"])
+                    pause, failures, too_old = FIRST_PAUSE, 0, False
+                self._complaint.settled()
+                pause, failures, too_old = FIRST_PAUSE, 0, False
+                # a server that ends watches at once must not be asked without end
+                await asyncio.sleep(0.05)
+                continue
+            except ApiFailure as failure:
+                failures += 1
+                if failure.status == 410 and not too_old:
+                    # once; a server that finds every version too old is not to be asked without end
+                    version, too_old = "", True
+                    continue
+                # a list is dear to a server in need: after a failure that has nothing to do with the version the watch
+                # goes on where it was, for some tries
+                if not _may_pass(failure) or failures >= TRIES_OF_A_WATCH:
+                    version = ""
+                self._complaint.about(failure)
+            except Exception:
+                log.exception("watching pods failed")
+                version, pause = "", LONGEST_PAUSE
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _list(self) -> str:
+        answer = await self._api.list(self._path, **self._query)
+        self._pods = {}
+        for item in answer["items"]:
+            self._enter(item)
+        self.known = True
+        self._complaint.settled()
+        self._changed()
+        return str(answer["metadata"]["resourceVersion"])
+
+    def _heard(self, kind: str, item: dict[str, Any]) -> None:
+        if kind == "BOOKMARK":
+            return
+        if kind == "DELETED":
+            self._pods.pop(item["metadata"]["uid"], None)
+        else:
+            self._enter(item)
+        self._changed()
+
+    def _enter(self, item: Json) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            pod = Pod.of(item)
+            self._pods[pod.uid] = pod
+
+
+def _may_pass(failure: ApiFailure) -> bool:
+    """Whether the same watch may succeed later: no answer, too many requests, or a server in trouble."""
+    return failure.status in (0, 429) or failure.status >= 500

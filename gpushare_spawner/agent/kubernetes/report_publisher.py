@@ -1,0 +1,188 @@
+"""The node's report for the hub: a ConfigMap, written when something changed, but not often."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.tier import Tier
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PublishSettings:
+    """How often, in seconds."""
+
+    at_most_every: float = 15.0
+    """Between two writes for no more than activity."""
+    refresh_every: float = kubernetes.REPORT_REFRESH_SECONDS - 5
+    """A report is written anew after this long even where nothing changed: the hub distrusts an old one."""
+    settle: float = 0.2
+    """A change of capacity is written after this long: several that come together are one."""
+    capacity_every: float = 1.0
+    """Between two writes at all."""
+    look_every: float = 3.0
+    """Between two looks for no more than activity."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The agent's pod: with it, when it is gone for good, the cluster removes the ConfigMap."""
+
+    name: str
+    uid: str
+
+    def reference(self) -> Json:
+        """For metadata.ownerReferences."""
+        return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid, "controller": False}
+
+
+class PublishedReport:
+    """Keeps the ConfigMap up to date. What cannot be written is tried again; nothing waits for it."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        namespace: str,
+        report: Callable[[], Report],
+        settings: PublishSettings = PublishSettings(),
+        owner: Owner | None = None,
+    ) -> None:
+        """`report` makes the newest one."""
+        self._api = api
+        self._namespace = namespace
+        self._report = report
+        self._settings = settings
+        self._owner = owner
+        self._poke = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._written: Report | None = None
+        self._written_at = float("-inf")
+        self._complaint = Complaint(
+            log,
+            "the report of this node is not published, the hub will place nothing here",
+            "the report of this node is published again",
+        )
+
+    def start(self) -> None:
+        """Begin, with a first report at once."""
+        self._task = asyncio.create_task(self._keep())
+
+    def changed(self) -> None:
+        """Look soon whether something is to be written."""
+        self._poke.set()
+
+    async def close(self) -> None:
+        """Stop; the last report stays until it is stale."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        pause = self._settings.capacity_every
+        while True:
+            try:
+                report = self._report()
+                if self._is_due(report):
+                    await self._write(report)
+                    self._written, self._written_at = report, _now()
+                    self._complaint.settled()
+                    pause = self._settings.capacity_every
+                    await asyncio.sleep(pause)
+            except Exception as failure:
+                if not isinstance(failure, ApiFailure):
+                    log.exception("the report of this node cannot be made or written")
+                self._complaint.about(failure)
+                self._poke.set()  # it is due all the same
+                pause = min(2 * pause, self._settings.at_most_every)
+                await asyncio.sleep(pause)
+            await self._news()
+
+    async def _news(self) -> None:
+        """Wait until it is worth a look: at once where something was changed, else now and then."""
+        settings = self._settings
+        patience = max(settings.look_every, self._written_at + settings.at_most_every - _now())
+        try:
+            async with asyncio.timeout(patience):
+                await self._poke.wait()
+            await asyncio.sleep(settings.settle)
+        except TimeoutError:
+            pass
+        self._poke.clear()
+
+    def _is_due(self, report: Report) -> bool:
+        written, age = self._written, _now() - self._written_at
+        if written is None or age >= self._settings.refresh_every or _capacity(report) != _capacity(written):
+            return True
+        if _works_before_its_stop(report, written):
+            return True
+        return age >= self._settings.at_most_every and _content(report) != _content(written)
+
+    async def _write(self, report: Report) -> None:
+        try:
+            await self._put(report, self._owner)
+        except ApiFailure as failure:
+            if failure.status != 403 or self._owner is None:
+                raise
+            # some clusters let only those name an owner who may delete the object
+            await self._put(report, None)
+            log.info("the report does not go with this agent's pod, that is not allowed here: %s", failure)
+            self._owner = None
+
+    async def _put(self, report: Report, owner: Owner | None) -> None:
+        name = kubernetes.report_name(report.node)
+        metadata: Json = {
+            "labels": {kubernetes.REPORT_COMPONENT_LABEL: kubernetes.REPORT_COMPONENT},
+            "annotations": {kubernetes.PUBLISHED_AT: f"{report.published_at:.3f}"},
+        }
+        if owner is not None:
+            metadata["ownerReferences"] = [owner.reference()]
+        item: Json = {"metadata": metadata, "data": {kubernetes.REPORT_KEY: kubernetes.written_report(report)}}
+        path = f"/api/v1/namespaces/{self._namespace}/configmaps"
+        try:
+            await self._api.patch(f"{path}/{name}", item)
+        except ApiFailure as failure:
+            if failure.status != 404:
+                raise
+            new = {"apiVersion": "v1", "kind": "ConfigMap", **item, "metadata": {**metadata, "name": name}}
+            await self._api.create(path, new)
+
+
+def _capacity(report: Report) -> object:
+    """What placement depends on: GPUs, and what is held and lent of them."""
+    gpus = [(gpu.uuid, gpu.healthy, gpu.capacity_units) for gpu in report.gpus]
+    sessions = [
+        (one.id, one.gpus, one.share_units, one.borrowed_units, one.effective_units, one.tier)
+        for one in report.sessions
+    ]
+    return gpus, sessions
+
+
+def _works_before_its_stop(report: Report, written: Report) -> bool:
+    """Whether a session works that is about to be stopped, and that the service takes for idle.
+
+    Once: when it is idle again that can wait, a server that is not stopped loses nothing.
+    """
+    for session in report.sessions:
+        works = session.gpu_busy or session.kernels_busy
+        if works and session.announcement is not None and session.announcement.tier is Tier.STOPPED:
+            before = written.session(session.id)
+            if before is None or not (before.gpu_busy or before.kernels_busy):
+                return True
+    return False
+
+
+def _content(report: Report) -> Report:
+    # what the kernel has available changes all the time, and is published with the rest
+    return report.model_copy(update={"published_at": 0.0, "host_memory": None})
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""Memory of GPUs and of the host: limits of sessions, and budgets."""

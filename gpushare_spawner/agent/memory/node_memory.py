@@ -1,0 +1,178 @@
+"""The host memory budgets of a node and of its sessions: reads the kernel's figures and applies the rules of
+host_memory_budget.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.memory.cgroups import MemoryCgroups, machine_memory
+from gpushare_spawner.agent.memory.host_memory_budget import (
+    UNLIMITED,
+    GpuMemory,
+    SessionOnGpu,
+    node_budget,
+    node_needs,
+    node_room,
+    session_budget,
+    session_needs,
+    session_room,
+)
+from gpushare_spawner.agent.sessions import processes
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.model.frames import ReserveKind
+from gpushare_spawner.model.memory_limits import MemoryLimit
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.report import HostMemoryReport
+from gpushare_spawner.model.share import UNITS_PER_GPU
+
+FRESH = 0.5
+"""Seconds for which a figure of the kernel is used again."""
+_ROUND = 64 * 2**20
+"""Budgets are reported in steps of so many bytes: the kernel's figures change all the time."""
+
+
+@dataclass(frozen=True)
+class HostMemorySettings:
+    """How much host memory paged-out GPU memory may use."""
+
+    node: str = "50%"
+    """Of the node: bytes ("64Gi") or a part of its memory; "off": no budget, neither for the node nor for sessions."""
+    proc: Path = Path("/proc")
+    cgroups: Path = Path("/sys/fs/cgroup")
+    """Where the node's cgroups are mounted."""
+
+
+@dataclass
+class _Figures:
+    at: float
+    budget: int | None
+
+
+@dataclass
+class NodeMemory:
+    """Computes how much a session may allocate. `paged_out`: bytes of a session that are in host memory."""
+
+    settings: HostMemorySettings
+    gpus: Mapping[str, Gpu]
+    sessions: Mapping[str, Session]
+    context_bytes: int
+    paged_out: Callable[[Session], int]
+    clock: Callable[[], float] = time.monotonic
+    _node: _Figures | None = None
+    _of_session: dict[str, _Figures] = field(default_factory=dict)
+
+    def room(self, session: Session, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
+        """Bytes that the session may allocate on the GPU in addition, and the budget that limits them."""
+        if self.settings.node == "off":
+            return UNLIMITED, MemoryLimit.NODE_HOST_MEMORY
+        gpus = self._gpus()
+        budget = self.node_budget()
+        of_node = node_room(gpus, gpu, session.id, budget)
+        if kind is ReserveKind.OWN_MANAGED and budget is not None:
+            # the session's limit does not bound it: not more than the session's part of the budget
+            own = gpus[gpu].sessions[session.id]
+            of_node = min(of_node, self._most(session, gpu, budget) - own.counted)
+        if kind is ReserveKind.PLAIN:
+            return of_node, MemoryLimit.NODE_HOST_MEMORY
+        of_session = session_room(gpus, gpu, session.id, self.session_budget(session))
+        if of_session < of_node:
+            return of_session, MemoryLimit.SESSION_HOST_MEMORY
+        return of_node, MemoryLimit.NODE_HOST_MEMORY
+
+    def shortage(self, session: Session) -> tuple[int, int] | None:
+        """The bytes that the session's own budget allows, and those that its share guarantees; None where they suffice.
+
+        What it has allocated already does not matter.
+        """
+        budget = self.session_budget(session)
+        if budget is None or session.record.request.share_units == UNITS_PER_GPU:
+            return None
+        guaranteed = sum(min(session.memory_guarantee(gpu), session.memory_limit(gpu)) for gpu in session.gpus)
+        return (budget, guaranteed) if budget < guaranteed and session.record.request.oversubscribe else None
+
+    def report(self) -> HostMemoryReport | None:
+        """The node's figures; None without a budget."""
+        budget = self.node_budget()
+        if budget is None:
+            return None
+        return HostMemoryReport(
+            budget_bytes=budget // _ROUND * _ROUND,
+            needed_bytes=node_needs(self._gpus().values()),
+            paged_out_bytes=sum(self.paged_out(session) for session in self.sessions.values()),
+        )
+
+    def of_session(self, session: Session) -> tuple[int, int | None]:
+        """Bytes of host memory that the session needs if all its movable memory is paged out, and its budget."""
+        gpus = [(gpu, gpu.sessions[session.id]) for gpu in self._gpus().values() if session.id in gpu.sessions]
+        budget = self.session_budget(session)
+        return session_needs(gpus), None if budget is None else budget // _ROUND * _ROUND
+
+    def node_budget(self) -> int | None:
+        """Bytes; None: there is none."""
+        if self.settings.node == "off":
+            return None
+        now = self.clock()
+        if self._node is None or now - self._node.at > FRESH:
+            machine = machine_memory(self.settings.proc)
+            budget = None
+            if machine is not None:
+                part = min(1.0, resolve_bytes(self.settings.node, machine.total) / machine.total)
+                out = sum(self.paged_out(session) for session in self.sessions.values())
+                budget = node_budget(machine.total, machine.available, out, part)
+            self._node = _Figures(now, budget)
+        return self._node.budget
+
+    def session_budget(self, session: Session) -> int | None:
+        """Bytes; None: its server has no memory limit of its own, or none that can be read."""
+        if self.settings.node == "off":
+            return None
+        now = self.clock()
+        known = self._of_session.get(session.id)
+        if known is None or now - known.at > FRESH:
+            known = self._of_session[session.id] = _Figures(now, self._read(session))
+            for gone in self._of_session.keys() - self.sessions.keys():
+                del self._of_session[gone]
+        return known.budget
+
+    def _read(self, session: Session) -> int | None:
+        cgroups = MemoryCgroups(self.settings.cgroups)
+        record = session.record
+        if record.pod is not None:
+            group = cgroups.of_pod(record.pod.uid)
+        elif record.process is not None and (path := processes.cgroup(record.process.pid)) is not None:
+            # groups that the agent is in as well are shared with other sessions
+            group = cgroups.of_path(path, below=processes.cgroup_of_self() or "/")
+        else:
+            group = None
+        return None if group is None else session_budget(group.limit, group.used, self.paged_out(session))
+
+    def _gpus(self) -> dict[str, GpuMemory]:
+        budget = self.node_budget()
+        found = {}
+        for uuid, gpu in self.gpus.items():
+            here, contexts = {}, 0
+            for session in self.sessions.values():
+                if gpu not in session.gpus or session.memory is None:
+                    continue
+                counted, movable = session.memory.counted(uuid)
+                if budget is not None:
+                    most = self._most(session, uuid, budget)
+                    counted, movable = min(counted, most), min(movable, most)
+                limit = session.memory_limit(gpu)
+                here[session.id] = SessionOnGpu(
+                    counted=counted,
+                    movable=movable,
+                    guarantee=min(session.memory_guarantee(gpu), limit),
+                    whole_gpu=session.record.request.share_units == UNITS_PER_GPU,
+                )
+                contexts += 0 if gpu.simulated else len(session.cuda) * self.context_bytes
+            found[uuid] = GpuMemory(max(0, gpu.memory_bytes - contexts), here)
+        return found
+
+    def _most(self, session: Session, uuid: str, budget: int) -> int:
+        """The most bytes that count for a session on one GPU, whatever its processes claim."""
+        return session.memory_limit(self.gpus[uuid]) + budget * session.record.request.share_units // UNITS_PER_GPU

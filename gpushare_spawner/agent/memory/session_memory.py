@@ -1,0 +1,283 @@
+"""Device memory of one session: grants allowances to its processes, recalls what they do not use, and records
+refused allocations. The rules: allowances.py. The frames: docs/reference/protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from gpushare_spawner.agent.memory.allowances import Allowances
+from gpushare_spawner.agent.sockets.connection import Connection
+from gpushare_spawner.model.frames import Feature, Frame, Kind, ReserveKind, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHit, MemoryLimitHits
+from gpushare_spawner.model.memory_limits import MemoryLimit
+
+RECALL_WITHIN = 0.5
+"""Seconds that other processes have to give back what they do not use; the asking process waits for a second."""
+TELL_WITHIN = 0.01
+"""Seconds until the processes of a session are told of each other's allocations; more where there are many."""
+SHOWN_PROCESSES = 16
+"""Processes that an observer is told of for each GPU: those with most memory."""
+MOST = 2**62
+"""A process may claim more bytes than a machine has; sums of such claims stay numbers that reports can carry."""
+
+_recalls = count(1)
+NANOSECONDS = 1_000_000_000
+
+
+@dataclass
+class _Question:
+    """A RESERVE that waits for other processes to give back what they do not use."""
+
+    connection: Connection
+    gpu: str
+    wanted: int
+    size: int
+    number: int
+    kind: ReserveKind
+    awaited: set[int] = field(default_factory=set)
+    """Numbers of the recalls that are not answered."""
+    timer: asyncio.TimerHandle | None = None
+
+
+class SessionMemory:
+    """Answers RESERVE, RETURN and MEMORY of one session's processes."""
+
+    def __init__(
+        self,
+        limits: Mapping[str, int],
+        wall_clock: Callable[[], float],
+        hits: MemoryLimitHits,
+        room: Callable[[str, ReserveKind], tuple[int, MemoryLimit]],
+    ) -> None:
+        """`limits`: bytes that the session may allocate, by the GPU's UUID. `wall_clock`: seconds since the epoch.
+
+        `room`: what the budgets of host memory let the session take on a GPU beside what is counted, and which of them.
+        """
+        self._allowances = {uuid: Allowances(limit) for uuid, limit in limits.items()}
+        self._raw = {uuid: gpu_bytes(uuid) for uuid in self._allowances}
+        self._wall_clock = wall_clock
+        self._room = room
+        self._processes: dict[Connection, int] = {}
+        """The pid that each calls its own."""
+        self._recalls: dict[int, tuple[Connection, str]] = {}
+        """Recalls that are not answered, by their numbers."""
+        self._questions: dict[tuple[Connection, str], _Question] = {}
+        self._told: dict[tuple[Connection, str], int] = {}
+        """What a process was told last of the memory of the others."""
+        self._trimmed: dict[tuple[Connection, str], int] = {}
+        """Recalls of surplus that are not answered."""
+        self._telling: asyncio.TimerHandle | None = None
+        self.hits = hits
+
+    def join(self, connection: Connection, pid: int) -> None:
+        """A CUDA process is there. `pid`: as it numbers itself."""
+        self._processes[connection] = pid
+        for allowances in self._allowances.values():
+            allowances.join(connection)
+
+    def leave(self, connection: Connection) -> None:
+        """The process has gone: its memory is free for the others."""
+        if self._processes.pop(connection, None) is None:
+            return
+        for uuid, allowances in self._allowances.items():
+            allowances.leave(connection)
+            self._told.pop((connection, uuid), None)
+            self._trimmed.pop((connection, uuid), None)
+            self._drop((connection, uuid))
+        for number, (asked, _) in list(self._recalls.items()):
+            if asked is connection:
+                self._answered(number)
+        self._tell_soon()
+
+    def begin_anew(self, limits: Mapping[str, int]) -> None:
+        """The session was opened again, perhaps with other limits."""
+        for uuid, limit in limits.items():
+            self._allowances[uuid].limit = limit
+        self.hits = NO_HITS
+
+    def close(self) -> None:
+        """No more timers."""
+        if self._telling is not None:
+            self._telling.cancel()
+        for key in list(self._questions):
+            self._drop(key)
+
+    def states(self, connection: Connection, uuid: str, managed: int, plain: int) -> None:
+        """The process says what it has allocated, in MEMORY or REQUEST."""
+        managed, plain = min(managed, MOST), min(plain, MOST)
+        if self._allowances[uuid].states(connection, managed + plain, plain):
+            self._tell_soon()
+
+    def received(self, connection: Connection, uuid: str, frame: Frame) -> None:
+        """RESERVE or RETURN of a process that joined."""
+        allowances = self._allowances[uuid]
+        if frame.kind is Kind.RETURN:
+            returned, allocated, number = frame.fields[:3]
+            allowances.gives_back(connection, returned)
+            if allowances.states(connection, min(allocated, MOST)):
+                self._tell_soon()
+            if self._trimmed.get((connection, uuid)) == number:
+                del self._trimmed[connection, uuid]
+            if self._recalls.get(number, (None, ""))[0] is connection:
+                self._answered(number)
+            return
+        wanted, allocated, size, number, kind = frame.fields[:5]
+        if allowances.states(connection, min(allocated, MOST)):
+            self._tell_soon()
+        self._drop((connection, uuid))  # a process waits for one answer for each GPU
+        question = _Question(
+            connection, uuid, min(wanted, MOST), min(size, MOST), number, ReserveKind(min(kind, max(ReserveKind)))
+        )
+        if size == 0:
+            # what a process has when it connects is a fact, whatever the limit
+            added = allowances.grant(connection, question.wanted, self._most(question))
+            self._reserved(question, added, 0)
+        elif not self._decided(question):
+            self._recall(question)
+
+    def tell_observer(self, connection: Connection) -> None:
+        """Send the largest processes and the last refused allocation."""
+        if Feature.RESERVE not in connection.features:
+            return
+        for uuid, allowances in self._allowances.items():
+            largest = sorted(allowances.processes(), key=lambda entry: -entry[1].allocated)[:SHOWN_PROCESSES]
+            for process, holding in largest:
+                assert isinstance(process, Connection)
+                self._say(connection, uuid, SessionMemoryTopic.PROCESS, self._processes[process], holding.allocated)
+        if (hit := self.hits.last) is not None:
+            limit = next(limit for limit in MemoryLimit if limit.label == hit.limit)
+            ago = max(0, round((self._wall_clock() - hit.at) * NANOSECONDS))
+            fields = (limit, ago, hit.requested_bytes, hit.pid, self.hits.count, hit.allocated_bytes)
+            connection.send(Kind.SESSION_MEMORY, SessionMemoryTopic.LIMIT_HIT, *fields)
+
+    def counted(self, uuid: str) -> tuple[int, int]:
+        """Bytes that count for the session on the GPU, and the part of them that can leave it."""
+        allowances = self._allowances[uuid]
+        counted = allowances.counted
+        return counted, counted - sum(holding.plain for _, holding in allowances.processes())
+
+    def trim(self) -> None:
+        """Recall what is more than a piece beyond what a process has allocated: others may need the host memory."""
+        for uuid, allowances in self._allowances.items():
+            for process, surplus in allowances.surplus():
+                assert isinstance(process, Connection)
+                if (process, uuid) not in self._trimmed:
+                    self._trimmed[process, uuid] = number = next(_recalls)
+                    process.send(Kind.RECALL, surplus, number, gpu=self._raw[uuid])
+
+    def _most(self, question: _Question) -> int:
+        """What the process may be given in all."""
+        allowances = self._allowances[question.gpu]
+        room, _ = self._room(question.gpu, question.kind)
+        counted = allowances.of(question.connection).counted
+        return min(allowances.room_for(question.connection), counted + max(0, room))
+
+    def _limit(self, question: _Question) -> MemoryLimit | None:
+        """What forbids it; None: nothing."""
+        allowances = self._allowances[question.gpu]
+        if question.kind is not ReserveKind.OWN_MANAGED and question.wanted > allowances.room_for(question.connection):
+            return MemoryLimit.SESSION
+        more = question.wanted - allowances.of(question.connection).counted
+        if more > 0:
+            room, limit = self._room(question.gpu, question.kind)
+            if more > room:
+                return limit
+        return None
+
+    def _decided(self, question: _Question) -> bool:
+        """Grant what the limits allow."""
+        if self._limit(question) is not None:
+            return False
+        allowances = self._allowances[question.gpu]
+        # the limits bound what is given in advance
+        most = max(question.wanted, self._most(question))
+        self._reserved(question, allowances.grant(question.connection, question.wanted, most), 0)
+        return True
+
+    def _recall(self, question: _Question) -> None:
+        """Ask the others for what they do not use, and answer when they have."""
+        allowances = self._allowances[question.gpu]
+        room, _ = self._room(question.gpu, question.kind)
+        beyond_host = question.wanted - allowances.of(question.connection).counted - room
+        lacking = max(question.wanted - allowances.room_for(question.connection), beyond_host)
+        for other in allowances.recallable(question.connection):
+            assert isinstance(other, Connection)
+            number = next(_recalls)
+            question.awaited.add(number)
+            self._recalls[number] = (other, question.gpu)
+            other.send(Kind.RECALL, lacking, number, gpu=self._raw[question.gpu])
+        if not question.awaited:
+            self._refuse(question)
+            return
+        key = question.connection, question.gpu
+        self._questions[key] = question
+        question.timer = asyncio.get_running_loop().call_later(RECALL_WITHIN, self._over, key)
+
+    def _answered(self, number: int) -> None:
+        """A recall was answered, or its process is gone."""
+        self._recalls.pop(number, None)
+        for key, question in list(self._questions.items()):
+            if number in question.awaited:
+                question.awaited.discard(number)
+                if self._decided(question):
+                    self._drop(key)
+                elif not question.awaited:
+                    self._over(key)
+
+    def _over(self, key: tuple[Connection, str]) -> None:
+        """All have answered, or had their time."""
+        question = self._drop(key)
+        if question is not None and not self._decided(question):
+            self._refuse(question)
+
+    def _refuse(self, question: _Question) -> None:
+        limit = self._limit(question) or MemoryLimit.SESSION
+        self.hits = self.hits.with_hit(
+            MemoryLimitHit(
+                limit=limit.label,
+                at=self._wall_clock(),
+                requested_bytes=question.size,
+                allocated_bytes=self._allowances[question.gpu].allocated,
+                pid=self._processes[question.connection],
+            )
+        )
+        self._reserved(question, 0, limit)
+
+    def _reserved(self, question: _Question, added: int, result: int) -> None:
+        connection, uuid = question.connection, question.gpu
+        others = self._allowances[uuid].allocated_by_others(connection)
+        self._told[connection, uuid] = others
+        connection.send(Kind.RESERVED, added, result, question.number, others, gpu=self._raw[uuid])
+
+    def _drop(self, key: tuple[Connection, str]) -> _Question | None:
+        question = self._questions.pop(key, None)
+        if question is not None:
+            if question.timer is not None:
+                question.timer.cancel()
+            for number in question.awaited:
+                self._recalls.pop(number, None)
+        return question
+
+    def _tell_soon(self) -> None:
+        if self._telling is None and self._processes:
+            delay = max(TELL_WITHIN, TELL_WITHIN / 4 * len(self._processes))
+            self._telling = asyncio.get_running_loop().call_later(delay, self._tell)
+
+    def _tell(self) -> None:
+        """Tell each process what the others have allocated."""
+        self._telling = None
+        for uuid, allowances in self._allowances.items():
+            everything = allowances.allocated
+            for process, holding in allowances.processes():
+                assert isinstance(process, Connection)
+                others = everything - holding.allocated
+                if Feature.RESERVE in process.features and self._told.get((process, uuid), 0) != others:
+                    self._told[process, uuid] = others
+                    self._say(process, uuid, SessionMemoryTopic.OTHERS, others)
+
+    def _say(self, connection: Connection, uuid: str, topic: SessionMemoryTopic, *fields: int) -> None:
+        connection.send(Kind.SESSION_MEMORY, topic, *fields, gpu=self._raw[uuid])

@@ -1,0 +1,252 @@
+"""What a session's processes say on its socket, and what they are told. docs/reference/protocol.md has every frame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
+from gpushare_spawner.agent.sessions.session import Kernels, Session
+from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
+from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.tier import Tier
+
+_FOR_ARBITER = frozenset({Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT})
+_FOR_MEMORY = frozenset({Kind.RESERVE, Kind.RETURN})
+_FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY})
+_NEVER = 2**64 - 1
+MEMORY_EVERY = 0.01
+"""Seconds between two times at which MEMORY frames of a session take effect: the last frame of each process."""
+MEMORY_AT_ONCE = 4
+"""Processes of a session whose MEMORY takes effect each time; the others follow."""
+AGENT_FEATURES = Feature.PACE | Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE
+"""What this agent can do, for WELCOME."""
+
+
+class Surroundings(Protocol):
+    """What a conversation needs of the agent."""
+
+    @property
+    def arbitrations(self) -> Mapping[str, GpuArbitration]:
+        """By the GPU's UUID."""
+
+    def work_begins(self, session: Session) -> None:
+        """A burst is about to start: a session that was downgraded or released is restored before it is arbitrated."""
+
+    def session_report(self, session: Session) -> SessionReport:
+        """What is known about it now."""
+
+    def sessions_on(self, gpu: str) -> tuple[int, int]:
+        """Sessions on a GPU, and those of them with work."""
+
+    def wall_clock(self) -> float:
+        """Seconds since the epoch."""
+
+    def news(self) -> None:
+        """A session does something else than before, of which its record says nothing."""
+
+
+class Conversation:
+    """The listener of one session's socket."""
+
+    def __init__(self, session: Session, surroundings: Surroundings) -> None:
+        assert session.memory is not None
+        self._session = session
+        self._limits = session.memory
+        self._around = surroundings
+        self._uuids = {gpu_bytes(gpu.uuid): gpu.uuid for gpu in session.gpus}
+        self._loop = asyncio.get_running_loop()
+        self._memory_at = 0.0
+        """When MEMORY frames last took effect, in the event loop's time."""
+        self._memory: dict[tuple[Connection, str], Frame] = {}
+        """What processes have said since, the oldest first."""
+        self._memory_timer: asyncio.TimerHandle | None = None
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        """Raises Refused for a frame out of turn, of the other side, or about a GPU that is not the session's."""
+        session = self._session
+        if frame.kind is Kind.HELLO:
+            self._hello(connection, frame)
+        elif connection in session.cuda and frame.kind in _FOR_ARBITER | _FOR_MEMORY:
+            uuid = self._uuids.get(frame.gpu)
+            if uuid is None:
+                raise Refused(NOT_ALLOWED, f"{frame.kind.name} for a GPU that is not this session's")
+            session.moved = True
+            if frame.kind in _FOR_MEMORY:
+                self._limits.received(connection, uuid, frame)
+                return
+            if frame.kind in (Kind.REQUEST, Kind.MEMORY):
+                self._limits.states(connection, uuid, *frame.fields[:2])
+                session.claims.setdefault(connection, {})[uuid] = sum(frame.fields[:2])
+            if frame.kind is Kind.MEMORY:
+                self._memory_said(connection, uuid, frame)
+                return
+            if frame.kind is Kind.REQUEST:
+                self._memory.pop((connection, uuid), None)  # it says the same, and is newer
+            if frame.kind in (Kind.REQUEST, Kind.BUSY):
+                self._around.work_begins(session)
+            self._around.arbitrations[uuid].receive(connection, frame)
+        elif connection in session.observers and frame.kind in _FROM_OBSERVERS:
+            if frame.kind is Kind.KERNELS:
+                busy, alive, instant = frame.fields[:3]
+                kernels = Kernels(
+                    alive=min(alive, 100_000), busy=min(busy, alive, 100_000), last_activity=self._past(instant)
+                )
+                self._kernels_said(connection, kernels)
+            else:
+                self._status(connection)
+        elif connection in session.connections:
+            raise Refused(NOT_ALLOWED, f"{frame.kind.name} is not this side's to send")
+        else:
+            raise Refused(MALFORMED, f"{frame.kind.name} before HELLO")
+
+    def ended(self, connection: Connection) -> None:
+        """A process left or died: its leases go on to others."""
+        session = self._session
+        session.moved = True
+        if connection in session.observers:
+            session.observers.discard(connection)
+            self._kernels_said(connection, None)
+        if connection in session.cuda:
+            session.cuda.discard(connection)
+            session.claims.pop(connection, None)
+            self._limits.leave(connection)
+            for gpu in session.gpus:
+                self._memory.pop((connection, gpu.uuid), None)
+                self._around.arbitrations[gpu.uuid].leave(connection)
+
+    def tell_tier(self) -> None:
+        """Tell all processes of the session what it holds."""
+        record = self._session.record
+        fields = (record.tier.depth, record.effective_units, record.borrowed_units, self._session.guaranteed_units)
+        for connection in self._session.connections:
+            connection.send(Kind.TIER, *fields)
+
+    def tell_announcement(self) -> None:
+        """Tell the session's observers what comes, or that nothing comes."""
+        for connection in self._session.observers:
+            self._announce(connection)
+
+    def _memory_said(self, connection: Connection, uuid: str, frame: Frame) -> None:
+        self._memory[connection, uuid] = frame
+        if self._memory_timer is not None:
+            return
+        due = self._memory_at + MEMORY_EVERY
+        if self._loop.time() >= due:
+            self._deal_with_memory()
+        else:
+            self._memory_timer = self._loop.call_at(due, self._deal_with_memory)
+
+    def _deal_with_memory(self) -> None:
+        self._memory_timer = None
+        self._memory_at = self._loop.time()
+        for key in list(self._memory)[:MEMORY_AT_ONCE]:
+            connection, uuid = key
+            self._around.arbitrations[uuid].receive(connection, self._memory.pop(key))
+        if self._memory:
+            self._memory_timer = self._loop.call_at(self._memory_at + MEMORY_EVERY, self._deal_with_memory)
+
+    def _kernels_said(self, connection: Connection, kernels: Kernels | None) -> None:
+        """What an observer says about the session's kernels. None: it has left, and its figures no longer count."""
+        session = self._session
+        worked = session.kernels is not None and session.kernels.busy > 0
+        if kernels is None:
+            session.kernels_said.pop(connection, None)
+        else:
+            session.kernels_said[connection] = kernels
+        works = session.kernels is not None and session.kernels.busy > 0
+        if worked != works:
+            self._around.news()
+
+    def _hello(self, connection: Connection, frame: Frame) -> None:
+        session, record = self._session, self._session.record
+        if connection in session.connections:
+            raise Refused(MALFORMED, "a second HELLO")
+        try:
+            role = Role(frame.fields[0])
+        except ValueError:
+            raise Refused(MALFORMED, f"HELLO with role {frame.fields[0]}") from None
+        connection.greeted(frame.fields[3])
+        connection.send(
+            Kind.WELCOME,
+            record.request.share_units,
+            record.tier.depth,
+            record.effective_units,
+            record.borrowed_units,
+            int(record.request.oversubscribe),
+            len(session.gpus),
+            AGENT_FEATURES,
+        )
+        for gpu in session.gpus:
+            connection.send(
+                Kind.DEVICE, session.memory_limit(gpu), session.memory_guarantee(gpu), gpu=gpu_bytes(gpu.uuid)
+            )
+        if role is Role.CUDA:
+            session.cuda.add(connection)
+            self._limits.join(connection, frame.fields[1])
+            for gpu in session.gpus:
+                paced = Feature.PACE in connection.features
+                self._around.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.pid, paced)
+        else:
+            session.observers.add(connection)
+            if record.announcement is not None:
+                self._announce(connection)
+
+    def _announce(self, connection: Connection) -> None:
+        step = self._session.record.announcement
+        if step is None:
+            connection.send(Kind.ANNOUNCE, Tier.ACTIVE.depth, 0, 0)
+        else:
+            connection.send(
+                Kind.ANNOUNCE,
+                step.tier.depth,
+                round(step.at * NANOSECONDS),
+                step.effective_units,
+                (step.cause or IdleCause.IDLE).code,
+                round(step.after_seconds * NANOSECONDS),
+            )
+
+    def _status(self, connection: Connection) -> None:
+        session, record, step = self._session, self._session.record, self._session.record.announcement
+        report = self._around.session_report(session)
+        since = _NEVER
+        if report.gpu_busy:
+            since = 0
+        elif report.last_gpu_activity is not None:
+            since = max(0, round((self._around.wall_clock() - report.last_gpu_activity) * NANOSECONDS))
+        if Feature.CAUSE in connection.features and step is not None:
+            self._announce(connection)
+        if Feature.DELIVERED in connection.features:
+            got = report.delivered
+            seconds = (got.entitled_seconds, got.delivered_seconds, got.wait_p50_seconds, got.wait_p95_seconds)
+            entitled, delivered, half, most = (round(one * NANOSECONDS) for one in seconds)
+            connection.send(Kind.DELIVERED, entitled, delivered, got.waits, half, most)
+        self._limits.tell_observer(connection)
+        for gpu in session.gpus:
+            view = self._around.arbitrations[gpu.uuid].view(session.id)
+            on_gpu, with_work = self._around.sessions_on(gpu.uuid)
+            lease = LeaseState.HELD if view.held else LeaseState.WAITING if view.waiting else LeaseState.NONE
+            connection.send(
+                Kind.STATUS,
+                record.request.share_units,
+                record.tier.depth,
+                record.effective_units,
+                record.borrowed_units,
+                session.guaranteed_units,
+                view.memory_bytes,
+                view.resident_bytes,
+                session.memory_limit(gpu),
+                lease,
+                since,
+                on_gpu | with_work << 32,
+                round(step.at * NANOSECONDS) if step is not None else 0,
+                gpu=gpu_bytes(gpu.uuid),
+                flags=step.tier.depth | step.effective_units << 8 if step is not None else 0,
+            )
+
+    def _past(self, instant: int) -> float | None:
+        """An instant that a process claims, as seconds since the epoch, never in the future; None for 0."""
+        return min(instant / NANOSECONDS, self._around.wall_clock()) if instant else None

@@ -1,0 +1,117 @@
+"""What everybody on this machine's GPUs is guaranteed, and so weighs in the arbiters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.model.control import ControlRefused, Failure
+from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.placement import Holding, Ledger
+
+
+class Shares:
+    """The ledger of this machine, kept in step with its sessions."""
+
+    def __init__(self, gpus: Iterable[Gpu], capacity_units: int, arbitrations: Mapping[str, GpuArbitration]) -> None:
+        """`capacity_units`: what may be guaranteed on each GPU, in units of 1 %."""
+        self.capacity_units = capacity_units
+        self._arbitrations = arbitrations
+        self._sessions: dict[str, Session] = {}
+        # health is not the ledger's matter here: a sick GPU keeps its sessions
+        self._ledger = Ledger.of(
+            [
+                Report(
+                    node="this",
+                    published_at=0,
+                    gpus=tuple(
+                        GpuReport(
+                            index=gpu.index,
+                            uuid=gpu.uuid,
+                            model=gpu.model,
+                            memory_bytes=gpu.memory_bytes,
+                            capacity_units=capacity_units,
+                        )
+                        for gpu in gpus
+                    ),
+                )
+            ]
+        )
+
+    def check_room(self, gpu: Gpu, share_units: int, borrowed_units: int) -> None:
+        """Raises ControlRefused (`no-room`) if others own what the newcomer is to own, or the share is not free now."""
+        owned = share_units - borrowed_units
+        free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
+        if share_units > free or owned > unowned:
+            raise ControlRefused(
+                Failure(
+                    code="no-room",
+                    message=f"GPU {gpu.index} ({gpu.uuid}) has {free} units free now, and {unowned} that nobody owns; "
+                    f"the share wants {share_units}, {borrowed_units} of them borrowed",
+                )
+            )
+
+    def enter(self, session: Session) -> list[Session]:
+        """A session comes, in the ledger and in the arbiters. Returns the sessions that hold something else now."""
+        self._sessions[session.id] = session
+        self._ledger.add(_holding(session))
+        session.guaranteed_units = self._guaranteed(session)
+        for gpu in session.gpus:
+            self._arbitrations[gpu.uuid].add_session(session.id, session.weight)
+        return self._recount(session)
+
+    def change(self, session: Session) -> list[Session]:
+        """Its tier changed. Returns the sessions whose borrowed or guaranteed units changed with it."""
+        self._ledger.replace(_holding(session))
+        return self._recount(session)
+
+    def leave(self, session: Session) -> list[Session]:
+        """A session goes; whoever borrowed of it may come to own that. Returns the sessions that changed."""
+        del self._sessions[session.id]
+        self._ledger.remove(session.id)
+        for gpu in session.gpus:
+            self._arbitrations[gpu.uuid].remove_session(session.id)
+        return self._recount(session)
+
+    def _recount(self, cause: Session) -> list[Session]:
+        changed: dict[str, Session] = {}
+        for name, borrowed in self._ledger.settle().items():
+            self._sessions[name].record.borrowed_units = borrowed
+            changed[name] = self._sessions[name]
+        uuids = {gpu.uuid for gpu in cause.gpus}
+        for session in self._sessions.values():
+            if (
+                session is not cause
+                and session.id not in changed
+                and uuids.isdisjoint(gpu.uuid for gpu in session.gpus)
+            ):
+                continue
+            guaranteed = self._guaranteed(session)
+            if guaranteed != session.guaranteed_units:
+                session.guaranteed_units = guaranteed
+                changed[session.id] = session
+        weighed = {*changed.values()}
+        if cause.id in self._sessions:
+            weighed.add(cause)
+        # who got less first: then what it loses is there for the others
+        for session in sorted(weighed, key=lambda one: one.weight):
+            for gpu in session.gpus:
+                self._arbitrations[gpu.uuid].set_weight(session.id, session.weight)
+        return list(changed.values())
+
+    def _guaranteed(self, session: Session) -> int:
+        return self._ledger.guaranteed(session.id)
+
+
+def _holding(session: Session) -> Holding:
+    record = session.record
+    return Holding(
+        session=session.id,
+        gpus=record.request.gpus,
+        share_units=record.request.share_units,
+        borrowed_units=record.borrowed_units,
+        effective_units=record.effective_units,
+        opened_at=record.opened_at,
+    )

@@ -1,0 +1,190 @@
+"""A session that the agent holds: what is kept over a restart, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.sessions.processes import ProcessName
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.delivered import NOTHING, Delivered
+from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.report import Announcement, Instant, Units
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.tier import Tier
+
+if TYPE_CHECKING:
+    from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodSockets
+    from gpushare_spawner.agent.memory.session_memory import SessionMemory
+    from gpushare_spawner.agent.sessions.conversation import Conversation
+    from gpushare_spawner.agent.sockets.connection import Connection
+    from gpushare_spawner.agent.sockets.session_socket import SessionSocket
+
+
+class PodHold(BaseModel):
+    """The pod that a session lives in, on Kubernetes."""
+
+    model_config = ConfigDict(extra="ignore", validate_assignment=True)
+
+    namespace: str
+    name: str
+    uid: str = ""
+    """Empty for a pod that holds devices of ours without being labelled as a session's."""
+    devices: dict[str, tuple[str, ...]]
+    """GPU's UUID -> ids of the devices that the kubelet gave to the pod."""
+    given: tuple[tuple[str, ...], ...] = ()
+    """The same ids as the kubelet gave them: together those of one GPU and one container."""
+    seen: tuple[str, ...] = ()
+    """What the pod's annotations have said and has been dealt with, the latest last."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(namespace, name)."""
+        return self.namespace, self.name
+
+    @property
+    def grants(self) -> tuple[tuple[str, ...], ...]:
+        """Ids that were given together; each such grant has a folder."""
+        return self.given or tuple(self.devices.values())
+
+
+class SessionRecord(BaseModel):
+    """What the agent must know again after a restart; one JSON file each."""
+
+    # A newer agent may have written more than this one understands.
+    model_config = ConfigDict(extra="ignore", validate_assignment=True)
+
+    version: Literal[1] = 1
+    request: OpenRequest
+    opened_at: Instant
+    borrowed_units: Units
+    effective_units: Units
+    tier: Tier = Tier.ACTIVE
+    tier_since: Instant
+    process: ProcessName | None = None
+    """The notebook server; None until it is confirmed."""
+    pod: PodHold | None = None
+    """Where it is a pod, there is no process: the session ends with the pod."""
+    announcement: Announcement | None = None
+    gpu_busy: bool = False
+    """There was work when this was written."""
+    last_gpu_activity: Instant | None = None
+    gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    delivered: Delivered = NOTHING
+    memory_hits: MemoryLimitHits = NO_HITS
+
+    @classmethod
+    def opened(cls, request: OpenRequest, now: float) -> SessionRecord:
+        """The record of a session that begins now (seconds since the epoch)."""
+        return cls(
+            request=request,
+            opened_at=now,
+            borrowed_units=request.borrowed_units,
+            effective_units=request.share_units,
+            tier_since=now,
+        )
+
+
+@dataclass(frozen=True)
+class Past:
+    """What the arbiter does not know: it begins anew with each start of the agent, and not with each opening."""
+
+    last: float | None = None
+    """End of the last burst, seconds since the epoch."""
+    gpu_seconds: float = 0.0
+    """To be added to what the arbiter counts; negative where that counts too much."""
+    delivered: Delivered = NOTHING
+    """Of earlier runs of the agent."""
+    delivered_before: Delivered = NOTHING
+    """What the arbiter had counted when the session was opened again: of an earlier opening."""
+
+    @classmethod
+    def recorded(cls, record: SessionRecord, restarted_at: float) -> Past:
+        """`restarted_at`: seconds since the epoch; who had work when the agent ended was active until then."""
+        last = restarted_at if record.gpu_busy else record.last_gpu_activity
+        return cls(last, record.gpu_seconds, record.delivered)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What a notebook server says about its kernels."""
+
+    alive: int
+    busy: int
+    last_activity: float | None
+    """Seconds since the epoch."""
+
+
+@dataclass(eq=False)
+class Session:
+    """A session on this machine."""
+
+    record: SessionRecord
+    gpus: tuple[Gpu, ...]
+    guaranteed_units: int = 0
+    kernels_said: dict[Connection, Kernels] = field(default_factory=dict)
+    """What each observer that is connected last said about the session's kernels."""
+    claims: dict[Connection, dict[str, int]] = field(default_factory=dict)
+    """Bytes that each CUDA process says it has allocated, by the GPU's UUID."""
+    bypassing: tuple[int, ...] = ()
+    past: Past = Past()
+    saved_at: float = 0.0
+    """When its record was last handed to the store, seconds since the epoch."""
+    last_end: float | None = None
+    """When its last burst ended, as it was said before, seconds since the epoch."""
+    moved: bool = True
+    """A process has said something since activity and record were last compared; else neither can have changed."""
+    memory: SessionMemory | None = None
+    conversation: Conversation | None = None
+    budget_checked: bool = False
+    """Whether its server's memory limit was compared with what its share guarantees."""
+    socket: SessionSocket | PodSockets | None = None
+    cuda: set[Connection] = field(default_factory=set)
+    """CUDA processes."""
+    observers: set[Connection] = field(default_factory=set)
+
+    @property
+    def id(self) -> str:
+        return self.record.request.id
+
+    @property
+    def connections(self) -> set[Connection]:
+        """All that said HELLO."""
+        return self.cuda | self.observers
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """What its observers say about its kernels. Several may speak of the same kernels: they are not added up."""
+        said = self.kernels_said.values()
+        if not said:
+            return None
+        instants = [one.last_activity for one in said if one.last_activity is not None]
+        return Kernels(
+            alive=max(one.alive for one in said),
+            busy=max(one.busy for one in said),
+            last_activity=max(instants, default=None),
+        )
+
+    @property
+    def memory_hits(self) -> MemoryLimitHits:
+        """Allocations that were refused since the session was opened."""
+        return self.memory.hits if self.memory is not None else self.record.memory_hits
+
+    @property
+    def weight(self) -> int:
+        """Its weight in the arbiter: what it is guaranteed, and at least one unit unless it is released."""
+        return max(self.guaranteed_units, 1) if self.record.effective_units else 0
+
+    def memory_limit(self, gpu: Gpu) -> int:
+        """Bytes that CUDA shows the session as this GPU's total."""
+        limit = resolve_bytes(self.record.request.memory_limit, gpu.memory_bytes)
+        # without oversubscription allocations stay on the GPU: there is no more than the GPU has
+        return limit if self.record.request.oversubscribe else min(limit, gpu.memory_bytes)
+
+    def memory_guarantee(self, gpu: Gpu) -> int:
+        """Bytes of this GPU that are the session's part."""
+        return gpu.memory_bytes * self.record.request.share_units // UNITS_PER_GPU

@@ -1,0 +1,93 @@
+"""How much of its share a session holds: down when the service says so, up at once when it works."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from gpushare_spawner.agent.sessions.activity import Activity
+from gpushare_spawner.agent.sessions.guaranteed_units import Shares
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, Failure, TierRequest
+from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.tier import Tier
+
+log = logging.getLogger(__name__)
+
+
+class Tiers:
+    """Moves sessions between tiers, and tells everybody whom it concerns."""
+
+    def __init__(
+        self,
+        shares: Shares,
+        activity: Callable[[Session], Activity],
+        save: Callable[[Session], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`save` keeps a session's record; `clock` gives seconds since the epoch."""
+        self._shares = shares
+        self._activity = activity
+        self._save = save
+        self._clock = clock
+
+    def decide(self, session: Session, request: TierRequest) -> None:
+        """The service's decision.
+
+        Raises ControlRefused: `busy` if the session worked after what the service had seen, `bad-request` for units
+        that do not go with the tier.
+        """
+        share = session.record.request.share_units
+        right = {Tier.ACTIVE: share, Tier.RELEASED: 0}.get(request.tier)
+        if request.effective_units > share or right not in (None, request.effective_units):
+            raise ControlRefused(
+                Failure(
+                    code="bad-request",
+                    message=f"effective_units: {request.effective_units} does not go with tier {request.tier} "
+                    f"of a share of {share} units",
+                )
+            )
+        if request.if_idle_since is not None:
+            now = self._activity(session)
+            if now.busy or (now.last is not None and now.last > request.if_idle_since):
+                raise ControlRefused(
+                    Failure(code="busy", message=f"session {session.id} has worked on the GPU in the meantime")
+                )
+        self.move(session, request.tier, request.effective_units, request.reason)
+
+    def work_begins(self, session: Session) -> None:
+        """Whoever works has the whole share, before the arbiter hears of it, and is not about to lose it."""
+        record = session.record
+        if record.tier is not Tier.ACTIVE:
+            self.move(session, Tier.ACTIVE, record.request.share_units, "it has work again")
+        elif record.announcement is not None:
+            self._announce(session, None)
+            self._save(session)
+
+    def announce(self, session: Session, request: AnnounceRequest) -> None:
+        """Tell the user what comes, or that nothing comes."""
+        self._announce(session, request.announcement)
+        self._save(session)
+
+    def move(self, session: Session, tier: Tier, units: int, reason: str) -> None:
+        """Put a session into a tier, and let everybody on its GPUs know what that makes of their shares."""
+        record = session.record
+        if (record.tier, record.effective_units) != (tier, units):
+            share = record.request.share_units
+            log.info("session %s: %s -> %s, %d of %d units: %s", session.id, record.tier, tier, units, share, reason)
+            record.tier, record.effective_units, record.tier_since = tier, units, self._clock()
+        if record.announcement is not None and (tier is Tier.ACTIVE or record.announcement.tier.depth <= tier.depth):
+            self._announce(session, None)
+        self.changed([session, *(other for other in self._shares.change(session) if other is not session)])
+
+    def changed(self, sessions: Iterable[Session]) -> None:
+        """These hold something else than before: keep that, and tell them."""
+        for session in sessions:
+            if session.conversation is not None:
+                session.conversation.tell_tier()
+            self._save(session)
+
+    def _announce(self, session: Session, announcement: Announcement | None) -> None:
+        session.record.announcement = announcement
+        if session.conversation is not None:
+            session.conversation.tell_announcement()

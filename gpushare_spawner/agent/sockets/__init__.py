@@ -1,0 +1,1 @@
+"""Sockets: the control socket, and one for each session."""

@@ -1,0 +1,93 @@
+"""Reads the connections of one session in turn, so that no session delays another one.
+
+The event loop serves all sessions. In one turn of it a session has `PER_TURN` frames read, whatever the number of its
+connections; over time it has what its budget allows. Connections that have more wait in a queue, and the first of it is
+read first. What frames mean: conversation.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from gpushare_spawner.agent.rate_limit import Budget
+
+FRAMES_PER_SECOND = 4000
+"""Frames a second that a session may send in the long run; bursts begin and end some hundred times a second at most."""
+FRAMES_IN_STORE = 2000
+"""Frames that it may send at once after a pause."""
+LONGEST_DEBT = 1.0
+"""Seconds after which a session that sent too much is read again, however much it sent."""
+PER_TURN = 16
+"""Frames of a session in one iteration of the event loop; a frame with a higher cost counts for more."""
+PER_CONNECTION = 4
+"""Of these, frames of one connection before the next one is read."""
+
+
+class Reader(Protocol):
+    """A connection that has something to read."""
+
+    def read_one(self) -> float | None:
+        """Deal with one frame. The frame's cost, in frames; None if there is nothing more to read."""
+
+    def hold(self) -> None:
+        """Do not call `readable` until `go_on`."""
+
+    def go_on(self) -> None:
+        """Call `readable` when there is something to read."""
+
+
+class FairReading:
+    """The budget of one session, and the queue of its connections that have more to read than the budget allows."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._budget = Budget(loop.time, FRAMES_PER_SECOND, FRAMES_IN_STORE, LONGEST_DEBT * FRAMES_PER_SECOND)
+        self._left: float = PER_TURN
+        self._queue: deque[Reader] = deque()
+        self._due: asyncio.Handle | None = None
+
+    def readable(self, reader: Reader) -> None:
+        """A connection has something to read."""
+        if self._queue or not self._read(reader):
+            reader.hold()
+            self._queue.append(reader)
+            self._schedule()
+
+    def forget(self, reader: Reader) -> None:
+        """The connection has ended."""
+        if reader in self._queue:
+            self._queue.remove(reader)
+
+    def _read(self, reader: Reader) -> bool:
+        """Read a few frames. False if there may be more, and it is the others' turn."""
+        for _ in range(PER_CONNECTION):
+            if self._left <= 0 or self._budget.wait():
+                return False
+            cost = reader.read_one()
+            if cost is None:
+                return True
+            self._budget.spend(cost)
+            self._left -= cost
+        # the event loop calls again where there is more
+        return not self._queue
+
+    def _schedule(self) -> None:
+        if self._due is None:
+            wait = self._budget.wait()
+            self._due = self._loop.call_later(wait, self._next_turn) if wait else self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._due = None
+        self._left = PER_TURN
+        for _ in range(len(self._queue)):
+            if self._left <= 0 or self._budget.wait():
+                break
+            reader = self._queue.popleft()
+            self._queue.append(reader)
+            if self._read(reader) and reader in self._queue:
+                self._queue.remove(reader)
+                reader.go_on()
+        if self._queue:
+            self._schedule()

@@ -1,0 +1,185 @@
+"""The control socket: one JSON object a line each way. The requests are in model/control.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.sockets.descriptors import Acceptor
+from gpushare_spawner.agent.sockets.session_folder import check_length
+from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
+
+log = logging.getLogger(__name__)
+
+MAX_AT_ONCE = 64
+"""Requests that are handled at a time; others wait."""
+MAX_CONNECTIONS = 1024
+"""Connections with or without a request. Further ones are answered `overloaded`."""
+BACKLOG = 4096
+"""Connections that the kernel keeps until they are accepted; it may keep fewer (net.core.somaxconn)."""
+QUIET_AFTER = 300.0
+"""Seconds without a request after which a connection is closed."""
+READ_WITHIN = 5.0
+"""Seconds that a peer has to send its request when there are too many connections."""
+WRITE_WITHIN = 30.0
+"""Seconds that a peer has to take its answer."""
+
+
+class CannotListen(RuntimeError):
+    """The control socket cannot be made; the message says why."""
+
+
+class ControlSocket:
+    """Serves the agent's owner and root, and nobody else."""
+
+    def __init__(self, path: Path, answer: Callable[[Request], Awaitable[dict[str, Any]]]) -> None:
+        """`answer` does what is asked, or raises ControlRefused."""
+        self.path = path
+        self._answer = answer
+        self._acceptor: Acceptor | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._at_work = asyncio.Semaphore(MAX_AT_ONCE)
+        self._crowded = Complaint(
+            log,
+            "requests on the control socket are rejected",
+            "requests on the control socket are answered again",
+            10.0,
+        )
+
+    async def start(self) -> None:
+        """Listen. Raises CannotListen or PathTooLong."""
+        check_length(self.path)
+        if _somebody_listens(self.path):
+            raise CannotListen(
+                f"another agent answers on {self.path}; stop it, or give this one another --control-socket"
+            )
+        if self.path.is_socket():
+            self.path.unlink()  # left behind by an agent that was killed
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        before = os.umask(0o177)
+        try:
+            listener.bind(os.fspath(self.path))
+        except OSError as error:
+            listener.close()
+            why = "something else is there" if error.errno == errno.EADDRINUSE else error.strerror
+            raise CannotListen(f"the control socket {self.path} cannot be made: {why}") from None
+        finally:
+            os.umask(before)
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        complaint = Complaint(
+            log,
+            "no connection to the control socket can be accepted",
+            "connections to the control socket are accepted again",
+            lasts=10.0,
+        )
+        self._acceptor = Acceptor(listener, self._accepted, complaint, at_once=64)
+
+    async def close(self) -> None:
+        """Stop listening and end all connections."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        self.path.unlink(missing_ok=True)
+
+    def _accepted(self, connection: socket.socket) -> None:
+        pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (os.geteuid(), 0):
+            log.warning("process %d of uid %d may not use the control socket", pid, uid)
+            connection.close()
+            return
+        too_many = len(self._connections) >= MAX_CONNECTIONS
+        if len(self._connections) >= 2 * MAX_CONNECTIONS:
+            connection.close()  # even connections that wait for `overloaded` are too many
+            return
+        if too_many:
+            self._crowded.about(f"there are {MAX_CONNECTIONS} connections; the last is of process {pid}")
+        else:
+            self._crowded.settled()
+        connection.setblocking(False)
+        task = asyncio.get_running_loop().create_task(self._connected(connection, too_many))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _connected(self, connection: socket.socket, too_many: bool) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_LINE_BYTES)
+        try:
+            if too_many:
+                # read first: a connection that is closed with something unread loses what it was told
+                async with asyncio.timeout(READ_WITHIN):
+                    await reader.readline()
+                message = f"the agent has {MAX_CONNECTIONS} connections on its control socket; try again in a second"
+                await _write(writer, _failure("overloaded", message))
+            else:
+                await self._serve(reader, writer)
+        except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
+            pass  # the peer has gone or sends nothing, or the agent is closing
+        finally:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(QUIET_AFTER):
+                    line = await reader.readline()
+            except ValueError:
+                await _write(
+                    writer, _failure("bad-request", f"a request is one line of at most {MAX_LINE_BYTES} bytes")
+                )
+                return
+            if not line:
+                return
+            async with self._at_work:
+                answer = await self._deal_with(line)
+            await _write(writer, answer)
+
+    async def _deal_with(self, line: bytes) -> Answer:
+        try:
+            request = REQUEST.validate_json(line)
+        except ValidationError as error:
+            return _failure("bad-request", _in_words(error))
+        try:
+            return Answer(result=await self._answer(request))
+        except ControlRefused as refusal:
+            return _failure(refusal.code, refusal.message)
+        except Exception as error:
+            log.exception("%s failed", request.op)
+            return _failure("internal", f"{request.op} failed: {error}")
+
+
+async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    writer.write(answer.model_dump_json().encode() + b"\n")
+    async with asyncio.timeout(WRITE_WITHIN):
+        await writer.drain()
+
+
+def _failure(code: ErrorCode, message: str) -> Answer:
+    return Answer(error=Failure(code=code, message=message))
+
+
+def _in_words(error: ValidationError) -> str:
+    parts = [f"{'.'.join(map(str, part['loc'])) or 'request'}: {part['msg']}" for part in error.errors()[:5]]
+    return "; ".join(parts)[:2000]
+
+
+def _somebody_listens(path: Path) -> bool:
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError as error:
+            return error.errno not in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK)
+    return True

@@ -1,0 +1,113 @@
+"""File descriptors: a higher limit, a reserve for the agent itself, and accepting connections when none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import socket
+from collections.abc import Callable
+
+from gpushare_spawner.agent.log_once import Complaint
+
+RESERVED = 128
+"""Descriptors that sessions' sockets leave to the rest of the agent: control socket, records, NVML."""
+MOST = 1024 * 1024
+TRY_AGAIN = 0.2
+"""Seconds until a socket accepts again after no descriptor was left."""
+_NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+
+def allow_many() -> None:
+    """Raise the soft limit to the hard one: every connection has two descriptors, and the usual 1,024 are few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def is_reserved(descriptor: int) -> bool:
+    """Whether so many are in use that sessions' sockets must take no more. The kernel gives the lowest free number."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft != resource.RLIM_INFINITY and descriptor >= soft - RESERVED
+
+
+class Acceptor:
+    """Accepts a socket's connections on the event loop, a few in each iteration."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        accepted: Callable[[socket.socket], None],
+        complaint: Complaint,
+        at_once: int = 16,
+    ) -> None:
+        """`listener` is non-blocking; `accepted` is given each connection. `complaint`: no descriptor is left."""
+        self._listener = listener
+        self._accepted = accepted
+        self._complaint = complaint
+        self._at_once = at_once
+        self._loop = asyncio.get_running_loop()
+        self._spare: int | None = _spare()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(listener, self._readable)
+
+    def close(self) -> None:
+        """Accept no more, and close the listening socket."""
+        self._loop.remove_reader(self._listener)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._listener.close()
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
+    def pause(self, seconds: float) -> None:
+        """Accept nothing for so long."""
+        if self._listener.fileno() < 0 or self._timer is not None:
+            return
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self._timer = None
+        self._loop.add_reader(self._listener, self._readable)
+
+    def _readable(self) -> None:
+        for _ in range(self._at_once):
+            if self._timer is not None or self._listener.fileno() < 0:
+                return
+            try:
+                connection, _address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NONE_LEFT:
+                    raise
+                self._complaint.about(error.strerror)
+                self._turn_one_away()
+                self.pause(TRY_AGAIN)
+                return
+            self._complaint.settled()
+            if self._spare is None:
+                self._spare = _spare()
+            self._accepted(connection)
+
+    def _turn_one_away(self) -> None:
+        """Accept a waiting connection and close it, so that its client does not wait for nothing."""
+        if self._spare is None:
+            return
+        os.close(self._spare)
+        self._spare = None
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+        self._spare = _spare()
+
+
+def _spare() -> int | None:
+    try:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

@@ -1,0 +1,130 @@
+"""One SOCK_SEQPACKET socket for each session: who may connect, how many, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from pathlib import Path
+
+from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.rate_limit import Budget
+from gpushare_spawner.agent.sessions import processes
+from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED, Connection, Listener, Peer
+from gpushare_spawner.agent.sockets.connection_reader import FairReading
+from gpushare_spawner.agent.sockets.descriptors import Acceptor, is_reserved
+from gpushare_spawner.agent.sockets.session_folder import SessionFolder
+from gpushare_spawner.model.frames import Frame, Kind
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 128
+"""Of one session at a time: a notebook server has a few CUDA processes and a few observers."""
+CONNECTIONS_PER_SECOND = 100
+"""What a session may make for long. As many as it may have it may make at once: after a restart all come back."""
+ACCEPTED_AT_ONCE = 16
+"""Connections of one socket that are accepted before other sessions have their turn."""
+COMPLAINTS_PER_SECOND = 0.2
+COMPLAINTS_IN_STORE = 20
+"""Lines in the log about one session's peers."""
+
+_NO_DESCRIPTORS = Complaint(
+    log, "connections of sessions are rejected", "connections of sessions are accepted again", lasts=10.0
+)
+"""One for all sockets: it concerns all of them."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Traffic:
+    """What the sockets of one session have in common: connections, what they may send, lines in the log."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.reading = FairReading(loop)
+        self.connects = Budget(loop.time, CONNECTIONS_PER_SECOND, MAX_CONNECTIONS, debt=1)
+        self.complaints = Budget(loop.time, COMPLAINTS_PER_SECOND, COMPLAINTS_IN_STORE, debt=1)
+        self.connections: set[Connection] = set()
+
+
+class SessionSocket:
+    """Listens for one session and lets its user in, the agent's own user, and root."""
+
+    def __init__(
+        self, folder: SessionFolder, uid: int | None, listener: Listener, traffic: Traffic | None = None
+    ) -> None:
+        """`uid`: who is let in beside the agent's own user and root; None: whoever reaches the folder. `traffic` is
+        shared by the sockets of one session.
+
+        Raises OSError where the socket cannot be made.
+        """
+        self._folder = folder
+        self.listener = listener
+        self.loop = asyncio.get_running_loop()
+        self._traffic = traffic if traffic is not None else Traffic()
+        self.reading = self._traffic.reading
+        self._uids = None if uid is None else {uid, os.geteuid(), 0}
+        self._connections: set[Connection] = set()
+        self._socket = folder.listen(uid)
+        self._acceptor = Acceptor(self._socket, self._welcome, _NO_DESCRIPTORS, ACCEPTED_AT_ONCE)
+
+    def close(self, code: int | None = None) -> None:
+        """Stop listening and end all connections; the folder stays."""
+        self._acceptor.close()
+        for connection in list(self._connections):
+            connection.end(code)
+
+    @property
+    def path(self) -> Path:
+        """Where it listens."""
+        return self._folder.socket_path
+
+    def remove(self) -> None:
+        """Take its folder away."""
+        self._folder.remove()
+
+    def complain(self, message: str, *arguments: object, trace: bool = False) -> None:
+        """Say in the log what a peer did, but not as often as it does it."""
+        if self._traffic.complaints.spend():
+            log.log(logging.ERROR if trace else logging.INFO, message, *arguments, exc_info=trace)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection ended."""
+        self._connections.discard(connection)
+        self._traffic.connections.discard(connection)
+        self.listener.ended(connection)
+
+    def _welcome(self, accepted: socket.socket) -> None:
+        if not self._traffic.connects.spend():
+            self._acceptor.pause(self._traffic.connects.wait())
+        if is_reserved(accepted.fileno()):
+            _NO_DESCRIPTORS.about("too many files are open; raise the agent's limit (ulimit -n, LimitNOFILE)")
+            _turn_away(accepted)
+            return
+        accepted.setblocking(False)
+        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _gid = _CREDENTIALS.unpack(credentials)
+        if self._uids is not None and uid not in self._uids:
+            self.complain("process %d of uid %d may not use the socket %s", pid, uid, self.path)
+            _turn_away(accepted)
+        elif pid > 0 and not processes.exists(pid):
+            # somebody else has its end of the connection: nobody could tell whose the work is
+            self.complain("process %d connected to %s and ended", pid, self.path)
+            _turn_away(accepted)
+        elif len(self._traffic.connections) >= MAX_CONNECTIONS:
+            self.complain(
+                "the session of %s has %d connections: process %d is rejected", self.path, MAX_CONNECTIONS, pid
+            )
+            _turn_away(accepted)
+        else:
+            connection = Connection(self, accepted, Peer(pid, uid))
+            self._connections.add(connection)
+            self._traffic.connections.add(connection)
+
+
+def _turn_away(accepted: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        accepted.send(Frame(Kind.ERROR, (NOT_ALLOWED,), serial=1).pack())
+    accepted.close()

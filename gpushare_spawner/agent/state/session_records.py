@@ -1,0 +1,174 @@
+"""Session records on disk: one JSON file each, replaced atomically: a crash leaves the old one or the new one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gpushare_spawner.agent.sessions.session import SessionRecord
+
+log = logging.getLogger(__name__)
+
+MAX_RECORD_BYTES = 1024 * 1024
+"""A record is about 1 KiB; a bigger file is none of ours."""
+
+
+def short_name(session_id: str) -> str:
+    """A session's file name: fixed length, and safe whatever the user is called."""
+    return hashlib.sha256(session_id.encode()).hexdigest()[:16]
+
+
+def regular_content(path: Path) -> bytes:
+    """A file's content, without waiting for anything else than the disk. Raises OSError or ValueError."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(file, "rb") as opened:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("not a regular file")
+        if found.st_size > MAX_RECORD_BYTES:
+            raise ValueError(f"the file has {found.st_size} bytes, more than any record")
+        return opened.read(MAX_RECORD_BYTES)
+
+
+class RecordFolder:
+    """Reads and writes the files. Calls block on the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def load(self) -> list[SessionRecord]:
+        """All good records. One that cannot be read is set aside, with the reason beside it and in the log."""
+        records = []
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                record = SessionRecord.model_validate_json(regular_content(path))
+                if path.stem != short_name(record.request.id):
+                    raise ValueError(f"the record of session {record.request.id} does not belong under this name")
+                records.append(record)
+            except (OSError, ValueError) as error:
+                self._set_aside(path, error)
+        for left in self.folder.glob("*.new"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+        return sorted(records, key=lambda record: record.opened_at)
+
+    def write(self, name: str, record: bytes | None) -> None:
+        """Replace a session's record, or remove it. Raises OSError; the old record is whole then."""
+        path = self.folder / f"{name}.json"
+        if record is None:
+            path.unlink(missing_ok=True)
+        else:
+            fresh = path.with_suffix(".new")
+            try:
+                fresh.unlink(missing_ok=True)
+                with open(fresh, "xb") as file:
+                    file.write(record)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(fresh, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    fresh.unlink(missing_ok=True)
+                raise
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _set_aside(self, path: Path, error: Exception) -> None:
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            parts = [f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()]
+            reason = "; ".join(parts)
+        aside = path.with_suffix(".bad")
+        log.error("the record %s cannot be read and is set aside as %s: %s", path, aside.name, reason)
+        with contextlib.suppress(OSError):
+            os.replace(path, aside)
+            beside = aside.with_suffix(".reason")
+            beside.unlink(missing_ok=True)
+            with open(beside, "x") as file:
+                file.write(reason + "\n")
+
+
+class Store:
+    """Writes records behind the event loop's back, in order, the latest of each session only.
+
+    A disk that refuses (full, read-only) stops nothing: the agent goes on from memory, the log says so once, and what
+    is missing on the disk is tried again with each `retry`.
+    """
+
+    def __init__(self, folder: RecordFolder) -> None:
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._unwritten: dict[str, bytes | None] = {}
+        self._writing: asyncio.Task[None] | None = None
+        self.failure: str | None = None
+        """Why records are in memory only; None while all is well."""
+
+    def put(self, record: SessionRecord) -> None:
+        """Write this record soon."""
+        self._unwritten[short_name(record.request.id)] = record.model_dump_json().encode()
+        self._start()
+
+    def remove(self, session_id: str) -> None:
+        """Forget this session's record soon."""
+        self._unwritten[short_name(session_id)] = None
+        self._start()
+
+    async def flush(self) -> None:
+        """Wait until all that was asked for is on the disk, or the disk has refused it."""
+        while self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    def retry(self) -> None:
+        """Try again what the disk refused."""
+        if self._unwritten:
+            self._start()
+
+    async def close(self) -> None:
+        """Write what is left and stop."""
+        self.retry()
+        await self.flush()
+        if self._unwritten:
+            log.error("%d records are not on the disk: %s", len(self._unwritten), self.failure)
+        self._thread.shutdown()
+
+    def _start(self) -> None:
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        refused: dict[str, bytes | None] = {}
+        failure = None
+        try:
+            while self._unwritten:
+                name = next(iter(self._unwritten))
+                content = self._unwritten.pop(name)
+                try:
+                    await loop.run_in_executor(self._thread, self._folder.write, name, content)
+                except OSError as error:
+                    refused[name] = content
+                    failure = f"{error.strerror or error} ({self._folder.folder})"
+        finally:
+            self._writing = None
+            for name, content in refused.items():
+                self._unwritten.setdefault(name, content)
+            if failure != self.failure:
+                if failure:
+                    log.error(
+                        "sessions are kept in memory only, and would be lost if the agent stopped now: %s", failure
+                    )
+                else:
+                    log.warning("sessions are on the disk again")
+                self.failure = failure

@@ -1,0 +1,100 @@
+"""The bypass report can be neither forged nor evaded, and accuses nobody who is about to connect again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from gpushare_spawner.agent.gpus.bypassing import UNCLAIMED_SLACK
+from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
+from gpushare_spawner.model.control import ConfirmRequest
+from gpushare_spawner.model.frames import Kind
+from tests.agent.conftest import Agent, Eventually
+from tests.agent.peers import FIRST, GIB
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def accused(agent: Agent, id: str = "ada") -> tuple[int, ...]:
+    session = agent.node.report().session(id)
+    assert session is not None
+    return session.bypassing_pids
+
+
+def shows(agent: Agent, memory: dict[int, int | None]) -> None:
+    """NVML shows these processes with so many bytes on the first GPU."""
+    processes = {pid: GpuProcess(size) for pid, size in memory.items()}
+    agent.source.states[FIRST.uuid] = GpuState(healthy=True, processes=processes)
+
+
+async def polls(agent: Agent) -> None:
+    """NVML has been asked a few times."""
+    await asyncio.sleep(8 * agent.settings.rounds.poll_every)
+
+
+async def test_hello_by_hand_does_not_hide_memory_that_was_not_claimed(
+    agent: Agent, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = await agent.peer(agent.open())
+    shows(agent, {os.getpid(): 4 * GIB})
+    await eventually(lambda: accused(agent) == (os.getpid(),))
+    assert "connected, without claiming its memory" in caplog.text
+    peer.send(Kind.MEMORY, 3 * GIB, 0, gpu=FIRST.uuid)
+    await eventually(lambda: accused(agent) == ())
+    shows(agent, {os.getpid(): 4 * GIB + UNCLAIMED_SLACK + 1})
+    await eventually(lambda: accused(agent) == (os.getpid(),))
+
+
+async def test_process_within_its_claim_and_the_slack_is_not_accused(agent: Agent) -> None:
+    peer = await agent.peer(agent.open())
+    for claim, shown in ((0, UNCLAIMED_SLACK), (2 * GIB, 2 * GIB + UNCLAIMED_SLACK), (0, None), (8 * GIB, 0)):
+        peer.send(Kind.MEMORY, claim, 0, gpu=FIRST.uuid)
+        shows(agent, {os.getpid(): shown})
+        await polls(agent)
+        assert accused(agent) == ()
+
+
+async def test_claim_of_one_session_covers_no_process_of_another(agent: Agent, eventually: Eventually) -> None:
+    honest = await agent.peer(agent.open("bob"))
+    honest.send(Kind.MEMORY, 0, 0, gpu=FIRST.uuid)
+    shows(agent, {os.getpid(): 4 * GIB})
+    await eventually(lambda: accused(agent, "bob") == (os.getpid(),))
+
+
+async def test_socket_in_the_environment_accuses_nobody(agent: Agent) -> None:
+    """Anybody can write the victim's GPUSHARE_SOCKET into a process's environment."""
+    path = agent.open("victim")
+    environment = os.environ | {"GPUSHARE_SOCKET": path}
+    forged = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    try:
+        shows(agent, {forged.pid: 4 * GIB})
+        await polls(agent)
+        assert accused(agent, "victim") == ()
+    finally:
+        forged.kill()
+        forged.communicate()
+
+
+async def test_nobody_is_accused_until_reconnecting_had_its_time(
+    agent: Agent, child: subprocess.Popen[bytes], eventually: Eventually
+) -> None:
+    agent.open()
+    agent.node.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
+    await agent.stop()
+    shows(agent, {child.pid: GIB})
+    await agent.start(rounds=replace(agent.settings.rounds, reconnect_within=1.0))
+    await asyncio.sleep(0.7)
+    assert accused(agent) == ()
+    await eventually(lambda: accused(agent) == (child.pid,))
