@@ -1,60 +1,52 @@
-"""What all sharing spawners have in common: templates, options, the line, and what a person is told meanwhile."""
+"""What all sharing spawners have in common: their settings, and what they share with the hub's other spawners.
+
+A spawn, step by step, is in `local.mixin` and `kubernetes.spawner`; its state is in `attempt`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import traitlets
-from jupyterhub.spawner import Spawner
 from jupyterhub.utils import maybe_future
 from traitlets import Float, Integer, List, Unicode
+from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
-from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Strategy
-from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.form.form import Form
-from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.options.profiles import Profile, resource_override
+from gpushare_spawner.spawner import hub_shared
+from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
+from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice, choose
-from gpushare_spawner.spawner.progress import Story
-from gpushare_spawner.spawner.queue.queue import Reservation, Ticket, Wish
 from gpushare_spawner.spawner.queue.waiting_room import WaitingRoom
-from gpushare_spawner.spawner.refusal import StartRefused, forget_failure
+from gpushare_spawner.spawner.refusal import refusals_reported
 from gpushare_spawner.templates.folder import TemplateFolder
 
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
 """What the request at hand submitted. After an error the hub renders the form again with the default server's spawner,
 which knows nothing of the options of a named one."""
 
-
-class _NoLoop:
-    """Stands for the event loop where none runs."""
-
-
-_NO_LOOP = _NoLoop()
-
-_without_hub: WeakKeyDictionary[Any, dict[tuple[str, ...], Any]] = WeakKeyDictionary()
-"""What spawners share that belong to no hub (scripts, tests of spawners), by their event loop."""
-
 _Shared = TypeVar("_Shared")
 
 
-class GPUShareBase(Spawner):
-    """Offers compute templates and gives each server its share; where the GPUs are is for subclasses to say."""
+# A part of a spawner, to go before one: the hub wants every subclass of its Spawner to define start, stop and poll.
+_Part: Any = LoggingConfigurable
 
-    where = "this machine"
-    """The GPUs' place, for people."""
-    away = "the GPU agent of this machine does not answer"
-    """Why nothing is known of them, as half a sentence."""
+
+class GPUShareBase(_Part):  # type: ignore[misc]
+    """The settings of all sharing spawners, and what they do alike."""
+
+    _attempt: SpawnAttempt[Any]
+    """The spawn at hand, or the one that the running server comes from."""
+
+    away: str
+    """Why nothing is known of the GPUs, as half a sentence."""
 
     templates_dir = Unicode(
         help="""
@@ -149,15 +141,9 @@ class GPUShareBase(Spawner):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._overrides = Overrides(self)
-        self._story = Story()
-        self._profile: Profile | None = None
-        self._profile_slug = ""
-        self._placing: asyncio.Task[Any] | None = None
-        self._starting = False
-        self._hidden_gpus = False
+        self._attempt = self._new_attempt()
 
-    # -- what the place of the GPUs must say --
+    # -- what a kind of spawner must say --
 
     @property
     @abstractmethod
@@ -168,23 +154,19 @@ class GPUShareBase(Spawner):
     async def offered(self) -> list[Profile]:
         """All profiles, allowed to this user or not."""
 
-    def _tenant(self) -> Tenant:
-        """Whose server it is. Raises StartRefused."""
-        return Tenant(self.user.name, self.name)
+    @abstractmethod
+    def _new_attempt(self) -> SpawnAttempt[Any]:
+        """The state of a spawn that has not begun."""
 
-    def _reserved(self, reservation: Any) -> None:
-        """A place was found."""
+    @abstractmethod
+    async def _choose(self) -> Choice:
+        """What ``user_options`` stand for. Raises StartRefused."""
 
-    def _let_go(self) -> None:
-        """Give the share back, and forget what was chosen."""
-        self._overrides.undo()
-        self._profile, self._profile_slug = None, ""
-        self._hidden_gpus = False
-        if self._placing is None:
-            self._story.end()
-            self._story = Story()
+    @abstractmethod
+    async def _get_ready(self, choice: Choice) -> None:
+        """Set the traits that the choice asks for, and get its share. Raises StartRefused."""
 
-    # -- what is offered --
+    # -- what the spawners of a hub share --
 
     @property
     def template_folder(self) -> TemplateFolder:
@@ -192,16 +174,11 @@ class GPUShareBase(Spawner):
         return self._shared(("templates", self.templates_dir), lambda: TemplateFolder(self.templates_dir, self.log))
 
     def _shared(self, key: tuple[str, ...], make: Callable[[], _Shared]) -> _Shared:
-        # in the hub's settings and not in a module: it lives as long as the hub, and two hubs in one process stay apart
-        settings = getattr(self.user, "settings", None)
-        if isinstance(settings, dict):
-            store: dict[tuple[str, ...], Any] = settings.setdefault("gpushare", {})
-        else:
-            store = _without_hub.setdefault(_running_loop(), {})
-        if key not in store:
-            store[key] = make()
-        found: _Shared = store[key]
-        return found
+        return hub_shared.shared(self.user, key, make)
+
+    def _hub_runs(self, user: str, server: str) -> bool:
+        """Whether the hub knows this server to run, or to be starting or stopping."""
+        return hub_shared.hub_runs(self.user, user, server)
 
     def _line_settings(self) -> dict[str, Any]:
         """Settings of the waiting room."""
@@ -219,15 +196,7 @@ class GPUShareBase(Spawner):
         made: Strategy = strategy() if isinstance(strategy, type) else strategy
         return made
 
-    def _hub_runs(self, user: str, server: str) -> bool:
-        """Whether the hub knows this server to run, or to be starting or stopping."""
-        known = self.user.settings["users"].get(user)
-        if known is None:
-            return False
-        if server in known.spawners and known.spawners[server].active:
-            return True
-        stored = known.orm_spawners.get(server)
-        return stored is not None and stored.server is not None
+    # -- the user --
 
     @property
     def group_names(self) -> frozenset[str]:
@@ -236,25 +205,19 @@ class GPUShareBase(Spawner):
         # a spawner outside of a hub has a user without groups
         return frozenset(group.name for group in groups) if isinstance(groups, Iterable) else frozenset()
 
-    def _templates(self) -> list[Template]:
-        return list(self.template_folder.load().templates)
+    def _allowed(self, profiles: Iterable[Profile]) -> list[Profile]:
+        return [profile for profile in profiles if profile.allows(self.user.name, self.group_names)]
 
     def _running(self) -> Counter[str]:
-        """The user's other servers that run or are starting, by profile."""
+        """The user's other servers that run or are starting, by template."""
         servers = getattr(self.user, "spawners", None)
-        if not hasattr(servers, "values") or not isinstance(servers, Iterable):
-            return Counter()
-        others = (spawner for spawner in servers.values() if spawner is not self and spawner.active)
-        return Counter(
-            other._profile_slug for other in others if isinstance(other, GPUShareBase) and other._profile_slug
-        )
+        # a user outside of a hub has none
+        spawners: Iterable[Any] = servers.values() if isinstance(servers, Mapping) else ()
+        others = (spawner for spawner in spawners if spawner is not self and spawner.active)
+        names = (other._attempt.template_name for other in others if isinstance(other, GPUShareBase))
+        return Counter(name for name in names if name)
 
     # -- the form --
-
-    def _read_form(self, form_data: dict[str, Any]) -> dict[str, Any]:
-        options = Form.read(form_data)
-        self._remember_submitted(options)
-        return options
 
     def _remember_submitted(self, options: dict[str, Any]) -> None:
         """For the form that the hub shows again if the start is refused."""
@@ -269,69 +232,40 @@ class GPUShareBase(Spawner):
 
     async def _outlook(self) -> Any:
         """What a start would meet now; None where that cannot be known in time."""
-        rooms = self.reservations
+        room = self.reservations
+        unknown: tuple[type[Exception], ...] = (TimeoutError, *room.unreachable)
         try:
-            return await asyncio.wait_for(rooms.outlook(max_age=0.5), self.form_timeout)
-        except (*rooms.unreachable, TimeoutError) as error:
+            return await asyncio.wait_for(room.outlook(max_age=0.5), self.form_timeout)
+        except unknown as error:
             self.log.warning("The form is shown without availability: %s", error or "no answer in time")
             return None
 
-    async def show_form(self) -> str:
-        """The form's HTML, for this user and what is free now."""
-        offered = [profile for profile in await self.offered() if profile.allows(self.user.name, self.group_names)]
-        form = Form(self.form_template_paths)
-        return form.render(offered, self._chosen_before(), await self._outlook(), self.away)
+    # -- a spawn --
 
-    # -- a start --
-
-    async def run_pre_spawn_hook(self) -> None:
+    async def _prepare(self, hook: Callable[[], Any]) -> None:
         """Run the admin's hook, check the options, and get the share; a start that finds no room waits here.
 
-        The hub's ``start_timeout`` runs only from `start` on. Raises StartRefused, and then nothing is reserved.
+        Raises StartRefused, and then nothing is reserved.
         """
-        self._placing = asyncio.current_task()
-        try:
-            with self._released_on_failure():
-                await maybe_future(super().run_pre_spawn_hook())
-                choice = await self._choose()
-                self._take(choice)
-                await self._place(choice.profile.template, self.queue_timeout, self._story)
-        finally:
-            self._placing = None
-            self._story.end()
+        if self._attempt.phase is not SpawnPhase.NEW:
+            # the spawner of a script: a hub clears the state before each start
+            self._forget_attempt()
+        attempt = self._attempt
+        with refusals_reported(self), attempt.placing():
+            await maybe_future(hook())
+            choice = await self._choose()
+            attempt.chose(choice)
+            await self._get_ready(choice)
 
-    @contextlib.contextmanager
-    def _released_on_failure(self) -> Iterator[None]:
-        """A part of a start; if it fails or is called off, nothing stays reserved."""
-        try:
-            with self._refusals_told():
-                yield
-        except BaseException:
-            self._let_go()
-            raise
+    def _chosen(self, offered: Sequence[Profile], options: Any) -> Choice:
+        """Check options against what is offered. Raises StartRefused.
 
-    @contextlib.contextmanager
-    def _refusals_told(self) -> Iterator[None]:
-        """A part of a start; a refusal goes to the log, and does not count as a failure of the hub."""
-        try:
-            yield
-        except StartRefused as error:
-            self.log.warning("Not starting %s: %s", self._log_name, error.jupyterhub_message)
-            if self.handler is not None:
-                forget_failure(self.handler.settings)
-            raise
-
-    async def _choose(self) -> Choice:
-        offered = await self.offered()
-        # no await between counting the user's servers and noting this one: two starts at once must see each other
-        return self._chosen(offered, self.user_options)
-
-    def _chosen(self, offered: list[Profile], options: Any) -> Choice:
-        """Check the options, and note what they stand for."""
+        Callers do not await between this and `SpawnAttempt.chose`: two starts at once must see each other.
+        """
         others = set(self.other_options)
         if isinstance(self.apply_user_options, dict):
             others.update(self.apply_user_options)
-        choice = choose(
+        return choose(
             options,
             offered,
             user=self.user.name,
@@ -339,111 +273,34 @@ class GPUShareBase(Spawner):
             running=self._running(),
             others=frozenset(others),
         )
-        self._profile, self._profile_slug = choice.profile, choice.profile.slug
-        return choice
 
-    def _take(self, choice: Choice) -> None:
-        """Set the traits that the choice asks for."""
-        profile = choice.profile
-        where = f"The template {profile.slug!r}"
-        resources = resource_override(profile.template)
-        if "image" in resources and not self.has_trait("image"):
-            self.log.debug("%s names an image; %s runs no containers", where, type(self).__name__)
-            del resources["image"]
-        for settings in (resources, profile.override, *choice.overrides):
-            self._overrides.apply(settings, where)
+    def _forget_attempt(self) -> None:
+        self._attempt.cancel()
+        if self._attempt.phase is not SpawnPhase.PLACING:
+            self._attempt = self._new_attempt()
 
-    async def _place(self, template: Template | None, patience: float, story: Story) -> None:
-        """Get the share, after a wait of at most ``patience`` seconds if need be; the story is told of it."""
-        self._hidden_gpus = template is not None and template.gpu is None
-        if template is None or template.gpu is None:
-            return
-        wish = self._wish(template)
-        telling: list[asyncio.Task[None]] = []
-
-        def joined(ticket: Ticket) -> None:
-            telling.append(asyncio.ensure_future(story.follow(ticket)))
-
-        try:
-            reservation = await self.reservations.reserve(wish, patience, joined)
-        finally:
-            for task in telling:
-                task.cancel()
-        self._reserved(reservation)
-        story.tell(self._placed(reservation), progress=30)
-        self.log.info("%s: %s on %s", self._log_name, wish.share, self._gpus_of(reservation))
-
-    def _wish(self, template: Template) -> Wish:
-        return Wish(self._tenant(), template)
-
-    def _gpus_of(self, reservation: Reservation) -> str:
-        return " and ".join(f"GPU {gpu.index} ({gpu.model})" for gpu in reservation.gpus)
-
-    def _placed(self, reservation: Reservation) -> str:
-        told = f"Placed on {self._gpus_of(reservation)}"
-        if not reservation.placement.borrowed:
-            return f"{told}."
-        return (
-            f"{told}; {reservation.placement.borrowed} % of it is lent by idle neighbours and goes back to them first."
-        )
-
-    def start(self) -> Any:
-        """As the spawner does; the share was found before."""
-        return super().start()
-
-    async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """The place in the line and the GPU, then what the spawner itself has to say."""
-        async for event in self._story.events():
-            yield event
-        async for event in super().progress():
-            yield event
-
-    # -- a running server --
-
-    async def poll(self) -> int | None:
-        """As the spawner says. While a server is being placed it counts as running."""
-        if self._placing is not None:
-            return None
-        status: int | None = await maybe_future(super().poll())
-        return status
-
-    async def stop(self, now: bool = False) -> None:
-        """Stop the server. A start that still waits for its share is called off."""
-        if self._placing is not None:
-            # no process yet; what spawners do to pid 0 would hit the hub's own process group
-            self._placing.cancel()
-            return
-        await super().stop(now)
+    # -- the state of a server --
 
     def clear_state(self) -> None:
         """Forget the server: its share goes back, and traits that its template set are put back."""
-        self._let_go()
+        self._forget_attempt()
         super().clear_state()
-
-    def _share_state(self) -> dict[str, Any]:
-        """What a hub that is restarted needs to know of the share, beside the template."""
-        return {}
 
     def get_state(self) -> dict[str, Any]:
         """The spawner's state, with the template and the share."""
         state: dict[str, Any] = super().get_state()
-        if self._profile_slug:
-            state["gpushare"] = {"template": self._profile_slug, **self._share_state()}
-        return state
+        ours = self._attempt.state()
+        return {**state, "gpushare": ours} if ours else state
 
     def load_state(self, state: dict[str, Any]) -> None:
         """What a hub that was restarted knows of a running server."""
         super().load_state(state)
         kept = state.get("gpushare")
         if isinstance(kept, dict):
-            self._profile_slug = str(kept.get("template") or "")
-
-
-def _running_loop() -> Any:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return _NO_LOOP
+            try:
+                self._attempt.restore(kept)
+            except ValueError as error:
+                self.log.error("The hub's database has no valid GPU session for %s: %s", self._log_name, error)
 
 
 def applied_when_placed(spawner: Any, user_options: dict[str, Any]) -> None:

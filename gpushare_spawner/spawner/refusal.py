@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jupyterhub.spawner
@@ -13,7 +15,7 @@ _SPAWN_EXCEPTION: type[HTTPError] | None = getattr(jupyterhub.spawner, "SpawnExc
 _Base: Any = _SPAWN_EXCEPTION or HTTPError
 
 
-class StartRefused(_Base):
+class StartRefused(_Base):  # type: ignore[misc]
     """The server is not started. The hub shows ``message`` on the form, on the spawn page and in the API's answer.
 
     ``reason`` is a short word for metrics. ``retry_after`` (seconds) goes out as the header of that name.
@@ -40,3 +42,15 @@ def forget_failure(settings: dict[str, Any]) -> None:
     """
     if _SPAWN_EXCEPTION is None:
         settings["failure_count"] = settings.get("failure_count", 0) - 1
+
+
+@contextlib.contextmanager
+def refusals_reported(spawner: Any) -> Iterator[None]:
+    """Log a refusal of this part of a spawn, and keep it from counting as a failure of the hub."""
+    try:
+        yield
+    except StartRefused as error:
+        spawner.log.warning("Not starting %s: %s", spawner._log_name, error.jupyterhub_message)
+        if spawner.handler is not None:
+            forget_failure(spawner.handler.settings)
+        raise

@@ -67,9 +67,17 @@ class TemplateFolder:
         self._files: dict[str, _File] = {}
         self._folder_problem: Problem | None = None
         self._now = Templates()
+        self._looked_at: float | None = None
 
-    def load(self) -> Templates:
-        """The templates in force and what is wrong. Cheap while no file changes; never raises, whatever files hold."""
+    def load(self, max_age: float = 0.0) -> Templates:
+        """The templates in force and what is wrong. Cheap while no file changes; never raises, whatever files hold.
+
+        What was looked for at most ``max_age`` seconds ago is not looked for again: a folder may be on a slow disk.
+        """
+        now = time.monotonic()
+        if self._looked_at is not None and now - self._looked_at < max_age:
+            return self._now
+        self._looked_at = now
         changed = self._look()
         if changed:
             before, self._now = self._now, self._gather()

@@ -13,7 +13,7 @@ import pytest
 from kubespawner import KubeSpawner
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, TEMPLATE
-from gpushare_spawner.spawner.kubernetes import placing
+from gpushare_spawner.spawner.kubernetes import cleanup
 from gpushare_spawner.spawner.kubernetes.reflectors import Dated
 from gpushare_spawner.spawner.kubernetes.snapshot import PODS
 from tests.spawner.running_hub import until
@@ -192,9 +192,10 @@ async def test_a_dead_view_is_brought_back_before_anything_is_placed(
     spawner = hub.spawner("ada")
     for key in [(PODS, cluster.namespace), spawner._reports_key]:
         # what giving up, or a first list that failed, leaves: nothing, for ever
-        KubeSpawner.reflectors[key].watch_task.cancel()
-        KubeSpawner.reflectors[key].resources = {}
-    await asyncio.sleep(0)
+        reflector = KubeSpawner.reflectors[key]
+        reflector.watch_task.cancel()
+        await asyncio.wait({reflector.watch_task})
+        reflector.resources = {}
     hub.reservations.look_every = 0.1
     outlook = await hub.reservations.outlook()
     assert outlook.ledger.free_units(f"GPU-{nodes.names[0]}-0") == 0
@@ -304,8 +305,8 @@ async def test_pods_of_servers_that_nobody_knows_are_removed(
     ):
         ghost["metadata"] = {**ghost["metadata"], "name": name, "annotations": {**annotations, **extra}}
         await cluster.admin.create(path("pods", cluster.namespace), ghost)
-    monkeypatch.setattr(placing, "ORPHANS_EVERY", 0.0)
-    monkeypatch.setattr(placing, "ORPHAN_AGE", -10.0)
+    monkeypatch.setattr(cleanup, "ORPHANS_EVERY", 0.0)
+    monkeypatch.setattr(cleanup, "ORPHAN_AGE", -10.0)
     assert (await hub.start_server("cyd", {"profile": "quarter-gpu"})).code == 201
     await cluster.wait_until_gone("jupyter-ghost")
     names = {pod["metadata"]["name"] for pod in await cluster.pods()}
@@ -324,7 +325,7 @@ async def test_a_hub_restarted_before_it_saved_anything_learns_from_the_pod(
     await KubeSpawner._stop_all_reflectors()
     again = await make_hub()
     await until(lambda: again.spawner("ada").ready)
-    assert again.spawner("ada")._profile_slug == "half-gpu"
+    assert again.spawner("ada")._attempt.template_name == "half-gpu"
 
 
 async def test_a_hook_that_drops_the_annotations_gives_nothing_away_twice(

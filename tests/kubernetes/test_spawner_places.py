@@ -18,7 +18,7 @@ from traitlets.config import Config
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, pod_session, resource_name
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement import Holding, Ledger
-from gpushare_spawner.spawner.kubernetes import launcher, pod_builder
+from gpushare_spawner.spawner.kubernetes import admission, api_errors, launcher
 from gpushare_spawner.spawner.kubernetes.snapshot import ClusterView
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.spawner.running_hub import until
@@ -121,7 +121,7 @@ async def test_other_settings_of_an_admin_stay_beside_the_share(
 async def test_units_that_the_node_does_not_offer_are_looked_for_elsewhere(
     make_hub: MakeHub, nodes: GpuNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "SCHEDULED_WITHIN", 0.3)
+    monkeypatch.setattr(admission, "SCHEDULED_WITHIN", 0.3)
     first, second = sorted([await nodes.add(gpus=1, capacity=10), await nodes.add(gpus=1)])
     short, other = (first, second) if first == nodes.names[0] else (second, first)
     # its agent reports more than its status offers, and as the fuller one it is preferred
@@ -188,7 +188,7 @@ async def test_the_pod_of_a_failed_start_is_removed_when_it_shows(
     await nodes.add(gpus=1)
     hub = await make_hub()
     # the pod is made and the answer is lost; the hub has not seen the pod, and stops nothing
-    for module in (pod_builder, launcher):
+    for module in (api_errors, launcher):
         monkeypatch.setattr(module, "may_pass", lambda error: False)
     monkeypatch.setattr(KubeSpawner, "poll", not_seen)
     cluster.faults.fail_next("create", "pods", "lost")

@@ -139,7 +139,7 @@ async def test_who_is_the_default(
     await nodes.add(gpus=1)
     hub = await make_hub(lambda config: with_own(config, **marks))
     assert (await hub.start_server("ada")).code == 201
-    assert hub.spawner("ada")._profile.slug == expected
+    assert hub.spawner("ada")._attempt.profile.slug == expected
     # a profile is KubeSpawner's affair: nothing of it is kept with the server
     assert ("gpushare" in hub.spawner("ada").get_state()) == (expected == "cpu-only")
 

@@ -19,8 +19,8 @@ from jupyterhub.utils import random_port
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 from traitlets.config import Config
 
+from gpushare_spawner.spawner.local.process import GPUShareSimpleSpawner
 from gpushare_spawner.spawner.local.reservations import Reservations
-from gpushare_spawner.spawner.local.simple import GPUShareSimpleSpawner
 
 HERE = Path(__file__).parent
 TOKEN = "token-of-the-test"

@@ -155,15 +155,15 @@ async def test_agent_killed_and_back_without_its_state(hub: RunningHub, agent: F
     spawner = await hub.started("ada")
     await agent.stop()
     agent.sessions.clear()
-    spawner._looked_after = 0.0
+    spawner._attempt._checked_at = None
     assert await spawner.poll() is None
     await agent.start()
-    spawner._looked_after = 0.0
+    spawner._attempt._checked_at = None
     await until(lambda: "ada" not in hub.reservations._adopting)
     hub.reservations._last = None
     assert await spawner.poll() is None
     await until(lambda: "ada" in agent.sessions and agent.sessions["ada"].confirmed)
-    assert agent.sessions["ada"].gpus == spawner._session.gpus
+    assert agent.sessions["ada"].gpus == spawner._attempt.session.gpus
 
 
 async def test_stop_while_the_agent_is_away(hub: RunningHub, agent: FakeAgent) -> None:

@@ -303,7 +303,7 @@ async def test_place_shown_and_start_after_the_wait(make_hub: Any, agent: FakeAg
     assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 202
     spawner = hub.spawner("bob")
     story = asyncio.ensure_future(events(spawner, 3))
-    await until(lambda: any("1 ahead of you" in event["message"] for event in spawner._story._events))
+    await until(lambda: any("1 ahead of you" in event["message"] for event in spawner._attempt.progress._events))
     await asyncio.sleep(1.2)
     assert (await spawner.poll()) is None
     agent.sessions.pop("there-0")

@@ -21,8 +21,8 @@ async def test_running_servers_keep_their_sessions(make_hub: Any, agent: FakeAge
     again = second.spawner("ada")
     assert again.ready
     assert again.pid == pid
-    assert again._session.id == "ada"
-    assert again._session.gpus == before.gpus
+    assert again._attempt.session.id == "ada"
+    assert again._attempt.session.gpus == before.gpus
     assert agent.sessions["ada"] == before
     # the limit of one server for each user still counts it
     assert (await second.start_server("ada", {"profile": "whole-gpu"}, server="more")).code == 409
@@ -74,4 +74,4 @@ async def test_state_that_makes_no_sense_is_no_obstacle(hub: RunningHub) -> None
     spawner = hub.spawner("ada")
     for state in ({"gpushare": 3}, {"gpushare": {"session": {"id": "x"}, "template": None}}, {"gpushare": []}, {}):
         spawner.load_state(state)
-        assert spawner._session is None
+        assert spawner._attempt.session is None

@@ -17,8 +17,8 @@ from traitlets.config import Config
 from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.spawner.base import GPUShareBase
-from gpushare_spawner.spawner.local.local import GPUShareLocalSpawner
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
+from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner
 from gpushare_spawner.spawner.refusal import StartRefused
 
 from .fake_agent import FakeAgent

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Awaitable
 
+from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.spawner.refusal import StartRefused
@@ -36,3 +39,17 @@ def api_refused(error: Exception) -> StartRefused:
     except (ValueError, KeyError, TypeError):
         said = worded(error)
     return StartRefused(f"The cluster refuses the server: {said}. Tell the admin.", reason="api-refused", status=502)
+
+
+async def asked_again(request: Awaitable[bool], what: str, log: logging.Logger) -> bool:
+    """Return whether a request has succeeded; False also where the API failed for a moment, so that it is asked again.
+
+    ``what`` says to the log what is not done yet. Raises what will not pass.
+    """
+    try:
+        return await request
+    except (ApiException, ClientError) as error:
+        if not may_pass(error):
+            raise
+        log.warning("%s: %s", what, worded(error))
+        return False

@@ -1,109 +1,96 @@
-"""A start's third step: the pod, with its share in it, made and deleted by an API server that may fail for a moment."""
+"""Builds the pod of a server with a share: KubeSpawner's manifest, and what the sharing layer adds to it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import ClientError
-from kubernetes_asyncio.client.models import V1Pod
-from kubernetes_asyncio.client.rest import ApiException
+from kubernetes_asyncio.client.models import V1EnvVar, V1Pod, V1ResourceRequirements
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB
-from gpushare_spawner.sharing.native_pod import NativePodLayer
-from gpushare_spawner.spawner.kubernetes.api_errors import may_pass, worded
-from gpushare_spawner.spawner.kubernetes.placing import PlacingSpawner
-from gpushare_spawner.spawner.kubernetes.pod_manifest import RESERVATION, fragment, put_back
+from gpushare_spawner.sharing.base import PodSpec
+from gpushare_spawner.sharing.native_pod import NOTEBOOK, NativePodLayer
+from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.refusal import StartRefused
 
-_WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
+WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not see those of its node because its image says "all". (NVIDIA Container
 Toolkit, environment variables: void is "as if there were no GPU".)"""
 
 
-class CreatingSpawner(PlacingSpawner):
-    """KubeSpawner's manifest and requests; what differs is only for pods with a share."""
+async def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1Pod:
+    """Return KubeSpawner's manifest with the share in it. ``hub``: the URL of the API of the hub that makes the pod.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._perhaps_created = False
-        """The reservation's pod may exist."""
+    Raises StartRefused for a manifest that is pinned to another node than the share's.
+    """
+    placed, pinned = share.placement.node, (pod.spec.node_selector or {}).get(HOSTNAME_LABEL)
+    if pinned not in (None, placed):
+        raise StartRefused(
+            f"The server is placed on node {placed}, and its settings pin it to {pinned}. Tell the admin to set "
+            f"{HOSTNAME_LABEL} in node_selector, where it is seen before a place is looked for.",
+            reason="bad-template",
+            status=500,
+        )
+    layer = NativePodLayer({gpu.uuid: gpu.index for gpu in share.gpus}, unit_size)
+    changed = await layer.grant(share.wish.tenant, share.wish.template, share.placement, fragment(pod))
+    changed["metadata"]["annotations"].update({RESERVATION: share.token, HUB: hub})
+    return put_back(pod, changed)
 
-    def _reserved(self, reservation: PodShare) -> None:
-        super()._reserved(reservation)
-        self._perhaps_created = False
 
-    def _give_back_place(self) -> None:
-        """The start has failed, or the server is gone: its place is free, once no pod can have it any more."""
-        reservation, self._reservation = self._reservation, None
-        if reservation is None:
-            return
-        if not self._perhaps_created:
-            self.reservations.give_back(reservation)
-            return
-        self._perhaps_created = False
-        self.reservations.perhaps_created(reservation)
-        self.reservations.in_background(self._remove_late_pod(reservation.token))
+def pinned_node(node_selector: Mapping[str, str], extra_pod_config: Mapping[str, Any]) -> str:
+    """Return the node that the admin's settings pin a server to; empty where they do not."""
+    pinned = node_selector.get(HOSTNAME_LABEL)
+    for key in ("nodeSelector", "node_selector"):
+        pinned = (extra_pod_config.get(key) or {}).get(HOSTNAME_LABEL, pinned)
+    return str(pinned or "")
 
-    async def _remove_late_pod(self, token: str) -> None:
-        """Remove the pod of a failed start when it shows: the hub stops only what the reflector has seen by then."""
-        async for pod in self.reservations.late_pods(token):
-            await self._remove_pod(pod["metadata"], "its start has failed")
 
-    async def get_pod_manifest(self) -> V1Pod:
-        """KubeSpawner's manifest, and the share in it."""
-        pod = await super().get_pod_manifest()
-        reservation = self._reservation
-        if reservation is None:
-            return pod
-        placed, pinned = reservation.placement.node, (pod.spec.node_selector or {}).get(HOSTNAME_LABEL)
-        if pinned not in (None, placed):
-            raise StartRefused(
-                f"The server is placed on node {placed}, and its settings pin it to {pinned}. Tell the admin to set "
-                f"{HOSTNAME_LABEL} in node_selector, where it is seen before a place is looked for.",
-                reason="bad-template",
-                status=500,
-            )
-        layer = NativePodLayer({gpu.uuid: gpu.index for gpu in reservation.gpus}, self.share_unit_size)
-        bare = fragment(pod)
-        wish = reservation.wish
-        changed = await layer.grant(wish.tenant, wish.template, reservation.placement, bare)
-        changed["metadata"]["annotations"].update({RESERVATION: reservation.token, HUB: self.hub.api_url})
-        return put_back(pod, changed)
+def fragment(pod: V1Pod) -> PodSpec:
+    """The parts of a manifest that a sharing layer looks at and changes, as plain data."""
+    container = _notebook(pod)
+    return {
+        "metadata": {"annotations": dict(pod.metadata.annotations or {}), "labels": dict(pod.metadata.labels or {})},
+        "spec": {
+            "nodeSelector": dict(pod.spec.node_selector or {}),
+            "containers": [
+                {
+                    "name": container.name,
+                    "resources": {"limits": dict(_get(container.resources, "limits") or {})},
+                    "env": [{"name": _get(variable, "name")} for variable in container.env or []],
+                }
+            ],
+        },
+    }
 
-    def get_env(self) -> dict[str, Any]:
-        """KubeSpawner's environment; a template without a GPU hides those of the node."""
-        environment: dict[str, Any] = super().get_env()
-        if self._hidden_gpus and not (self.extra_resource_limits or self.extra_resource_guarantees):
-            return {**_WITHOUT_GPU, **environment}
-        return environment
 
-    async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
-        """KubeSpawner's; for a pod with a share, an API server that fails for a moment is asked again."""
-        if self._reservation is None:
-            created: bool = await super()._make_create_pod_request(pod, request_timeout)
-            return created
-        self._perhaps_created = True
-        try:
-            created = await super()._make_create_pod_request(pod, request_timeout)
-        except (ApiException, ClientError) as error:
-            if not may_pass(error):
-                raise
-            self.log.warning("Pod %s is not created yet: %s", self.pod_name, worded(error))
-            return False
-        return created
+def put_back(pod: V1Pod, changed: PodSpec) -> V1Pod:
+    """Write what a sharing layer made of the `fragment` into the manifest; everything else stays as it is."""
+    container = _notebook(pod)
+    pod.metadata.annotations = changed["metadata"]["annotations"]
+    pod.metadata.labels = changed["metadata"]["labels"]
+    pod.spec.node_selector = changed["spec"]["nodeSelector"]
+    (wanted,) = changed["spec"]["containers"]
+    if container.resources is None:
+        container.resources = V1ResourceRequirements()
+    if isinstance(container.resources, dict):
+        container.resources = {**container.resources, "limits": wanted["resources"]["limits"]}
+    else:
+        container.resources.limits = wanted["resources"]["limits"]
+    set_here = {variable["name"]: variable["value"] for variable in wanted["env"] if "value" in variable}
+    if set_here:
+        kept = [variable for variable in container.env or [] if _get(variable, "name") not in set_here]
+        container.env = kept + [V1EnvVar(name=name, value=value) for name, value in set_here.items()]
+    return pod
 
-    async def _make_delete_pod_request(self, *args: Any, **kwargs: Any) -> bool:
-        """KubeSpawner's; for a server with a share, an API server that fails for a moment is asked again."""
-        try:
-            deleted: bool = await super()._make_delete_pod_request(*args, **kwargs)
-        except (ApiException, ClientError) as error:
-            if not self._profile_slug or not may_pass(error):
-                raise
-            self.log.warning("Pod %s is not deleted yet: %s", self.pod_name, worded(error))
-            return False
-        return deleted
 
-    def _let_go(self) -> None:
-        self._give_back_place()
-        super()._let_go()
+def _notebook(pod: V1Pod) -> Any:
+    containers = pod.spec.containers
+    return next((container for container in containers if container.name == NOTEBOOK), containers[0])
+
+
+def _get(thing: Any, name: str) -> Any:
+    # KubeSpawner takes both models and dicts in several settings, and leaves them as they are
+    if thing is None:
+        return None
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name)

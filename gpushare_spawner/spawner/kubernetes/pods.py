@@ -1,18 +1,51 @@
-"""What has become of a pod that does not run: why a node did not take it, how it ended, whose it was."""
+"""What a pod of ours says, as the API server writes it: what it holds, why it does not run, how it ended, whose it is.
+
+Does not make or remove any: see `pod_builder` and `cleanup`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from gpushare_spawner.model.kubernetes import HUB, RESOURCE_PREFIX, SESSION
+from gpushare_spawner.model.kubernetes import HUB, PREFIX, RESOURCE_PREFIX, SESSION, is_session
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.sharing.native_pod import NOTEBOOK
-from gpushare_spawner.spawner.kubernetes.pod_manifest import FINISHED, annotation, created_at, holds_share, phase
+
+RESERVATION = PREFIX + "reservation"
+"""Annotation: which reservation of the hub the pod was made from. By it the hub knows that the share has arrived."""
+
+FINISHED = ("Failed", "Succeeded")
+"""Phases of pods that hold nothing any more."""
 
 UNSCHEDULABLE = "Unschedulable"
 """Kubernetes' word for a pod that the scheduler finds no node for."""
+
+
+def holds_share(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod (as the API server writes it) holds a share: one that is being deleted does until it is gone."""
+    return is_session(pod["metadata"].get("labels")) and phase(pod) not in FINISHED
+
+
+def phase(pod: Mapping[str, Any]) -> str:
+    """Pending, Running, Failed, Succeeded or Unknown."""
+    return str((pod.get("status") or {}).get("phase") or "Pending")
+
+
+def annotation(pod: Mapping[str, Any], name: str) -> str:
+    """An annotation of a pod; empty where it has none of that name."""
+    return str((pod["metadata"].get("annotations") or {}).get(name) or "")
+
+
+def created_at(pod: Mapping[str, Any]) -> float:
+    """When the pod was made, in seconds since the epoch; 0 where it does not say."""
+    written = pod["metadata"].get("creationTimestamp")
+    try:
+        return datetime.fromisoformat(str(written)).timestamp() if written else 0.0
+    except ValueError:
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -42,14 +75,6 @@ class Ended:
             what = f"has not enough {self.reason.removeprefix('OutOf')} left for the server"
         detail = f": {self.message}" if self.message else ""
         return f"{where} {what or 'ended the server'} ({self.reason or 'no reason given'}{detail})"
-
-
-class NotAdmitted(Exception):
-    """The node that a pod was placed on did not take it."""
-
-    def __init__(self, ended: Ended) -> None:
-        super().__init__(str(ended))
-        self.ended = ended
 
 
 def ended_by_node(pod: Mapping[str, Any]) -> Ended | None:

@@ -1,9 +1,10 @@
-"""KubeSpawner's profiles beside compute templates: cards, the default, and checks with clear words."""
+"""What is offered in a cluster: KubeSpawner's profiles beside compute templates; cards, the default, their choices."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -15,6 +16,30 @@ from gpushare_spawner.spawner.refusal import StartRefused
 
 SHOWN = ("display_name", "description", "display_name_in_choices", "validation_message")
 """Fields of a profile, its options and their choices that the form shows, and that may hold HTML in KubeSpawner's."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What all users together may choose."""
+
+    cards: tuple[Profile, ...]
+    """Templates first, then the admin's profiles."""
+    own: tuple[dict[str, Any], ...]
+    """The admin's profiles, as KubeSpawner completes them."""
+    own_default: str | None
+    """The slug of the profile that the admin marked as default."""
+    clashes: tuple[str, ...]
+    """Names of templates that are left out, because a profile has that slug."""
+
+    @classmethod
+    def of(cls, templates: Iterable[Template], written: Any, own: Sequence[dict[str, Any]]) -> Offer:
+        """``written``: ``profile_list`` as the admin wrote it; ``own``: as KubeSpawner completes it."""
+        offered, clashes = cards(tuple(templates), own)
+        return cls(tuple(offered), tuple(own), marked_default(written, own), tuple(clashes))
+
+    def card(self, slug: Any) -> Profile | None:
+        """Return the card of a slug; None where there is none."""
+        return next((card for card in self.cards if card.slug == slug), None)
 
 
 def card_of(entry: Mapping[str, Any]) -> Profile:

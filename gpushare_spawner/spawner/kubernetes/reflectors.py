@@ -72,7 +72,8 @@ class Dated(ResourceReflector):  # type: ignore[misc]
         the age of its list. A hub that starts hundreds of servers at once is late with that too; it must not be given
         more to do then, hence ``restart_seconds`` on top.
         """
-        return (self.timeout_seconds or self.request_timeout or 60) + self.restart_seconds + _SLACK
+        watch_seconds = float(self.timeout_seconds or self.request_timeout or 60)
+        return watch_seconds + float(self.restart_seconds) + _SLACK
 
     @property
     def up_to_date(self) -> bool:

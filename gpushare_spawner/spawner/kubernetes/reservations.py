@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Holding
-from gpushare_spawner.spawner.kubernetes.pod_manifest import RESERVATION, annotation, holds_share
+from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, holds_share
 from gpushare_spawner.spawner.kubernetes.reflectors import ViewStale
 from gpushare_spawner.spawner.kubernetes.snapshot import ClusterView
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket

@@ -23,7 +23,7 @@ from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement import Holding
 from gpushare_spawner.sharing.native_pod import notebook_container
-from gpushare_spawner.spawner.kubernetes.pod_manifest import RESERVATION, annotation, created_at, holds_share
+from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.reflectors import ViewStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.snapshot import GpuView
 

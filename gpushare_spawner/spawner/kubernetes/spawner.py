@@ -1,63 +1,450 @@
-"""Servers as pods, with shared GPUs.
+"""Servers as pods, with shared GPUs: KubeSpawner, and where its methods hand over to the parts in this package.
 
-Each step of a start has a module, and each builds on the one before: `kube_watching` (pods and reports are in view),
-`kube_offering` (the form), `kube_choosing` (options), `kube_placing` (a place, perhaps after a wait), `kube_creating`
-(the pod), `kube_starting` (all of it, and again elsewhere if a node refuses). What a running server adds is here.
+A spawn goes through `options` (what was chosen), `reservations` (a place, perhaps after a wait), `launcher` (tries),
+`pod_builder` (the pod) and `admission` (whether the node takes it); its state is an `attempt`. `watches` keeps what the
+parts look at up to date, `snapshot` reads it; `cleanup` removes pods that stand in the way.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import functools
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from jupyterhub.utils import maybe_future
+
+try:
+    from kubespawner import KubeSpawner
+except ImportError as error:
+    raise ImportError(
+        "GPUShareSpawner needs the package jupyterhub-kubespawner; "
+        "install it with: pip install 'gpushare-spawner[kubernetes]'"
+    ) from error
+
+from kubernetes_asyncio.client.models import V1Pod
+from traitlets import Float, Integer, TraitError, Unicode, default, validate
+
 from gpushare_spawner.model.kubernetes import TEMPLATE, is_session
-from gpushare_spawner.spawner.base import GPUShareBase
-from gpushare_spawner.spawner.kubernetes.launcher import StartingSpawner
-from gpushare_spawner.spawner.kubernetes.pod_manifest import annotation
-from gpushare_spawner.spawner.kubernetes.pods import ended_by_node, exit_code
-from gpushare_spawner.spawner.progress import interleaved
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.attempt import SpawnPhase
+from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
+from gpushare_spawner.spawner.form.form import Form
+from gpushare_spawner.spawner.kubernetes.api_errors import asked_again
+from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
+from gpushare_spawner.spawner.kubernetes.cleanup import LastSearch, PodCleanup
+from gpushare_spawner.spawner.kubernetes.form import entries_of, has_own_form, shown_as_chosen, without_idle_fields
+from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
+from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
+from gpushare_spawner.spawner.kubernetes.options import NAMES, choose, names_template
+from gpushare_spawner.spawner.kubernetes.pod_builder import WITHOUT_GPU, build_pod, pinned_node
+from gpushare_spawner.spawner.kubernetes.pods import annotation, ended_by_node, exit_code
+from gpushare_spawner.spawner.kubernetes.profile_list import Offer, default_card
+from gpushare_spawner.spawner.kubernetes.reflectors import ReportReflector
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
+from gpushare_spawner.spawner.kubernetes.snapshot import REPORTS, ClusterView
+from gpushare_spawner.spawner.kubernetes.watches import Watches
+from gpushare_spawner.spawner.options.overrides import Overrides
+from gpushare_spawner.spawner.options.profiles import Profile
+from gpushare_spawner.spawner.options.validation import Choice
+from gpushare_spawner.spawner.placing import report_placement, reserve_share
+from gpushare_spawner.spawner.progress import Story, interleaved
+from gpushare_spawner.spawner.queue.queue import Wish
+from gpushare_spawner.spawner.refusal import refusals_reported
+
+_TEMPLATES = "/etc/gpushare/templates"
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+_TEMPLATES_FOR = 0.5
+"""Seconds for which templates are not looked for again: one start asks for them many times."""
 
 
-class GPUShareSpawner(StartingSpawner):
+class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     """KubeSpawner with shared GPUs.
 
     Every setting, hook and profile of KubeSpawner works as ever. Compute templates are offered beside ``profile_list``;
     while there are none, it is KubeSpawner in everything.
     """
 
+    away = "the cluster's GPUs and pods cannot be looked at"
+
+    _attempt: PodAttempt
+
+    reports_namespace = Unicode(
+        help="""
+        The namespace in which the nodes' agents publish their reports: the hub's own.
+
+        Default: ``$POD_NAMESPACE``, else that of the hub's service account, else ``KubeSpawner.namespace``.
+        """,
+    ).tag(config=True)
+
+    share_unit_size = Integer(
+        1,
+        min=1,
+        max=100,
+        help="""
+        How many units of 1 % of a GPU one device of the agents' device plugin stands for; the agents' ``--unit-size``.
+        """,
+    ).tag(config=True)
+
+    @validate("share_unit_size")
+    def _valid_share_unit_size(self, proposal: Any) -> int:
+        size = int(proposal["value"])
+        if UNITS_PER_GPU % size:
+            raise TraitError(f"share_unit_size {size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
+        return size
+
+    view_patience = Float(
+        20.0,
+        min=0,
+        help="""
+        Seconds that a start waits while what the GPUs hold is not known, before it is refused: the cluster's API does
+        not answer, or no agent has published a report within two minutes.
+        """,
+    ).tag(config=True)
+
+    start_attempts = Integer(
+        4,
+        min=1,
+        help="""
+        How often a server with a share is tried at most when a node does not admit its pod, or the cluster's API
+        fails.
+
+        A node may be given a pod on what it said a moment ago: its GPU went away, or was given to somebody. Each
+        attempt looks at the GPUs anew, and leaves the node that refused alone for 10 s. All of them together are part
+        of ``Spawner.start_timeout``.
+        """,
+    ).tag(config=True)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._kube = KubeSpawnerPrivate(self, super())
+        self._kubespawners_form: Any = None
+
+    @default("reports_namespace")
+    def _default_reports_namespace(self) -> str:
+        if os.environ.get("POD_NAMESPACE"):
+            return os.environ["POD_NAMESPACE"]
+        if _NAMESPACE_FILE.exists():
+            return _NAMESPACE_FILE.read_text().strip()
+        # a user's namespace is not the hub's
+        return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
+
+    # -- the parts --
+
+    @property
+    def reservations(self) -> PodReservations:
+        """The shares in flight and the line, one for all spawners of the hub."""
+        return self._shared(("cluster", self.reports_namespace), self._new_reservations)
+
+    def _new_reservations(self) -> PodReservations:
+        cluster = ClusterView(self.reflectors, self._reports_key, self.share_unit_size, self.log)
+        return PodReservations(cluster, self.log, patience=self.view_patience, **self._line_settings())
+
+    @property
+    def _reports_key(self) -> tuple[str, str]:
+        return (REPORTS, self.reports_namespace)
+
+    @property
+    def _watches(self) -> Watches:
+        return Watches(self._kube, self.reflectors, self._lock, self.namespace, self.log)
+
+    def _lock(self, key: tuple[Any, ...]) -> asyncio.Lock:
+        return self._shared(("replacing", *map(str, key)), asyncio.Lock)
+
+    @property
+    def _cleanup(self) -> PodCleanup:
+        return PodCleanup(self.api, self.reservations, self.log)
+
+    def _new_attempt(self) -> PodAttempt:
+        return PodAttempt(Overrides(self, also=NAMES), lambda share, created: self._cleanup.give_back(share, created))
+
+    def _pod(self) -> Mapping[str, Any] | None:
+        reflector = self.pod_reflector
+        return reflector.pods.get(f"{self.namespace}/{self.pod_name}") if reflector is not None else None
+
+    async def _remove_own_pod(self) -> None:
+        await self._cleanup.remove_own(self.pod_name, self._stop_pod)
+
+    async def _stop_pod(self) -> None:
+        await super().stop(now=True)
+
+    # -- what is offered --
+
+    def _templates(self) -> tuple[Template, ...]:
+        """The templates in force. While there are none, everything is KubeSpawner's."""
+        if self.templates_dir == _TEMPLATES and not os.path.isdir(_TEMPLATES):
+            # nobody asked for templates: nothing to complain about
+            return ()
+        return self.template_folder.load(max_age=_TEMPLATES_FOR).templates
+
+    async def offered(self) -> list[Profile]:
+        """The templates' cards, then those of KubeSpawner's ``profile_list``."""
+        return list((await self._offer()).cards)
+
+    async def _offer(self) -> Offer:
+        written = self.profile_list
+        if callable(written):
+            written = await maybe_future(written(self))
+        offer = Offer.of(self._templates(), written, self._kube.complete_profiles(written or []))
+        for name in offer.clashes:
+            self._shared(("clash", name), functools.partial(self._report_clash, name))
+        return offer
+
+    def _report_clash(self, name: str) -> bool:
+        self.log.error("The template %r is not offered: profile_list has a profile with that slug", name)
+        return True
+
+    # -- the form --
+
+    @default("options_form")
+    def _options_form_default(self) -> Any:
+        self._kubespawners_form = super()._options_form_default()
+        return self._kubespawners_form
+
+    async def get_options_form(self) -> Any:
+        """KubeSpawner's form, or an admin's ``options_form``; with templates, one that shows all there is."""
+        if not self._templates() or self._has_own_options_form():
+            return await super().get_options_form()
+        return await self.show_form()
+
+    def _has_own_options_form(self) -> bool:
+        """Whether the admin has set ``options_form``."""
+        form = self.options_form
+        return form is not self._kubespawners_form and form != self._kubespawners_form
+
+    def _has_own_form(self) -> bool:
+        return has_own_form(self.profile_form_template, self.additional_profile_form_template_paths)
+
+    async def show_form(self) -> str:
+        """The form's HTML, for this user and what is free now."""
+        offer = await self._offer()
+        cards = self._allowed(offer.cards)
+        outlook = (
+            await self._outlook_if_watched() if any(card.template and card.template.gpu for card in cards) else None
+        )
+        standard = default_card(cards, offer.own_default)
+        if self._has_own_form():
+            return self._kube.rendered_form(entries_of(cards, offer, standard, outlook))
+        chosen = shown_as_chosen(self._chosen_before(), cards, standard)
+        return Form(self.form_template_paths).render(cards, chosen, outlook, self.away)
+
+    async def _outlook_if_watched(self) -> Any:
+        try:
+            await asyncio.wait_for(self._watch(), self.form_timeout)
+        except TimeoutError:
+            self.log.warning("The form is shown without availability: pods are not watched in time")
+            return None
+        return await self._outlook()
+
+    def _options_from_form(self, formdata: dict[str, Any]) -> dict[str, Any]:
+        options: dict[str, Any] = super()._options_from_form(formdata)
+        if not self._templates():
+            return options
+        if not self._has_own_options_form() and not self._has_own_form():
+            options = without_idle_fields(options)
+        self._remember_submitted(options)
+        return options
+
+    # -- the watches --
+
+    async def _start_reflector(self, kind: str, reflector_class: Any, replace: bool = False, **kwargs: Any) -> Any:
+        if not self._templates():
+            return await super()._start_reflector(kind, reflector_class, replace, **kwargs)
+        return await self._watches.start(kind, reflector_class, replace, **kwargs)
+
+    async def _watch(self) -> None:
+        await self._watches.ensure(
+            self._reports_key, lambda: ReportReflector(parent=self, namespace=self.reports_namespace)
+        )
+
+    # -- a spawn, before start --
+
+    @default("apply_user_options")
+    def _default_apply_user_options(self) -> Callable[..., None] | None:
+        # where there are templates, the hub need not say that nobody takes care of the options
+        return applied_when_placed if self._templates() else None
+
+    def run_pre_spawn_hook(self) -> Any:
+        """Run the admin's hook; with templates, check the options and get the share too, after a wait if need be.
+
+        The hub's ``start_timeout`` runs only from `start` on. Raises StartRefused, and then nothing is reserved.
+        """
+        if not self._templates():
+            return super().run_pre_spawn_hook()
+        self._kube.forget_last_start()
+        return self._prepare(super().run_pre_spawn_hook)
+
+    async def _choose(self) -> Choice:
+        return choose(await self._offer(), self.user_options, self._allowed, self._chosen, self._kube.profile_of)
+
+    async def _get_ready(self, choice: Choice) -> None:
+        template = choice.profile.template
+        if template is None:
+            # KubeSpawner applies its own profiles itself, when it starts
+            return
+        attempt = self._attempt
+        attempt.overrides.apply_choice(choice)
+        if template.gpu is not None:
+            attempt.reserved(await self._reserve(template, self.queue_timeout, attempt.progress))
+
+    async def _reserve(self, template: Template, patience: float, progress: Story) -> PodShare:
+        """Get a share, after a wait of at most ``patience`` seconds if need be; ``progress`` hears of it."""
+        await self._watch()
+        await self._clear_way()
+        node = pinned_node(self.node_selector, self.extra_pod_config)
+        wish = Wish(Tenant(self.user.name, self.name), template, self._kube.expanded(node) if node else "")
+        share = await reserve_share(self.reservations, wish, patience, progress)
+        report_placement(share, f" of {share.placement.node}", progress, self.log, self._log_name)
+        return share
+
+    async def _clear_way(self) -> None:
+        await self._cleanup.remove_leftover(self._pod(), self._stop_pod)
+        settings = getattr(self.user, "settings", None)
+        if isinstance(settings, dict) and "users" in settings:
+            self._cleanup.remove_orphans_soon(self._shared(("orphans",), LastSearch), self.hub.api_url, self._hub_runs)
+
+    # -- a spawn, in start --
+
+    def start(self) -> Any:
+        """KubeSpawner's start: the pod, on a node that has room; on another one if the first does not admit it."""
+        if self._attempt.phase not in (SpawnPhase.NEW, SpawnPhase.READY):
+            # the spawner of a script: a hub clears the state before each start
+            self._forget_attempt()
+        return super().start()
+
+    async def _start(self) -> Any:
+        attempt = self._attempt
+        attempt.progress.end()
+        try:
+            with refusals_reported(self):
+                if not attempt.settled and (choice := await self._template_choice()) is not None:
+                    attempt.settle(choice)
+                if not attempt.settled:
+                    return await self._kube.start_pod()
+                with attempt.starting():
+                    return await self._start_chosen(attempt)
+        finally:
+            attempt.retries.end()
+
+    async def _start_chosen(self, attempt: PodAttempt) -> Any:
+        template = attempt.profile.template if attempt.profile is not None else None
+        if template is None or template.gpu is None:
+            return await self._kube.start_pod()
+        return await self._launcher(attempt, template).launch()
+
+    def _launcher(self, attempt: PodAttempt, template: Template) -> PodLauncher:
+        patience = min(self.queue_timeout, self.start_timeout / 2)
+        return PodLauncher(
+            attempt,
+            self.reservations,
+            reserve=lambda: self._reserve(template, patience, attempt.retries),
+            start_pod=self._kube.start_pod,
+            remove_pod=self._remove_own_pod,
+            pod=self._pod,
+            tries=self.start_attempts,
+            start_timeout=self.start_timeout,
+            log=self.log,
+            name=self._log_name,
+        )
+
+    async def load_user_options(self) -> None:
+        """Apply what was chosen: a template if its name was, else as KubeSpawner does."""
+        attempt = self._attempt
+        if attempt.settled:
+            if attempt.profile is None or attempt.profile.template is None:
+                await super().load_user_options()
+            return
+        choice = await self._template_choice()
+        if choice is None:
+            await super().load_user_options()
+        else:
+            attempt.apply(choice)
+
+    async def _template_choice(self) -> Choice | None:
+        """What the options stand for where they name a template; None where they leave everything to KubeSpawner."""
+        if not names_template(self.user_options, self._templates()):
+            return None
+        offer = await self._offer()
+        card = offer.card(self.user_options["profile"])
+        return self._chosen(offer.cards, self.user_options) if card is not None and card.template is not None else None
+
+    async def get_pod_manifest(self) -> V1Pod:
+        """KubeSpawner's manifest, and the share in it."""
+        pod = await super().get_pod_manifest()
+        share = self._attempt.reservation
+        return pod if share is None else await build_pod(pod, share, self.share_unit_size, self.hub.api_url)
+
+    def get_env(self) -> dict[str, Any]:
+        """KubeSpawner's environment; a template without a GPU hides those of the node."""
+        environment: dict[str, Any] = super().get_env()
+        if self._attempt.hides_gpus and not (self.extra_resource_limits or self.extra_resource_guarantees):
+            return {**WITHOUT_GPU, **environment}
+        return environment
+
+    async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
+        request = super()._make_create_pod_request(pod, request_timeout)
+        if self._attempt.reservation is None:
+            return bool(await request)
+        self._attempt.perhaps_created = True
+        return await asked_again(request, f"Pod {self.pod_name} is not created yet", self.log)
+
+    async def _make_delete_pod_request(self, *args: Any, **kwargs: Any) -> bool:
+        request = super()._make_delete_pod_request(*args, **kwargs)
+        if not self._attempt.template_name:
+            return bool(await request)
+        return await asked_again(request, f"Pod {self.pod_name} is not deleted yet", self.log)
+
+    def is_pod_running(self, pod: Any) -> bool:
+        """KubeSpawner's. While a server with a share starts, a pod that its node does not take is noticed."""
+        admission = self._attempt.admission
+        if admission is None:
+            return bool(super().is_pod_running(pod))
+        return admission.runs(pod, super().is_pod_running)
+
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """The place in the line and the GPU, then what KubeSpawner has to say."""
-        if self._templates() and (self.pending or self._placing is not None or self._start_future is not None):
-            async for event in self._story.events():
+        attempt = self._attempt
+        begun = self.pending or attempt.phase is SpawnPhase.PLACING or self._kube.was_started
+        if begun and self._templates():
+            async for event in attempt.progress.events():
                 yield event
-        events = super(GPUShareBase, self).progress()
-        if self._profile is not None and self._profile.template is not None:
-            events = interleaved(events, self._retries.events())
+        events = super().progress()
+        if attempt.profile is not None and attempt.profile.template is not None:
+            events = interleaved(events, attempt.retries.events())
         async for event in events:
             yield event
 
+    # -- a running server --
+
     async def poll(self) -> int | None:
         """KubeSpawner's. A pod with a share that its node has ended counts as stopped, and the log says why."""
-        if not self._profile_slug and not self._templates():
-            status: int | None = await super(GPUShareBase, self).poll()
-            return status
-        if self._placing is None:
-            await self._watch_pods_patiently()
+        attempt = self._attempt
+        if attempt.phase is SpawnPhase.PLACING:
+            return None
+        if attempt.template_name or self._templates():
+            await self._watches.pods_patiently()
             pod = self._pod()
             if pod is not None and is_session(pod["metadata"].get("labels")):
                 # a hub that was killed before it saved its state learns the template from the pod
-                self._profile_slug = self._profile_slug or annotation(pod, TEMPLATE)
-                ended = ended_by_node(pod) if not self._starting else None
+                attempt.template_name = attempt.template_name or annotation(pod, TEMPLATE)
+                ended = ended_by_node(pod) if attempt.phase is not SpawnPhase.STARTING else None
                 if ended is not None:
                     code = exit_code(pod)
                     self.log.warning("%s: %s. The server can be started again.", self._log_name, ended)
                     if self.delete_stopped_pods:
                         await self.stop(now=True)
                     return code or 1
-        return await super().poll()
+        status: int | None = await super().poll()
+        return status
 
     async def stop(self, now: bool = False) -> None:
         """KubeSpawner's. A start that still waits for its share is called off; whoever waits has a look afterwards."""
-        await super().stop(now)
-        if self._profile_slug and self._templates():
+        if not self._attempt.call_off():
+            await super().stop(now)
+        if self._attempt.template_name and self._templates():
             self.reservations.look_soon()

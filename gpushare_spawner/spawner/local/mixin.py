@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
 from inspect import isawaitable
 from typing import Any
 
 import traitlets
 from jupyterhub.utils import maybe_future
-from pydantic import ValidationError
 from traitlets import Float, List, Unicode, Union
 
 from gpushare_spawner.clients.agent import AgentClient, default_control_socket
-from gpushare_spawner.model.control import ControlRefused, OpenRequest
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.native import shared_environment
+from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
-from gpushare_spawner.spawner.local.reservations import OpenedShare, Reservations
+from gpushare_spawner.spawner.form.form import Form
+from gpushare_spawner.spawner.local.attempt import ProcessAttempt
+from gpushare_spawner.spawner.local.reservations import Reservations
+from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, profiles
-from gpushare_spawner.spawner.refusal import StartRefused
-
-_LOOK_AFTER = 20.0
-"""Seconds between two looks whether the agent still has a running server's session."""
-_FRESH_ENOUGH = 5.0
-"""Age in seconds up to which one report serves several servers."""
+from gpushare_spawner.spawner.options.validation import Choice
+from gpushare_spawner.spawner.placing import report_placement, reserve_share
+from gpushare_spawner.spawner.queue.queue import Wish
+from gpushare_spawner.spawner.refusal import StartRefused, refusals_reported
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not take one because the machine has one. (CUDA C++ Programming Guide,
@@ -41,6 +41,9 @@ class GPUShareMixin(GPUShareBase):
     A spawner whose servers do not run as the hub's idea of a local user overrides `share_uid`, one without a ``pid``
     overrides `share_pid`.
     """
+
+    away = "the GPU agent of this machine does not answer"
+    """Why nothing is known of the GPUs, as half a sentence."""
 
     agent_socket = Unicode(
         help="""
@@ -85,11 +88,10 @@ class GPUShareMixin(GPUShareBase):
         """,
     ).tag(config=True)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._reservation: OpenedShare | None = None
-        self._session: OpenRequest | None = None
-        self._looked_after = 0.0
+    _attempt: ProcessAttempt
+
+    def _new_attempt(self) -> ProcessAttempt:
+        return ProcessAttempt(Overrides(self), lambda session: self.reservations.release(session))
 
     # -- what the place of a server must say --
 
@@ -122,7 +124,7 @@ class GPUShareMixin(GPUShareBase):
 
     async def offered(self) -> list[Profile]:
         """All profiles, allowed to this user or not. A mistake in ``profile_list`` is logged and hides that list."""
-        templates = self._templates()
+        templates = self.template_folder.load().templates
         entries = self.profile_list
         try:
             if callable(entries):
@@ -150,10 +152,38 @@ class GPUShareMixin(GPUShareBase):
     def _default_apply_user_options(self) -> Callable[..., None]:
         return applied_when_placed
 
-    # -- a start --
+    async def show_form(self) -> str:
+        """The form's HTML, for this user and what is free now."""
+        offered = self._allowed(await self.offered())
+        form = Form(self.form_template_paths)
+        return form.render(offered, self._chosen_before(), await self._outlook(), self.away)
 
-    def _tenant(self) -> Tenant:
-        return Tenant(self.user.name, self.name, self._uid())
+    def _read_form(self, form_data: dict[str, Any]) -> dict[str, Any]:
+        options = Form.read(form_data)
+        self._remember_submitted(options)
+        return options
+
+    # -- a spawn --
+
+    async def run_pre_spawn_hook(self) -> None:
+        """Run the admin's hook, check the options, and get the share; a start that finds no room waits here.
+
+        The hub's ``start_timeout`` runs only from `start` on. Raises StartRefused, and then nothing is reserved.
+        """
+        await self._prepare(super().run_pre_spawn_hook)
+
+    async def _choose(self) -> Choice:
+        return self._chosen(await self.offered(), self.user_options)
+
+    async def _get_ready(self, choice: Choice) -> None:
+        attempt, template = self._attempt, choice.profile.template
+        attempt.overrides.apply_choice(choice)
+        if template is None or template.gpu is None:
+            return
+        wish = Wish(Tenant(self.user.name, self.name, self._uid()), template)
+        reservation = await reserve_share(self.reservations, wish, self.queue_timeout, attempt.progress)
+        attempt.reserved(reservation)
+        report_placement(reservation, "", attempt.progress, self.log, self._log_name)
 
     def _uid(self) -> int:
         try:
@@ -163,88 +193,58 @@ class GPUShareMixin(GPUShareBase):
                 f"There is no user {self.user.name!r} on this machine. Ask the admin.", reason="no-user", status=403
             ) from None
 
-    def _reserved(self, reservation: OpenedShare) -> None:
-        self._reservation, self._session = reservation, reservation.request
-
     def get_env(self) -> dict[str, str]:
         """The spawner's environment, and the share in it."""
         environment: dict[str, str] = super().get_env()
-        if self._reservation is not None:
-            return shared_environment(environment, self._reservation.environment)
-        return {**environment, **_WITHOUT_GPU} if self._hidden_gpus else environment
+        if self._attempt.reservation is not None:
+            return shared_environment(environment, self._attempt.reservation.environment)
+        return {**environment, **_WITHOUT_GPU} if self._attempt.hides_gpus else environment
 
     async def start(self) -> Any:
         """Start the server and tell the agent its pid. If that fails, or is cancelled, the share goes back."""
-        self._starting = True
-        try:
-            with self._released_on_failure():
-                address = await maybe_future(super().start())
-                if self._session is not None:
-                    await self._confirm(self._session)
-            return address
-        finally:
-            self._starting = False
+        attempt = self._attempt
+        with refusals_reported(self), attempt.cancelled_on_failure(), attempt.starting():
+            address = await maybe_future(super().start())
+            if attempt.session is not None:
+                await self.reservations.confirm_started(attempt.session, await self.share_pid())
+        return address
 
-    async def _confirm(self, session: OpenRequest) -> None:
-        pid = await self.share_pid()
-        if pid < 1:
-            raise StartRefused("The server ended while it started; its log says why.", reason="exited", status=500)
-        try:
-            await self.reservations.confirm(session, pid)
-        except ControlRefused as error:
-            raise StartRefused(
-                f"The GPU agent does not accept the server's process: {error.message}",
-                reason="agent-refused",
-                status=502,
-            ) from None
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """The place in the line and the GPU, then what the spawner itself has to say."""
+        async for event in self._attempt.progress.events():
+            yield event
+        async for event in super().progress():
+            yield event
 
     # -- a running server --
 
     async def poll(self) -> int | None:
         """As the spawner says. While a server is being placed it counts as running; a running one keeps its session."""
-        status = await super().poll()
-        if status is None and self._session is not None and not (self._placing or self._starting or self._stop_pending):
-            self._look_after(self._session)
-        return status
-
-    def _look_after(self, session: OpenRequest) -> None:
-        """See to it, now and then, that the agent still has the session: it, or this hub, may have been restarted."""
-        now = asyncio.get_running_loop().time()
-        if now - self._looked_after >= _LOOK_AFTER or not self._looked_after:
-            self._looked_after = now
+        attempt = self._attempt
+        if attempt.phase is SpawnPhase.PLACING:
+            return None
+        status: int | None = await maybe_future(super().poll())
+        session = attempt.session
+        runs = status is None and attempt.phase is SpawnPhase.STARTED and not self._stop_pending
+        if runs and session is not None and attempt.check_due(time.monotonic()):
+            # the agent, or this hub, may have been restarted
             self.reservations.adopt_soon(
-                session, self.share_pid, lambda: self._session is session and not self._stop_pending
+                session, self.share_pid, lambda: attempt.session is session and not self._stop_pending
             )
+        return status
 
     async def stop(self, now: bool = False) -> None:
         """Stop the server, then close its session. A start that still waits for its share is called off."""
-        session = self._session if self._placing is None else None
+        attempt = self._attempt
+        if attempt.call_off():
+            # no process yet; what spawners do to pid 0 would hit the hub's own process group
+            return
         try:
             await super().stop(now)
         finally:
+            session, attempt.session = attempt.session, None
             if session is not None:
-                self._session = None
                 await self.reservations.close(session.id)
-
-    def _let_go(self) -> None:
-        session, self._session, self._reservation = self._session, None, None
-        if session is not None:
-            self.reservations.release(session.id)
-        self._looked_after = 0.0
-        super()._let_go()
-
-    def _share_state(self) -> dict[str, Any]:
-        return {"session": self._session.model_dump(mode="json") if self._session is not None else None}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """What a hub that was restarted knows of a running server. The agent's report is the truth; see `poll`."""
-        super().load_state(state)
-        kept = state.get("gpushare")
-        if isinstance(kept, dict) and kept.get("session") is not None:
-            try:
-                self._session = OpenRequest.model_validate(kept["session"])
-            except ValidationError as error:
-                self.log.error("The hub's database has no valid GPU session for %s: %s", self._log_name, error)
 
 
 def _show_form(spawner: GPUShareMixin) -> Any:

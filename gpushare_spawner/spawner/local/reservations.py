@@ -144,6 +144,19 @@ class Reservations(WaitingRoom[OpenedShare]):
             self.log.warning("GPU session %s is not confirmed yet: %s", request.id, error)
             self.in_background(self._confirm_later(request, pid))
 
+    async def confirm_started(self, request: OpenRequest, pid: int) -> None:
+        """As `confirm`. Raises StartRefused, also for a ``pid`` below 1: then the server has ended already."""
+        if pid < 1:
+            raise StartRefused("The server ended while it started; its log says why.", reason="exited", status=500)
+        try:
+            await self.confirm(request, pid)
+        except ControlRefused as error:
+            raise StartRefused(
+                f"The GPU agent does not accept the server's process: {error.message}",
+                reason="agent-refused",
+                status=502,
+            ) from None
+
     async def _confirm(self, request: OpenRequest, pid: int) -> None:
         try:
             await self.client.confirm(request.id, pid)

@@ -17,7 +17,7 @@ from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.refusal import StartRefused
 
 
-class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):
+class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):  # type: ignore[misc]
     """systemdspawner's SystemdSpawner with shared GPUs. CPU and memory limits of a template become those of the unit.
 
     The share reaches the unit in its environment file. With ``isolate_devices`` a unit has no GPU devices, and with

@@ -21,7 +21,7 @@ from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
 from gpushare_spawner.spawner.refusal import StartRefused
 
 
-class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):
+class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):  # type: ignore[misc]
     """TLJH's own spawner with shared GPUs. All settings of TLJH's spawner and of SystemdSpawner apply.
 
     TLJH makes the user of the machine when the server starts. The session's socket needs that user earlier, so the user

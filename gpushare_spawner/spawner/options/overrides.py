@@ -10,6 +10,8 @@ from jupyterhub.spawner import Spawner
 from jupyterhub.utils import recursive_update
 from traitlets import TraitError
 
+from gpushare_spawner.spawner.options.profiles import resource_override
+from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.refusal import StartRefused
 
 
@@ -21,6 +23,20 @@ class Overrides:
         self._spawner = spawner
         self.also = also
         self._before: dict[str, Any] = {}
+
+    def apply_choice(self, choice: Choice) -> None:
+        """Set the traits that a choice asks for: the template's resources, its overrides, those of the options.
+
+        Raises StartRefused, see `apply`.
+        """
+        profile = choice.profile
+        where = f"The template {profile.slug!r}"
+        resources = resource_override(profile.template)
+        if "image" in resources and not self._spawner.has_trait("image"):
+            self._spawner.log.debug("%s names an image; %s runs no containers", where, type(self._spawner).__name__)
+            del resources["image"]
+        for settings in (resources, profile.override, *choice.overrides):
+            self.apply(settings, where)
 
     def apply(self, settings: Mapping[str, Any], where: str) -> None:
         """Set traits; dicts are merged into what is there, callables are called with the spawner, as KubeSpawner does.

@@ -1,0 +1,28 @@
+"""Servers as processes: of local users, or all of the hub's own user (for demos and tests)."""
+
+from __future__ import annotations
+
+import os
+
+from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
+
+from gpushare_spawner.spawner.local.mixin import GPUShareMixin
+
+
+class GPUShareLocalSpawner(GPUShareMixin, LocalProcessSpawner):  # type: ignore[misc]
+    """JupyterHub's LocalProcessSpawner with shared GPUs.
+
+    Each hub user is a user of the machine. CPU and memory of a template are not enforced (the base class cannot);
+    `GPUShareSystemdSpawner` does that.
+    """
+
+
+class GPUShareSimpleSpawner(GPUShareMixin, SimpleLocalProcessSpawner):  # type: ignore[misc]
+    """JupyterHub's SimpleLocalProcessSpawner with shared GPUs: any name works, and nobody is kept apart from anybody.
+
+    Never for real users: every server runs as the hub's user.
+    """
+
+    def share_uid(self) -> int:
+        """The hub's own uid."""
+        return os.getuid()
