@@ -1,0 +1,112 @@
+"""Pods that stand in the way, and which of them are removed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from kubernetes_asyncio.client.rest import ApiException
+
+from gpushare_spawner.spawner.kubernetes.cleanup import ORPHANS_EVERY, LastSearch, PodCleanup
+
+from .parts import FakeReservations, pod, share
+
+HUB = "http://hub/api"
+
+
+class FakeApi:
+    """Kubernetes' core API, as far as it is asked. ``failure``: what it raises."""
+
+    def __init__(self) -> None:
+        self.deleted: list[tuple[str, str]] = []
+        self.failure: Exception | None = None
+
+    async def delete_namespaced_pod(self, name: str, namespace: str, body: dict[str, Any]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.deleted.append((name, body["preconditions"]["uid"]))
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi()
+
+
+@pytest.fixture
+def reservations() -> FakeReservations:
+    return FakeReservations()
+
+
+@pytest.fixture
+def cleanup(api: FakeApi, reservations: FakeReservations) -> PodCleanup:
+    return PodCleanup(api, reservations, logging.getLogger("test"))  # type: ignore[arg-type]
+
+
+def test_a_share_that_no_pod_was_made_from_is_free_at_once(cleanup: PodCleanup, reservations: FakeReservations) -> None:
+    cleanup.give_back(share(), perhaps_created=False)
+    assert (reservations.given_back, reservations.lingering) == (["token-1"], [])
+
+
+async def test_a_pod_that_shows_after_its_start_has_failed_is_removed(
+    cleanup: PodCleanup, reservations: FakeReservations, api: FakeApi
+) -> None:
+    reservations.seen = [pod()]
+    cleanup.give_back(share(), perhaps_created=True)
+    assert (reservations.given_back, reservations.lingering) == ([], ["token-1"])
+    await reservations.finish()
+    assert api.deleted == [("jupyter-ada", "u-1")]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_an_orphan_is_removed_and_the_pod_of_a_server_is_not(
+    cleanup: PodCleanup, reservations: FakeReservations, api: FakeApi, runs: bool
+) -> None:
+    reservations.seen = [pod("Running")]
+    cleanup.remove_orphans_soon(LastSearch(), HUB, lambda user, server: runs)
+    await reservations.finish()
+    assert bool(api.deleted) is not runs
+
+
+async def test_orphans_are_looked_for_now_and_then(cleanup: PodCleanup, reservations: FakeReservations) -> None:
+    reservations.seen = [pod("Running")]
+    search = LastSearch()
+    cleanup.remove_orphans_soon(search, HUB, lambda user, server: False)
+    cleanup.remove_orphans_soon(search, HUB, lambda user, server: False)
+    assert len(reservations.tasks) == 1
+    search.at -= ORPHANS_EVERY
+    cleanup.remove_orphans_soon(search, HUB, lambda user, server: False)
+    assert len(reservations.tasks) == 2
+    await reservations.finish()
+
+
+async def test_a_pod_that_cannot_be_removed_is_logged(
+    cleanup: PodCleanup, reservations: FakeReservations, api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.failure = ApiException(status=500, reason="Internal")
+    reservations.seen = [pod("Running")]
+    cleanup.remove_orphans_soon(LastSearch(), HUB, lambda user, server: False)
+    await reservations.finish()
+    assert "is not removed yet: 500 Internal" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("left", "stops"),
+    [
+        (None, 0),
+        (pod("Running"), 1),
+        (pod("Succeeded"), 0),
+        ({**pod("Running"), "metadata": {**pod()["metadata"], "deletionTimestamp": "now"}}, 0),
+    ],
+)
+async def test_what_an_earlier_start_left_is_stopped_while_it_holds_a_share(
+    cleanup: PodCleanup, left: Any, stops: int
+) -> None:
+    stopped = []
+
+    async def stop() -> None:
+        stopped.append(1)
+        raise RuntimeError("a failure is only logged")
+
+    await cleanup.remove_leftover(left, stop)
+    assert len(stopped) == stops

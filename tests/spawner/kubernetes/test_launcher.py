@@ -1,0 +1,174 @@
+"""The tries of one spawn: whatever happens, its share is in a pod, given back, or kept for a pod that may appear."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from kubernetes_asyncio.client.rest import ApiException
+from traitlets.config import LoggingConfigurable
+
+from gpushare_spawner.spawner.kubernetes.admission import NotAdmitted
+from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
+from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
+from gpushare_spawner.spawner.kubernetes.pods import ended_by_node
+from gpushare_spawner.spawner.kubernetes.reservations import PodShare
+from gpushare_spawner.spawner.options.overrides import Overrides
+from gpushare_spawner.spawner.refusal import StartRefused
+
+from .parts import FakeReservations, not_admitted, pod, share
+
+LOG = logging.getLogger("test")
+
+
+class Launch:
+    """A launcher whose pods do what ``outcomes`` say, one for each try: an exception, or an address."""
+
+    def __init__(self, *outcomes: Exception | str | Callable[[], Awaitable[str]], tries: int = 3) -> None:
+        self.outcomes = list(outcomes)
+        self.reservations = FakeReservations()
+        self.removed = 0
+        self.reserved = 1
+        self.pod: dict[str, Any] | None = pod("Running")
+        self.given_back: list[tuple[str, bool]] = []
+        self.attempt = PodAttempt(
+            Overrides(LoggingConfigurable()), lambda share, created: self.given_back.append((share.token, created))
+        )
+        self.attempt.reserved(share("token-1", "node-1"))
+        self.tries = tries
+        self.start_timeout = 20.0
+
+    async def go(self) -> Any:
+        launcher = PodLauncher(
+            self.attempt,
+            self.reservations,  # type: ignore[arg-type]
+            reserve=self._reserve,
+            start_pod=self._start,
+            remove_pod=self._remove,
+            pod=lambda: self.pod,
+            tries=self.tries,
+            start_timeout=self.start_timeout,
+            log=LOG,
+            name="ada",
+        )
+        return await launcher.launch()
+
+    async def _reserve(self) -> PodShare:
+        self.reserved += 1
+        return share(f"token-{self.reserved}", f"node-{self.reserved}")
+
+    async def _start(self) -> Any:
+        assert self.attempt.admission is not None
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome if isinstance(outcome, str) else await outcome()
+
+    async def _remove(self) -> None:
+        self.removed += 1
+
+    async def told(self) -> list[str]:
+        self.attempt.retries.end()
+        return [event["message"] async for event in self.attempt.retries.events()]
+
+
+def refused() -> NotAdmitted:
+    ended = ended_by_node(not_admitted())
+    assert ended is not None
+    return NotAdmitted(ended)
+
+
+async def test_a_share_whose_pod_runs_has_arrived() -> None:
+    launch = Launch("http://pod:8888")
+    assert await launch.go() == "http://pod:8888"
+    assert launch.attempt.reservation is None
+    assert launch.attempt.admission is None
+    assert not launch.given_back
+
+
+async def test_a_pod_that_its_node_refuses_is_tried_on_another_node() -> None:
+    launch = Launch(refused(), "http://pod:8888")
+    assert await launch.go() == "http://pod:8888"
+    assert (launch.reservations.distrusted, launch.reservations.given_back) == (["node-1"], ["token-1"])
+    assert (launch.removed, launch.reserved) == (1, 2)
+    (message,) = await launch.told()
+    assert message.endswith("Looking for another place.")
+
+
+async def test_the_last_try_that_fails_refuses_the_spawn_and_reserves_nothing() -> None:
+    launch = Launch(refused(), refused(), tries=2)
+    with pytest.raises(StartRefused, match="the last of 2 attempts; nothing is reserved") as error:
+        await launch.go()
+    assert (error.value.refusal, error.value.status_code) == ("not-admitted", 503)
+    assert launch.reservations.given_back == ["token-1", "token-2"]
+    assert launch.attempt.reservation is None
+    # nothing is left for the attempt to give back
+    assert not launch.given_back
+
+
+async def test_an_api_that_fails_for_a_moment_is_tried_again_with_the_same_share() -> None:
+    launch = Launch(ApiException(status=500), "http://pod:8888")
+    assert await launch.go() == "http://pod:8888"
+    assert launch.reserved == 1
+    assert not launch.reservations.given_back
+
+
+async def test_an_api_that_forbids_it_refuses_the_spawn_at_once() -> None:
+    launch = Launch(ApiException(status=403, reason="Forbidden"))
+    launch.attempt.perhaps_created = True
+    with pytest.raises(StartRefused, match="The cluster refuses the server: 403 Forbidden"):
+        await launch.go()
+    # its pod may exist
+    assert launch.given_back == [("token-1", True)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (None, r"\(its pod never showed\)"),
+        (pod(conditions=[{"status": "False", "reason": "Unschedulable", "message": "no node"}]), "Unschedulable: no"),
+    ],
+)
+async def test_a_pod_that_does_not_run_in_time_is_said_to_wait_for_something(seen: Any, why: str) -> None:
+    async def for_ever() -> str:
+        await asyncio.sleep(60)
+        return ""
+
+    launch = Launch(for_ever)
+    launch.start_timeout, launch.pod = 0.1, seen
+    with pytest.raises(StartRefused, match=rf"did not start within 0.1 seconds.*{why}") as error:
+        await launch.go()
+    assert error.value.refusal == "too-slow"
+    assert launch.given_back == [("token-1", False)]
+
+
+async def test_a_timeout_of_kubespawner_is_told_in_its_words() -> None:
+    launch = Launch(TimeoutError("Could not create pod"))
+    launch.pod = None
+    with pytest.raises(StartRefused, match=r"\(Could not create pod\)"):
+        await launch.go()
+
+
+async def test_a_spawn_that_is_called_off_gives_its_share_back() -> None:
+    async def for_ever() -> str:
+        await asyncio.sleep(60)
+        return ""
+
+    launch = Launch(for_ever)
+    task = asyncio.ensure_future(launch.go())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert launch.given_back == [("token-1", False)]
+
+
+async def test_a_pod_that_lost_its_annotations_keeps_its_reservation(caplog: pytest.LogCaptureFixture) -> None:
+    launch = Launch("http://pod:8888")
+    launch.reservations.arrives = False
+    await launch.go()
+    assert launch.attempt.reservation is not None
+    assert "lost the annotations" in caplog.text

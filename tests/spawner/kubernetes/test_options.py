@@ -1,0 +1,72 @@
+"""What options stand for where templates and KubeSpawner's profiles are offered beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.spawner.kubernetes.options import choose, names_template
+from gpushare_spawner.spawner.kubernetes.profile_list import Offer
+from gpushare_spawner.spawner.options.profiles import Profile
+from gpushare_spawner.spawner.options.validation import Choice
+from gpushare_spawner.spawner.refusal import StartRefused
+
+TEMPLATES = [Template(name=name, display_name=name.upper()) for name in ("half", "whole", "taken")]
+OWN = [
+    {"slug": "own", "display_name": "Own", "profile_options": {"image": {"choices": {"a": {}, "b": {}}}}},
+    {"slug": "taken", "display_name": "Taken"},
+]
+OFFER = Offer.of(TEMPLATES, OWN, OWN)
+
+
+def chosen(options: Any, offer: Offer = OFFER, wrong: str = "") -> tuple[str, Any]:
+    """The slug of the chosen card, and the options that were checked as those of a template; None where none were."""
+    seen: list[Any] = []
+
+    def check_template(cards: Sequence[Profile], options: Any) -> Choice:
+        seen.append(options)
+        return Choice(next(card for card in cards if card.slug == options["profile"]))
+
+    def own_profile(slug: str, own: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        if wrong:
+            raise ValueError(wrong)
+        return next(entry for entry in own if entry["slug"] == slug)
+
+    choice = choose(offer, options, lambda cards: cards, check_template, own_profile)
+    return choice.profile.slug, seen[0] if seen else None
+
+
+def test_a_template_that_has_a_profiles_slug_is_left_out() -> None:
+    assert [card.slug for card in OFFER.cards] == ["half", "whole", "own", "taken"]
+    assert OFFER.clashes == ("taken",)
+    assert chosen({"profile": "taken"}) == ("taken", None)
+
+
+def test_a_template_is_checked_with_all_its_options() -> None:
+    assert chosen({"profile": "half", "more": 1}) == ("half", {"profile": "half", "more": 1})
+
+
+def test_options_without_a_profile_mean_the_default_card() -> None:
+    # KubeSpawner's rule: its first profile
+    assert chosen(None) == ("own", None)
+    assert chosen({}, Offer.of(TEMPLATES, [], [])) == ("half", {"profile": "half"})
+    marked = [{**OWN[0]}, {**OWN[1], "default": True}]
+    assert chosen({}, Offer.of(TEMPLATES, marked, marked)) == ("taken", None)
+
+
+def test_choices_of_a_profile_are_checked_with_clear_words() -> None:
+    assert chosen({"profile": "own", "image": "a"}) == ("own", None)
+    with pytest.raises(StartRefused, match="Own, image: there is no choice 'c'; choose one of a, b"):
+        chosen({"profile": "own", "image": "c"})
+    with pytest.raises(StartRefused, match="KubeSpawner says no"):
+        chosen({"profile": "own"}, wrong="KubeSpawner says no")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [(None, False), ({}, False), ({"profile": "half"}, True), ({"profile": "own"}, False), (5, 0)]
+)
+def test_options_that_name_a_template(options: Any, named: bool) -> None:
+    assert names_template(options, TEMPLATES) is bool(named)

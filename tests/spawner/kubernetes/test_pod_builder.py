@@ -1,0 +1,60 @@
+"""The pod of a server with a share, from KubeSpawner's manifest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kubernetes_asyncio.client.models import V1Container, V1EnvVar, V1ObjectMeta, V1Pod, V1PodSpec
+
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, pod_session
+from gpushare_spawner.spawner.kubernetes.pod_builder import build_pod, pinned_node
+from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
+from gpushare_spawner.spawner.refusal import StartRefused
+
+from .parts import share
+
+
+def manifest(node_selector: dict[str, str] | None = None, **container: Any) -> V1Pod:
+    notebook = V1Container(name="notebook", image="i", env=[V1EnvVar(name="MINE", value="1")], **container)
+    return V1Pod(
+        metadata=V1ObjectMeta(annotations={"theirs": "kept"}, labels={"theirs": "kept"}),
+        spec=V1PodSpec(containers=[V1Container(name="sidecar"), notebook], node_selector=node_selector),
+    )
+
+
+async def test_the_pod_has_its_share_its_node_and_its_hub() -> None:
+    pod = await build_pod(manifest(), share(), 1, "http://hub/api")
+    assert pod.spec.node_selector == {HOSTNAME_LABEL: "node-a"}
+    sidecar, notebook = pod.spec.containers
+    assert sidecar.resources is None
+    assert notebook.resources.limits == {"gpushare-spawner.io/gpu-3": "50"}
+    annotations = pod.metadata.annotations
+    assert (annotations["theirs"], annotations[RESERVATION], annotations[HUB]) == ("kept", "token-1", "http://hub/api")
+    session = pod_session(annotations)
+    assert (session.session, session.share_units, session.gpus) == ("ada", 50, ("GPU-node-a",))
+
+
+async def test_limits_that_are_there_are_kept_and_devices_count_in_their_own_steps() -> None:
+    pod = await build_pod(manifest(resources={"limits": {"cpu": 2}, "requests": {"cpu": 1}}), share(), 25, "")
+    resources = pod.spec.containers[1].resources
+    assert resources == {"limits": {"cpu": 2, "gpushare-spawner.io/gpu-3": "2"}, "requests": {"cpu": 1}}
+
+
+async def test_a_pod_that_is_pinned_elsewhere_is_refused() -> None:
+    with pytest.raises(StartRefused, match="placed on node node-a, and its settings pin it to node-b"):
+        await build_pod(manifest({HOSTNAME_LABEL: "node-b"}), share(), 1, "")
+
+
+@pytest.mark.parametrize(
+    ("selector", "extra", "node"),
+    [
+        ({}, {}, ""),
+        ({HOSTNAME_LABEL: "a"}, {}, "a"),
+        ({HOSTNAME_LABEL: "a"}, {"nodeSelector": {HOSTNAME_LABEL: "b"}}, "b"),
+        ({}, {"node_selector": {HOSTNAME_LABEL: "c"}}, "c"),
+        ({"zone": "x"}, {"node_selector": None}, ""),
+    ],
+)
+def test_the_node_that_settings_pin_a_server_to(selector: dict[str, str], extra: dict[str, Any], node: str) -> None:
+    assert pinned_node(selector, extra) == node

@@ -1,0 +1,100 @@
+"""Watches that have died, that were never dated, and that do not come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.spawner.kubernetes import watches as module
+from gpushare_spawner.spawner.kubernetes.reflectors import DatedPodReflector
+from gpushare_spawner.spawner.kubernetes.watches import Watches
+
+KEY = ("pods", "hub")
+
+
+class FakeKube:
+    """KubeSpawner's private methods. ``fail``: how often pods cannot be watched."""
+
+    def __init__(self, fail: int = 0) -> None:
+        self.started: list[tuple[str, Any, bool]] = []
+        self.fail = fail
+        self.asked = 0
+
+    def reflector_key(self, kind: str) -> tuple[str, str]:
+        return (kind, "hub")
+
+    async def start_reflector(self, kind: str, reflector_class: Any, replace: bool, **settings: Any) -> str:
+        self.started.append((kind, reflector_class, replace))
+        await asyncio.sleep(0)
+        return "started"
+
+    async def watch_pods(self) -> None:
+        self.asked += 1
+        if self.asked <= self.fail:
+            raise RuntimeError("no API server")
+
+
+def make(kube: FakeKube, reflectors: dict[Any, Any]) -> Watches:
+    lock = asyncio.Lock()
+    return Watches(kube, reflectors, lambda key: lock, "hub", logging.getLogger("test"))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSES", (0.0, 0.0))
+
+
+async def test_pods_are_watched_by_a_dated_reflector_and_other_kinds_by_their_own() -> None:
+    kube = FakeKube()
+    assert await make(kube, {}).start("pods", "theirs", False) == "started"
+    await make(kube, {}).start("events", "theirs", False)
+    assert kube.started == [("pods", DatedPodReflector, False), ("events", "theirs", False)]
+
+
+async def test_a_reflector_without_dates_is_replaced() -> None:
+    kube = FakeKube()
+    await make(kube, {KEY: SimpleNamespace()}).start("pods", "theirs", False)
+    assert kube.started == [("pods", DatedPodReflector, True)]
+
+
+async def test_a_watch_that_lives_is_shared() -> None:
+    kube = FakeKube()
+    task = asyncio.ensure_future(asyncio.sleep(60))
+    known = SimpleNamespace(watch_task=task)
+    assert await make(kube, {("events", "hub"): known}).start("events", "theirs", False) is known
+    assert not kube.started
+    task.cancel()
+
+
+async def test_a_start_that_is_called_off_goes_on_for_the_others() -> None:
+    kube = FakeKube()
+    starting = asyncio.ensure_future(make(kube, {}).start("events", "theirs", False))
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert starting.cancelled()
+    await asyncio.sleep(0)
+    assert kube.started == [("events", "theirs", False)]
+
+
+async def test_pods_are_asked_for_several_times_and_then_the_failure_is_raised() -> None:
+    kube = FakeKube(fail=2)
+    await make(kube, {}).pods_patiently()
+    assert kube.asked == 3
+    with pytest.raises(RuntimeError, match="no API server"):
+        await make(FakeKube(fail=3), {}).pods_patiently()
+
+
+async def test_reports_are_watched_once_and_pods_that_cannot_be_watched_stop_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reflectors: dict[Any, Any] = {}
+    one = make(FakeKube(fail=9), reflectors)
+    await one.ensure(("reports", "hub"), lambda: "first")
+    await one.ensure(("reports", "hub"), lambda: "second")
+    assert reflectors == {("reports", "hub"): "first"}
+    assert "Pods in hub are not watched yet: no API server" in caplog.text
