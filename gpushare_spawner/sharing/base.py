@@ -1,19 +1,16 @@
-"""A sharing layer: makes a template and a placement real for one notebook server.
+"""A sharing layer: renders a share that was granted into what a notebook server is started from.
 
-What a server is started from differs: a process has an environment, a pod has a spec. A layer takes the form as it is
-without a GPU and returns it with the share. One module for each layer; native.py is ours, for processes on the agent's
-machine.
+What a server is started from differs: a process has an environment, a pod has a manifest. A layer takes the form as it
+is without a GPU and returns it with the share. It only renders: it asks no agent and no API server. One module for each
+layer; native.py and native_pod.py are ours.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.session_id import session_id
-from gpushare_spawner.model.template import Template
 
 Environment: TypeAlias = dict[str, str]
 """What a process is started with."""
@@ -39,24 +36,11 @@ class Tenant:
         return session_id(self.user, self.server)
 
 
-class SharingLayer(ABC, Generic[Form]):
-    """How a kind of machine shares GPUs."""
+class SharingLayer(Protocol[Form]):
+    """One granted share of a kind of GPU sharing."""
 
     name: ClassVar[str]
-    """As admins write it."""
+    """The kind, as admins write it."""
 
-    @abstractmethod
-    async def grant(self, tenant: Tenant, template: Template, placement: Placement, form: Form) -> Form:
-        """The form with the share in it; the one given is not changed. Granting the same again is no error.
-
-        Raises model.control.ControlRefused where the share cannot be had (any more), and
-        model.control.AgentUnreachable.
-        """
-
-    @abstractmethod
-    async def started(self, tenant: Tenant, pid: int | None) -> None:
-        """The server runs; `pid` where it is a process on the GPU's machine. Raises as `grant`."""
-
-    @abstractmethod
-    async def withdraw(self, tenant: Tenant) -> None:
-        """The server is gone; a share that is not there is no error. Raises AgentUnreachable."""
+    def render(self, form: Form) -> Form:
+        """Return the form with the share in it; the one given is not changed."""

@@ -1,11 +1,10 @@
-"""Our own layer on one machine: the agent opens a session, and the server's environment leads its processes to it."""
+"""Our own layer on one machine: the request to the agent, and the environment that leads processes to their session."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import ClassVar
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.frameworks import choose_frameworks_defaults
 from gpushare_spawner.model.placement import Placement
@@ -14,26 +13,22 @@ from gpushare_spawner.sharing.base import Environment, SharingLayer, Tenant
 
 
 class NativeLayer(SharingLayer[Environment]):
-    """Sessions of the agent on this machine."""
+    """A session of the agent on this machine. ``additions``: the environment that the agent answered with."""
 
     name: ClassVar[str] = "native"
 
-    def __init__(self, agent: AgentClient, confirm_within: float = 600.0) -> None:
-        """`confirm_within`: seconds after which the agent drops a session whose server was not started."""
-        self._agent = agent
-        self._confirm_within = confirm_within
+    def __init__(self, additions: Mapping[str, str]) -> None:
+        self._additions = additions
 
-    async def grant(self, tenant: Tenant, template: Template, placement: Placement, form: Environment) -> Environment:
-        request = open_request(tenant, template, placement, self._confirm_within)
-        opened = await self._agent.open(request)
-        return shared_environment(form, opened.environment)
+    def render(self, form: Environment) -> Environment:
+        """Return a server's environment with the agent's variables.
 
-    async def started(self, tenant: Tenant, pid: int | None) -> None:
-        if pid is not None:
-            await self._agent.confirm(tenant.session, pid)
-
-    async def withdraw(self, tenant: Tenant) -> None:
-        await self._agent.close(tenant.session)
+        Those are added that keep frameworks from reserving the GPU's memory in advance, unless the environment sets
+        them.
+        """
+        result = merged(form, self._additions)
+        choose_frameworks_defaults(result)
+        return result
 
 
 def open_request(
@@ -55,14 +50,6 @@ def open_request(
         oversubscribe=template.gpu.memory.oversubscribe,
         confirm_within=confirm_within,
     )
-
-
-def shared_environment(environment: Mapping[str, str], additions: Mapping[str, str]) -> Environment:
-    """The environment of a server with a share: the agent's variables, and those that keep frameworks from reserving
-    the GPU's memory in advance, unless the environment sets them."""
-    result = merged(environment, additions)
-    choose_frameworks_defaults(result)
-    return result
 
 
 def merged(environment: Mapping[str, str], additions: Mapping[str, str]) -> Environment:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, PodSession, labels, resource_limits
@@ -16,26 +15,37 @@ NOTEBOOK = "notebook"
 
 
 class NativePodLayer(SharingLayer[PodSpec]):
-    """Shares of GPUs whose nodes have an agent with a device plugin."""
+    """A share of GPUs whose nodes have an agent with a device plugin.
+
+    ``gpu_indices``: the index on its node of each GPU, by UUID. ``unit_size``: units of 1 % that one device of the
+    agent's plugin stands for. ``since``: when the share was granted, in seconds since the epoch.
+    """
 
     name: ClassVar[str] = "native"
 
     def __init__(
-        self, gpu_indices: Mapping[str, int], unit_size: int = 1, clock: Callable[[], float] = time.time
+        self,
+        tenant: Tenant,
+        template: Template,
+        placement: Placement,
+        gpu_indices: Mapping[str, int],
+        *,
+        unit_size: int = 1,
+        since: float,
     ) -> None:
-        """`gpu_indices`: the index on its node of each GPU, by UUID. `unit_size`: units of 1 % that one device of the
-        agent's plugin stands for."""
-        self._gpu_indices = gpu_indices
+        """Raises ValueError for a template without a GPU, and for a GPU whose index is not known."""
+        self.session = _session(tenant, template, placement, gpu_indices, since)
+        """What the pod's annotations will say."""
+        self._node = placement.node
         self._unit_size = unit_size
-        self._clock = clock
 
-    async def grant(self, tenant: Tenant, template: Template, placement: Placement, form: PodSpec) -> PodSpec:
-        """The pod with the share: annotations and label, limits of the notebook's container alone, and its node.
+    def render(self, form: PodSpec) -> PodSpec:
+        """Return the pod with the share: annotations and label, limits of the notebook's container alone, and its node.
 
-        The agent's device plugin adds the rest when the kubelet asks it. Raises ValueError for a template without a
-        GPU, for a GPU whose index is not known and for a pod without containers.
+        The agent's device plugin adds the rest when the kubelet asks it. Raises ValueError for a pod without
+        containers.
         """
-        session = self.session(tenant, template, placement)
+        session = self.session
         metadata, spec = form.get("metadata") or {}, form.get("spec") or {}
         notebook = notebook_container(spec)
         resources = notebook.get("resources") or {}
@@ -47,7 +57,7 @@ class NativePodLayer(SharingLayer[PodSpec]):
             variables = {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids}
             changed["env"] = _with_variables(notebook.get("env") or [], variables)
         containers = [changed if container is notebook else container for container in spec["containers"]]
-        node = {**(spec.get("nodeSelector") or {}), HOSTNAME_LABEL: placement.node}
+        node = {**(spec.get("nodeSelector") or {}), HOSTNAME_LABEL: self._node}
         return {
             **form,
             "metadata": {
@@ -58,32 +68,28 @@ class NativePodLayer(SharingLayer[PodSpec]):
             "spec": {**spec, "nodeSelector": node, "containers": containers},
         }
 
-    async def started(self, tenant: Tenant, pid: int | None) -> None:
-        """Nothing to do: the node's agent watches its pods."""
 
-    async def withdraw(self, tenant: Tenant) -> None:
-        """Nothing to do: the share ends with the pod."""
-
-    def session(self, tenant: Tenant, template: Template, placement: Placement) -> PodSession:
-        """What the pod's annotations will say. Raises ValueError, see `grant`."""
-        if template.gpu is None:
-            raise ValueError(f"template {template.name} asks for no GPU: there is nothing to grant")
-        unknown = [gpu for gpu in placement.gpus if gpu not in self._gpu_indices]
-        if unknown:
-            raise ValueError(f"the index of {', '.join(unknown)} on {placement.node} is not known")
-        units = template.gpu.share.units
-        return PodSession(
-            session=tenant.session,
-            template=template.name,
-            share_units=units,
-            gpus=placement.gpus,
-            gpu_indices=tuple(self._gpu_indices[gpu] for gpu in placement.gpus),
-            tier_since=self._clock(),
-            effective_units=units,
-            borrowed_units=placement.borrowed,
-            memory_limit=template.gpu.memory.limit,
-            oversubscribe=template.gpu.memory.oversubscribe,
-        )
+def _session(
+    tenant: Tenant, template: Template, placement: Placement, gpu_indices: Mapping[str, int], since: float
+) -> PodSession:
+    if template.gpu is None:
+        raise ValueError(f"template {template.name} asks for no GPU: there is nothing to grant")
+    unknown = [gpu for gpu in placement.gpus if gpu not in gpu_indices]
+    if unknown:
+        raise ValueError(f"the index of {', '.join(unknown)} on {placement.node} is not known")
+    units = template.gpu.share.units
+    return PodSession(
+        session=tenant.session,
+        template=template.name,
+        share_units=units,
+        gpus=placement.gpus,
+        gpu_indices=tuple(gpu_indices[gpu] for gpu in placement.gpus),
+        tier_since=since,
+        effective_units=units,
+        borrowed_units=placement.borrowed,
+        memory_limit=template.gpu.memory.limit,
+        oversubscribe=template.gpu.memory.oversubscribe,
+    )
 
 
 def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import Opened, OpenRequest
+from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.native import NativeLayer, merged, open_request, shared_environment
+from gpushare_spawner.sharing.native import NativeLayer, merged, open_request
 
 QUARTER = Template.model_validate(
     {
@@ -20,31 +19,27 @@ QUARTER = Template.model_validate(
 )
 
 
-class Recorder(AgentClient):
-    """An agent that agrees to everything."""
-
-    def __init__(self) -> None:
-        super().__init__("/nowhere")
-        self.asked: list[object] = []
-
-    async def open(self, request: OpenRequest) -> Opened:
-        self.asked.append(request)
-        return Opened(environment={"GPUSHARE_SOCKET": "/s", "LD_PRELOAD": "/ours.so", "LD_LIBRARY_PATH": "/sim"})
-
-    async def confirm(self, id: str, pid: int) -> None:
-        self.asked.append(("confirm", id, pid))
-
-    async def close(self, id: str) -> None:
-        self.asked.append(("close", id))
-
-
-async def test_a_share_from_grant_to_withdrawal() -> None:
-    agent = Recorder()
-    layer = NativeLayer(agent, confirm_within=30)
+def test_a_request_says_whose_share_it_is_and_how_large() -> None:
     tenant = Tenant("ada lovelace", "two", uid=1001)
+    assert open_request(tenant, QUARTER, Placement("here", ("GPU-1",), borrowed=10), confirm_within=30) == OpenRequest(
+        id="ada=20lovelace+two",
+        user="ada lovelace",
+        server="two",
+        uid=1001,
+        template="quarter-gpu",
+        gpus=("GPU-1",),
+        share_units=25,
+        borrowed_units=10,
+        memory_limit="80%",
+        oversubscribe=False,
+        confirm_within=30,
+    )
+
+
+def test_the_environment_leads_to_the_session_and_the_one_given_stays_as_it_is() -> None:
     before = {"PATH": "/bin", "LD_PRELOAD": "/theirs.so", "LD_LIBRARY_PATH": "/lib"}
-    form = await layer.grant(tenant, QUARTER, Placement("here", ("GPU-1",), borrowed=10), before)
-    assert form == {
+    layer = NativeLayer({"GPUSHARE_SOCKET": "/s", "LD_PRELOAD": "/ours.so", "LD_LIBRARY_PATH": "/sim"})
+    assert layer.render(before) == {
         "PATH": "/bin",
         "GPUSHARE_SOCKET": "/s",
         "LD_PRELOAD": "/theirs.so /ours.so",
@@ -53,26 +48,6 @@ async def test_a_share_from_grant_to_withdrawal() -> None:
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
     assert before["LD_PRELOAD"] == "/theirs.so"
-    await layer.started(tenant, 77)
-    await layer.started(tenant, None)
-    await layer.withdraw(tenant)
-    assert agent.asked == [
-        OpenRequest(
-            id="ada=20lovelace+two",
-            user="ada lovelace",
-            server="two",
-            uid=1001,
-            template="quarter-gpu",
-            gpus=("GPU-1",),
-            share_units=25,
-            borrowed_units=10,
-            memory_limit="80%",
-            oversubscribe=False,
-            confirm_within=30,
-        ),
-        ("confirm", "ada=20lovelace+two", 77),
-        ("close", "ada=20lovelace+two"),
-    ]
 
 
 def test_a_template_without_a_gpu_opens_nothing() -> None:
@@ -95,9 +70,9 @@ def test_what_is_there_already_is_kept_and_not_repeated(there: dict[str, str], r
 
 
 def test_frameworks_do_not_reserve_the_gpu_in_advance_unless_the_environment_says_so() -> None:
-    assert shared_environment({}, {}) == {
+    assert NativeLayer({}).render({}) == {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
     chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "TF_FORCE_GPU_ALLOW_GROWTH": ""}
-    assert shared_environment(chosen, {}) == chosen
+    assert NativeLayer({}).render(chosen) == chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
 Toolkit, environment variables: void is "as if there were no GPU".)"""
 
 
-async def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1Pod:
+def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1Pod:
     """Return KubeSpawner's manifest with the share in it. ``hub``: the URL of the API of the hub that makes the pod.
 
     Raises StartRefused for a manifest that is pinned to another node than the share's.
@@ -32,8 +33,11 @@ async def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1
             reason="bad-template",
             status=500,
         )
-    layer = NativePodLayer({gpu.uuid: gpu.index for gpu in share.gpus}, unit_size)
-    changed = await layer.grant(share.wish.tenant, share.wish.template, share.placement, fragment(pod))
+    indices = {gpu.uuid: gpu.index for gpu in share.gpus}
+    layer = NativePodLayer(
+        share.wish.tenant, share.wish.template, share.placement, indices, unit_size=unit_size, since=time.time()
+    )
+    changed = layer.render(fragment(pod))
     changed["metadata"]["annotations"].update({RESERVATION: share.token, HUB: hub})
     return put_back(pod, changed)
 

@@ -377,7 +377,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """KubeSpawner's manifest, and the share in it."""
         pod = await super().get_pod_manifest()
         share = self._attempt.reservation
-        return pod if share is None else await build_pod(pod, share, self.share_unit_size, self.hub.api_url)
+        return pod if share is None else build_pod(pod, share, self.share_unit_size, self.hub.api_url)
 
     def get_env(self) -> dict[str, Any]:
         """KubeSpawner's environment; a template without a GPU hides those of the node."""

@@ -13,7 +13,7 @@ from traitlets import Float, List, Unicode, Union
 
 from gpushare_spawner.clients.agent import AgentClient, default_control_socket
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.native import shared_environment
+from gpushare_spawner.sharing.native import NativeLayer
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form.form import Form
@@ -197,7 +197,7 @@ class GPUShareMixin(GPUShareBase):
         """The spawner's environment, and the share in it."""
         environment: dict[str, str] = super().get_env()
         if self._attempt.reservation is not None:
-            return shared_environment(environment, self._attempt.reservation.environment)
+            return NativeLayer(self._attempt.reservation.environment).render(environment)
         return {**environment, **_WITHOUT_GPU} if self._attempt.hides_gpus else environment
 
     async def start(self) -> Any:

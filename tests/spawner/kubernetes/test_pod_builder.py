@@ -23,8 +23,8 @@ def manifest(node_selector: dict[str, str] | None = None, **container: Any) -> V
     )
 
 
-async def test_the_pod_has_its_share_its_node_and_its_hub() -> None:
-    pod = await build_pod(manifest(), share(), 1, "http://hub/api")
+def test_the_pod_has_its_share_its_node_and_its_hub() -> None:
+    pod = build_pod(manifest(), share(), 1, "http://hub/api")
     assert pod.spec.node_selector == {HOSTNAME_LABEL: "node-a"}
     sidecar, notebook = pod.spec.containers
     assert sidecar.resources is None
@@ -35,15 +35,15 @@ async def test_the_pod_has_its_share_its_node_and_its_hub() -> None:
     assert (session.session, session.share_units, session.gpus) == ("ada", 50, ("GPU-node-a",))
 
 
-async def test_limits_that_are_there_are_kept_and_devices_count_in_their_own_steps() -> None:
-    pod = await build_pod(manifest(resources={"limits": {"cpu": 2}, "requests": {"cpu": 1}}), share(), 25, "")
+def test_limits_that_are_there_are_kept_and_devices_count_in_their_own_steps() -> None:
+    pod = build_pod(manifest(resources={"limits": {"cpu": 2}, "requests": {"cpu": 1}}), share(), 25, "")
     resources = pod.spec.containers[1].resources
     assert resources == {"limits": {"cpu": 2, "gpushare-spawner.io/gpu-3": "2"}, "requests": {"cpu": 1}}
 
 
-async def test_a_pod_that_is_pinned_elsewhere_is_refused() -> None:
+def test_a_pod_that_is_pinned_elsewhere_is_refused() -> None:
     with pytest.raises(StartRefused, match="placed on node node-a, and its settings pin it to node-b"):
-        await build_pod(manifest({HOSTNAME_LABEL: "node-b"}), share(), 1, "")
+        build_pod(manifest({HOSTNAME_LABEL: "node-b"}), share(), 1, "")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Our own layer in a cluster: a template and a placement become annotations, limits and a node."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, labels, pod_session
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.sharing.native_pod import NativePodLayer, notebook_container
+
+QUARTER = Template.model_validate({"name": "quarter", "display_name": "Q", "gpu": {"fraction": 0.25}})
+TWO = Template.model_validate({"name": "two", "display_name": "2", "gpu": {"count": 2}})
+POD: dict[str, Any] = {
+    "metadata": {"annotations": {"theirs": "kept"}},
+    "spec": {"containers": [{"name": "sidecar"}, {"name": "notebook", "env": [{"name": "MINE", "value": "1"}]}]},
+}
+
+
+def layer(template: Template = QUARTER, gpus: tuple[str, ...] = ("GPU-a",), unit_size: int = 1) -> NativePodLayer:
+    placement = Placement("node-1", gpus, borrowed=5)
+    indices = {"GPU-a": 0, "GPU-b": 2}
+    return NativePodLayer(Tenant("ada"), template, placement, indices, unit_size=unit_size, since=1000.0)
+
+
+def test_the_pod_says_what_it_holds_and_the_one_given_stays_as_it_is() -> None:
+    before = deepcopy(POD)
+    pod = layer().render(POD)
+    assert before == POD
+    session = pod_session(pod["metadata"]["annotations"])
+    assert session == layer().session
+    assert (session.session, session.share_units, session.borrowed_units, session.tier_since) == ("ada", 25, 5, 1000.0)
+    assert pod["metadata"]["annotations"]["theirs"] == "kept"
+    assert pod["metadata"]["labels"] == labels()
+    assert pod["spec"]["nodeSelector"] == {HOSTNAME_LABEL: "node-1"}
+    sidecar, notebook = pod["spec"]["containers"]
+    assert sidecar == {"name": "sidecar"}
+    assert notebook["resources"]["limits"] == {"gpushare-spawner.io/gpu-0": "25"}
+    # of one GPU the device plugin tells the container
+    assert notebook["env"] == [{"name": "MINE", "value": "1"}]
+
+
+def test_units_are_rounded_up_to_whole_devices() -> None:
+    notebook = notebook_container(layer(unit_size=10).render(POD)["spec"])
+    assert notebook["resources"]["limits"] == {"gpushare-spawner.io/gpu-0": "3"}
+
+
+def test_several_gpus_are_named_in_the_environment() -> None:
+    notebook = notebook_container(layer(TWO, ("GPU-b", "GPU-a")).render(POD)["spec"])
+    assert notebook["resources"]["limits"] == {"gpushare-spawner.io/gpu-2": "100", "gpushare-spawner.io/gpu-0": "100"}
+    added = {variable["name"]: variable["value"] for variable in notebook["env"]}
+    assert added["NVIDIA_VISIBLE_DEVICES"] == added["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
+    assert added["MINE"] == "1"
+
+
+def test_what_cannot_be_rendered_is_an_error() -> None:
+    with pytest.raises(ValueError, match="asks for no GPU"):
+        layer(Template(name="cpu", display_name="CPU"))
+    with pytest.raises(ValueError, match="the index of GPU-z on node-1 is not known"):
+        layer(gpus=("GPU-z",))
+    with pytest.raises(ValueError, match="the pod has no container"):
+        layer().render({})
