@@ -102,7 +102,7 @@ class Reservations(WaitingRoom[OpenedShare]):
                 ticket.says(ticket.ahead or 0, error.message)
                 return None
             self.log.error("The agent refused to open %s (%s): %s", request.id, error.code, error.message)
-            self._refuse(ticket, _refused(error))
+            ticket.refuse(_refused(error))
             return holding
         except BaseException:
             # perhaps it was opened all the same: closing what is not open is no error

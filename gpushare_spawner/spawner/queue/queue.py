@@ -76,6 +76,13 @@ class Ticket:
             self.ahead, self.hint = ahead, hint
             self.changed.set()
 
+    def refuse(self, error: Exception) -> None:
+        """End the wait with an error; nothing happens where it has ended."""
+        if not self.result.done():
+            self.result.set_exception(error)
+            # the waiter may have left; an exception that nobody fetches must not end up in the log as a bug
+            self.result.exception()
+
 
 class WaitingLine:
     """Starts in the order in which they came.

@@ -11,13 +11,13 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gpushare_spawner.model.placement import Placement
-from gpushare_spawner.model.quantity import format_seconds
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import BestFit, Holding, Ledger, Strategy
 from gpushare_spawner.spawner.queue.availability import Outlook
+from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket, WaitingLine, Wish
+from gpushare_spawner.spawner.queue.refusals import nothing_known, waited_too_long
 from gpushare_spawner.spawner.queue.snapshot import GpuView
-from gpushare_spawner.spawner.refusal import StartRefused
 
 Reserved = TypeVar("Reserved", bound=Reservation)
 
@@ -108,7 +108,7 @@ class WaitingRoom(ABC, Generic[Reserved]):
             self.look_soon()
             done, _ = await asyncio.wait({result}, timeout=patience)
             if not done:
-                raise self._too_long(ticket)
+                raise waited_too_long(wish, time.monotonic() - ticket.joined, ticket.hint)
             reservation: Reserved = result.result()
             return reservation
         except BaseException:
@@ -119,27 +119,6 @@ class WaitingRoom(ABC, Generic[Reserved]):
             self.line.leave(ticket)
             ticket.changed.set()
             self.look_soon()
-
-    def _no_place_in_line(self, wish: Wish) -> StartRefused:
-        waiting = f", and {self.line.length} servers are waiting already" if self.line.length else ""
-        return StartRefused(
-            f"No GPU is free for {wish.share} now{waiting}. "
-            "Try again in a few minutes, or choose a template without a GPU.",
-            reason="queue-full",
-            status=503,
-            retry_after=120,
-        )
-
-    def _too_long(self, ticket: Ticket) -> StartRefused:
-        waited = format_seconds(time.monotonic() - ticket.joined)
-        why = f" {ticket.hint}" if ticket.hint else ""
-        return StartRefused(
-            f"No room for {ticket.wish.share} after a wait of {waited}.{why} "
-            "Nothing is reserved for you. Try again later, or choose a smaller template.",
-            reason="no-room",
-            status=503,
-            retry_after=60,
-        )
 
     # -- one look at the GPUs --
 
@@ -168,8 +147,7 @@ class WaitingRoom(ABC, Generic[Reserved]):
     async def _look(self) -> None:
         """Give everybody in the line who fits a place, on a fresh view."""
         view = await self._prepare(await self.view())
-        ledger = self.ledger(view)
-        passed: list[tuple[Ticket, frozenset[str]]] = []
+        placer = Placer(view, self.ledger(view), self.line, self.strategy, self.counted, self.where)
         for ticket in self.line:
             if ticket not in self.line or ticket.result.done():
                 continue
@@ -177,52 +155,14 @@ class WaitingRoom(ABC, Generic[Reserved]):
             if held_up:
                 ticket.says(ticket.ahead or 0, held_up)
                 continue
-            models = ticket.wish.models(view)
-            free = models - self.line.held_back(view, before=ticket)
-            eligible = _on_node(ledger, view, ticket.wish.node)
-            placement = eligible.place(self.counted(ticket.wish.share), free.__contains__, self.strategy)
+            placement = placer.place(ticket)
             if placement is None:
-                if not self._waits_on(ticket, view, eligible, models, free):
-                    continue
-                passed.append((ticket, models))
                 continue
             holding = await self._give(ticket, placement, view)
             if holding is None:
                 # counted otherwise elsewhere: look again with what is known now
                 break
-            ledger.add(holding)
-            for earlier, wanted in passed:
-                earlier.overtaken += not wanted.isdisjoint(models)
-
-    def _waits_on(
-        self, ticket: Ticket, view: GpuView, ledger: Ledger, models: frozenset[str], free: frozenset[str]
-    ) -> bool:
-        """Whether a start without a place goes on waiting; else it has been refused."""
-        refusal = ledger.refusal(ticket.wish.share, models.__contains__)
-        hint = "Those before you come first." if models and not free else refusal.message
-        fits = ledger.place(self.counted(ticket.wish.share), models.__contains__, self.strategy) is not None
-        if not refusal.may_pass and not fits:
-            if not view.awaited:
-                self._refuse(ticket, self._impossible(ticket.wish, refusal.message))
-                return False
-            hint = view.awaited
-        if ticket.ahead is None and self.line.full:
-            self._refuse(ticket, self._no_place_in_line(ticket.wish))
-            return False
-        ticket.says(self.line.ahead_of(models, view, ticket), hint)
-        return True
-
-    def _impossible(self, wish: Wish, why: str) -> StartRefused:
-        where = f"{self.where}, which for you is node {wish.node} alone" if wish.node else self.where
-        return StartRefused(
-            f"{wish.template.name} cannot be started on {where}: {why}", reason="no-such-gpu", status=409
-        )
-
-    def _refuse(self, ticket: Ticket, error: StartRefused) -> None:
-        if not ticket.result.done():
-            ticket.result.set_exception(error)
-            # the waiter may have left; an exception that nobody fetches must not end up in the log as a bug
-            ticket.result.exception()
+            placer.gave(ticket, holding)
 
     def _why_nobody_is_placed(self, error: Exception) -> str:
         """A sentence for those in the line while the GPUs cannot be looked at."""
@@ -236,17 +176,7 @@ class WaitingRoom(ABC, Generic[Reserved]):
         for ticket in self.line:
             ticket.says(ticket.ahead or 0, self._why_nobody_is_placed(error))
             if now - max(ticket.joined, self._away_since) >= self.patience:
-                self._refuse(
-                    ticket,
-                    StartRefused(
-                        f"{self.away}, so nothing can be started on a GPU. "
-                        "Try again in a minute, or choose a template without a GPU; tell the admin if it stays so.",
-                        reason="agent-away",
-                        status=503,
-                        retry_after=60,
-                        log_message=f"{self.away}: {error}",
-                    ),
-                )
+                ticket.refuse(nothing_known(self.away, error))
 
     # -- what is free --
 
@@ -266,10 +196,3 @@ class WaitingRoom(ABC, Generic[Reserved]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _on_node(ledger: Ledger, view: GpuView, node: str) -> Ledger:
-    """The ledger of one node alone; all of it where no node is named."""
-    if not node:
-        return ledger
-    return Ledger.of([report for report in view.reports if report.node == node], ledger.holdings.values())

@@ -1,0 +1,81 @@
+"""Decides for the spawns in the queue, on one snapshot: a place now, a longer wait, or a refusal.
+
+Does not reserve anything and knows no clock: see `waiting_room`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import Holding, Ledger, Strategy
+from gpushare_spawner.spawner.queue.queue import Ticket, WaitingLine
+from gpushare_spawner.spawner.queue.refusals import impossible, queue_full
+from gpushare_spawner.spawner.queue.snapshot import GpuView
+
+
+class Placer:
+    """One pass over the queue, first come first.
+
+    ``counted`` is a share as the ledger counts it, where GPUs are given out in coarser steps than 1 %; ``where`` is the
+    GPUs' place, for people.
+    """
+
+    def __init__(
+        self,
+        view: GpuView,
+        ledger: Ledger,
+        line: WaitingLine,
+        strategy: Strategy,
+        counted: Callable[[Share], Share],
+        where: str,
+    ) -> None:
+        self._view = view
+        self._ledger = ledger
+        self._line = line
+        self._strategy = strategy
+        self._counted = counted
+        self._where = where
+        self._passed: list[tuple[Ticket, frozenset[str]]] = []
+
+    def place(self, ticket: Ticket) -> Placement | None:
+        """Return a place for the ticket; None where it waits on, and knows its position, or has been refused."""
+        wish = ticket.wish
+        models = wish.models(self._view)
+        free = models - self._line.held_back(self._view, before=ticket)
+        eligible = _on_node(self._ledger, self._view, wish.node)
+        placement = eligible.place(self._counted(wish.share), free.__contains__, self._strategy)
+        if placement is None and self._waits_on(ticket, eligible, models, free):
+            self._passed.append((ticket, models))
+        return placement
+
+    def gave(self, ticket: Ticket, holding: Holding) -> None:
+        """Count what the ticket was given, and note whom it has overtaken."""
+        self._ledger.add(holding)
+        models = ticket.wish.models(self._view)
+        for earlier, wanted in self._passed:
+            earlier.overtaken += not wanted.isdisjoint(models)
+
+    def _waits_on(self, ticket: Ticket, ledger: Ledger, models: frozenset[str], free: frozenset[str]) -> bool:
+        share = ticket.wish.share
+        refusal = ledger.refusal(share, models.__contains__)
+        hint = "Those before you come first." if models and not free else refusal.message
+        fits = ledger.place(self._counted(share), models.__contains__, self._strategy) is not None
+        if not refusal.may_pass and not fits:
+            if not self._view.awaited:
+                ticket.refuse(impossible(ticket.wish, self._where, refusal.message))
+                return False
+            hint = self._view.awaited
+        if ticket.ahead is None and self._line.full:
+            ticket.refuse(queue_full(ticket.wish, self._line.length))
+            return False
+        ticket.says(self._line.ahead_of(models, self._view, ticket), hint)
+        return True
+
+
+def _on_node(ledger: Ledger, view: GpuView, node: str) -> Ledger:
+    """The ledger of one node alone; all of it where no node is named."""
+    if not node:
+        return ledger
+    return Ledger.of([report for report in view.reports if report.node == node], ledger.holdings.values())

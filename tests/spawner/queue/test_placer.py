@@ -1,0 +1,137 @@
+"""One pass over the queue on one snapshot, without an agent, a clock or a hub."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import BestFit, Holding, Ledger
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.queue.placer import Placer
+from gpushare_spawner.spawner.queue.queue import Ticket, WaitingLine, Wish
+from gpushare_spawner.spawner.queue.snapshot import GpuView
+from gpushare_spawner.spawner.refusal import StartRefused
+
+
+class Machine:
+    """GPUs of two nodes, one each, and a queue."""
+
+    def __init__(self, length: int = 5, overtakes: int = 2, awaited: str = "") -> None:
+        self.line = WaitingLine(length, overtakes)
+        self.view = GpuView(
+            tuple(
+                Report(
+                    node=node,
+                    published_at=0.0,
+                    gpus=(GpuReport(index=0, uuid=f"GPU-{node}", model="A100", memory_bytes=2**30),),
+                )
+                for node in ("a", "b")
+            ),
+            awaited=awaited,
+        )
+        self.held: list[Holding] = []
+
+    def join(self, name: str, fraction: float = 0.0, node: str = "", **gpu: object) -> Ticket:
+        wanted = {"fraction": fraction, **gpu} if fraction else gpu
+        template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
+        return self.line.join(Wish(Tenant(name), template, node), 0.0)
+
+    def hold(self, gpu: str, units: int, name: str = "there") -> Holding:
+        holding = Holding(f"{name}-{gpu}", (f"GPU-{gpu}",), units, 0, units, 0.0)
+        self.held.append(holding)
+        return holding
+
+    def placer(self) -> Placer:
+        ledger = Ledger.of(self.view.reports, self.held)
+        return Placer(self.view, ledger, self.line, BestFit(), lambda share: share, "this place")
+
+
+def refusal(ticket: Ticket) -> StartRefused:
+    error = ticket.result.exception()
+    assert isinstance(error, StartRefused)
+    return error
+
+
+async def test_a_spawn_that_fits_gets_a_place() -> None:
+    machine = Machine()
+    machine.hold("a", 60)
+    assert machine.placer().place(machine.join("ada", 0.25)) == Placement("a", ("GPU-a",))
+
+
+async def test_what_was_given_counts_for_the_next_one() -> None:
+    machine = Machine()
+    first, second = machine.join("ada", count=1), machine.join("bob", count=1)
+    placer = machine.placer()
+    place = placer.place(first)
+    assert place is not None
+    placer.gave(first, Holding("ada", place.gpus, 100, 0, 100, 0.0))
+    other = placer.place(second)
+    assert other is not None
+    assert {place.node, other.node} == {"a", "b"}
+
+
+async def test_spawns_without_a_place_know_their_positions_and_what_they_wait_for() -> None:
+    machine = Machine()
+    machine.hold("a", 100)
+    machine.hold("b", 90)
+    first, second = machine.join("ada", 0.5), machine.join("bob", 0.25)
+    placer = machine.placer()
+    assert placer.place(first) is None
+    assert placer.place(second) is None
+    assert (first.ahead, second.ahead) == (0, 1)
+    assert "0.10 is free" in first.hint
+
+
+async def test_a_spawn_is_overtaken_until_nobody_may_pass_it_any_more() -> None:
+    machine = Machine(overtakes=1)
+    machine.hold("a", 100)
+    machine.hold("b", 50)
+    big, small, last = machine.join("ada", count=1), machine.join("bob", 0.25), machine.join("cyd", 0.25)
+    placer = machine.placer()
+    assert placer.place(big) is None
+    place = placer.place(small)
+    assert place is not None
+    placer.gave(small, Holding("bob", place.gpus, 25, 0, 25, 0.0))
+    machine.line.leave(small)
+    assert big.overtaken == 1
+    assert placer.place(last) is None
+    assert last.hint == "Those before you come first."
+
+
+async def test_what_no_wait_would_help_is_refused_unless_gpus_are_missing_for_a_moment() -> None:
+    machine = Machine()
+    ticket = machine.join("ada", count=3)
+    assert machine.placer().place(ticket) is None
+    assert refusal(ticket).refusal == "no-such-gpu"
+    assert refusal(ticket).jupyterhub_message.startswith("t cannot be started on this place: ")
+    machine = Machine(awaited="Node c says nothing.")
+    ticket = machine.join("ada", count=3)
+    assert machine.placer().place(ticket) is None
+    assert not ticket.result.done()
+    assert ticket.hint == "Node c says nothing."
+
+
+@pytest.mark.parametrize(("node", "place"), [("b", Placement("b", ("GPU-b",))), ("c", None)])
+async def test_a_spawn_that_is_pinned_to_a_node_gets_no_other(node: str, place: Placement | None) -> None:
+    machine = Machine()
+    machine.hold("a", 60)
+    ticket = machine.join("ada", 0.25, node=node)
+    assert machine.placer().place(ticket) == place
+    if place is None:
+        assert f"which for you is node {node} alone" in refusal(ticket).jupyterhub_message
+
+
+async def test_the_queue_is_full_for_those_that_come_and_not_for_those_that_wait() -> None:
+    machine = Machine(length=1)
+    machine.hold("a", 100)
+    machine.hold("b", 100)
+    first, second = machine.join("ada", 0.25), machine.join("bob", 0.25)
+    placer = machine.placer()
+    assert placer.place(first) is None
+    assert placer.place(second) is None
+    assert not first.result.done()
+    assert refusal(second).refusal == "queue-full"
+    assert placer.place(first) is None
+    assert not first.result.done()
