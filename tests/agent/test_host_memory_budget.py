@@ -20,7 +20,7 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
     session_needs,
     session_room,
 )
-from gpushare_spawner.agent.memory.node_memory import HostMemorySettings
+from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, NodeMemory
 from gpushare_spawner.model.control import ConfirmRequest
 from gpushare_spawner.model.frames import Kind, ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit
@@ -90,9 +90,10 @@ def test_what_is_paged_out_is_not_counted_twice() -> None:
 
 
 def test_the_nodes_budget_is_a_part_of_its_memory_and_never_more_than_there_is() -> None:
-    assert node_budget(total=100 * GIB, available=90 * GIB, paged_out=0, part=0.5) == 50 * GIB
-    assert node_budget(total=100 * GIB, available=10 * GIB, paged_out=0, part=0.5) == 8 * GIB
-    assert node_budget(total=100 * GIB, available=10 * GIB, paged_out=20 * GIB, part=0.5) == 28 * GIB
+    assert node_budget(50 * GIB, total=100 * GIB, available=90 * GIB, paged_out=0) == 50 * GIB
+    assert node_budget(50 * GIB, total=100 * GIB, available=10 * GIB, paged_out=0) == 8 * GIB
+    assert node_budget(50 * GIB, total=100 * GIB, available=10 * GIB, paged_out=20 * GIB) == 28 * GIB
+    assert node_budget(200 * GIB, total=100 * GIB, available=90 * GIB, paged_out=40 * GIB) == 100 * GIB
 
 
 def group(folder: Path, limit: str, used: int, cache: int, version: int = 2) -> None:
@@ -147,6 +148,15 @@ def test_memory_of_the_machine_is_read_from_meminfo(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\nHugePages: 0\n")
     assert machine_memory(tmp_path) == MachineMemory(1024 * 1024, 512 * 1024)
     assert machine_memory(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("total_kib", [24684092, 16 * 2**20, 65_700_001])
+def test_a_budget_in_bytes_is_exact_on_every_machine(tmp_path: Path, total_kib: int) -> None:
+    """As a rounded part of the memory it was one byte too small on some machines."""
+    (tmp_path / "meminfo").write_text(f"MemTotal: {total_kib} kB\nMemAvailable: {total_kib // 2} kB\n")
+    settings = HostMemorySettings(node="32Mi", proc=tmp_path)
+    memory = NodeMemory(settings, {}, {}, context_bytes=0, paged_out=lambda session: 0)
+    assert memory.node_budget() == 32 * 2**20
 
 
 async def reserve(peer: Peer, wanted: int, size: int, kind: ReserveKind = ReserveKind.MANAGED) -> int:

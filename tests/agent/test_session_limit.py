@@ -146,7 +146,7 @@ async def test_status_names_the_limit_the_processes_that_hold_memory_and_what_he
     programs.do(second, ALLOC, 100 * MIB)
     programs.do(second, ALLOC, 50 * MIB)
     page = str(await asyncio.to_thread(ask, programs.environment["GPUSHARE_SOCKET"]))
-    assert "this session may allocate 0.5 GiB, all its kernels together" in page
+    assert "this session may allocate 512 MiB, all its kernels together" in page
     assert f"Restart python (process {first.process.pid}) to free 400 MiB." in page
     held = next(line for line in page.splitlines() if line.startswith("allocated by"))
     assert re.search(rf"process {first.process.pid}\) 400 MiB, .*process {second.process.pid}\) 100 MiB", held)

@@ -90,10 +90,10 @@ def session_room(gpus: Mapping[str, GpuMemory], gpu: str, session: str, budget: 
     return budget - elsewhere + stays - own.movable
 
 
-def node_budget(total: int, available: int, paged_out: int, part: float) -> int:
-    """The node's budget: a part of its memory, and never more than is paged out already with four fifths of what is
-    available beside that."""
-    return max(0, min(int(total * part), paged_out + available * 4 // 5))
+def node_budget(wanted: int, total: int, available: int, paged_out: int) -> int:
+    """Return the node's budget: what the admin wants, and never more than the node's memory in all, or than is paged
+    out already with four fifths of what is available beside that. All of it bytes."""
+    return max(0, min(wanted, total, paged_out + available * 4 // 5))
 
 
 def session_budget(limit: int, used: int, paged_out: int) -> int:

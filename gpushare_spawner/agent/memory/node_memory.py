@@ -120,9 +120,9 @@ class NodeMemory:
             machine = machine_memory(self.settings.proc)
             budget = None
             if machine is not None:
-                part = min(1.0, resolve_bytes(self.settings.node, machine.total) / machine.total)
+                wanted = resolve_bytes(self.settings.node, machine.total)
                 out = sum(self.paged_out(session) for session in self.sessions.values())
-                budget = node_budget(machine.total, machine.available, out, part)
+                budget = node_budget(wanted, machine.total, machine.available, out)
             self._node = _Figures(now, budget)
         return self._node.budget
 
