@@ -102,7 +102,7 @@ def libraries(cc: str, flags: list[str], folder: Path) -> None:
         *flags,
     ]
     shared = [*common, "-shared"]
-    preload = [p for p in sorted((NATIVE / "preload").rglob("*.c")) if p.name != "dlsym.c"]
+    preload = [p for p in sorted((NATIVE / "preload").rglob("*.c")) if p.name not in ("dlsym.c", "libc_dlsym.c")]
     driver = [*sorted((NATIVE / "simgpu/cuda").glob("*.c")), *sorted((NATIVE / "simgpu/common").glob("*.c"))]
 
     def run(*command: object) -> None:

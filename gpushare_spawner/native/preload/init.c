@@ -1,22 +1,61 @@
-/* cuInit begins everything: until then this library has no thread, no socket and no file. */
+/* cuInit begins everything: until then this library has no thread, no socket and no file. Here the layers are wired,
+   and a forked child begins anew. */
 #include <pthread.h>
-#include <stdatomic.h>
 
-#include "fork.h"
-#include "gate/gate.h"
+#include "contexts/captures.h"
+#include "contexts/contexts.h"
+#include "contexts/lanes.h"
+#include "driver/driver.h"
 #include "driver/gpus.h"
-#include "driver/resolve.h"
+#include "gate/gate.h"
+#include "gate/launch.h"
+#include "lease/burst.h"
+#include "lease/lease.h"
+#include "lease/pager.h"
 #include "lease/worker.h"
+#include "memory/account.h"
+#include "memory/allocations.h"
+#include "memory/block_cache.h"
+#include "platform/sharing.h"
+#include "wrappers/exported.h"
+#include "wrappers/plain_memory.h"
+#include "wrappers/stream_ordered.h"
 
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 static bool begun;
 
-void session_forget(void) {
+/* A forked child is a new process to the agent, and has none of this library's threads. Forget everything: the parent's
+   contexts and memory are not the child's, and locks may have been held by threads that are not here. The parent's
+   records are left where they are; a fork copies them on write, and most children exec at once. */
+static void in_child(void) {
+    worker_forget();
+    launch_forget();
+    gate_forget();
+    lanes_forget();
+    contexts_forget();
+    allocations_forget();
+    account_forget();
+    block_cache_forget();
+    stream_ordered_forget();
+    plain_memory_forget();
+    captures_forget();
+    leases_forget();
+    bursts_forget();
+    pager_forget();
+    driver_forget();
     begun = false;
     gpu_count = 0;
     pthread_mutex_init(&beginning, NULL);
 }
 
+static void fork_watch(void) {
+    /* what pthread_atfork is in glibc, whose own name for it is not in the shared library everywhere */
+    extern void *__dso_handle __attribute__((visibility("hidden")));
+    static int watched;
+    if (!watched) watched = late.at_fork(NULL, NULL, in_child, &__dso_handle) == 0;
+}
+
+CUresult wrapped_cuInit(unsigned flags);
 CUresult wrapped_cuInit(unsigned flags) {
     driver_load();
     CUresult result = real.cuInit(flags);
@@ -27,7 +66,9 @@ CUresult wrapped_cuInit(unsigned flags) {
         log_prepare();
         fork_watch();
         gpus_find();
+        captures_on_change(gate_refresh);
         gate_prepare();
+        launch_prepare();
         if (gpu_count) worker_start();
     }
     pthread_mutex_unlock(&beginning);

@@ -1,10 +1,12 @@
-/* Contexts and the lanes in them: where work was launched, and where the background thread looks whether it is done. */
+/* The program's contexts, and which of them are being destroyed. Their streams: lanes.h. */
 #pragma once
 
 #include <pthread.h>
 
-#include "gate/gate.h"
-#include "driver/resolve.h"
+#include "driver/driver.h"
+#include "driver/gpus.h"
+
+struct lane;
 
 /* An event in a stream that was destroyed while it had work. */
 struct orphan {
@@ -22,33 +24,28 @@ struct context {
 };
 
 /* Held by the background thread for every driver call it makes, and by whoever destroys a context or a stream: neither
-   is pulled from under the other's feet. Taken before the lock of allocations.c. */
+   is pulled from under the other's feet. Taken before the locks of account.h and pace.c. */
 extern pthread_mutex_t contexts_lock;
 extern struct context *contexts;
+extern _Atomic int contexts_known;      /* while it is one, a thread with a context has that one */
+extern _Atomic uint32_t contexts_epoch; /* changes when a context or a stream goes */
 
-/* The lane that a launch into `stream` by this thread goes to; NULL where there is none that is arbitrated. */
-struct lane *lane_of(struct passage *passage, CUstream stream);
-
-/* In a process with several contexts: the lane of a default stream, where the driver says that the thread's context is
-   the same as at its last launch into that stream. NULL: ask lane_of. */
-static inline struct lane *default_lane_again(const struct passage *passage, CUstream stream) {
-    const struct default_lane *last = &passage->defaults[(uintptr_t)stream];
-    CUcontext context;
-    if (!last->lane || passage->epoch != atomic_load_explicit(&lanes_epoch, memory_order_relaxed)) return NULL;
-    return real.cuCtxGetCurrent(&context) == CUDA_SUCCESS && context == last->context ? last->lane : NULL;
-}
-
-/* With contexts_lock held: the entry of a context, made current to the calling thread while it is being looked up. */
+/* With contexts_lock held: the entry of a context, made current to the calling thread while it is being looked up.
+   Allocates the first time; NULL: no GPU of ours, or no memory. */
 struct context *context_entry(CUcontext handle);
 
-/* With contexts_lock held. Whether a thread of the program is in a call that may destroy the context: such a call waits
-   for the context's work, without the lock. Meanwhile nothing of the context may be touched; its work may go on. */
+/* A call that may destroy a context, and that waits for its work if it does, without the lock; on the stack of the
+   thread that makes it. Meanwhile nothing of the context may be touched; its work may go on. All with contexts_lock
+   held. */
+struct leaving {
+    CUcontext handle;
+    struct leaving *next;
+};
+void context_begins_to_leave(struct leaving *entry, CUcontext handle);
+void context_ends_to_leave(struct leaving *entry);
 bool context_leaves(CUcontext handle);
 
-/* With contexts_lock held. Whether the lane has had work since the device was last seen quiet. */
-bool lane_is_active(const struct lane *lane);
-
-/* A stream is about to be destroyed: its work, if any, is remembered by an event. Takes the lock. */
-void stream_forget(CUstream stream);
+/* With contexts_lock held: the context is gone; its lanes are forgotten already. */
+void context_gone(CUcontext handle);
 
 void contexts_forget(void); /* in a forked child */

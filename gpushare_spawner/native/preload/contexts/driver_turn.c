@@ -4,7 +4,7 @@
 #include <time.h>
 
 #include "contexts/contexts.h"
-#include "driver/resolve.h"
+#include "driver/driver.h"
 
 static _Atomic bool stopped;
 

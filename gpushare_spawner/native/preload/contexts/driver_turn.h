@@ -2,7 +2,7 @@
    exiting: the driver may be taking itself down then. */
 #pragma once
 
-#include "platform/common.h"
+#include <stdbool.h>
 
 bool driver_turn_begin(void);
 void driver_turn_end(void); /* leaves no context current */

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "driver/resolve.h"
+#include "driver/driver.h"
 
 struct gpu gpus[MAX_GPUS];
 int gpu_count;

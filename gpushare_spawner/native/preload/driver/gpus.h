@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 
+#include "driver/cuda_abi.h"
 #include "platform/common.h"
 
 #define MAX_GPUS 64
@@ -15,14 +16,16 @@ struct gpu {
                       */
 
     /* The gate. `open` is the truth and the futex that launching threads wait on; `fast` is 1 only while a launch may
-       skip every further question: the gate is open and nothing in the process is being captured into a graph. */
+       skip every further question: the gate is open, the lease has no pace and nothing in the process is being captured
+       into a graph. */
     _Atomic uint32_t open;
     _Atomic uint32_t fast;
+    _Atomic bool paced;        /* the lease has a pace (pace.c) */
     _Atomic uint32_t burst;    /* number of the burst: lanes with work carry it */
     _Atomic uint32_t waiters;  /* threads at the shut gate */
     _Atomic uint32_t progress; /* changes while an answer is being worked for */
 
-    /* Accounting, bytes (allocations.c). */
+    /* Accounting, bytes (account.c). */
     _Atomic uint64_t managed;
     _Atomic uint64_t plain;
     _Atomic uint64_t cached;   /* of `managed`: freed by the program, kept for its next allocations (block_cache.c) */

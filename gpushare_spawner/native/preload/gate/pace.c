@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "contexts/capture.h"
+#include "contexts/captures.h"
 #include "contexts/contexts.h"
 #include "gate/gate.h"
-#include "driver/resolve.h"
+#include "driver/driver.h"
 
 /* Two launches keep a GPU busy: one runs, one waits behind it. More than a driver's own queue holds have no effect. */
 #define LEAST_WINDOW 2
@@ -90,6 +90,7 @@ void pace_begin(struct gpu *gpu, uint64_t nanoseconds) {
     struct pace *pace = &paces[gpu->index];
     pthread_mutex_lock(&pace->lock);
     atomic_store(&pace->nanoseconds, nanoseconds);
+    atomic_store(&gpu->paced, nanoseconds != 0);
     atomic_store(&pace->account, (uint64_t)++generations << 32);
     atomic_store(&pace->extra, 0);
     atomic_store(&pace->busy_since, 0);
@@ -107,13 +108,10 @@ void pace_set(struct gpu *gpu, uint64_t nanoseconds) {
     pthread_mutex_lock(&pace->lock);
     if (begins) pace->backlog = true;
     atomic_store(&pace->nanoseconds, nanoseconds);
+    atomic_store(&gpu->paced, nanoseconds != 0);
     adapt(pace);
     pthread_mutex_unlock(&pace->lock);
     gate_refresh(gpu);
-}
-
-bool pace_is_set(const struct gpu *gpu) {
-    return atomic_load(&paces[gpu->index].nanoseconds) != 0;
 }
 
 uint64_t pace_patience(const struct gpu *gpu) {
@@ -391,7 +389,9 @@ static void keep_as_gone(struct pace *pace, struct lane *lane, uint64_t launches
     lane->pace.done += launches; /* they are on this account now */
 }
 
-void pace_lane_gone(struct lane *lane, enum lane_end end) {
+enum lane_end { LANE_STREAM_ENDS, LANE_CONTEXT_ENDS, LANE_CONTEXT_GONE };
+
+static void lane_ends(struct lane *lane, enum lane_end end) {
     struct lane_pace *own = &lane->pace;
     struct pace *pace = &paces[lane->context->gpu->index];
     pthread_mutex_lock(&pace->lock);
@@ -413,7 +413,25 @@ void pace_lane_gone(struct lane *lane, enum lane_end end) {
     pthread_mutex_unlock(&pace->lock);
 }
 
+void pace_stream_ends(CUstream stream) {
+    for (struct context *context = contexts; context; context = context->next)
+        for (struct lane *lane = context->lanes; lane; lane = lane->next)
+            if (lane->stream == stream) lane_ends(lane, LANE_STREAM_ENDS);
+}
+
+static void lanes_of_context_end(CUcontext handle, enum lane_end end) {
+    for (struct context *context = contexts; context; context = context->next) {
+        if (context->handle != handle) continue;
+        for (struct lane *lane = context->lanes; lane; lane = lane->next) lane_ends(lane, end);
+    }
+}
+
+void pace_context_gone(CUcontext context) {
+    lanes_of_context_end(context, LANE_CONTEXT_GONE);
+}
+
 void pace_context_ends(CUcontext context) {
+    lanes_of_context_end(context, LANE_CONTEXT_ENDS);
     for (int i = 0; i < gpu_count; i++) {
         struct pace *pace = &paces[i];
         pthread_mutex_lock(&pace->lock);

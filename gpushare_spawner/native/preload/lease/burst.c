@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "memory/block_cache.h"
-#include "gate/gate.h"
+#include "gate/launch.h"
 #include "lease/marks.h"
 
 /* Looking costs a context switch of this process: often while an end may be near, seldom while launches keep coming. */
@@ -35,7 +35,7 @@ void bursts_forget(void) {
 void burst_lease_begins(struct gpu *gpu) {
     struct burst *burst = &bursts[gpu->index];
     uint64_t now = now_ns();
-    *burst = (struct burst){.phase = LAUNCHING, .launches = gate_launches(gpu), .phase_since = now, .work_since = now};
+    *burst = (struct burst){.phase = LAUNCHING, .launches = launches_on(gpu), .phase_since = now, .work_since = now};
 }
 
 static enum burst_change began(struct burst *burst, uint64_t now, uint64_t launches) {
@@ -50,8 +50,8 @@ static enum burst_change began(struct burst *burst, uint64_t now, uint64_t launc
 
 enum burst_change burst_step(struct gpu *gpu, uint64_t now, uint64_t *next) {
     struct burst *burst = &bursts[gpu->index];
-    uint64_t launches = gate_launches(gpu);
-    bool active = launches != burst->launches || gate_inside(gpu);
+    uint64_t launches = launches_on(gpu);
+    bool active = launches != burst->launches || launch_inside(gpu);
     uint64_t since = now - burst->phase_since;
 
     if (active) {

@@ -6,9 +6,10 @@
 #include "lease/burst.h"
 #include "lease/marks.h"
 #include "lease/pager.h"
-#include "wrappers/plain_memory.h"
+#include "memory/graph_memory.h"
 #include "platform/session_socket.h"
 #include "gate/gate.h"
+#include "gate/launch.h"
 
 /* docs/reference/protocol.md: after so long without an answer the work runs anyway. */
 #define ANSWER_PATIENCE (30 * SECOND)
@@ -207,7 +208,7 @@ static uint64_t shutting_step(struct gpu *gpu, uint64_t now) {
         shut(gpu, lease->reason, lease->page_out);
     }
     if (!lease->marked) {
-        if (gate_inside(gpu) || !marks_record(gpu)) goto later;
+        if (launch_inside(gpu) || !marks_record(gpu)) goto later;
         lease->marked = true;
     }
     if (marks_passed(gpu)) {

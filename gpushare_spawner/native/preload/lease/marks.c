@@ -2,10 +2,11 @@
 
 #include <stdlib.h>
 
-#include "contexts/capture.h"
+#include "contexts/captures.h"
 #include "contexts/contexts.h"
+#include "contexts/lanes.h"
 #include "contexts/driver_turn.h"
-#include "driver/resolve.h"
+#include "driver/driver.h"
 
 /* A capture that is not ended in this time is not waited for. */
 #define CAPTURE_PATIENCE (2 * SECOND)

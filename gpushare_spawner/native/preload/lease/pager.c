@@ -3,10 +3,9 @@
 #include <stdlib.h>
 
 #include "memory/allocations.h"
-#include "contexts/capture.h"
 #include "contexts/contexts.h"
 #include "contexts/driver_turn.h"
-#include "driver/resolve.h"
+#include "driver/driver.h"
 
 /* A part is one call of the driver, a window what is under way at a time. Two windows of this size keep a link of 200
    GB/s busy between two steps a millisecond apart; on PCIe a move can be cut short within some 10 ms. */

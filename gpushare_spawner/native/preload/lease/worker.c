@@ -2,27 +2,26 @@
 #include "lease/worker.h"
 
 #include <errno.h>
-#include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "memory/allocations.h"
-#include "memory/allowance.h"
 #include "contexts/driver_turn.h"
+#include "driver/driver.h"
 #include "gate/gate.h"
 #include "lease/lease.h"
-#include "wrappers/managed.h"
-#include "wrappers/plain_memory.h"
-#include "driver/resolve.h"
+#include "memory/account.h"
+#include "memory/allowance.h"
+#include "memory/conversion.h"
+#include "platform/futex.h"
 #include "platform/session_socket.h"
+#include "platform/wake.h"
 
 #ifndef SYS_sched_setattr /* newer than glibc 2.17 */
 #ifdef __x86_64__
@@ -42,12 +41,7 @@
 #define SLICE           (200 * MILLISECOND / 1000)
 #define MEMORY_INTERVAL (10 * MILLISECOND)
 
-static _Atomic bool runs;
-static int wake_file = -1;
-static _Atomic bool woken;
 static _Atomic uint32_t first_try; /* futex: 1 when the first connection has been greeted, or has failed */
-
-static _Atomic uint64_t agent_features; /* of WELCOME; 0 without an agent */
 
 /* As it was at cuInit: the program may change its environment, and reading that meanwhile is not safe. */
 static char *socket_path;
@@ -58,6 +52,7 @@ static struct {
     uint64_t retry_at, backoff;
     bool refused; /* by an ERROR on this connection */
     uint64_t greeting_until, greeted_at;
+    bool agent_grants; /* FEATURE_RESERVE in its WELCOME */
 } session;
 
 static struct {
@@ -65,34 +60,14 @@ static struct {
     uint64_t managed, plain; /* as last told */
 } accounts[MAX_GPUS];
 
-bool worker_runs(void) {
-    return atomic_load_explicit(&runs, memory_order_relaxed);
-}
-
-bool worker_agent_has(enum feature feature) {
-    return (atomic_load_explicit(&agent_features, memory_order_relaxed) & feature) != 0;
-}
-
-void worker_wake(void) {
-    if (!worker_runs() || atomic_exchange(&woken, true)) return;
-    uint64_t one = 1;
-    ssize_t written = write(wake_file, &one, sizeof one);
-    (void)written; /* only full when it is awake anyway */
-}
-
-void worker_tell_memory(struct gpu *gpu) {
-    if (worker_runs() && !atomic_exchange(&gpu->changed, true)) worker_wake();
-}
-
 static void first_try_over(void) {
     if (atomic_exchange(&first_try, 1)) return;
-    syscall(SYS_futex, &first_try, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+    futex_wake(&first_try);
 }
 
 static void connection_lost(const char *why) {
     if (session.greeted) log_line(LOG_INFO, "no agent (%s): work goes on without it", why);
     socket_close();
-    atomic_store(&agent_features, 0);
     uint64_t now = now_ns(), most = session.refused ? REFUSED_BACKOFF : LAST_BACKOFF;
     /* one that greets and refuses again and again is tried less and less often, too */
     if (session.greeted && (!session.refused || now - session.greeted_at > REFUSED_BACKOFF))
@@ -145,7 +120,7 @@ static void greeting_complete(void) {
         atomic_store(&gpu->changed, true);
         if (atomic_load(&gpu->shared)) {
             lease_begin(gpu);
-            allowance_begin(gpu);
+            allowance_begin(gpu, session.agent_grants);
         } else {
             lease_unarbitrated(gpu);
             allowance_end(gpu);
@@ -165,7 +140,7 @@ static bool take(const struct frame *frame) {
     if (session.devices_to_come < 0) {
         if (frame->type != FRAME_WELCOME || frame->f[5] > MAX_GPUS) return false;
         managed_set(frame->f[4] & WELCOME_OVERSUBSCRIBED);
-        atomic_store(&agent_features, frame->f[6]);
+        session.agent_grants = (frame->f[6] & FEATURE_RESERVE) != 0;
         for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].shared, false);
         session.devices_to_come = (int)frame->f[5];
         if (session.devices_to_come == 0) greeting_complete();
@@ -280,17 +255,13 @@ static void *work(void *unused) {
     int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     real.cuThreadExchangeStreamCaptureMode(&mode);
     while (true) {
-        atomic_store(&woken, false); /* before looking: what happens from here on wakes again */
+        wake_begin();
         uint64_t next = look(), now = now_ns();
-        struct pollfd files[2] = {{wake_file, POLLIN, 0}, {socket_file(), POLLIN, 0}};
+        struct pollfd files[2] = {{wake_file(), POLLIN, 0}, {socket_file(), POLLIN, 0}};
         uint64_t wait = next > now ? next - now : 0;
         struct timespec timeout = {(time_t)(wait / SECOND), (long)(wait % SECOND)};
         /* a file of -1 is ignored */
-        if (ppoll(files, 2, next == UINT64_MAX ? NULL : &timeout, NULL) > 0 && files[0].revents) {
-            uint64_t count;
-            ssize_t got = read(wake_file, &count, sizeof count);
-            (void)got;
-        }
+        if (ppoll(files, 2, next == UINT64_MAX ? NULL : &timeout, NULL) > 0 && files[0].revents) wake_clear();
     }
     return unused;
 }
@@ -308,8 +279,7 @@ void worker_start(void) {
     session.backoff = FIRST_BACKOFF;
     session.retry_at = 0;
     session.greeted = false;
-    wake_file = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (wake_file < 0) {
+    if (!wake_open()) {
         log_line(LOG_ERROR, "no eventfd (%s): this program is not arbitrated", strerror(errno));
         return;
     }
@@ -323,14 +293,12 @@ void worker_start(void) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the program's own threads */
     pthread_t thread;
-    atomic_store(&runs, true);
     int failed = pthread_create(&thread, &attributes, work, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     if (failed) {
-        atomic_store(&runs, false);
         log_line(LOG_ERROR, "no thread (%s): this program is not arbitrated", strerror(failed));
-        close(wake_file);
+        wake_close();
         return;
     }
     pthread_setname_np(thread, "gpushare");
@@ -338,18 +306,14 @@ void worker_start(void) {
     uint64_t deadline = now_ns() + GREETING_PATIENCE, now;
     while (!atomic_load(&first_try) && (now = now_ns()) < deadline) {
         struct timespec left = {(time_t)((deadline - now) / SECOND), (long)((deadline - now) % SECOND)};
-        syscall(SYS_futex, &first_try, FUTEX_WAIT_PRIVATE, 0, &left, NULL, 0);
+        futex_wait(&first_try, 0, &left);
     }
 }
 
 void worker_forget(void) {
-    if (wake_file >= 0) close(wake_file);
-    wake_file = -1;
+    wake_forget();
     socket_close();
-    atomic_store(&runs, false);
-    atomic_store(&woken, false);
     atomic_store(&first_try, 0);
-    atomic_store(&agent_features, 0);
     memset(accounts, 0, sizeof accounts);
     for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].changed, false);
 }

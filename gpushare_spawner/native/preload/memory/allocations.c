@@ -1,38 +1,9 @@
 #include "memory/allocations.h"
 
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
-#include <time.h>
 
-#include "memory/allowance.h"
-#include "memory/block_cache.h"
-#include "wrappers/plain_memory.h"
-#include "driver/resolve.h"
-#include "wrappers/stream_ordered.h"
-#include "lease/worker.h"
-
-/* The lock of the records. Letting it go is a plain store, which a mutex cannot have; it is held for tens of
-   nanoseconds, except while the pager walks, so a thread that finds it taken sleeps after a short while. */
-static _Atomic bool taken;
-
-static __attribute__((noinline, cold)) void records_lock_contended(void) {
-    unsigned tries = 0;
-    do {
-        while (atomic_load_explicit(&taken, memory_order_relaxed)) {
-            struct timespec moment = {0, 20000};
-            if (++tries > 200) nanosleep(&moment, NULL);
-        }
-    } while (atomic_exchange_explicit(&taken, true, memory_order_acquire));
-}
-
-static inline void records_lock(void) {
-    if (unlikely(atomic_exchange_explicit(&taken, true, memory_order_acquire))) records_lock_contended();
-}
-
-static void records_unlock(void) {
-    atomic_store_explicit(&taken, false, memory_order_release);
-}
+#include "driver/driver.h"
 
 static struct allocation *root;
 static uint64_t newest;
@@ -163,96 +134,6 @@ static void insert(struct allocation *node) {
     link_newest(node);
 }
 
-/* Accounts are changed with the lock held, so that no change needs an instruction of its own that locks. Anybody may
-   read them. */
-static void account_add(struct gpu *gpu, size_t bytes, bool managed) {
-    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
-    uint64_t before = atomic_load_explicit(account, memory_order_relaxed);
-    atomic_store_explicit(account, before + bytes, memory_order_release);
-}
-
-static void give_back(struct gpu *gpu, size_t bytes, bool managed) {
-    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
-    uint64_t before = atomic_load_explicit(account, memory_order_relaxed);
-    atomic_store_explicit(account, before > bytes ? before - bytes : 0, memory_order_release);
-}
-
-static inline bool fits_into(const struct gpu *gpu, size_t bytes, uint64_t graphs, uint64_t most) {
-    uint64_t all = atomic_load_explicit(&gpu->managed, memory_order_relaxed) +
-                   atomic_load_explicit(&gpu->plain, memory_order_relaxed) + graphs;
-    return !__builtin_add_overflow(all, bytes, &all) && all <= most;
-}
-
-/* `most` of 0: the allowance. */
-static bool take_within(struct gpu *gpu, size_t bytes, bool managed, uint64_t most) {
-    uint64_t graphs = graph_memory_bytes(gpu);
-    records_lock();
-    bool fits = fits_into(gpu, bytes, graphs, most ? most : atomic_load(&gpu->allowance));
-    if (fits) account_add(gpu, bytes, managed);
-    records_unlock();
-    return fits;
-}
-
-bool account_has_room(struct gpu *gpu, size_t bytes) {
-    return fits_into(gpu, bytes, graph_memory_bytes(gpu), atomic_load_explicit(&gpu->allowance, memory_order_relaxed));
-}
-
-void account_settle(void) {
-    records_lock();
-    records_unlock();
-}
-
-/* The slow path: more than the allowance. The allowance of a session with several busy processes may be gone again
-   before it is used, so it is asked for more than once. */
-static bool take_after_asking(struct gpu *gpu, size_t bytes, bool managed, bool own) {
-    uint64_t total = atomic_load(&gpu->total);
-    for (int rounds = 0; rounds < 16; rounds++) {
-        if (own && !atomic_load(&gpu->reserving)) return take_within(gpu, bytes, managed, UINT64_MAX);
-        switch (allowance_ask(gpu, bytes, managed, own)) {
-        case ALLOWANCE_REFUSED:
-            /* an agent that went meanwhile leaves the process its own limit */
-            return !atomic_load(&gpu->reserving) && take_within(gpu, bytes, managed, 0);
-        case ALLOWANCE_UNCHECKED: return take_within(gpu, bytes, managed, own || !total ? UINT64_MAX : total);
-        case ALLOWANCE_GREW: break;
-        }
-        if (take_within(gpu, bytes, managed, 0)) return true;
-    }
-    return false;
-}
-
-/* Whether the session would have more than it is shown with `bytes` more. */
-static bool at_the_limit(struct gpu *gpu, size_t bytes) {
-    uint64_t total = atomic_load(&gpu->total), used = allowance_used(gpu) + atomic_load(&gpu->others);
-    return total && (bytes > total || used > total - bytes);
-}
-
-bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
-    bool fits = take_within(gpu, bytes, managed, 0);
-    /* what the program has freed itself must not be what is missing; short of the limit asking is cheaper than freeing
-     */
-    if (!fits && at_the_limit(gpu, bytes) && stream_ordered_trim(gpu, bytes))
-        fits = take_within(gpu, bytes, managed, 0);
-    if (!fits) fits = take_after_asking(gpu, bytes, managed, !limited);
-    if (!fits && stream_ordered_trim(gpu, bytes))
-        fits = take_within(gpu, bytes, managed, 0) || take_after_asking(gpu, bytes, managed, !limited);
-    if (fits) worker_memory_changed(gpu);
-    return fits;
-}
-
-void account_cached(struct gpu *gpu, size_t bytes, bool begins) {
-    if (begins)
-        atomic_fetch_add(&gpu->cached, bytes);
-    else
-        atomic_fetch_sub(&gpu->cached, bytes);
-}
-
-void account_return(struct gpu *gpu, size_t bytes, bool managed) {
-    records_lock();
-    give_back(gpu, bytes, managed);
-    records_unlock();
-    worker_memory_changed(gpu);
-}
-
 static inline void forget(struct allocation **link) {
     struct allocation *node = *link;
     tree_remove(link);
@@ -261,7 +142,7 @@ static inline void forget(struct allocation **link) {
 }
 
 static inline void drop(struct allocation **link) {
-    give_back((*link)->gpu, (*link)->capacity, (*link)->kind != ALLOCATION_PLAIN);
+    account_subtract((*link)->gpu, (*link)->capacity, (*link)->kind != ALLOCATION_PLAIN);
     forget(link);
 }
 
@@ -295,42 +176,42 @@ static CUcontext current_context(void) {
 
 void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind) {
     CUcontext context = current_context();
-    records_lock();
+    account_lock();
     remember(gpu, at, bytes, capacity, kind, context);
-    records_unlock();
+    account_unlock();
 }
 
 bool allocations_add_within(struct gpu *gpu, CUdeviceptr at, size_t bytes, enum allocation_kind kind) {
     CUcontext context = current_context();
     uint64_t graphs = graph_memory_bytes(gpu);
-    records_lock();
-    bool fits = fits_into(gpu, bytes, graphs, atomic_load(&gpu->allowance));
+    account_lock();
+    bool fits = account_fits(gpu, bytes, graphs, atomic_load(&gpu->allowance));
     if (fits) {
         account_add(gpu, bytes, kind != ALLOCATION_PLAIN);
         remember(gpu, at, bytes, bytes, kind, context);
     }
-    records_unlock();
-    if (fits) worker_memory_changed(gpu);
+    account_unlock();
+    if (fits) account_changed(gpu);
     return fits;
 }
 
 bool allocations_find(CUdeviceptr at, struct allocation *copy) {
-    records_lock();
+    account_lock();
     struct allocation *node = containing(at);
     if (node) copy_fields(copy, node);
-    records_unlock();
+    account_unlock();
     return node != NULL;
 }
 
 bool allocations_remove(CUdeviceptr at, struct allocation *copy) {
-    records_lock();
+    account_lock();
     struct allocation **link = link_of(at);
     bool known = *link != NULL;
     if (known) {
         copy_fields(copy, *link);
         forget(link);
     }
-    records_unlock();
+    account_unlock();
     return known;
 }
 
@@ -339,13 +220,13 @@ CUresult allocations_freed(const struct allocation *copy, CUresult result) {
         account_return(copy->gpu, copy->capacity, copy->kind != ALLOCATION_PLAIN);
         return result;
     }
-    records_lock();
+    account_lock();
     struct allocation *node = record_new();
     if (node) {
         copy_fields(node, copy);
         insert(node);
     }
-    records_unlock();
+    account_unlock();
     return result;
 }
 
@@ -356,29 +237,28 @@ static struct allocation *any_of(struct allocation *node, CUcontext context, uin
 }
 
 uint64_t allocations_newest(void) {
-    records_lock();
+    account_lock();
     uint64_t number = newest;
-    records_unlock();
+    account_unlock();
     return number;
 }
 
 void allocations_of_context_gone(CUcontext context, uint64_t until) {
-    block_cache_context_gone(context);
-    records_lock();
+    account_lock();
     struct allocation *node;
     while ((node = any_of(root, context, until))) {
         struct gpu *gpu = node->gpu;
         drop(link_of(node->at));
-        worker_memory_changed(gpu);
+        account_changed(gpu);
     }
-    records_unlock();
+    account_unlock();
 }
 
 bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t part, allocation_visit visit,
                       void *closure) {
     int g = gpu->index;
     bool ended = false;
-    records_lock();
+    account_lock();
     struct allocation *node = by_use[g].next;
     if (!node || node->walk != walk) node = newest_first ? by_use[g].newest : by_use[g].oldest;
     while (true) {
@@ -399,13 +279,12 @@ bool allocations_walk(struct gpu *gpu, uint64_t walk, bool newest_first, size_t 
         node->walked += bytes;
     }
     by_use[g].next = node;
-    records_unlock();
+    account_unlock();
     return ended;
 }
 
 void allocations_forget(void) {
     root = NULL;
     __builtin_memset(by_use, 0, sizeof by_use);
-    atomic_store(&taken, false);
     spare_records = NULL;
 }

@@ -1,7 +1,8 @@
-/* What the program has allocated on each GPU: found by address, ordered by use, counted. */
+/* What the program has allocated on each GPU: found by address, ordered by use. Every function here takes the accounts'
+   lock, for tens of nanoseconds; none waits for the device. */
 #pragma once
 
-#include "driver/gpus.h"
+#include "memory/account.h"
 
 enum allocation_kind {
     ALLOCATION_CONVERTED, /* managed memory in place of device memory */
@@ -24,25 +25,6 @@ struct allocation {
     struct allocation *newer, *older; /* by use, within the GPU; plain ones are in no list */
 };
 
-/* Set bytes aside before the driver is asked, so that two threads cannot both take the last ones. False: that would be
-   more than the session may have. Not `limited`: managed memory that the program itself asked for, to which the limit
-   of the session does not apply, but the budget of host memory does. Beyond the allowance it waits for the agent, a
-   second at most: call it with no lock held. */
-bool account_take(struct gpu *gpu, size_t bytes, bool managed, bool limited);
-void account_return(struct gpu *gpu, size_t bytes, bool managed);
-
-/* Whether so much more is within the allowance as it is now: if so, the driver may be asked first, and the account
-   afterwards (allocations_add_within). */
-bool account_has_room(struct gpu *gpu, size_t bytes);
-
-/* Whoever changes the allowance, and then calls this, sees in the account every allocation that was compared with the
-   allowance from before. */
-void account_settle(void);
-
-/* A freed block of so many bytes begins or ends to be cached: it stays accounted for as managed memory, so that nobody
-   takes its bytes on the way. */
-void account_cached(struct gpu *gpu, size_t bytes, bool begins);
-
 /* Remember a new allocation, already accounted for. What lay there belonged to a context that is being destroyed just
  * now: it is forgotten, and given back to the account. */
 void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capacity, enum allocation_kind kind);
@@ -63,6 +45,8 @@ CUresult allocations_freed(const struct allocation *copy, CUresult result);
 
 /* The number of the newest: taken before a context is destroyed, it tells afterwards what was the context's. */
 uint64_t allocations_newest(void);
+
+/* The context is gone: what it had up to that number goes back to the account. */
 void allocations_of_context_gone(CUcontext context, uint64_t until);
 void allocations_forget(void); /* in a forked child */
 

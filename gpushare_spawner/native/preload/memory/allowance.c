@@ -2,18 +2,20 @@
 #include "memory/allowance.h"
 
 #include <errno.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "memory/allocations.h"
+#include "memory/account.h"
 #include "memory/block_cache.h"
-#include "wrappers/plain_memory.h"
+#include "platform/futex.h"
 #include "platform/session_socket.h"
-#include "lease/worker.h"
+#include "platform/wake.h"
+
+enum allowance_answer {
+    ALLOWANCE_REFUSED,  /* beyond a limit: the allocation fails */
+    ALLOWANCE_GREW,     /* compare again */
+    ALLOWANCE_UNCHECKED /* nobody answers: the allocation is made without the agent */
+};
 
 /* The agent answers within half a second even where it has to ask other processes first. */
 #define ANSWER_PATIENCE (1 * SECOND)
@@ -39,22 +41,18 @@ static struct question *question_of(const struct gpu *gpu) {
     return &questions[gpu->index];
 }
 
-uint64_t allowance_used(const struct gpu *gpu) {
-    return atomic_load(&gpu->managed) + atomic_load(&gpu->plain) + graph_memory_bytes(gpu);
-}
-
 static enum allowance_answer ask(struct gpu *gpu, struct question *question, uint64_t bytes, uint32_t kind) {
     bool wait = !atomic_load(&question->silent);
     atomic_store(&question->bytes, bytes);
     atomic_store(&question->kind, kind);
     uint32_t number = atomic_load(&question->number) + 1;
     atomic_store(&question->number, number);
-    worker_wake();
+    wake_up();
     uint64_t deadline = now_ns() + ANSWER_PATIENCE, now;
     uint32_t answered;
     while ((answered = atomic_load(&question->answered)) != number && wait && (now = now_ns()) < deadline) {
         struct timespec left = {(time_t)((deadline - now) / SECOND), (long)((deadline - now) % SECOND)};
-        syscall(SYS_futex, &question->answered, FUTEX_WAIT_PRIVATE, answered, &left, NULL, 0);
+        futex_wait(&question->answered, answered, &left);
     }
     if (answered == number)
         return atomic_load(&question->result) == RESERVED_GRANTED ? ALLOWANCE_GREW : ALLOWANCE_REFUSED;
@@ -66,9 +64,9 @@ static enum allowance_answer ask(struct gpu *gpu, struct question *question, uin
     return ALLOWANCE_UNCHECKED;
 }
 
-enum allowance_answer allowance_ask(struct gpu *gpu, uint64_t bytes, bool managed, bool own_managed) {
+static enum allowance_answer ask_agent(struct gpu *gpu, uint64_t bytes, bool managed, bool own_managed) {
     struct question *question = question_of(gpu);
-    if (!atomic_load(&gpu->reserving) || !worker_runs()) return ALLOWANCE_REFUSED; /* the process's own limit */
+    if (!atomic_load(&gpu->reserving) || !wake_listens()) return ALLOWANCE_REFUSED; /* the process's own limit */
     int kept = errno;
     uint64_t before = atomic_load(&gpu->allowance);
     pthread_mutex_lock(&question->asking);
@@ -80,12 +78,49 @@ enum allowance_answer allowance_ask(struct gpu *gpu, uint64_t bytes, bool manage
     return answer;
 }
 
+/* The slow path: more than the allowance. The allowance of a session with several busy processes may be gone again
+   before it is used, so it is asked for more than once. */
+static bool take_after_asking(struct gpu *gpu, size_t bytes, bool managed, bool own) {
+    uint64_t total = atomic_load(&gpu->total);
+    for (int rounds = 0; rounds < 16; rounds++) {
+        if (own && !atomic_load(&gpu->reserving)) return account_take_within(gpu, bytes, managed, UINT64_MAX);
+        switch (ask_agent(gpu, bytes, managed, own)) {
+        case ALLOWANCE_REFUSED:
+            /* an agent that went meanwhile leaves the process its own limit */
+            return !atomic_load(&gpu->reserving) && account_take_within(gpu, bytes, managed, 0);
+        case ALLOWANCE_UNCHECKED: return account_take_within(gpu, bytes, managed, own || !total ? UINT64_MAX : total);
+        case ALLOWANCE_GREW: break;
+        }
+        if (account_take_within(gpu, bytes, managed, 0)) return true;
+    }
+    return false;
+}
+
+/* Whether the session would have more than it is shown with `bytes` more. */
+static bool at_the_limit(struct gpu *gpu, size_t bytes) {
+    uint64_t total = atomic_load(&gpu->total), used = account_used(gpu) + atomic_load(&gpu->others);
+    return total && (bytes > total || used > total - bytes);
+}
+
+bool allowance_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
+    bool fits = account_take_within(gpu, bytes, managed, 0);
+    /* what the program has freed itself must not be what is missing; short of the limit asking is cheaper than freeing
+     */
+    if (!fits && at_the_limit(gpu, bytes) && block_cache_trim(gpu, bytes))
+        fits = account_take_within(gpu, bytes, managed, 0);
+    if (!fits) fits = take_after_asking(gpu, bytes, managed, !limited);
+    if (!fits && block_cache_trim(gpu, bytes))
+        fits = account_take_within(gpu, bytes, managed, 0) || take_after_asking(gpu, bytes, managed, !limited);
+    if (fits) account_changed(gpu);
+    return fits;
+}
+
 /* A waiting thread goes on. */
 static void answer(struct question *question, uint32_t number, uint32_t result) {
     atomic_store(&question->silent, false);
     atomic_store(&question->result, result);
     atomic_store(&question->answered, number);
-    syscall(SYS_futex, &question->answered, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+    futex_wake(&question->answered);
 }
 
 static void tell(struct gpu *gpu, enum frame_type type, uint64_t f0, uint64_t f1, uint64_t f2, uint64_t f3,
@@ -95,18 +130,18 @@ static void tell(struct gpu *gpu, enum frame_type type, uint64_t f0, uint64_t f1
     socket_send(&frame);
 }
 
-void allowance_begin(struct gpu *gpu) {
+void allowance_begin(struct gpu *gpu, bool grants) {
     struct question *question = question_of(gpu);
     question->recall.number = 0;
     atomic_store(&gpu->others, 0);
-    if (!worker_agent_has(FEATURE_RESERVE)) {
+    if (!grants) {
         allowance_end(gpu);
         return;
     }
     atomic_store(&gpu->allowance, 0);
     atomic_store(&gpu->reserving, true);
     atomic_store(&question->silent, false);
-    uint64_t used = allowance_used(gpu);
+    uint64_t used = account_used(gpu);
     tell(gpu, FRAME_RESERVE, used, used, 0, 0, 0);
     question->sent = atomic_load(&question->answered); /* a thread that waits asks this agent again */
 }
@@ -131,7 +166,7 @@ void allowance_reserved(struct gpu *gpu, const struct frame *frame) {
 }
 
 static uint64_t unused(const struct gpu *gpu) {
-    uint64_t allowance = atomic_load(&gpu->allowance), used = allowance_used(gpu);
+    uint64_t allowance = atomic_load(&gpu->allowance), used = account_used(gpu);
     return allowance > used ? allowance - used : 0;
 }
 
@@ -140,7 +175,7 @@ static void give_back(struct gpu *gpu, uint64_t wanted, uint64_t number) {
     if (given > wanted) given = wanted;
     atomic_store(&gpu->allowance, allowance - given);
     account_settle(); /* a thread that allocates now either sees the smaller allowance, or is seen here */
-    uint64_t used = allowance_used(gpu);
+    uint64_t used = account_used(gpu);
     if (used > allowance - given) {
         uint64_t kept = used - (allowance - given);
         if (kept > given) kept = given;
@@ -182,7 +217,7 @@ uint64_t allowance_step(struct gpu *gpu, uint64_t now, bool device_quiet) {
     uint32_t number = atomic_load(&question->number);
     if (number != question->sent) {
         question->sent = number;
-        uint64_t used = allowance_used(gpu), bytes = atomic_load(&question->bytes);
+        uint64_t used = account_used(gpu), bytes = atomic_load(&question->bytes);
         uint64_t wanted = bytes <= UINT64_MAX - used ? used + bytes : UINT64_MAX;
         tell(gpu, FRAME_RESERVE, wanted, used, bytes, number, atomic_load(&question->kind));
     }

@@ -6,24 +6,18 @@
 #include "platform/frames.h"
 #include "driver/gpus.h"
 
-enum allowance_answer {
-    ALLOWANCE_REFUSED,  /* beyond a limit: the allocation fails */
-    ALLOWANCE_GREW,     /* compare again */
-    ALLOWANCE_UNCHECKED /* nobody answers: the allocation is made without the agent */
-};
-
-/* Bytes of device memory of every kind that the process has allocated on the GPU. */
-uint64_t allowance_used(const struct gpu *gpu);
-
-/* Ask the agent for `bytes` more than the process has now. `own_managed`: managed memory that the program itself asked
-   for. Any thread but the background thread, with no lock held. Waits for the answer, a second at most. */
-enum allowance_answer allowance_ask(struct gpu *gpu, uint64_t bytes, bool managed, bool own_managed);
+/* Set bytes aside before the driver is asked, so that two threads cannot both take the last ones. False: that would be
+   more than the session may have. Not `limited`: managed memory that the program itself asked for, to which the limit
+   of the session does not apply, but the budget of host memory does. Any thread but the background thread, with no lock
+   held: beyond the allowance it waits for the agent, a second at most, and for streams whose freed blocks it gives
+   back. */
+bool allowance_take(struct gpu *gpu, size_t bytes, bool managed, bool limited);
 
 /* The rest is for the background thread, the only one that changes an allowance. */
 
-/* An agent has sent WELCOME: tell it what the process has allocated. An agent without FEATURE_RESERVE limits each
-   process by itself. */
-void allowance_begin(struct gpu *gpu);
+/* An agent has sent WELCOME: tell it what the process has allocated. Not `grants`: an agent without FEATURE_RESERVE,
+   which limits each process by itself. */
+void allowance_begin(struct gpu *gpu, bool grants);
 
 /* There is no agent, or the GPU is not the session's. */
 void allowance_end(struct gpu *gpu);

@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "memory/allocations.h"
-#include "contexts/capture.h"
+#include "memory/account.h"
+#include "contexts/captures.h"
 #include "contexts/contexts.h"
 #include "contexts/driver_turn.h"
-#include "driver/resolve.h"
+#include "driver/driver.h"
 
 /* Below this the bound on the cache does not count: a program's first blocks are not freed at once. */
 #define ALWAYS_CACHED (64ull << 20)
@@ -359,7 +359,7 @@ static void pause_a_moment(uint64_t waited) {
     nanosleep(&moment, NULL);
 }
 
-bool block_cache_trim(struct gpu *gpu, CUcontext current, size_t bytes) {
+static bool trim(struct gpu *gpu, CUcontext current, size_t bytes) {
     size_t freed = 0;
     bool any = false;
     uint64_t begun = now_ns();
@@ -391,6 +391,12 @@ bool block_cache_trim(struct gpu *gpu, CUcontext current, size_t bytes) {
     return any;
 }
 
+bool block_cache_trim(struct gpu *gpu, size_t bytes) {
+    CUcontext current = NULL;
+    if (!atomic_load(&gpu->cached) || real.cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current) return false;
+    return trim(gpu, current, bytes);
+}
+
 void block_cache_make_room(struct gpu *gpu, CUcontext current, size_t bytes) {
     uint64_t managed = atomic_load(&gpu->managed), cached = atomic_load(&gpu->cached);
     /* `bytes` are accounted for already */
@@ -402,7 +408,7 @@ void block_cache_make_room(struct gpu *gpu, CUcontext current, size_t bytes) {
     uint64_t bound = in_use > before ? in_use : before;
     if (bound < ALWAYS_CACHED) bound = ALWAYS_CACHED;
     /* half of it then, so that the next allocations need not wait as well */
-    if (cached > bound) block_cache_trim(gpu, current, cached - bound / 2);
+    if (cached > bound) trim(gpu, current, cached - bound / 2);
 }
 
 /* ---- the background thread ---- */

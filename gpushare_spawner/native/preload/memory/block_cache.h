@@ -36,7 +36,7 @@ bool block_cache_has(CUdeviceptr at);
 void block_cache_make_room(struct gpu *gpu, CUcontext current, size_t bytes);
 
 /* Give back blocks of the calling thread's context, `bytes` at least, waiting for their streams. True if any was. */
-bool block_cache_trim(struct gpu *gpu, CUcontext current, size_t bytes);
+bool block_cache_trim(struct gpu *gpu, size_t bytes);
 
 /* For the background thread. All take contexts_lock. */
 void block_cache_quiet(struct gpu *gpu);     /* a burst is over: record marks */

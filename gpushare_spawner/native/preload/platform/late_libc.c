@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "platform/common.h"
-#include "dlsym.h"
+#include "platform/libc_dlsym.h"
 
 struct late_libc late;
 
@@ -27,11 +27,11 @@ bool late_libc_load(void) {
     bool all = true;
     for (size_t i = 0; i < FUNCTIONS; i++) {
         /* several threads may do this at once: each writes the same */
-        void *found = real_dlsym(RTLD_DEFAULT, functions[i]);
+        void *found = libc_dlsym(RTLD_DEFAULT, functions[i]);
         /* before glibc 2.34, in a program that is not linked against libpthread itself: the driver has brought it */
         if (!found && late.open_library) {
             void *library = late.open_library("libpthread.so.0", RTLD_LAZY | RTLD_NOLOAD);
-            if (library) found = real_dlsym(library, functions[i]);
+            if (library) found = libc_dlsym(library, functions[i]);
         }
         all &= found != NULL;
         __atomic_store_n((void **)&late + i, found, __ATOMIC_RELAXED);

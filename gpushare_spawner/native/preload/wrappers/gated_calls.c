@@ -1,12 +1,13 @@
 /* The wrappers of every call that puts work on a GPU: through the gate, the real call, out again. */
-#include "gate/gate.h"
-#include "driver/resolve.h"
+#include "gate/launch.h"
+#include "driver/driver.h"
+#include "wrappers/exported.h"
 
 #define GATED(name, parameters, arguments, stream)                                                                     \
     CUresult wrapped_##name parameters {                                                                               \
-        struct passage *passage = gate_enter(stream);                                                                  \
+        struct passage *passage = launch_enter(stream);                                                                \
         CUresult result = real.name arguments;                                                                         \
-        gate_leave(passage);                                                                                           \
+        launch_leave(passage);                                                                                         \
         return result;                                                                                                 \
     }                                                                                                                  \
     EXPORTED(name);

@@ -5,9 +5,11 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "dlsym.h"
-#include "wrappers/lies.h"
-#include "driver/resolve.h"
+#include "platform/libc_dlsym.h"
+#include "platform/sharing.h"
+#include "wrappers/exported.h"
+#include "wrappers/reported.h"
+#include "driver/driver.h"
 
 #define NVML_ERROR_FUNCTION_NOT_FOUND 13
 
@@ -24,9 +26,9 @@ static bool nvml_load(void) {
     if (!late_libc_load()) return false;
     void *library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (library) {
-        atomic_store(&real_uuid, real_dlsym(library, "nvmlDeviceGetUUID"));
-        atomic_store(&real_memory_v2, real_dlsym(library, "nvmlDeviceGetMemoryInfo_v2"));
-        atomic_store(&real_memory, real_dlsym(library, "nvmlDeviceGetMemoryInfo"));
+        atomic_store(&real_uuid, libc_dlsym(library, "nvmlDeviceGetUUID"));
+        atomic_store(&real_memory_v2, libc_dlsym(library, "nvmlDeviceGetMemoryInfo_v2"));
+        atomic_store(&real_memory, libc_dlsym(library, "nvmlDeviceGetMemoryInfo"));
     }
     dlerror(); /* the program's next dlerror() is about its own calls */
     return library != NULL;

@@ -3,18 +3,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "memory/allocations.h"
-#include "driver/resolve.h"
-#include "lease/worker.h"
+#include "driver/driver.h"
+#include "memory/account.h"
+#include "memory/allowance.h"
+#include "memory/graph_memory.h"
+#include "wrappers/exported.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-uint64_t graph_memory_asked(const struct gpu *gpu) {
-    uint64_t bytes = 0;
-    if (real.cuDeviceGetGraphMemAttribute(gpu->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) != CUDA_SUCCESS)
-        return 0;
-    return bytes;
-}
 
 /* ---- VMM: physical memory lives until its handle is released and its last mapping is gone, in either order ---- */
 
@@ -60,7 +55,7 @@ CUresult wrapped_cuMemCreate(CUmemHandle *out, size_t bytes, const CUmemAllocati
     bool device = out && prop && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     struct gpu *gpu = device ? gpu_of_device(prop->location.id) : NULL;
     if (!gpu) return real.cuMemCreate(out, bytes, prop, flags);
-    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!allowance_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real.cuMemCreate(out, bytes, prop, flags);
     struct physical *entry = result == CUDA_SUCCESS ? malloc(sizeof *entry) : NULL;
     if (!entry) {
@@ -210,7 +205,7 @@ static void array_gone(const void *handle) {
     struct gpu *gpu = out && descriptor ? gpu_current() : NULL;                                                        \
     if (!gpu) return call;                                                                                             \
     size_t bytes = size;                                                                                               \
-    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;                                       \
+    if (!allowance_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;                                     \
     CUresult result = call;                                                                                            \
     if (result == CUDA_SUCCESS)                                                                                        \
         array_made(gpu, *out, bytes);                                                                                  \
@@ -253,10 +248,6 @@ CUresult wrapped_cuMipmappedArrayDestroy(CUmipmap array) {
 EXPORTED(cuMipmappedArrayDestroy);
 
 /* ---- memory nodes of graphs: the driver has a figure for them, asked for when the account is sent ---- */
-
-static void graph_memory_seen(void) {
-    for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].graph_memory, true);
-}
 
 CUresult wrapped_cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
                                         void *params) {

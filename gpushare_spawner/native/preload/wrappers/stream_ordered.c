@@ -8,9 +8,11 @@
 
 #include "memory/allocations.h"
 #include "memory/block_cache.h"
-#include "contexts/capture.h"
-#include "wrappers/managed.h"
-#include "driver/resolve.h"
+#include "contexts/captures.h"
+#include "driver/driver.h"
+#include "memory/allowance.h"
+#include "memory/conversion.h"
+#include "wrappers/exported.h"
 
 /* Pools that managed memory cannot stand in for: those that are shared between processes, or do not lie on a GPU. */
 struct plain_pool {
@@ -25,12 +27,6 @@ static struct plain_pool *plain_pools;
 static size_t rounded(size_t bytes) {
     size_t step = bytes < (1u << 20) ? 512 : 2u << 20;
     return bytes > SIZE_MAX - step ? bytes : (bytes + step - 1) / step * step;
-}
-
-bool stream_ordered_trim(struct gpu *gpu, size_t bytes) {
-    CUcontext current = NULL;
-    if (!atomic_load(&gpu->cached) || real.cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current) return false;
-    return block_cache_trim(gpu, current, bytes);
 }
 
 void stream_ordered_forget(void) {
@@ -59,10 +55,10 @@ static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes
     struct cached_memory block = {0, rounded(bytes)};
     bool again = block_cache_take(gpu, current, &by, block.capacity, &block);
     if (!again) {
-        if (!account_take(gpu, block.capacity, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
+        if (!allowance_take(gpu, block.capacity, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
         block_cache_make_room(gpu, current, block.capacity);
         CUresult result = managed_allocate(gpu, &block.at, block.capacity);
-        if (result != CUDA_SUCCESS && stream_ordered_trim(gpu, block.capacity))
+        if (result != CUDA_SUCCESS && block_cache_trim(gpu, block.capacity))
             result = managed_allocate(gpu, &block.at, block.capacity);
         if (result != CUDA_SUCCESS) {
             account_return(gpu, block.capacity, true);
@@ -94,7 +90,7 @@ static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size
         CUresult result = allocate_managed(gpu, out, bytes, meant);                                                    \
         if (result != CUDA_ERROR_NOT_FOUND) return result;                                                             \
     }                                                                                                                  \
-    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;                                       \
+    if (!allowance_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;                                     \
     return counted(gpu, call, out, bytes)
 
 static CUstream own(CUstream stream) {

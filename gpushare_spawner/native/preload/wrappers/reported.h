@@ -2,7 +2,6 @@
 #pragma once
 
 #include "driver/gpus.h"
-#include "wrappers/managed.h"
 
 /* Bytes shown as free and as total; false where the real figures are to be shown. */
 bool shown_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total);

@@ -1,6 +1,7 @@
 /* Device memory served by managed memory, so that it can leave the GPU. */
 #pragma once
 
+#include "driver/driver.h"
 #include "driver/gpus.h"
 
 extern _Atomic bool managed_oversubscribed; /* the agent says so, and the user has not switched it off */

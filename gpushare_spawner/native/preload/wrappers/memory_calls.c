@@ -1,43 +1,13 @@
-#include "wrappers/managed.h"
-
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-
+/* The wrappers of cuMemAlloc and its kin: device memory is served by managed memory where it may leave the GPU. */
+#include "driver/driver.h"
 #include "memory/allocations.h"
+#include "memory/allowance.h"
 #include "memory/block_cache.h"
-#include "contexts/capture.h"
-#include "driver/resolve.h"
-#include "wrappers/stream_ordered.h"
+#include "memory/conversion.h"
+#include "wrappers/exported.h"
 
 /* The pitch that the driver gives rows of a 2D allocation on every GPU so far. */
 #define PITCH 512
-
-_Atomic bool managed_oversubscribed;
-
-static bool switched_off;
-
-void managed_prepare(void) {
-    const char *setting = getenv("GPUSHARE_MANAGED");
-    switched_off = setting && strcmp(setting, "0") == 0;
-}
-
-void managed_set(bool wanted) {
-    atomic_store(&managed_oversubscribed, wanted && !switched_off);
-}
-
-CUresult managed_allocate(const struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
-    CUresult result = real.cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL);
-    if (result != CUDA_SUCCESS || captures_in_progress()) return result;
-    /* Pages that were moved to the host come back when they are used, and stay. A driver that takes no advice takes
-     * none. */
-    if (driver_has(cuMemAdvise))
-        real.cuMemAdvise(*out, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, gpu->device);
-    else if (driver_has(cuMemAdvise_v2))
-        real.cuMemAdvise_v2(*out, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
-                            (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, gpu->device});
-    return result;
-}
 
 /* Account, convert, remember. CUDA_ERROR_NOT_FOUND: not converted, the caller asks the driver for the plain thing. */
 static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
@@ -49,10 +19,10 @@ static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes
         }
         real.cuMemFree_v2(at); /* another thread was faster */
     }
-    if (!account_take(gpu, bytes, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!allowance_take(gpu, bytes, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
     if (managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
         /* freed blocks that are kept for the next allocations may be what is missing */
-        if (!stream_ordered_trim(gpu, bytes) || managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
+        if (!block_cache_trim(gpu, bytes) || managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
             account_return(gpu, bytes, true);
             return CUDA_ERROR_NOT_FOUND;
         }
@@ -69,7 +39,7 @@ CUresult wrapped_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
         CUresult result = allocate_managed(gpu, out, bytes);
         if (result != CUDA_ERROR_NOT_FOUND) return result;
     }
-    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!allowance_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real.cuMemAlloc_v2(out, bytes);
     if (result == CUDA_SUCCESS)
         allocations_add(gpu, *out, bytes, bytes, ALLOCATION_PLAIN);
@@ -90,7 +60,7 @@ CUresult wrapped_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t widt
         if (result == CUDA_SUCCESS) *pitch = row;
         if (result != CUDA_ERROR_NOT_FOUND) return result;
     }
-    if (!account_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!allowance_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real.cuMemAllocPitch_v2(out, pitch, width, height, element);
     if (result == CUDA_SUCCESS)
         allocations_add(gpu, *out, bytes, bytes, ALLOCATION_PLAIN);
@@ -105,7 +75,7 @@ EXPORTED(cuMemAllocPitch_v2);
 CUresult wrapped_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
     struct gpu *gpu = out && bytes ? gpu_current() : NULL;
     if (!gpu) return real.cuMemAllocManaged(out, bytes, flags);
-    if (!account_take(gpu, bytes, true, false)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!allowance_take(gpu, bytes, true, false)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = real.cuMemAllocManaged(out, bytes, flags);
     if (result == CUDA_SUCCESS)
         allocations_add(gpu, *out, bytes, bytes, ALLOCATION_MANAGED);

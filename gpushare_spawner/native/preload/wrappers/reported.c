@@ -1,16 +1,16 @@
 /* What the program is told about memory, so that a share looks like a GPU of its own and converted memory like device
  * memory. */
-#include <stdatomic.h>
+#include "wrappers/reported.h"
 
+#include "driver/driver.h"
 #include "memory/allocations.h"
-#include "wrappers/lies.h"
-#include "memory/allowance.h"
-#include "driver/resolve.h"
+#include "memory/conversion.h"
+#include "wrappers/exported.h"
 
 bool shown_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total) {
     uint64_t shown = atomic_load(&gpu->total);
     if (!shown) return false;
-    uint64_t taken = allowance_used(gpu);
+    uint64_t taken = account_used(gpu);
     uint64_t cached = atomic_load(&gpu->cached); /* given back when the program wants it */
     taken = taken > cached ? taken - cached : 0;
     *total = shown;

@@ -1,9 +1,7 @@
-/* The real driver behind the wrappers: `real.cuMemAlloc_v2(...)` calls it.
-
-   A pointer that the real driver gave out is turned into the wrapper of the very function it points to; what is not
-   known stays what it is. Nothing is ever derived from a name's suffix. */
+/* The real driver behind the wrappers: `real.cuMemAlloc_v2(...)` calls it. */
 #pragma once
 
+#include "driver/cuda_abi.h"
 #include "platform/common.h"
 
 #define SINGLE(name, asked, version, parameters, arguments, stream) CUresult(*name) parameters;
@@ -27,16 +25,17 @@ CUresult driver_lacks(void);
 /* Once the driver has been loaded. */
 #define driver_has(name) ((void *)real.name != (void *)driver_lacks)
 
-/* Whether this process is to be shared at all: GPUSHARE_SOCKET is set, GPUSHARE_DISABLE is not. */
-bool sharing_wanted(void);
-
-/* Fill `real` from the libcuda.so.1 that the program has loaded. False while there is none. */
+/* Fill `real` from the libcuda.so.1 that the program has loaded. False while there is none. Any thread; takes a lock of
+   its own the first time, and looks up names under it. */
 bool driver_load(void);
 
 void driver_forget(void); /* in a forked child: the functions stay, the lock is let go */
 
-/* The wrapper for a pointer of the real driver, or the pointer itself. */
-void *wrapper_of(void *pointer);
+/* The place in struct real_driver of the wrapped function that a pointer of the real driver points to; -1: it points to
+   none. Takes no lock. */
+int driver_number_of(const void *pointer);
 
-/* The same for an answer of cuGetProcAddress: a name at a version, with flags. */
-void *wrapper_of_answer(void *pointer, const char *asked, int version, uint64_t flags);
+/* cuGetProcAddress has answered with a function that the driver's library does not export: remember it as the one of
+   this name at this version. False: nothing is wrapped under that name, or the library exports another function. Takes
+   a lock of its own. */
+bool driver_learn_answer(void *pointer, const char *asked, int version, uint64_t flags);

@@ -1,4 +1,6 @@
 #define _GNU_SOURCE
+#include "driver/driver.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -6,21 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dlsym.h"
-#include "driver/resolve.h"
-
-/* declarations of all wrappers */
-#define SINGLE(name, asked, version, parameters, arguments, stream) CUresult wrapped_##name parameters;
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
-    CUresult wrapped_##name parameters;                                                                                \
-    CUresult wrapped_##name##_ptsz parameters;
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
-    CUresult wrapped_##name parameters;                                                                                \
-    CUresult wrapped_##name##_ptds parameters;
-#define WRAPPED(name, asked, version, per_thread, parameters) CUresult wrapped_##name parameters;
-#define CALLED(name, parameters)
-#include "driver/driver_calls.h"
-#include "driver/gated_calls.h"
+#include "platform/libc_dlsym.h"
 
 CUresult driver_lacks(void) {
     return CUDA_ERROR_NOT_FOUND;
@@ -123,32 +111,12 @@ static const struct entry entries[] = {
 _Static_assert(sizeof real == ENTRIES * sizeof(void *), "one entry for each slot");
 _Static_assert(sizeof names <= UINT16_MAX, "an offset is 16 bits");
 
-/* How far each wrapper is from its place in this table; 0 for a function that is only called. */
-#define OFFSET(name) ".long wrapped_" #name " - .\n"
-/* clang-format off */
-__asm__(".section .rodata\n.balign 4\n.globl wrapper_offsets\n.hidden wrapper_offsets\nwrapper_offsets:\n"
-#define SINGLE(name, asked, version, parameters, arguments, stream)         OFFSET(name)
-#define STREAMED(name, asked, version, twin, parameters, arguments, stream) OFFSET(name) OFFSET(name##_ptsz)
-#define IMPLICIT(name, asked, version, twin, parameters, arguments)         OFFSET(name) OFFSET(name##_ptds)
-#define WRAPPED(name, asked, version, per_thread, parameters)               OFFSET(name)
-#define CALLED(name, parameters)                                            ".long 0\n"
-#include "driver/driver_calls.h"
-#include "driver/gated_calls.h"
-        ".text\n");
-/* clang-format on */
-extern const int32_t wrapper_offsets[] __attribute__((visibility("hidden")));
-
 static size_t number_of(const struct entry *entry) {
     return (size_t)(entry - entries);
 }
 
 static void **slot_of(const struct entry *entry) {
     return (void **)&real + number_of(entry);
-}
-
-static void *wrapper_in(const struct entry *entry) {
-    const int32_t *offset = &wrapper_offsets[number_of(entry)];
-    return (char *)offset + *offset;
 }
 
 static const char *name_at(uint16_t offset) {
@@ -186,18 +154,6 @@ static void learn(void *pointer, const struct entry *entry) {
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool loaded;
 
-bool sharing_wanted(void) {
-    static _Atomic int answer; /* 0: not asked yet */
-    int known_answer = atomic_load_explicit(&answer, memory_order_relaxed);
-    if (!known_answer) {
-        const char *socket = getenv("GPUSHARE_SOCKET"), *disabled = getenv("GPUSHARE_DISABLE");
-        bool off = disabled && *disabled && strcmp(disabled, "0") != 0;
-        known_answer = socket && *socket && !off ? 1 : 2;
-        atomic_store_explicit(&answer, known_answer, memory_order_relaxed);
-    }
-    return known_answer == 1;
-}
-
 bool driver_load(void) {
     if (atomic_load_explicit(&loaded, memory_order_acquire)) return true;
     if (!late_libc_load()) return false;
@@ -210,7 +166,7 @@ bool driver_load(void) {
     pthread_mutex_lock(&loading);
     if (!loaded) {
         for (size_t i = 0; i < ENTRIES; i++) {
-            void *pointer = real_dlsym(library, name_at(entries[i].exported));
+            void *pointer = libc_dlsym(library, name_at(entries[i].exported));
             *slot_of(&entries[i]) = pointer ? pointer : ABSENT;
             if (pointer) learn(pointer, &entries[i]);
         }
@@ -226,19 +182,14 @@ void driver_forget(void) {
     pthread_mutex_init(&loading, NULL);
 }
 
-void *wrapper_of(void *pointer) {
-    if (!pointer || !sharing_wanted() || !driver_load()) return pointer;
+int driver_number_of(const void *pointer) {
     const struct entry *entry = known(pointer);
-    return entry ? wrapper_in(entry) : pointer;
+    return entry ? (int)number_of(entry) : -1;
 }
 
-void *wrapper_of_answer(void *pointer, const char *asked, int version, uint64_t flags) {
-    void *wrapper = wrapper_of(pointer);
-    if (wrapper != pointer || !asked || !sharing_wanted()) return wrapper;
-
-    /* A function that the library answers for but does not export: its ABI is the newest one of that name that is not
-       newer than what was asked for. Where the export is there and is another function, the ABI is unknown, and the
-       pointer is left alone. */
+bool driver_learn_answer(void *pointer, const char *asked, int version, uint64_t flags) {
+    /* The ABI is the newest one of that name that is not newer than what was asked for. Where the export is there and
+       is another function, the ABI is unknown, and the pointer is left alone. */
     int per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     const struct entry *best = NULL;
     for (size_t i = 0; i < ENTRIES; i++) {
@@ -249,14 +200,14 @@ void *wrapper_of_answer(void *pointer, const char *asked, int version, uint64_t 
             (entry->per_thread == best->per_thread && entry->version > best->version))
             best = entry;
     }
-    if (!best || *slot_of(best) != ABSENT) return pointer;
+    if (!best || *slot_of(best) != ABSENT) return false;
     pthread_mutex_lock(&loading);
     if (*slot_of(best) == ABSENT) {
         *slot_of(best) = pointer;
         learn(pointer, best);
     }
     pthread_mutex_unlock(&loading);
-    return wrapper_of(pointer);
+    return true;
 }
 
 void *lazy_function(const char *stub) {
@@ -266,19 +217,3 @@ void *lazy_function(const char *stub) {
     errno = kept;
     return there ? *slot : ABSENT;
 }
-
-CUresult wrapped_cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
-    CUresult result = real.cuGetProcAddress(symbol, function, version, flags);
-    if (result == CUDA_SUCCESS && function && *function)
-        *function = wrapper_of_answer(*function, symbol, version, flags);
-    return result;
-}
-EXPORTED(cuGetProcAddress);
-
-CUresult wrapped_cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
-    CUresult result = real.cuGetProcAddress_v2(symbol, function, version, flags, status);
-    if (result == CUDA_SUCCESS && function && *function)
-        *function = wrapper_of_answer(*function, symbol, version, flags);
-    return result;
-}
-EXPORTED(cuGetProcAddress_v2);

@@ -1,0 +1,72 @@
+/* A launch on its way through the gate.
+
+   The fast path takes no lock, makes no system call and has no atomic read-modify-write. A thread says that it is
+   inside (a plain store to its own cache line), looks whether the gate is open (a load of a line that nobody writes),
+   and goes on. The store must be visible before the load is made; instead of a fence in each launch, the side that
+   shuts the gate calls membarrier(2), which puts that fence into every thread of the process at once: from then on each
+   thread either sees the gate shut, or is seen inside. */
+#pragma once
+
+#include "contexts/lanes.h"
+#include "gate/gate.h"
+#include "gate/pace.h"
+
+/* This thread is about to launch into the lane: afterwards it sees the gate shut, or is seen inside. */
+static inline void launch_announce(struct passage *passage, struct lane *lane) {
+    atomic_store_explicit(&passage->depth, 1, memory_order_relaxed);
+    atomic_store_explicit(&passage->lane, lane, memory_order_relaxed);
+    /* the compiler keeps the order; membarrier makes the processor keep it */
+    atomic_signal_fence(memory_order_seq_cst);
+    if (unlikely(gate_fences)) atomic_thread_fence(memory_order_seq_cst);
+}
+
+/* A thread's first launch, or first into this stream, or one inside another call. */
+struct passage *launch_enter_slowly(struct passage *passage, CUstream stream);
+/* Find the lane (NULL: not known), wait where the gate is shut or the pace wants it. */
+struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, CUstream stream);
+
+/* Count a launch in a lane. */
+static inline void launch_count(struct passage *passage, struct lane *lane) {
+    struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
+    _Atomic uint64_t *launches = &passage->launches[gpu->index];
+    atomic_store_explicit(launches, atomic_load_explicit(launches, memory_order_relaxed) + 1, memory_order_relaxed);
+    uint32_t burst = atomic_load_explicit(&gpu->burst, memory_order_relaxed);
+    if (unlikely(atomic_load_explicit(&lane->burst, memory_order_relaxed) != burst))
+        atomic_store_explicit(&lane->burst, burst, memory_order_relaxed);
+}
+
+/* Before a driver call that puts work into `stream` (NULL and 1: the legacy default stream, 2: the thread's own). May
+ * wait. */
+static inline struct passage *launch_enter(CUstream stream) {
+    struct passage *passage = my_passage;
+    if (unlikely(!passage || atomic_load_explicit(&passage->depth, memory_order_relaxed)))
+        return launch_enter_slowly(passage, stream);
+    struct lane *lane = near_lane(passage, stream);
+    if (unlikely(!lane || passage->epoch != atomic_load_explicit(&contexts_epoch, memory_order_relaxed)))
+        return launch_enter_slowly(passage, stream);
+    launch_announce(passage, lane);
+    struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
+    if (unlikely(!atomic_load_explicit(&gpu->fast, memory_order_relaxed)))
+        return launch_pass_slowly(passage, lane, stream);
+    launch_count(passage, lane);
+    return passage;
+}
+
+/* After it. */
+static inline void launch_leave(struct passage *passage) {
+    if (unlikely(!passage)) return;
+    if (unlikely(passage->paced)) pace_left(passage);
+    atomic_signal_fence(memory_order_seq_cst);
+    uint32_t depth = atomic_load_explicit(&passage->depth, memory_order_relaxed);
+    atomic_store_explicit(&passage->depth, depth - 1, memory_order_release);
+}
+
+/* Once per process, before the first launch. */
+void launch_prepare(void);
+
+/* Whether a thread is inside a wrapper, on the way to this GPU; the launches so far. Any thread, no lock; the
+   background thread asks after it has shut the gate. */
+bool launch_inside(const struct gpu *gpu);
+uint64_t launches_on(const struct gpu *gpu);
+
+void launch_forget(void); /* in a forked child: only this thread is left */

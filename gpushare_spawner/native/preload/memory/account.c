@@ -1,0 +1,57 @@
+#include "memory/account.h"
+
+#include <time.h>
+
+#include "platform/wake.h"
+
+_Atomic bool account_taken;
+
+__attribute__((noinline, cold)) void account_lock_contended(void) {
+    unsigned tries = 0;
+    do {
+        while (atomic_load_explicit(&account_taken, memory_order_relaxed)) {
+            struct timespec moment = {0, 20000};
+            if (++tries > 200) nanosleep(&moment, NULL);
+        }
+    } while (atomic_exchange_explicit(&account_taken, true, memory_order_acquire));
+}
+
+bool account_take_within(struct gpu *gpu, size_t bytes, bool managed, uint64_t most) {
+    uint64_t graphs = graph_memory_bytes(gpu);
+    account_lock();
+    bool fits = account_fits(gpu, bytes, graphs, most ? most : atomic_load(&gpu->allowance));
+    if (fits) account_add(gpu, bytes, managed);
+    account_unlock();
+    return fits;
+}
+
+uint64_t account_used(const struct gpu *gpu) {
+    return atomic_load(&gpu->managed) + atomic_load(&gpu->plain) + graph_memory_bytes(gpu);
+}
+
+void account_settle(void) {
+    account_lock();
+    account_unlock();
+}
+
+void account_cached(struct gpu *gpu, size_t bytes, bool begins) {
+    if (begins)
+        atomic_fetch_add(&gpu->cached, bytes);
+    else
+        atomic_fetch_sub(&gpu->cached, bytes);
+}
+
+void account_return(struct gpu *gpu, size_t bytes, bool managed) {
+    account_lock();
+    account_subtract(gpu, bytes, managed);
+    account_unlock();
+    account_changed(gpu);
+}
+
+void account_wake(struct gpu *gpu) {
+    if (wake_listens() && !atomic_exchange(&gpu->changed, true)) wake_up();
+}
+
+void account_forget(void) {
+    atomic_store(&account_taken, false);
+}

@@ -1,0 +1,75 @@
+/* How much device memory this process has on each GPU, in bytes: struct gpu's `managed` and `plain`.
+
+   Accounts are changed with one lock held, so that no change needs an instruction of its own that locks. Anybody may
+   read them. The records of allocations.c have the same lock: an allocation is counted and remembered in one step. */
+#pragma once
+
+#include "driver/gpus.h"
+#include "memory/graph_memory.h"
+
+/* The lock. Letting it go is a plain store, which a mutex cannot have; it is held for tens of nanoseconds, except while
+   the pager walks, so a thread that finds it taken sleeps after a short while. Taken after every other lock. */
+extern _Atomic bool account_taken;
+void account_lock_contended(void);
+
+static inline void account_lock(void) {
+    if (unlikely(atomic_exchange_explicit(&account_taken, true, memory_order_acquire))) account_lock_contended();
+}
+
+static inline void account_unlock(void) {
+    atomic_store_explicit(&account_taken, false, memory_order_release);
+}
+
+/* With the lock held: count so many bytes more, or fewer. */
+static inline void account_add(struct gpu *gpu, size_t bytes, bool managed) {
+    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
+    uint64_t before = atomic_load_explicit(account, memory_order_relaxed);
+    atomic_store_explicit(account, before + bytes, memory_order_release);
+}
+
+static inline void account_subtract(struct gpu *gpu, size_t bytes, bool managed) {
+    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
+    uint64_t before = atomic_load_explicit(account, memory_order_relaxed);
+    atomic_store_explicit(account, before > bytes ? before - bytes : 0, memory_order_release);
+}
+
+/* Whether `bytes` more are at most `most`. `graphs`: graph_memory_bytes(), asked for without the lock. */
+static inline bool account_fits(const struct gpu *gpu, size_t bytes, uint64_t graphs, uint64_t most) {
+    uint64_t all = atomic_load_explicit(&gpu->managed, memory_order_relaxed) +
+                   atomic_load_explicit(&gpu->plain, memory_order_relaxed) + graphs;
+    return !__builtin_add_overflow(all, bytes, &all) && all <= most;
+}
+
+/* Count `bytes` more if all is then at most `most` (0: the allowance, as it is with the lock held). Takes the lock; may
+   ask the driver for the memory of graphs. */
+bool account_take_within(struct gpu *gpu, size_t bytes, bool managed, uint64_t most);
+
+/* Bytes of device memory of every kind that the process has allocated on the GPU. */
+uint64_t account_used(const struct gpu *gpu);
+
+/* Count `bytes` fewer. Takes the lock. */
+void account_return(struct gpu *gpu, size_t bytes, bool managed);
+
+/* Whether so much more is within the allowance as it is now: if so, the driver may be asked first, and the account
+   afterwards (allocations_add_within). Takes no lock. */
+static inline bool account_has_room(struct gpu *gpu, size_t bytes) {
+    return account_fits(gpu, bytes, graph_memory_bytes(gpu),
+                        atomic_load_explicit(&gpu->allowance, memory_order_relaxed));
+}
+
+/* Whoever changes the allowance, and then calls this, sees in the account every allocation that was compared with the
+   allowance from before. Takes the lock. */
+void account_settle(void);
+
+/* A freed block of so many bytes begins or ends to be cached: it stays accounted for as managed memory, so that nobody
+   takes its bytes on the way. No lock. */
+void account_cached(struct gpu *gpu, size_t bytes, bool begins);
+
+/* An account was changed: the background thread tells the agent within 10 ms. Mostly that has been said already: the
+   background thread clears `changed` before it reads the account. */
+void account_wake(struct gpu *gpu);
+static inline void account_changed(struct gpu *gpu) {
+    if (unlikely(!atomic_load_explicit(&gpu->changed, memory_order_relaxed))) account_wake(gpu);
+}
+
+void account_forget(void); /* in a forked child */

@@ -1,0 +1,65 @@
+/* Every wrapper by the number that the driver's function has in struct real_driver. */
+#include "wrapper_table.h"
+
+#include "driver/driver.h"
+#include "platform/sharing.h"
+#include "wrappers/exported.h"
+
+#define SINGLE(name, asked, version, parameters, arguments, stream) CUresult wrapped_##name parameters;
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
+    CUresult wrapped_##name parameters;                                                                                \
+    CUresult wrapped_##name##_ptsz parameters;
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)                                                    \
+    CUresult wrapped_##name parameters;                                                                                \
+    CUresult wrapped_##name##_ptds parameters;
+#define WRAPPED(name, asked, version, per_thread, parameters) CUresult wrapped_##name parameters;
+#define CALLED(name, parameters)
+#include "driver/driver_calls.h"
+#include "driver/gated_calls.h"
+
+/* How far each wrapper is from its place in this table; 0 for a function that is only called. */
+#define OFFSET(name) ".long wrapped_" #name " - .\n"
+/* clang-format off */
+__asm__(".section .rodata\n.balign 4\n.globl wrapper_offsets\n.hidden wrapper_offsets\nwrapper_offsets:\n"
+#define SINGLE(name, asked, version, parameters, arguments, stream)         OFFSET(name)
+#define STREAMED(name, asked, version, twin, parameters, arguments, stream) OFFSET(name) OFFSET(name##_ptsz)
+#define IMPLICIT(name, asked, version, twin, parameters, arguments)         OFFSET(name) OFFSET(name##_ptds)
+#define WRAPPED(name, asked, version, per_thread, parameters)               OFFSET(name)
+#define CALLED(name, parameters)                                            ".long 0\n"
+#include "driver/driver_calls.h"
+#include "driver/gated_calls.h"
+        ".text\n");
+/* clang-format on */
+extern const int32_t wrapper_offsets[] __attribute__((visibility("hidden")));
+
+void *wrapper_of(void *pointer) {
+    if (!pointer || !sharing_wanted() || !driver_load()) return pointer;
+    int number = driver_number_of(pointer);
+    if (number < 0) return pointer;
+    const int32_t *offset = &wrapper_offsets[number];
+    return (char *)offset + *offset;
+}
+
+/* The same for an answer of cuGetProcAddress: a name at a version, with flags. */
+static void *wrapper_of_answer(void *pointer, const char *asked, int version, uint64_t flags) {
+    void *wrapper = wrapper_of(pointer);
+    if (wrapper != pointer || !asked || !sharing_wanted()) return wrapper;
+    /* a function that the library answers for but does not export */
+    return driver_learn_answer(pointer, asked, version, flags) ? wrapper_of(pointer) : pointer;
+}
+
+CUresult wrapped_cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
+    CUresult result = real.cuGetProcAddress(symbol, function, version, flags);
+    if (result == CUDA_SUCCESS && function && *function)
+        *function = wrapper_of_answer(*function, symbol, version, flags);
+    return result;
+}
+EXPORTED(cuGetProcAddress);
+
+CUresult wrapped_cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
+    CUresult result = real.cuGetProcAddress_v2(symbol, function, version, flags, status);
+    if (result == CUDA_SUCCESS && function && *function)
+        *function = wrapper_of_answer(*function, symbol, version, flags);
+    return result;
+}
+EXPORTED(cuGetProcAddress_v2);
