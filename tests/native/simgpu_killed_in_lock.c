@@ -1,5 +1,5 @@
-/* Dies with a GPU's lock held and its lists in ruins; then sees whether the state is whole again. Built by
- * test_simgpu_state.py with the simulator's common/ sources. */
+/* Dies with a GPU's lock held and its lists in ruins; then sees whether the state is whole again. Built by test_simgpu_state.py
+ * with the simulator's common/ sources. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -17,7 +17,8 @@
         }                                                                                                              \
     } while (0)
 
-static void ruin(struct state *state) {
+static void ruin(struct state *state)
+{
     uint32_t mine, number;
     processes_forked();
     int slot = processes_join(state);
@@ -34,7 +35,8 @@ static void ruin(struct state *state) {
     _exit(0);
 }
 
-int main(void) {
+int main(void)
+{
     struct state *state = state_open();
     int status;
     CHECK(state);
@@ -45,12 +47,14 @@ int main(void) {
     gpu_lock(state, 0);
     for (uint64_t page = 100; page < 103; page++) {
         CHECK(frames_claim(state, 0, slot, page, FRAME_MANAGED, &number) == CLAIM_FREE);
-        if (first == NO_FRAME) first = number;
+        if (first == NO_FRAME)
+            first = number;
     }
     gpu_unlock(state, 0);
 
     pid_t child = fork();
-    if (child == 0) ruin(state);
+    if (child == 0)
+        ruin(state);
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 
     /* the dead one's frames and its turn go back; ours stay, in their order */

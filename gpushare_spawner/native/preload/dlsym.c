@@ -30,7 +30,7 @@ static void *driver_symbol(void *handle, const char *name) {
         pointer = libc_dlsym(RTLD_NEXT, name);
         if (!pointer) return NULL;
     }
-    return *name == 'n' ? nvml_wrapper_of(pointer) : wrapper_of(pointer);
+    return *name == 'n' ? nvml_wrapper_of(pointer) : wrapper_table_find(pointer);
 }
 
 static void *dlsym_34(void *handle, const char *name) __attribute__((used));

@@ -20,7 +20,7 @@
 /* How far each wrapper is from its place in this table; 0 for a function that is only called. */
 #define OFFSET(name) ".long wrapped_" #name " - .\n"
 /* clang-format off */
-__asm__(".section .rodata\n.balign 4\n.globl wrapper_offsets\n.hidden wrapper_offsets\nwrapper_offsets:\n"
+__asm__(".section .rodata\n.balign 4\n.globl wrapper_table_offsets\n.hidden wrapper_table_offsets\nwrapper_table_offsets:\n"
 #define SINGLE(name, asked, version, parameters, arguments, stream)         OFFSET(name)
 #define STREAMED(name, asked, version, twin, parameters, arguments, stream) OFFSET(name) OFFSET(name##_ptsz)
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)         OFFSET(name) OFFSET(name##_ptds)
@@ -30,36 +30,34 @@ __asm__(".section .rodata\n.balign 4\n.globl wrapper_offsets\n.hidden wrapper_of
 #include "driver/gated_calls.h"
         ".text\n");
 /* clang-format on */
-extern const int32_t wrapper_offsets[] __attribute__((visibility("hidden")));
+extern const int32_t wrapper_table_offsets[] __attribute__((visibility("hidden")));
 
-void *wrapper_of(void *pointer) {
+void *wrapper_table_find(void *pointer) {
     if (!pointer || !sharing_wanted() || !driver_load()) return pointer;
     int number = driver_number_of(pointer);
     if (number < 0) return pointer;
-    const int32_t *offset = &wrapper_offsets[number];
+    const int32_t *offset = &wrapper_table_offsets[number];
     return (char *)offset + *offset;
 }
 
 /* The same for an answer of cuGetProcAddress: a name at a version, with flags. */
-static void *wrapper_of_answer(void *pointer, const char *asked, int version, uint64_t flags) {
-    void *wrapper = wrapper_of(pointer);
+static void *find_by_name(void *pointer, const char *asked, int version, uint64_t flags) {
+    void *wrapper = wrapper_table_find(pointer);
     if (wrapper != pointer || !asked || !sharing_wanted()) return wrapper;
     /* a function that the library answers for but does not export */
-    return driver_learn_answer(pointer, asked, version, flags) ? wrapper_of(pointer) : pointer;
+    return driver_learn_answer(pointer, asked, version, flags) ? wrapper_table_find(pointer) : pointer;
 }
 
 CUresult wrapped_cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
     CUresult result = real.cuGetProcAddress(symbol, function, version, flags);
-    if (result == CUDA_SUCCESS && function && *function)
-        *function = wrapper_of_answer(*function, symbol, version, flags);
+    if (result == CUDA_SUCCESS && function && *function) *function = find_by_name(*function, symbol, version, flags);
     return result;
 }
 EXPORTED(cuGetProcAddress);
 
 CUresult wrapped_cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
     CUresult result = real.cuGetProcAddress_v2(symbol, function, version, flags, status);
-    if (result == CUDA_SUCCESS && function && *function)
-        *function = wrapper_of_answer(*function, symbol, version, flags);
+    if (result == CUDA_SUCCESS && function && *function) *function = find_by_name(*function, symbol, version, flags);
     return result;
 }
 EXPORTED(cuGetProcAddress_v2);

@@ -6,4 +6,4 @@
 
 /* The wrapper for a pointer of the real driver, or the pointer itself. Loads the driver's functions when it is the
    first that asks, under a lock. */
-void *wrapper_of(void *pointer);
+void *wrapper_table_find(void *pointer);

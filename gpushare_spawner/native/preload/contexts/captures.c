@@ -39,7 +39,7 @@ void captures_forget(void) {
     pthread_mutex_init(&turn, NULL); /* whoever held it is not in the child */
 }
 
-bool is_capturing(CUstream stream) {
+bool capture_records(CUstream stream) {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = real.cuStreamIsCapturing(stream, &status);
     /* the legacy stream while another stream is captured: the driver refuses work there, so nothing is to be held up

@@ -41,6 +41,6 @@ void capture_remember(CUstream stream);
 void captures_of_context_gone(CUcontext context);
 
 /* Whether work put into `stream` is recorded now instead of being done. */
-bool is_capturing(CUstream stream);
+bool capture_records(CUstream stream);
 
 void captures_forget(void); /* in a forked child */

@@ -9,13 +9,13 @@ _Atomic uint32_t contexts_epoch = 1;
 
 static struct leaving *leaving;
 
-void context_begins_to_leave(struct leaving *entry, CUcontext handle) {
+void context_leaving_begins(struct leaving *entry, CUcontext handle) {
     entry->handle = handle;
     entry->next = leaving;
     leaving = entry;
 }
 
-void context_ends_to_leave(struct leaving *entry) {
+void context_leaving_ends(struct leaving *entry) {
     struct leaving **link = &leaving;
     while (*link && *link != entry) link = &(*link)->next;
     if (*link) *link = entry->next; /* else: a child that was forked meanwhile */

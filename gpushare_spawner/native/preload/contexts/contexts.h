@@ -41,8 +41,8 @@ struct leaving {
     CUcontext handle;
     struct leaving *next;
 };
-void context_begins_to_leave(struct leaving *entry, CUcontext handle);
-void context_ends_to_leave(struct leaving *entry);
+void context_leaving_begins(struct leaving *entry, CUcontext handle);
+void context_leaving_ends(struct leaving *entry);
 bool context_leaves(CUcontext handle);
 
 /* With contexts_lock held: the context is gone; its lanes are forgotten already. */

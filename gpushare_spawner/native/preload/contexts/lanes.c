@@ -5,7 +5,7 @@
 
 #include "contexts/captures.h"
 
-__thread struct passage *my_passage __attribute__((tls_model("initial-exec")));
+__thread struct passage *lanes_passage __attribute__((tls_model("initial-exec")));
 
 static struct lane *free_lanes;
 
@@ -99,7 +99,7 @@ void lanes_of_stream_end(CUstream stream) {
         for (struct lane **link = &context->lanes; *link; link = &(*link)->next) {
             struct lane *lane = *link;
             if (lane->stream != stream) continue;
-            struct orphan *orphan = lane_is_active(lane) && !is_capturing(stream) ? malloc(sizeof *orphan) : NULL;
+            struct orphan *orphan = lane_is_active(lane) && !capture_records(stream) ? malloc(sizeof *orphan) : NULL;
             if (orphan && real.cuCtxPushCurrent_v2(context->handle) == CUDA_SUCCESS) {
                 if (real.cuEventCreate(&orphan->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) {
                     real.cuEventRecord(orphan->event, stream);
@@ -138,5 +138,5 @@ void lanes_of_context_gone(CUcontext handle) {
 
 void lanes_forget(void) {
     free_lanes = NULL; /* the parent's few records are left behind */
-    my_passage = NULL;
+    lanes_passage = NULL;
 }

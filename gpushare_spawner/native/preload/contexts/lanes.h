@@ -77,7 +77,7 @@ struct passage {
     struct near_lane near[NEAR_PLACES];
 } __attribute__((aligned(128)));
 
-extern __thread struct passage *my_passage __attribute__((tls_model("initial-exec")));
+extern __thread struct passage *lanes_passage __attribute__((tls_model("initial-exec")));
 extern _Atomic uint32_t contexts_epoch; /* changes when a context or a stream goes */
 
 static inline struct near_lane *near_set(struct passage *passage, CUstream stream) {
@@ -97,7 +97,7 @@ struct lane *lane_of(struct passage *passage, CUstream stream);
 
 /* In a process with several contexts: the lane of a default stream, where the driver says that the thread's context is
    the same as at its last launch into that stream. NULL: ask lane_of. */
-static inline struct lane *default_lane_again(const struct passage *passage, CUstream stream) {
+static inline struct lane *lane_of_default_again(const struct passage *passage, CUstream stream) {
     const struct default_lane *last = &passage->defaults[(uintptr_t)stream];
     CUcontext context;
     if (!last->lane || passage->epoch != atomic_load_explicit(&contexts_epoch, memory_order_relaxed)) return NULL;
@@ -115,7 +115,7 @@ void lanes_of_context_gone(CUcontext handle);
 
 /* The calling thread has, or may have, another current context. */
 static inline void lanes_context_changed(void) {
-    struct passage *passage = my_passage;
+    struct passage *passage = lanes_passage;
     if (!passage) return;
     for (int i = 0; i < DEFAULTS; i++) passage->near[i].stream = NO_STREAM;
     passage->context = NULL;

@@ -24,18 +24,18 @@ CUresult driver_lacks(void) {
 #define STUB(name) ".balign 16\nlazy_" #name ":\nleaq lazy_" #name "(%rip), %r11\njmp lazy_common\n"
 #define COMMON                                                                                                         \
     "pushq %rdi\npushq %rsi\npushq %rdx\npushq %rcx\npushq %r8\npushq %r9\nsubq $8, %rsp\n"                            \
-    "movq %r11, %rdi\ncall lazy_function\nmovq %rax, %r11\n"                                                           \
+    "movq %r11, %rdi\ncall driver_lazy_function\nmovq %rax, %r11\n"                                                    \
     "addq $8, %rsp\npopq %r9\npopq %r8\npopq %rcx\npopq %rdx\npopq %rsi\npopq %rdi\njmp *%r11\n"
 #elif defined __aarch64__
 #define STUB(name) ".balign 16\nlazy_" #name ":\nadr x16, lazy_" #name "\nb lazy_common\n"
 #define COMMON                                                                                                         \
     "stp x29, x30, [sp, #-80]!\nstp x0, x1, [sp, #16]\nstp x2, x3, [sp, #32]\nstp x4, x5, [sp, #48]\n"                 \
-    "stp x6, x7, [sp, #64]\nmov x0, x16\nbl lazy_function\nmov x16, x0\nldp x0, x1, [sp, #16]\n"                       \
+    "stp x6, x7, [sp, #64]\nmov x0, x16\nbl driver_lazy_function\nmov x16, x0\nldp x0, x1, [sp, #16]\n"                \
     "ldp x2, x3, [sp, #32]\nldp x4, x5, [sp, #48]\nldp x6, x7, [sp, #64]\nldp x29, x30, [sp], #80\nbr x16\n"
 #endif
 /* clang-format off */
 __asm__(".text\n.balign 16\nlazy_common:\n" COMMON
-        ".balign 16\n.globl lazy_stubs\n.hidden lazy_stubs\nlazy_stubs:\n"
+        ".balign 16\n.globl driver_lazy_stubs\n.hidden driver_lazy_stubs\ndriver_lazy_stubs:\n"
 #define SINGLE(name, asked, version, parameters, arguments, stream)         STUB(name)
 #define STREAMED(name, asked, version, twin, parameters, arguments, stream) STUB(name) STUB(name##_ptsz)
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)         STUB(name) STUB(name##_ptds)
@@ -45,11 +45,11 @@ __asm__(".text\n.balign 16\nlazy_common:\n" COMMON
 #include "driver/gated_calls.h"
         );
 /* clang-format on */
-extern const char lazy_stubs[] __attribute__((visibility("hidden")));
-void *lazy_function(const char *stub) __attribute__((visibility("hidden"), used));
+extern const char driver_lazy_stubs[] __attribute__((visibility("hidden")));
+void *driver_lazy_function(const char *stub) __attribute__((visibility("hidden"), used));
 
 #define NUMBER(name) (offsetof(struct real_driver, name) / sizeof(void *))
-#define LAZY(name)   .name = (void *)(lazy_stubs + NUMBER(name) * STUB_BYTES)
+#define LAZY(name)   .name = (void *)(driver_lazy_stubs + NUMBER(name) * STUB_BYTES)
 struct real_driver real = {
 #define SINGLE(name, asked, version, parameters, arguments, stream)         LAZY(name),
 #define STREAMED(name, asked, version, twin, parameters, arguments, stream) LAZY(name), LAZY(name##_ptsz),
@@ -210,8 +210,8 @@ bool driver_learn_answer(void *pointer, const char *asked, int version, uint64_t
     return true;
 }
 
-void *lazy_function(const char *stub) {
-    void **slot = (void **)&real + (size_t)(stub - lazy_stubs) / STUB_BYTES;
+void *driver_lazy_function(const char *stub) {
+    void **slot = (void **)&real + (size_t)(stub - driver_lazy_stubs) / STUB_BYTES;
     int kept = errno;
     bool there = driver_load();
     errno = kept;

@@ -20,7 +20,7 @@ static pthread_key_t thread_end;
 
 static void thread_ended(void *value) {
     struct passage *passage = value;
-    my_passage = NULL;
+    lanes_passage = NULL;
     atomic_store_explicit(&passage->depth, 0, memory_order_relaxed);
     atomic_store_explicit(&passage->used, false, memory_order_release);
 }
@@ -51,7 +51,7 @@ static __attribute__((noinline, cold)) struct passage *passage_of_new_thread(voi
     passage->epoch = 0; /* whatever is remembered is of another thread */
     passage->paced = NULL;
     pthread_setspecific(thread_end, passage);
-    return my_passage = passage;
+    return lanes_passage = passage;
 }
 
 /* A wait that a signal interrupts ends, so that the program comes to its handler: Python's handler in C does no more
@@ -69,7 +69,7 @@ static struct {
 } interruptions = {PTHREAD_MUTEX_INITIALIZER, 0, FIRST_INTERVAL};
 
 static bool interruption_granted(struct passage *passage) {
-    uint64_t now = now_ns();
+    uint64_t now = clock_now();
     pthread_mutex_lock(&interruptions.lock);
     bool granted = now >= interruptions.next_at;
     if (granted) {
@@ -90,7 +90,7 @@ static bool interruption_granted(struct passage *passage) {
 /* Whether this launch is on the way out of a call that a signal interrupted. */
 static bool goes_through(struct passage *passage) {
     if (!passage->let_through) return false;
-    passage->let_through = now_ns() < passage->let_until ? passage->let_through - 1 : 0;
+    passage->let_through = clock_now() < passage->let_until ? passage->let_through - 1 : 0;
     return passage->let_through != 0;
 }
 
@@ -98,7 +98,7 @@ static bool goes_through(struct passage *passage) {
 static bool wait_at_gate(struct gpu *gpu, struct passage *passage) {
     int kept = errno;
     uint32_t progress = atomic_load(&gpu->progress);
-    uint64_t deadline = now_ns() + PATIENCE;
+    uint64_t deadline = clock_now() + PATIENCE;
     bool in_time = true, signalled = false;
     atomic_fetch_add(&gpu->waiters, 1);
     wake_up();
@@ -110,8 +110,8 @@ static bool wait_at_gate(struct gpu *gpu, struct passage *passage) {
         uint32_t now_progress = atomic_load(&gpu->progress);
         if (now_progress != progress) {
             progress = now_progress;
-            deadline = now_ns() + PATIENCE;
-        } else if (now_ns() > deadline) {
+            deadline = clock_now() + PATIENCE;
+        } else if (clock_now() > deadline) {
             log_line(LOG_ERROR, "no lease in %d s: going on without one", (int)(PATIENCE / SECOND));
             in_time = false;
             break;
@@ -134,7 +134,7 @@ struct passage *launch_enter_slowly(struct passage *passage, CUstream stream) {
         atomic_store_explicit(&passage->depth, depth + 1, memory_order_relaxed);
         return passage;
     }
-    struct lane *lane = IS_DEFAULT(stream) ? default_lane_again(passage, stream) : NULL;
+    struct lane *lane = IS_DEFAULT(stream) ? lane_of_default_again(passage, stream) : NULL;
     if (unlikely(!lane)) return launch_pass_slowly(passage, NULL, stream);
     launch_announce(passage, lane);
     struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
@@ -153,7 +153,7 @@ static void stand_aside(struct passage *passage) {
 static bool is_recorded(struct lane *lane, CUstream stream) {
     uint32_t news = atomic_load(&captures_news);
     if (atomic_load_explicit(&lane->uncaptured, memory_order_relaxed) == news) return false;
-    if (is_capturing(stream)) return true;
+    if (capture_records(stream)) return true;
     atomic_store_explicit(&lane->uncaptured, news, memory_order_relaxed);
     return false;
 }

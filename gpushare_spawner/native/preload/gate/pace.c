@@ -203,7 +203,7 @@ static void put_mark(struct pace *pace, struct lane *lane) {
 
 /* Estimate the time of a launch from what was seen to be done. `awaited`: a thread waits for the window. */
 static void learn(struct pace *pace, uint64_t launches, bool awaited) {
-    uint64_t now = now_ns(), since = atomic_load(&pace->busy_since), known = pace->launch_time;
+    uint64_t now = clock_now(), since = atomic_load(&pace->busy_since), known = pace->launch_time;
     bool empty = outstanding(pace) == 0;
     if (launches) {
         uint64_t seen = since && !pace->backlog ? (now - since) / launches + 1 : known;
@@ -294,7 +294,7 @@ bool pace_admits(struct passage *passage, struct lane *lane, bool through) {
             !captures_in_progress())
             return false;
     } while (!atomic_compare_exchange_weak(&pace->account, &account, account + 1));
-    if (!(uint32_t)account) atomic_store(&pace->busy_since, now_ns());
+    if (!(uint32_t)account) atomic_store(&pace->busy_since, clock_now());
     passage->paced = lane;
     passage->pace = pace;
     passage->pace_generation = generation_of(account);
@@ -340,7 +340,7 @@ static void block_signals(sigset_t *before) {
 
 bool pace_wait(struct gpu *gpu, struct lane *lane) {
     struct pace *pace = &paces[gpu->index];
-    uint64_t waiting_since = now_ns(), unknown = SHORT_SLEEP;
+    uint64_t waiting_since = clock_now(), unknown = SHORT_SLEEP;
     int kept = errno;
     bool interrupted = false;
     sigset_t before;
@@ -352,7 +352,7 @@ bool pace_wait(struct gpu *gpu, struct lane *lane) {
         if (!capturing) look(pace, lane);
         uint32_t room = atomic_load(&pace->window) + atomic_load(&pace->extra), segment = atomic_load(&pace->segment);
         bool free = outstanding(pace) + segment <= room;
-        if (!free) escape(gpu, pace, now_ns(), waiting_since);
+        if (!free) escape(gpu, pace, clock_now(), waiting_since);
         uint64_t sleep = pace->launch_time ? pace->launch_time * segment / 2 : (unknown *= 2);
         pthread_mutex_unlock(&pace->lock);
         captures_let_on();
@@ -369,7 +369,7 @@ bool pace_wait(struct gpu *gpu, struct lane *lane) {
 
 /* Put an event behind the lane's work, to be asked when the stream is no more. */
 static void keep_as_gone(struct pace *pace, struct lane *lane, uint64_t launches) {
-    struct gone *gone = is_capturing(lane->stream) ? NULL : malloc(sizeof *gone);
+    struct gone *gone = capture_records(lane->stream) ? NULL : malloc(sizeof *gone);
     if (!gone) return;
     *gone = (struct gone){.context = lane->context->handle, .generation = atomic_load(&lane->pace.generation)};
     CUcontext current = NULL;

@@ -34,7 +34,7 @@ void bursts_forget(void) {
 
 void burst_lease_begins(struct gpu *gpu) {
     struct burst *burst = &bursts[gpu->index];
-    uint64_t now = now_ns();
+    uint64_t now = clock_now();
     *burst = (struct burst){.phase = LAUNCHING, .launches = launches_on(gpu), .phase_since = now, .work_since = now};
 }
 

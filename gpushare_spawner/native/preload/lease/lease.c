@@ -52,7 +52,7 @@ static struct lease *lease_of(const struct gpu *gpu) {
 static void tell(const struct gpu *gpu, enum frame_type type, uint64_t f0, uint64_t f1, uint64_t f2) {
     struct frame frame = {.type = (uint16_t)type, .f = {f0, f1, f2}};
     memcpy(frame.gpu, gpu->uuid.bytes, 16);
-    socket_send(&frame);
+    session_socket_send(&frame);
 }
 
 void leases_forget(void) {
@@ -76,7 +76,7 @@ void lease_begin(struct gpu *gpu) {
 static void ask(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     lease->state = ASKED;
-    lease->asked_at = now_ns();
+    lease->asked_at = clock_now();
     tell(gpu, FRAME_REQUEST, gpu->managed, gpu->plain + graph_memory_bytes(gpu), ++lease->bursts);
 }
 
@@ -124,7 +124,7 @@ void lease_granted(struct gpu *gpu, const struct frame *frame) {
     struct lease *lease = lease_of(gpu);
     atomic_fetch_add(&gpu->progress, 1);
     if (frame->f[0] == 0) { /* still in line, and not forgotten */
-        lease->asked_at = now_ns();
+        lease->asked_at = clock_now();
         return;
     }
     if (lease->state == UNARBITRATED) return;
@@ -155,7 +155,7 @@ static void shut(struct gpu *gpu, uint32_t reason, uint64_t page_out) {
     struct lease *lease = lease_of(gpu);
     gate_shut(gpu);
     lease->state = SHUTTING;
-    lease->shut_at = now_ns();
+    lease->shut_at = clock_now();
     lease->reason = reason;
     lease->page_out = page_out;
     lease->marked = false;
@@ -253,7 +253,7 @@ bool lease_device_quiet(const struct gpu *gpu, uint64_t now) {
 uint64_t lease_step(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     struct pager_result moved;
-    uint64_t now = now_ns();
+    uint64_t now = clock_now();
     bool moving = lease->paging_out && !page_out_done(gpu);
     uint64_t moving_next = moving ? now + STEP : UINT64_MAX, next = UINT64_MAX;
 

@@ -15,7 +15,8 @@ void lease_granted(struct gpu *gpu, const struct frame *frame);
 void lease_revoked(struct gpu *gpu, const struct frame *frame);
 void lease_page_out(struct gpu *gpu, const struct frame *frame);
 
-/* Look what is due. Returns the instant (now_ns) at which to look again; UINT64_MAX: not before something happens. */
+/* Look what is due. Returns the instant (clock_now) at which to look again; UINT64_MAX: not before something happens.
+ */
 uint64_t lease_step(struct gpu *gpu);
 
 /* Whether the process is known to have no work on the GPU, and begins none without the background thread's leave or a

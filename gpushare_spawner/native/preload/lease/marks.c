@@ -30,8 +30,8 @@ static bool record(struct gpu *gpu) {
     } else {
         /* An event in a captured stream would become part of the graph, one in the legacy stream would break the
          * capture. */
-        if (!capturing_since) capturing_since = now_ns();
-        if (now_ns() - capturing_since < CAPTURE_PATIENCE) return false;
+        if (!capturing_since) capturing_since = clock_now();
+        if (clock_now() - capturing_since < CAPTURE_PATIENCE) return false;
     }
     if (!driver_turn_begin()) return true;
     if (work_leaves(gpu)) {
@@ -46,7 +46,7 @@ static bool record(struct gpu *gpu) {
             if (!lane_is_active(lane)) continue;
             /* The thread's own default stream has no handle that means it here; the legacy stream waits for it. */
             CUstream stream = lane->stream == CU_STREAM_PER_THREAD ? CU_STREAM_LEGACY : lane->stream;
-            if (capturing && (stream == NULL || stream == CU_STREAM_LEGACY || is_capturing(stream))) continue;
+            if (capturing && (stream == NULL || stream == CU_STREAM_LEGACY || capture_records(stream))) continue;
             if (!lane->mark && real.cuEventCreate(&lane->mark, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
                 lane->mark = NULL;
             lane->pending = lane->mark && real.cuEventRecord(lane->mark, stream) == CUDA_SUCCESS;

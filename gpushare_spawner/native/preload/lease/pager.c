@@ -93,7 +93,7 @@ void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes) {
     move->wanted = bytes;
     move->begun = 0;
     move->walk = ++walks;
-    move->since = now_ns();
+    move->since = clock_now();
     move->gpu = gpu;
 }
 
@@ -193,6 +193,6 @@ bool pager_step(struct gpu *gpu, struct pager_result *result) {
     if (move->under_way || !(move->cut || move->ended || move->begun >= move->wanted)) return false;
     move->active = false;
     if (move->to_device && move->ended && !move->cut && gpu_count == 1) away_clear();
-    *result = (struct pager_result){move->begun, now_ns() - move->since};
+    *result = (struct pager_result){move->begun, clock_now() - move->since};
     return true;
 }

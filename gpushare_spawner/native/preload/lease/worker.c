@@ -67,8 +67,8 @@ static void first_try_over(void) {
 
 static void connection_lost(const char *why) {
     if (session.greeted) log_line(LOG_INFO, "no agent (%s): work goes on without it", why);
-    socket_close();
-    uint64_t now = now_ns(), most = session.refused ? REFUSED_BACKOFF : LAST_BACKOFF;
+    session_socket_close();
+    uint64_t now = clock_now(), most = session.refused ? REFUSED_BACKOFF : LAST_BACKOFF;
     /* one that greets and refuses again and again is tried less and less often, too */
     if (session.greeted && (!session.refused || now - session.greeted_at > REFUSED_BACKOFF))
         session.backoff = FIRST_BACKOFF;
@@ -86,16 +86,16 @@ static void connection_lost(const char *why) {
 }
 
 static void connect_now(void) {
-    if (!socket_path || !socket_connect(socket_path)) {
+    if (!socket_path || !session_socket_connect(socket_path)) {
         connection_lost("nobody listens on the session's socket");
         return;
     }
     session.greeted = false;
-    session.greeting_until = now_ns() + 30 * SECOND;
+    session.greeting_until = clock_now() + 30 * SECOND;
     session.devices_to_come = -1;
     struct frame hello = {.type = FRAME_HELLO,
                           .f = {ROLE_CUDA_PROCESS, (uint64_t)getpid(), LIBRARY_VERSION, LIBRARY_FEATURES}};
-    if (!socket_send(&hello)) connection_lost("it does not take frames");
+    if (!session_socket_send(&hello)) connection_lost("it does not take frames");
 }
 
 static void tell_memory(struct gpu *gpu, uint64_t now) {
@@ -108,12 +108,12 @@ static void tell_memory(struct gpu *gpu, uint64_t now) {
     accounts[gpu->index].plain = plain;
     struct frame frame = {.type = FRAME_MEMORY, .f = {managed, plain}};
     memcpy(frame.gpu, gpu->uuid.bytes, 16);
-    socket_send(&frame);
+    session_socket_send(&frame);
 }
 
 static void greeting_complete(void) {
     session.greeted = true;
-    session.greeted_at = now_ns();
+    session.greeted_at = clock_now();
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
         accounts[i].managed = accounts[i].plain = 0; /* an agent that was not told of anything */
@@ -139,7 +139,7 @@ static bool take(const struct frame *frame) {
     }
     if (session.devices_to_come < 0) {
         if (frame->type != FRAME_WELCOME || frame->f[5] > MAX_GPUS) return false;
-        managed_set(frame->f[4] & WELCOME_OVERSUBSCRIBED);
+        conversion_set(frame->f[4] & WELCOME_OVERSUBSCRIBED);
         session.agent_grants = (frame->f[6] & FEATURE_RESERVE) != 0;
         for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].shared, false);
         session.devices_to_come = (int)frame->f[5];
@@ -187,9 +187,9 @@ static bool take(const struct frame *frame) {
 static void read_socket(void) {
     struct frame frame;
     int got;
-    while ((got = socket_receive(&frame)) > 0)
+    while ((got = session_socket_receive(&frame)) > 0)
         if (!take(&frame)) break;
-    if (socket_file() < 0)
+    if (session_socket_file() < 0)
         connection_lost("it does not take frames"); /* an answer could not be sent */
     else if (got != 0)
         connection_lost(got < 0 ? "the connection ended" : "it sent what does not belong here");
@@ -201,16 +201,16 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
 
 /* One look at everything. Returns when to look again. */
 static uint64_t look(void) {
-    uint64_t now = now_ns(), next = UINT64_MAX;
-    if (socket_file() < 0) {
+    uint64_t now = clock_now(), next = UINT64_MAX;
+    if (session_socket_file() < 0) {
         if (now >= session.retry_at) connect_now();
-        if (socket_file() < 0) return session.retry_at;
+        if (session_socket_file() < 0) return session.retry_at;
     }
     read_socket();
-    if (socket_file() < 0) return session.retry_at;
+    if (session_socket_file() < 0) return session.retry_at;
     if (!session.greeted) {
         if (now > session.greeting_until) connection_lost("no greeting");
-        return socket_file() < 0 ? session.retry_at : session.greeting_until;
+        return session_socket_file() < 0 ? session.retry_at : session.greeting_until;
     }
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
@@ -224,7 +224,7 @@ static uint64_t look(void) {
         next = earlier(next, allowance_step(gpu, now, lease_device_quiet(gpu, now)));
         next = earlier(next, lease_step(gpu));
     }
-    if (socket_file() < 0) { /* sending failed on the way */
+    if (session_socket_file() < 0) { /* sending failed on the way */
         connection_lost("it does not take frames");
         return session.retry_at;
     }
@@ -256,8 +256,8 @@ static void *work(void *unused) {
     real.cuThreadExchangeStreamCaptureMode(&mode);
     while (true) {
         wake_begin();
-        uint64_t next = look(), now = now_ns();
-        struct pollfd files[2] = {{wake_file(), POLLIN, 0}, {socket_file(), POLLIN, 0}};
+        uint64_t next = look(), now = clock_now();
+        struct pollfd files[2] = {{wake_file(), POLLIN, 0}, {session_socket_file(), POLLIN, 0}};
         uint64_t wait = next > now ? next - now : 0;
         struct timespec timeout = {(time_t)(wait / SECOND), (long)(wait % SECOND)};
         /* a file of -1 is ignored */
@@ -275,7 +275,7 @@ void worker_start(void) {
     static bool exit_watched;
     const char *path = getenv("GPUSHARE_SOCKET");
     if (!socket_path && path) socket_path = strdup(path);
-    managed_prepare();
+    conversion_prepare();
     session.backoff = FIRST_BACKOFF;
     session.retry_at = 0;
     session.greeted = false;
@@ -303,8 +303,8 @@ void worker_start(void) {
     }
     pthread_setname_np(thread, "gpushare");
 
-    uint64_t deadline = now_ns() + GREETING_PATIENCE, now;
-    while (!atomic_load(&first_try) && (now = now_ns()) < deadline) {
+    uint64_t deadline = clock_now() + GREETING_PATIENCE, now;
+    while (!atomic_load(&first_try) && (now = clock_now()) < deadline) {
         struct timespec left = {(time_t)((deadline - now) / SECOND), (long)((deadline - now) % SECOND)};
         futex_wait(&first_try, 0, &left);
     }
@@ -312,7 +312,7 @@ void worker_start(void) {
 
 void worker_forget(void) {
     wake_forget();
-    socket_close();
+    session_socket_close();
     atomic_store(&first_try, 0);
     memset(accounts, 0, sizeof accounts);
     for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].changed, false);

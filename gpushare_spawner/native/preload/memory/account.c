@@ -6,7 +6,7 @@
 
 _Atomic bool account_taken;
 
-__attribute__((noinline, cold)) void account_lock_contended(void) {
+void account_lock_contended(void) {
     unsigned tries = 0;
     do {
         while (atomic_load_explicit(&account_taken, memory_order_relaxed)) {

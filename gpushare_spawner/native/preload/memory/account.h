@@ -10,7 +10,7 @@
 /* The lock. Letting it go is a plain store, which a mutex cannot have; it is held for tens of nanoseconds, except while
    the pager walks, so a thread that finds it taken sleeps after a short while. Taken after every other lock. */
 extern _Atomic bool account_taken;
-void account_lock_contended(void);
+void account_lock_contended(void) __attribute__((cold, noinline));
 
 static inline void account_lock(void) {
     if (unlikely(atomic_exchange_explicit(&account_taken, true, memory_order_acquire))) account_lock_contended();
@@ -67,7 +67,7 @@ void account_cached(struct gpu *gpu, size_t bytes, bool begins);
 
 /* An account was changed: the background thread tells the agent within 10 ms. Mostly that has been said already: the
    background thread clears `changed` before it reads the account. */
-void account_wake(struct gpu *gpu);
+void account_wake(struct gpu *gpu) __attribute__((cold, noinline));
 static inline void account_changed(struct gpu *gpu) {
     if (unlikely(!atomic_load_explicit(&gpu->changed, memory_order_relaxed))) account_wake(gpu);
 }

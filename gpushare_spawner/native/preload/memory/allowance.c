@@ -48,9 +48,9 @@ static enum allowance_answer ask(struct gpu *gpu, struct question *question, uin
     uint32_t number = atomic_load(&question->number) + 1;
     atomic_store(&question->number, number);
     wake_up();
-    uint64_t deadline = now_ns() + ANSWER_PATIENCE, now;
+    uint64_t deadline = clock_now() + ANSWER_PATIENCE, now;
     uint32_t answered;
-    while ((answered = atomic_load(&question->answered)) != number && wait && (now = now_ns()) < deadline) {
+    while ((answered = atomic_load(&question->answered)) != number && wait && (now = clock_now()) < deadline) {
         struct timespec left = {(time_t)((deadline - now) / SECOND), (long)((deadline - now) % SECOND)};
         futex_wait(&question->answered, answered, &left);
     }
@@ -127,7 +127,7 @@ static void tell(struct gpu *gpu, enum frame_type type, uint64_t f0, uint64_t f1
                  uint64_t f4) {
     struct frame frame = {.type = (uint16_t)type, .f = {f0, f1, f2, f3, f4}};
     memcpy(frame.gpu, gpu->uuid.bytes, 16);
-    socket_send(&frame);
+    session_socket_send(&frame);
 }
 
 void allowance_begin(struct gpu *gpu, bool grants) {
@@ -191,7 +191,7 @@ void allowance_recalled(struct gpu *gpu, const struct frame *frame) {
     if (question->recall.number) give_back(gpu, question->recall.wanted, question->recall.number);
     question->recall.wanted = frame->f[0];
     question->recall.number = frame->f[1];
-    question->recall.until = now_ns() + RECALL_PATIENCE;
+    question->recall.until = clock_now() + RECALL_PATIENCE;
     if (!frame->f[1]) give_back(gpu, frame->f[0], 0);
 }
 

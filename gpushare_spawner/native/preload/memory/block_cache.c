@@ -362,7 +362,7 @@ static void pause_a_moment(uint64_t waited) {
 static bool trim(struct gpu *gpu, CUcontext current, size_t bytes) {
     size_t freed = 0;
     bool any = false;
-    uint64_t begun = now_ns();
+    uint64_t begun = clock_now();
     while (freed < bytes && atomic_load(&gpu->cached) && !captures_in_progress()) {
         captures_hold_off();
         pthread_mutex_lock(&lock);
@@ -383,7 +383,7 @@ static bool trim(struct gpu *gpu, CUcontext current, size_t bytes) {
             freed += block->capacity;
             any |= give_back(gpu, block);
         } else {
-            uint64_t waited = now_ns() - begun;
+            uint64_t waited = clock_now() - begun;
             if (!pending || waited > STREAM_PATIENCE) break;
             pause_a_moment(waited);
         }
@@ -454,7 +454,7 @@ uint64_t block_cache_step(struct gpu *gpu, uint64_t now, bool work_may_come) {
     mark_all(gpu);
     if (!driver_turn_begin()) return UINT64_MAX;
     bool any = true;
-    while (any && now_ns() - now < STEP_TIME) {
+    while (any && clock_now() - now < STEP_TIME) {
         any = false;
         pthread_mutex_lock(&lock);
         struct cache *cache = caches;

@@ -5,20 +5,20 @@
 
 #include "contexts/captures.h"
 
-_Atomic bool managed_oversubscribed;
+_Atomic bool conversion_on;
 
 static bool switched_off;
 
-void managed_prepare(void) {
+void conversion_prepare(void) {
     const char *setting = getenv("GPUSHARE_MANAGED");
     switched_off = setting && strcmp(setting, "0") == 0;
 }
 
-void managed_set(bool wanted) {
-    atomic_store(&managed_oversubscribed, wanted && !switched_off);
+void conversion_set(bool wanted) {
+    atomic_store(&conversion_on, wanted && !switched_off);
 }
 
-CUresult managed_allocate(const struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
+CUresult conversion_allocate(const struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
     CUresult result = real.cuMemAllocManaged(out, bytes, CU_MEM_ATTACH_GLOBAL);
     if (result != CUDA_SUCCESS || captures_in_progress()) return result;
     /* Pages that were moved to the host come back when they are used, and stay. A driver that takes no advice takes

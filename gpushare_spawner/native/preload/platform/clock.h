@@ -7,4 +7,4 @@
 #define SECOND      1000000000ull
 
 /* Nanoseconds of CLOCK_MONOTONIC. Any thread; takes no lock. */
-uint64_t now_ns(void);
+uint64_t clock_now(void);

@@ -10,11 +10,11 @@
 static int file = -1;
 static uint32_t serial;
 
-int socket_file(void) {
+int session_socket_file(void) {
     return file;
 }
 
-bool socket_connect(const char *path) {
+bool session_socket_connect(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(path);
     if (length >= sizeof address.sun_path) {
@@ -37,12 +37,12 @@ bool socket_connect(const char *path) {
     return true;
 }
 
-void socket_close(void) {
+void session_socket_close(void) {
     if (file >= 0) close(file);
     file = -1;
 }
 
-bool socket_send(struct frame *frame) {
+bool session_socket_send(struct frame *frame) {
     if (file < 0) return false;
     frame->magic = FRAME_MAGIC;
     frame->version = FRAME_VERSION;
@@ -52,11 +52,11 @@ bool socket_send(struct frame *frame) {
     while (sent < 0 && errno == EINTR);
     if (sent == (ssize_t)sizeof *frame) return true;
     log_line(LOG_INFO, "the agent does not take frames (%s)", sent < 0 ? strerror(errno) : "cut short");
-    socket_close();
+    session_socket_close();
     return false;
 }
 
-int socket_receive(struct frame *frame) {
+int session_socket_receive(struct frame *frame) {
     if (file < 0) return -1;
     ssize_t got;
     /* MSG_TRUNC: the packet's real length, so that a long one is seen as what it is */

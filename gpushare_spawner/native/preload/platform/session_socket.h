@@ -5,15 +5,15 @@
 #include "platform/frames.h"
 
 /* -1 while there is none. */
-int socket_file(void);
+int session_socket_file(void);
 
 /* Never waits. False: nobody is there, or too many are waiting to get in. */
-bool socket_connect(const char *path);
+bool session_socket_connect(const char *path);
 
 /* Never waits. An agent that does not read its frames is as good as gone: false, and the connection is closed. */
-bool socket_send(struct frame *frame);
+bool session_socket_send(struct frame *frame);
 
 /* 1: a frame; 0: none now; -1: the connection is over, or what came is no frame of this version. */
-int socket_receive(struct frame *frame);
+int session_socket_receive(struct frame *frame);
 
-void socket_close(void);
+void session_socket_close(void);

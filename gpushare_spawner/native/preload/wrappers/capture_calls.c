@@ -74,9 +74,9 @@ EXPORTED(cuStreamEndCaptureToCig_ptsz);
 
 /* A capture is over whether EndCapture succeeds or says that the capture was invalid; not if there was none. */
 #define END(stream, call)                                                                                              \
-    bool capturing = is_capturing(stream);                                                                             \
+    bool capturing = capture_records(stream);                                                                          \
     CUresult result = call;                                                                                            \
-    if (capturing && !is_capturing(stream)) {                                                                          \
+    if (capturing && !capture_records(stream)) {                                                                       \
         capture_end(stream);                                                                                           \
     }                                                                                                                  \
     return result

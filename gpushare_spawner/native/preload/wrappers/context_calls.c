@@ -32,7 +32,7 @@ SWITCHING(cuCtxPopCurrent_v2, (CUcontext * out), (out))
 static uint64_t leave(struct leaving *entry, CUcontext handle) {
     pthread_mutex_lock(&contexts_lock);
     uint64_t newest = allocations_newest();
-    context_begins_to_leave(entry, handle);
+    context_leaving_begins(entry, handle);
     pace_context_ends(handle);
     pthread_mutex_unlock(&contexts_lock);
     return newest;
@@ -42,7 +42,7 @@ static uint64_t leave(struct leaving *entry, CUcontext handle) {
 static void left(struct leaving *entry, bool gone, uint64_t newest) {
     CUcontext handle = entry->handle;
     pthread_mutex_lock(&contexts_lock);
-    context_ends_to_leave(entry);
+    context_leaving_ends(entry);
     if (gone && handle) {
         pace_context_gone(handle);
         lanes_of_context_gone(handle);

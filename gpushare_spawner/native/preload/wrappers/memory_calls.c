@@ -12,7 +12,7 @@
 /* Account, convert, remember. CUDA_ERROR_NOT_FOUND: not converted, the caller asks the driver for the plain thing. */
 static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes) {
     CUdeviceptr at;
-    if (account_has_room(gpu, bytes) && managed_allocate(gpu, &at, bytes) == CUDA_SUCCESS) {
+    if (account_has_room(gpu, bytes) && conversion_allocate(gpu, &at, bytes) == CUDA_SUCCESS) {
         if (allocations_add_within(gpu, at, bytes, ALLOCATION_CONVERTED)) {
             *out = at;
             return CUDA_SUCCESS;
@@ -20,9 +20,9 @@ static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes
         real.cuMemFree_v2(at); /* another thread was faster */
     }
     if (!allowance_take(gpu, bytes, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
+    if (conversion_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
         /* freed blocks that are kept for the next allocations may be what is missing */
-        if (!block_cache_trim(gpu, bytes) || managed_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
+        if (!block_cache_trim(gpu, bytes) || conversion_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
             account_return(gpu, bytes, true);
             return CUDA_ERROR_NOT_FOUND;
         }
@@ -35,7 +35,7 @@ static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes
 CUresult wrapped_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     struct gpu *gpu = out && bytes ? gpu_current() : NULL;
     if (!gpu) return real.cuMemAlloc_v2(out, bytes);
-    if (managed_wanted(gpu)) {
+    if (conversion_wanted(gpu)) {
         CUresult result = allocate_managed(gpu, out, bytes);
         if (result != CUDA_ERROR_NOT_FOUND) return result;
     }
@@ -55,7 +55,7 @@ CUresult wrapped_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t widt
     size_t row = (width + PITCH - 1) / PITCH * PITCH, bytes;
     if (!gpu || row < width || __builtin_mul_overflow(row, height, &bytes))
         return real.cuMemAllocPitch_v2(out, pitch, width, height, element);
-    if (managed_wanted(gpu)) {
+    if (conversion_wanted(gpu)) {
         CUresult result = allocate_managed(gpu, out, bytes);
         if (result == CUDA_SUCCESS) *pitch = row;
         if (result != CUDA_ERROR_NOT_FOUND) return result;

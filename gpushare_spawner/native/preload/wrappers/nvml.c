@@ -72,7 +72,7 @@ int wrapped_nvmlDeviceGetMemoryInfo(nvmlDevice device, nvmlMemory *memory) {
     nvmlReturn result = call(device, memory);
     struct gpu *gpu = result == 0 && memory ? gpu_of(device) : NULL;
     uint64_t available, total;
-    if (gpu && shown_memory(gpu, memory->free, &available, &total)) {
+    if (gpu && reported_memory(gpu, memory->free, &available, &total)) {
         memory->total = total;
         memory->free = available;
         memory->used = total - available;
@@ -87,7 +87,7 @@ int wrapped_nvmlDeviceGetMemoryInfo_v2(nvmlDevice device, nvmlMemory_v2 *memory)
     nvmlReturn result = call(device, memory);
     struct gpu *gpu = result == 0 && memory ? gpu_of(device) : NULL;
     uint64_t available, total;
-    if (gpu && shown_memory(gpu, memory->free, &available, &total)) {
+    if (gpu && reported_memory(gpu, memory->free, &available, &total)) {
         memory->total = total;
         memory->reserved = 0;
         memory->free = available;

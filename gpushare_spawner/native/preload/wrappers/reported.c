@@ -7,7 +7,7 @@
 #include "memory/conversion.h"
 #include "wrappers/exported.h"
 
-bool shown_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total) {
+bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total) {
     uint64_t shown = atomic_load(&gpu->total);
     if (!shown) return false;
     uint64_t taken = account_used(gpu);
@@ -17,7 +17,7 @@ bool shown_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, ui
     taken += atomic_load(&gpu->others);
     *available = taken < shown ? shown - taken : 0;
     /* without conversion nothing can leave the GPU, and no more than is free there can be had */
-    if (!managed_wanted(gpu) && really_free < *available) *available = really_free;
+    if (!conversion_wanted(gpu) && really_free < *available) *available = really_free;
     return true;
 }
 
@@ -25,7 +25,7 @@ CUresult wrapped_cuMemGetInfo_v2(size_t *available, size_t *total) {
     CUresult result = real.cuMemGetInfo_v2(available, total);
     struct gpu *gpu = result == CUDA_SUCCESS ? gpu_current() : NULL;
     uint64_t shown_free, shown_total;
-    if (gpu && shown_memory(gpu, available ? *available : UINT64_MAX, &shown_free, &shown_total)) {
+    if (gpu && reported_memory(gpu, available ? *available : UINT64_MAX, &shown_free, &shown_total)) {
         if (available) *available = shown_free;
         if (total) *total = shown_total;
     }

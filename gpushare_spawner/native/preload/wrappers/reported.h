@@ -4,4 +4,4 @@
 #include "driver/gpus.h"
 
 /* Bytes shown as free and as total; false where the real figures are to be shown. */
-bool shown_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total);
+bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total);

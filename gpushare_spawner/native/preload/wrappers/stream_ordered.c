@@ -57,9 +57,9 @@ static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes
     if (!again) {
         if (!allowance_take(gpu, block.capacity, true, true)) return CUDA_ERROR_OUT_OF_MEMORY;
         block_cache_make_room(gpu, current, block.capacity);
-        CUresult result = managed_allocate(gpu, &block.at, block.capacity);
+        CUresult result = conversion_allocate(gpu, &block.at, block.capacity);
         if (result != CUDA_SUCCESS && block_cache_trim(gpu, block.capacity))
-            result = managed_allocate(gpu, &block.at, block.capacity);
+            result = conversion_allocate(gpu, &block.at, block.capacity);
         if (result != CUDA_SUCCESS) {
             account_return(gpu, block.capacity, true);
             return CUDA_ERROR_NOT_FOUND;
@@ -82,11 +82,11 @@ static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size
 #define ALLOCATING(call, pool_is_plain, meant)                                                                         \
     struct gpu *gpu = out && bytes ? gpu_current() : NULL;                                                             \
     if (!gpu) return call;                                                                                             \
-    if (captures_in_progress() && is_capturing(meant)) {                                                               \
+    if (captures_in_progress() && capture_records(meant)) {                                                            \
         atomic_store(&gpu->graph_memory, true); /* a node of a graph, counted by the driver */                         \
         return call;                                                                                                   \
     }                                                                                                                  \
-    if (managed_wanted(gpu) && !(pool_is_plain) && !captures_in_progress()) {                                          \
+    if (conversion_wanted(gpu) && !(pool_is_plain) && !captures_in_progress()) {                                       \
         CUresult result = allocate_managed(gpu, out, bytes, meant);                                                    \
         if (result != CUDA_ERROR_NOT_FOUND) return result;                                                             \
     }                                                                                                                  \
