@@ -38,6 +38,12 @@ def _status() -> ModuleType:
     return status_command
 
 
+def _doctor() -> ModuleType:
+    from gpushare_spawner.doctor import command
+
+    return command
+
+
 def _config_path() -> ModuleType:
     from gpushare_spawner import shipped
 
@@ -56,6 +62,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], ModuleType]]] = {
     "service": ("run the idle culler and the board, as a JupyterHub service", _service),
     "templates": ("check compute templates, or print their JSON Schema", _templates),
     "status": ("show this notebook server's GPU share, tier and memory", _status),
+    "doctor": ("check this GPU machine, and say what to do about what is wrong", _doctor),
     "config-path": ("print where the config files, templates and unit files are that come with it", _config_path),
     "demo": ("run a hub with shared GPUs on this machine, to try things out", _demo),
 }

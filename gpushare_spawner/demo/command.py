@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpushare_spawner.demo.folder import DemoFolder
 from gpushare_spawner.demo.gpus import own_gpus, simulated_state
-from gpushare_spawner.demo.ports import free_ports, is_loopback, why_not
+from gpushare_spawner.demo.ports import free_ports, is_loopback, next_free, why_not
 from gpushare_spawner.demo.processes import Processes
 from gpushare_spawner.demo.short_idle_times import write_demo_templates
 from gpushare_spawner.demo.stack import Stack
@@ -63,8 +63,9 @@ def demo(options: argparse.Namespace) -> int:
         who = f" (process {running['pid']})" if "pid" in running else ""
         raise Trouble(f"a demo is already running{where}{who}. Stop it with Ctrl-C in its terminal, or use its address")
     if reason := why_not(options.ip, options.port):
-        other = options.port + 1 if 1 <= options.port < 65535 else 8000
-        advice = f" Choose another one: make demo PORT={other}" if "port" in reason else ""
+        # ports below 1024 are root's, and some numbers are no ports: from the usual one on
+        below = options.port if 1024 <= options.port < 65535 else 7999
+        advice = f" Choose another one: make demo PORT={next_free(options.ip, below)}" if "port" in reason else ""
         raise Trouble(f"{reason}.{advice}")
 
     models = [] if options.simulate else own_gpus()
@@ -128,6 +129,7 @@ def watch(stack: Stack, processes: Processes) -> int:
     for name, patience in (("hub", 30.0), ("agent", 10.0)):
         if processes.has(name):
             processes.stop(name, patience)
+    say(f"the demo has ended; its files stay in {shown(folder.root)}")
     return 0
 
 

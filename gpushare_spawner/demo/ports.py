@@ -31,6 +31,12 @@ def why_not(ip: str, port: int) -> str | None:
     return None
 
 
+def next_free(ip: str, port: int) -> int:
+    """The first port above `port` on which something can listen; any free one where the next hundred are taken."""
+    nearby = (other for other in range(port + 1, min(port + 101, 65536)) if why_not(ip, other) is None)
+    return next(nearby, 0) or free_ports(1)[0]
+
+
 def is_loopback(ip: str) -> bool:
     """Whether only this machine can reach the address."""
     return ipaddress.ip_address(ip).is_loopback

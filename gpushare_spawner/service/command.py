@@ -26,10 +26,10 @@ from gpushare_spawner.service.hub.scopes import missing
 from gpushare_spawner.service.reports import Agent, RecentReports
 from gpushare_spawner.service.template_source import TemplateSource
 from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
+from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
 
 log = logging.getLogger("gpushare.service")
 
-DEFAULT_TEMPLATES = "/etc/gpushare/templates"
 DEFAULT_CULL_EVERY = 10.0
 PARENT_EVERY = 1.0
 """Seconds between two looks at whether the hub that started the service is alive, with --end-with-hub."""
@@ -44,9 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--templates-dir",
         type=Path,
-        default=os.environ.get("GPUSHARE_TEMPLATES") or DEFAULT_TEMPLATES,
+        default=default_folder(),
         metavar="DIR",
-        help=f"the folder of compute templates; default $GPUSHARE_TEMPLATES, else {DEFAULT_TEMPLATES}",
+        help=f"the folder of compute templates; default $GPUSHARE_TEMPLATES, else {DEFAULT_FOLDER}",
     )
     kind = where.add_mutually_exclusive_group()
     kind.add_argument(

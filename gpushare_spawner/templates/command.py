@@ -16,7 +16,7 @@ from gpushare_spawner.model.quantity import format_bytes, format_seconds, resolv
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.templates.folder import TemplateFolder, Templates
+from gpushare_spawner.templates.folder import DEFAULT_FOLDER, TemplateFolder, Templates, default_folder
 from gpushare_spawner.templates.schema import template_schema
 
 LARGEST_GPU = 80 * 2**30
@@ -31,7 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="say whether the templates of a folder are right",
         description="Reads every *.yaml and *.yml file of the folder. Exit status 1 if anything is wrong.",
     )
-    check.add_argument("folder", metavar="DIR", nargs="?", default="templates", help="default: ./templates")
+    check.add_argument(
+        "folder",
+        metavar="DIR",
+        nargs="?",
+        type=Path,
+        help=f"default: the hub's, $GPUSHARE_TEMPLATES or {DEFAULT_FOLDER}",
+    )
     parts.add_parser(
         "schema",
         help="print the JSON Schema of a template file",
@@ -45,7 +51,11 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "schema":
         print(json.dumps(template_schema(), indent=2))
         return 0
-    return check(Path(options.folder))
+    if options.folder is not None:
+        return check(options.folder)
+    folder = default_folder()
+    print(f"The folder of this machine's hub: {folder}")
+    return check(folder)
 
 
 def check(folder: Path) -> int:

@@ -15,6 +15,7 @@ from gpushare_spawner.templates.parser import MAX_BYTES, Parsed, parse_template,
 from gpushare_spawner.templates.problems import Problem
 
 SUFFIXES = (".yaml", ".yml")
+DEFAULT_FOLDER = "/etc/gpushare/templates"
 SETTLING_SECONDS = 2.0
 """A file changed less than this long ago is read again: two changes within one tick of the clock look like one."""
 
@@ -51,6 +52,12 @@ class _File:
     parsed: Parsed
     good: Parsed | None = None
     """Its last good version."""
+
+
+def default_folder() -> Path:
+    """The folder that hub and service read unless they are told another: ``$GPUSHARE_TEMPLATES``, else
+    /etc/gpushare/templates."""
+    return Path(os.environ.get("GPUSHARE_TEMPLATES") or DEFAULT_FOLDER)
 
 
 class TemplateFolder:

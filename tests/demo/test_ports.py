@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gpushare_spawner.demo.ports import free_ports, is_loopback, why_not
+from gpushare_spawner.demo.ports import free_ports, is_loopback, next_free, why_not
 
 
 def test_a_free_port_is_fine() -> None:
@@ -49,3 +49,20 @@ def test_a_taken_port_is_named() -> None:
 )
 def test_addresses_that_make_no_sense(ip: str, port: int, said: str) -> None:
     assert why_not(ip, port) == said
+
+
+def test_the_next_port_that_is_free_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpushare_spawner.demo.ports.why_not", lambda ip, port: None if port == 8004 else "taken")
+    assert next_free("127.0.0.1", 8000) == 8004
+
+
+def test_a_taken_port_is_never_proposed() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert next_free("127.0.0.1", port - 1) != port
+
+
+def test_where_no_port_above_is_left_any_free_one_is_proposed() -> None:
+    assert why_not("127.0.0.1", next_free("127.0.0.1", 65535)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -67,6 +68,7 @@ def test_any_name_gets_a_share_and_ctrl_c_ends_everything(demo: RunningDemo) -> 
     assert demo.wait(40) == 0
     assert gone(demo) == {}
     assert "stopping the notebook servers, the hub and the agent" in demo.said
+    assert "the demo has ended; its files stay in" in demo.said
     assert "Traceback" not in demo.said
     assert not simulated_state(demo.folder).exists()
 
@@ -98,7 +100,9 @@ def test_an_occupied_port_is_named_with_the_way_out(demo: RunningDemo) -> None:
         done = subprocess.run(demo.command("--port", str(port)), capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     taken = f"gpushare: port {port} of 127.0.0.1 is taken by another program."
-    assert done.stderr == f"{taken} Choose another one: make demo PORT={port + 1}\n"
+    proposed = re.fullmatch(re.escape(taken) + r" Choose another one: make demo PORT=(\d+)\n", done.stderr)
+    assert proposed is not None, done.stderr
+    assert int(proposed[1]) > port
 
 
 def test_a_folder_that_cannot_be_written_is_named(demo: RunningDemo, tmp_path: Path) -> None:

@@ -64,3 +64,14 @@ def test_schema_is_json_that_names_every_field(capsys):
     assert main(["templates", "schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert {"name", "display_name", "gpu", "idle"} <= schema["properties"].keys()
+
+
+def test_check_without_a_folder_checks_the_hubs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("GPUSHARE_TEMPLATES", str(SHIPPED))
+    monkeypatch.chdir(tmp_path)
+    assert main(["templates", "check"]) == 0
+    said = capsys.readouterr().out
+    assert f"The folder of this machine's hub: {SHIPPED}" in said
+    assert "quarter-gpu" in said
+    monkeypatch.setenv("GPUSHARE_TEMPLATES", str(tmp_path / "none"))
+    assert main(["templates", "check"]) == 1

@@ -1,0 +1,138 @@
+"""``gpushare doctor``: the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from gpushare_spawner import __version__
+from gpushare_spawner.clients.agent import default_control_socket
+from gpushare_spawner.doctor import agent, containers, driver, gpu, hub_files, library, system, template_files
+from gpushare_spawner.doctor.finding import Finding, Level, exit_status
+from gpushare_spawner.doctor.gpu_programs import PROGRAMS
+from gpushare_spawner.model.quantity import parse_bytes
+from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
+
+_KUBELET = Path("/var/lib/kubelet")
+_STYLES = {Level.OK: "green", Level.SKIPPED: "dim", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
+
+Groups = dict[str, list[Finding]]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = (
+        "Checks this machine: driver, kernel, containers, library, agent, config files and templates. Run it as root: "
+        "the agent answers nobody else. Changes nothing. Exit status 1 if there is a problem."
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--control-socket",
+        type=Path,
+        default=default_control_socket(),
+        metavar="PATH",
+        help="the agent's control socket (default: $GPUSHARE_CONTROL, else /run/gpushare/control.sock)",
+    )
+    parser.add_argument(
+        "--templates-dir",
+        type=Path,
+        default=default_folder(),
+        metavar="DIR",
+        help=f"the folder of compute templates (default: $GPUSHARE_TEMPLATES, else {DEFAULT_FOLDER})",
+    )
+    parser.add_argument(
+        "--config-dir",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help=f"a folder of the hub's config files; may be repeated (default: {', '.join(map(str, hub_files.FOLDERS))})",
+    )
+    parser.add_argument(
+        "--gpu",
+        nargs="*",
+        metavar="PROGRAM",
+        type=_program,
+        help=f"also run programs on the first GPU, for minutes: all that are installed of {', '.join(PROGRAMS)}",
+    )
+    parser.add_argument(
+        "--gpu-memory",
+        type=parse_bytes,
+        default=gpu.DEFAULT_SIZE,
+        metavar="SIZE",
+        help="memory that a program of --gpu fills; twice as much must be under half of what is free (default: 1Gi)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check everything and print it; 1 if there is a problem."""
+    groups = examine(options)
+    if options.json:
+        print(json.dumps(as_json(groups), indent=2))
+    else:
+        show(groups, Console(highlight=False, width=None if sys.stdout.isatty() else 160))
+    return exit_status(finding for findings in groups.values() for finding in findings)
+
+
+def examine(options: argparse.Namespace) -> Groups:
+    """All findings by group, in the order in which to read them."""
+    on_driver, gpus = driver.check()
+    groups = {
+        "driver": on_driver,
+        "kernel": system.check(),
+        "containers": containers.check(gpus),
+        "library": library.check(),
+        "agent": agent.check(options.control_socket, gpus),
+        "config files": hub_files.check(options.config_dir or hub_files.FOLDERS),
+        "templates": template_files.check(options.templates_dir, gpus, _KUBELET.is_dir()),
+    }
+    if options.gpu is not None:
+        groups["GPU programs"] = gpu.check(gpus, options.gpu_memory, options.gpu)
+    return groups
+
+
+def as_json(groups: Mapping[str, list[Finding]]) -> dict[str, object]:
+    """For programs: version, whether all is well, and the findings with their group."""
+    findings = [{"group": group, **asdict(finding)} for group, found in groups.items() for finding in found]
+    return {
+        "version": __version__,
+        "ok": not any(finding["level"] is Level.PROBLEM for finding in findings),
+        "findings": findings,
+    }
+
+
+def show(groups: Mapping[str, list[Finding]], out: Console) -> None:
+    """For people: each group, each finding, and under it what to do."""
+    for group, findings in groups.items():
+        out.print(Text(group, style="bold"))
+        for finding in findings:
+            line = Text("  ").append(f"{finding.level:8}", style=_STYLES[finding.level])
+            out.print(line.append(f" {_printable(finding.where)}: {_printable(finding.what)}"), soft_wrap=True)
+            if finding.remedy:
+                out.print(Text(f"           -> {_printable(finding.remedy)}"), soft_wrap=True)
+    problems, notes = (_count(groups, level) for level in (Level.PROBLEM, Level.NOTE))
+    out.print(f"{_number(problems, 'problem')}, {_number(notes, 'note')}.")
+
+
+def _program(name: str) -> str:
+    if name not in PROGRAMS:
+        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(map(repr, PROGRAMS))}")
+    return name
+
+
+def _count(groups: Mapping[str, list[Finding]], level: Level) -> int:
+    return sum(finding.level is level for findings in groups.values() for finding in findings)
+
+
+def _number(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

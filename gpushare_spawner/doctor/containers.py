@@ -1,0 +1,64 @@
+"""How containers get a GPU on a node: NVIDIA's container toolkit, or the names of a CDI specification."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.devices.cdi import FOLDERS, cdi_names
+from gpushare_spawner.doctor.finding import Finding, ok, problem, skipped
+
+_ENGINES = ("var/lib/kubelet", "run/containerd/containerd.sock", "run/crio/crio.sock", "run/docker.sock")
+_TOOLKIT = ("nvidia-container-runtime", "nvidia-ctk")
+
+
+@dataclass(frozen=True)
+class ContainerFacts:
+    """What the probe saw."""
+
+    gpus: tuple[Gpu, ...]
+    engines: tuple[str, ...] = ()
+    """Paths that show a kubelet or a container engine."""
+    toolkit: str = ""
+    """Path of a program of NVIDIA's container toolkit; empty: none."""
+    cdi: Mapping[str, str] = field(default_factory=dict)
+    """UUID -> CDI name."""
+
+
+def check(gpus: tuple[Gpu, ...], root: Path = Path("/")) -> list[Finding]:
+    """The findings."""
+    return findings(probe(gpus, root, FOLDERS))
+
+
+def probe(gpus: tuple[Gpu, ...], root: Path, cdi_folders: Iterable[Path]) -> ContainerFacts:
+    """Look."""
+    return ContainerFacts(
+        gpus=gpus,
+        engines=tuple(str(root / engine) for engine in _ENGINES if (root / engine).exists()),
+        toolkit=next(filter(None, map(shutil.which, _TOOLKIT)), ""),
+        cdi=cdi_names(gpus, folders=cdi_folders),
+    )
+
+
+def findings(facts: ContainerFacts) -> list[Finding]:
+    """What the facts mean."""
+    if not facts.engines:
+        return [skipped("containers", "there is no kubelet and no container engine here: servers are local processes")]
+    found = [ok("containers", ", ".join(facts.engines))]
+    without = [gpu for gpu in facts.gpus if gpu.uuid not in facts.cdi]
+    if facts.gpus and not without:
+        return [*found, ok("CDI", "every GPU has a name: " + ", ".join(facts.cdi.values()))]
+    if facts.toolkit:
+        return [*found, ok(facts.toolkit, "NVIDIA's container toolkit is installed")]
+    return [
+        *found,
+        problem(
+            "NVIDIA container toolkit",
+            "neither the toolkit nor CDI names for all GPUs were found: containers get no driver",
+            "Install nvidia-container-toolkit and run `nvidia-ctk runtime configure`, or write CDI names with "
+            "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`.",
+        ),
+    ]

@@ -1,0 +1,199 @@
+"""The NVIDIA driver: NVML, the GPUs, the device files of CUDA and unified memory (UVM), the CUDA driver."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pynvml
+
+from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu, Nvml
+from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.model.quantity import format_bytes
+
+_CUDA = """
+import ctypes, json, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+value, failed = ctypes.c_int(), lambda call, code: code and sys.exit(f"{call} fails with CUDA error {code}")
+failed("cuInit", cuda.cuInit(0))
+failed("cuDriverGetVersion", cuda.cuDriverGetVersion(ctypes.byref(value)))
+version = value.value
+failed("cuDeviceGetCount", cuda.cuDeviceGetCount(ctypes.byref(value)))
+paging = []
+for device in range(value.value):
+    # CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+    failed("cuDeviceGetAttribute", cuda.cuDeviceGetAttribute(ctypes.byref(value), 89, device))
+    paging.append(bool(value.value))
+print(json.dumps([version, paging]))
+"""
+_TIMEOUT = 60.0
+"""Seconds; a driver without its persistence mode takes up to ten to wake up many GPUs."""
+
+
+@dataclass(frozen=True)
+class DriverFacts:
+    """What the probe saw."""
+
+    no_gpu: str | None = None
+    """Why there is no GPU to share; None where there is one."""
+    version: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    trouble: Mapping[str, str] = field(default_factory=dict)
+    """UUID -> what is wrong, for GPUs that are not healthy."""
+    left_out: tuple[str, ...] = ()
+    """Sentences about GPUs that are not shared."""
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """Path of a device file -> "" or what is wrong with it."""
+    cuda_error: str = ""
+    cuda_version: int = 0
+    """1000 * major + 10 * minor, as cuDriverGetVersion has it."""
+    paging: tuple[bool, ...] = ()
+    """For each CUDA device: whether it pages managed memory while kernels run."""
+
+
+def check(dev: Path = Path("/dev")) -> tuple[list[Finding], tuple[Gpu, ...]]:
+    """The findings, and the GPUs for other checks."""
+    facts = probe(dev)
+    return findings(facts), facts.gpus
+
+
+def probe(dev: Path) -> DriverFacts:
+    """Look. Takes some seconds where the driver has to wake up."""
+    heard = _Heard()
+    log = logging.getLogger(Nvml.__module__)
+    log.addHandler(heard)
+    try:
+        nvml = Nvml()
+    except NoGpu as error:
+        return DriverFacts(no_gpu=str(error))
+    finally:
+        log.removeHandler(heard)
+    log.addHandler(heard)
+    try:
+        version = str(pynvml.nvmlSystemGetDriverVersion())
+        try:
+            gpus = nvml.gpus()
+        except NoGpu as error:
+            return DriverFacts(no_gpu=str(error), version=version, left_out=tuple(heard.sentences))
+        states = {gpu.uuid: nvml.state(gpu) for gpu in gpus}
+    finally:
+        log.removeHandler(heard)
+        nvml.close()
+    cuda_error, cuda_version, paging = _cuda()
+    return DriverFacts(
+        version=version,
+        gpus=gpus,
+        trouble={uuid: state.trouble for uuid, state in states.items() if not state.healthy},
+        left_out=tuple(heard.sentences),
+        devices=_devices(dev, gpus),
+        cuda_error=cuda_error,
+        cuda_version=cuda_version,
+        paging=paging,
+    )
+
+
+def findings(facts: DriverFacts) -> list[Finding]:
+    """What the facts mean."""
+    found = [note("NVML", sentence, "No action is needed if that is intended.") for sentence in facts.left_out]
+    if facts.no_gpu is not None:
+        return [
+            *found,
+            problem("NVML", facts.no_gpu, "Install or load NVIDIA's driver: `nvidia-smi` must list the GPUs."),
+        ]
+    found.append(ok("NVML", f"driver {facts.version}"))
+    for gpu in facts.gpus:
+        where = f"GPU {gpu.index}"
+        if gpu.uuid in facts.trouble:
+            remedy = (
+                "See `nvidia-smi` and the kernel's log (`dmesg | grep -i xid`). No session is placed on it meanwhile."
+            )
+            found.append(problem(where, f"{gpu.model} is unhealthy: it {facts.trouble[gpu.uuid]}", remedy))
+        else:
+            found.append(ok(where, f"{gpu.model}, {format_bytes(gpu.memory_bytes)}, {gpu.uuid}"))
+    found += _device_findings(facts)
+    return found + _cuda_findings(facts)
+
+
+def _device_findings(facts: DriverFacts) -> list[Finding]:
+    if facts.gpus and all(gpu.simulated for gpu in facts.gpus):
+        return [skipped("device files", "simulated GPUs have none")]
+    wrong = {path: what for path, what in facts.devices.items() if what}
+    if not wrong:
+        return [ok("device files", ", ".join(facts.devices) + " can be opened")]
+    remedies = {
+        "is missing": "Run `nvidia-modprobe -c 0 -u` as root. gpushare-agent.service does so when it starts.",
+        "cannot be opened": "Let users read and write it: mode 0666 is the driver's default (NVreg_DeviceFileMode).",
+    }
+    return [
+        problem(path, what, next(text for key, text in remedies.items() if key in what)) for path, what in wrong.items()
+    ]
+
+
+def _cuda_findings(facts: DriverFacts) -> list[Finding]:
+    if facts.cuda_error:
+        remedy = "Its version must be that of the kernel module: restart the machine after an update of the driver."
+        return [problem("libcuda.so.1", facts.cuda_error, remedy)]
+    version = f"CUDA {facts.cuda_version // 1000}.{facts.cuda_version % 1000 // 10}"
+    if all(facts.paging):
+        return [ok("libcuda.so.1", f"{version}; managed memory can be paged while kernels run")]
+    return [
+        note(
+            "libcuda.so.1",
+            f"{version}; not every GPU pages managed memory while kernels run: there it stays plain",
+            "Give such GPUs templates whose memory limits add up to the GPU's memory. It needs a GPU of the Pascal "
+            "generation or later, and a vGPU profile with unified memory.",
+        )
+    ]
+
+
+class _Heard(logging.Handler):
+    """Keeps what the agent's code logs about GPUs that it leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.sentences: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.sentences.append(record.getMessage())
+
+
+def _devices(dev: Path, gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    names = ["nvidiactl", "nvidia-uvm", *(f"nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None)]
+    return {str(dev / name): _device(dev / name) for name in names}
+
+
+def _device(path: Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be opened: {error.strerror}"
+    os.close(descriptor)
+    return ""
+
+
+def _cuda() -> tuple[str, int, tuple[bool, ...]]:
+    """Error, version, paging of each device; in a process of its own, which takes libcuda's state with it."""
+    # the library of ours has its own check
+    bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _CUDA], env=bare, capture_output=True, text=True, timeout=_TIMEOUT, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return f"a program that calls cuInit does not end within {_TIMEOUT:g} s", 0, ()
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"a program that calls cuInit ends with status {done.returncode}"]
+        return lines[-1], 0, ()
+    version, paging = 0, []
+    with contextlib.suppress(ValueError):
+        version, paging = json.loads(done.stdout)
+    return "", version, tuple(paging)

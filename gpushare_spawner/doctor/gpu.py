@@ -1,0 +1,233 @@
+"""``--gpu``: programs on a real GPU under libgpushare.so, against an agent in this process.
+
+Each program fills memory and computes. Its lease is revoked and its memory is paged out. It gets the lease back and
+must find every byte as it was. Then the cost of a launch with and without the library is measured.
+
+The managed memory of a program stays under half of what is free on the card: more could hang a card that others use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from gpushare_spawner import native
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.doctor.gpu_programs import PREAMBLE, PROGRAMS, installed
+from gpushare_spawner.doctor.scripted_agent import Peer, ScriptedAgent
+from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
+from gpushare_spawner.model.quantity import format_bytes
+
+DEFAULT_SIZE = 1 << 30
+"""Bytes that each program fills."""
+_COPIES = 2
+"""A program may hold a copy of what it fills."""
+_HEAR_WITHIN = 120.0
+"""Seconds for a framework to start, and for memory to be paged out."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one program showed. Bandwidths in bytes per second, launches in nanoseconds, `release` in seconds."""
+
+    intact: bool
+    page_out: float
+    page_in: float
+    release: float
+    launch_ns: float
+    bare_ns: float
+
+
+def check(gpus: tuple[Gpu, ...], size: int, names: list[str]) -> list[Finding]:
+    """Run the programs on the first GPU. `size` in bytes; `names`: of `PROGRAMS`, empty for all that are installed."""
+    if not gpus:
+        return [skipped("GPU checks", "there is no GPU")]
+    gpu = gpus[0]
+    free = _free(gpu)
+    if (refused := too_much(size, free)) is not None:
+        return [refused]
+    environment = _environment(gpu)
+    found = [skipped(name, "is not installed here") for name in names if name not in installed()]
+    for name in [name for name in installed() if not names or name in names]:
+        try:
+            found.append(finding(name, run(PROGRAMS[name][1], size, gpu, environment), gpu.simulated))
+        except (RuntimeError, AssertionError, OSError, queue.Empty) as error:
+            found.append(failed(name, error))
+    return found
+
+
+def too_much(size: int, free: int) -> Finding | None:
+    """The memory rule: all that a program holds stays under half of what the card has free."""
+    if size * _COPIES < free // 2:
+        return None
+    what = (
+        f"{format_bytes(size)}, twice, is not under half of the {format_bytes(free)} that are free on the card: not run"
+    )
+    return note("GPU checks", what, "Free memory on the card, or give a smaller --gpu-memory.")
+
+
+def finding(name: str, outcome: Outcome, simulated: bool = False) -> Finding:
+    """What the outcome of a program means."""
+    figures = (
+        f"out {outcome.page_out / 1e9:.1f} GB/s, in {outcome.page_in / 1e9:.1f} GB/s, "
+        f"lease returned in {outcome.release * 1000:.1f} ms, "
+        f"a launch {outcome.launch_ns:.0f} ns, {outcome.bare_ns:.0f} ns without the library"
+    )
+    if simulated:
+        figures += " (simulated)"
+    if outcome.intact:
+        return ok(name, f"memory intact after it was paged out and in; {figures}")
+    remedy = "Do not share this GPU. Report it with the versions of driver and framework."
+    return problem(name, f"memory was changed by paging out and in; {figures}", remedy)
+
+
+def failed(name: str, error: Exception) -> Finding:
+    """A program that did not get to its end."""
+    what = str(error) or type(error).__name__
+    remedy = "If it fails with GPUSHARE_DISABLE=1 too, the driver or the framework is the cause; else report it."
+    return problem(name, f"the program does not run under the library: {what}", remedy)
+
+
+def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> Outcome:
+    """One program, under the library and without it. Raises RuntimeError or AssertionError, saying what went wrong."""
+    raw = gpu_bytes(gpu.uuid)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "socket"
+        agent = ScriptedAgent(path, [raw], total=gpu.memory_bytes)
+        shared = {**bare, "LD_PRELOAD": str(native.preload_library()), "GPUSHARE_SOCKET": str(path)}
+        try:
+            with _Program(code, size, shared) as program:
+                leases = _Leases(agent.peer(_HEAR_WITHIN))
+                assert leases.until(program) == "ready"
+                out, released = leases.take_away(raw)
+                leases.paged_in = (0, 0)
+                program.go_on()
+                intact = bool(leases.until(program))
+                launch = float(leases.until(program))
+        finally:
+            agent.stop()
+    with _Program(code, size, bare) as plain:
+        assert plain.hear() == "ready"
+        plain.go_on()
+        plain.hear()
+        bare_ns = float(plain.hear())
+    return Outcome(intact, _rate(*out.fields[:2]), _rate(*leases.paged_in), released, launch, bare_ns)
+
+
+class _Program:
+    """A program, under the library or without it. Ends with the context."""
+
+    def __init__(self, code: str, size: int, environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), str(size)],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.output = self.process.stdout
+
+    def __enter__(self) -> _Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def hear(self) -> Any:
+        """The next thing that it says. Raises RuntimeError if it ends instead."""
+        line = self.output.readline()
+        if not line:
+            _, errors = self.process.communicate()
+            last = (errors.strip().splitlines() or ["no message"])[-1]
+            raise RuntimeError(f"it ends with status {self.process.returncode}: {last}")
+        return json.loads(line)
+
+    def said_something(self) -> bool:
+        return bool(select.select([self.output], [], [], 0)[0])
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+
+
+class _Leases:
+    """Grants each request of one process, with as much to page in as there is."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer, self.lease = peer, 0
+        self.paged_in = (0, 0)
+        """Bytes and nanoseconds."""
+
+    def until(self, program: _Program) -> Any:
+        """Serve until the program says something; returns that."""
+        while not program.said_something():
+            try:
+                frame = self.peer.hear(0.05)
+            except TimeoutError:
+                if program.process.poll() is not None:
+                    break
+                continue
+            if frame is None:
+                break
+            self._serve(frame)
+        return program.hear()
+
+    def _serve(self, frame: Frame) -> None:
+        if frame.kind is Kind.REQUEST:
+            self.lease += 1
+            self.peer.grant(frame.gpu, self.lease, prefetch=frame.fields[0])
+        elif frame.kind is Kind.PAGED_IN and frame.fields[0] > self.paged_in[0]:
+            self.paged_in = (frame.fields[0], frame.fields[1])
+
+    def take_away(self, gpu: bytes) -> tuple[Frame, float]:
+        """Revoke and page everything out; the PAGED_OUT frame, and the seconds until RELEASE (0: no lease was held)."""
+        began = time.monotonic()
+        self.peer.revoke(gpu, self.lease, page_out=1 << 62)
+        released = 0.0
+        while True:
+            frame = self.peer.hear(_HEAR_WITHIN)
+            assert frame is not None, "the program closed its connection"
+            if frame.kind is Kind.RELEASE and not released:
+                released = time.monotonic() - began
+            if frame.kind is Kind.PAGED_OUT:
+                return frame, released
+            if frame.kind is not Kind.REQUEST:
+                self._serve(frame)
+
+
+def _rate(size: int, nanoseconds: int) -> float:
+    return size / max(nanoseconds, 1) * 1e9
+
+
+def _environment(gpu: Gpu) -> dict[str, str]:
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("GPUSHARE_", "LD_PRELOAD"))}
+    return {**bare, "CUDA_VISIBLE_DEVICES": gpu.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _free(gpu: Gpu) -> int:
+    """Bytes that are free on the card, of all processes' view."""
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).free)
+    finally:
+        pynvml.nvmlShutdown()

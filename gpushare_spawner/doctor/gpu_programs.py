@@ -1,0 +1,182 @@
+"""Programs that compute on a real GPU, for `gpu.py`: one through the driver alone, and one for each framework.
+
+Each fills GPU memory, says "ready", waits for a line, says whether every byte is as it was, and says how many
+nanoseconds a launch takes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+PREAMBLE = """
+import json, sys, time
+size = int(sys.argv[1])
+def say(value): print(json.dumps(value), flush=True)
+def hear(): return sys.stdin.readline()
+def timed(launch, wait, count=20000):
+    best = None
+    for _ in range(5):
+        wait()
+        start = time.perf_counter()
+        for _ in range(count): launch()
+        took = (time.perf_counter() - start) / count * 1e9
+        wait()
+        best = took if best is None else min(best, took)
+    return best
+def story(checksum, launch, wait):
+    before = checksum()
+    say("ready")
+    hear()
+    say(checksum() == before)
+    say(timed(launch, wait))
+"""
+
+DRIVER = "driver"
+PROGRAMS: dict[str, tuple[str | None, str]] = {
+    DRIVER: (
+        None,
+        '''
+        import ctypes as c, random, zlib
+        cuda = c.CDLL("libcuda.so.1")
+        PTX = b"""
+        .version 6.3
+        .target sm_70
+        .address_size 64
+        .visible .entry fill_u32(.param .u64 p, .param .u64 n, .param .u32 value)
+        {
+            .reg .pred %none;
+            .reg .b32 %v;
+            .reg .b64 %at, %count;
+            ld.param.u64 %count, [n];
+            ld.param.u64 %at, [p];
+            ld.param.u32 %v, [value];
+            cvta.to.global.u64 %at, %at;
+            setp.eq.u64 %none, %count, 0;
+            @%none bra done;
+            st.global.u32 [%at], %v;
+        done:
+            ret;
+        }
+        """
+        def ok(name, *arguments):
+            code = getattr(cuda, name)(*arguments)
+            if code: sys.exit(f"{name} fails with CUDA error {code}")
+        context, module, fill = c.c_void_p(), c.c_void_p(), c.c_void_p()
+        ok("cuInit", 0)
+        ok("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+        ok("cuCtxSetCurrent", context)
+        ok("cuModuleLoadData", c.byref(module), PTX)
+        ok("cuModuleGetFunction", c.byref(fill), module, b"fill_u32")
+        at, out = c.c_uint64(), c.c_uint64()
+        ok("cuMemAlloc_v2", c.byref(at), c.c_size_t(size))
+        ok("cuMemAlloc_v2", c.byref(out), c.c_size_t(4))
+        piece = min(size, 1 << 22)
+        chunk = random.Random(1).randbytes(piece)
+        for offset in range(0, size - piece + 1, piece):
+            ok("cuMemcpyHtoD_v2", c.c_uint64(at.value + offset), chunk, c.c_size_t(piece))
+        def checksum():
+            back, total = c.create_string_buffer(piece), 0
+            for offset in range(0, size - piece + 1, piece):
+                ok("cuMemcpyDtoH_v2", back, c.c_uint64(at.value + offset), c.c_size_t(piece))
+                total = zlib.crc32(back.raw, total)
+            return total
+        count, value = c.c_uint64(1), c.c_uint32(7)
+        values = (c.c_void_p * 3)(*(c.addressof(one) for one in (out, count, value)))
+        launching = cuda.cuLaunchKernel
+        launching.argtypes = [c.c_void_p] + [c.c_uint] * 7 + [c.c_void_p] * 3
+        launch = lambda: launching(fill, 1, 1, 1, 1, 1, 1, 0, None, values, None)
+        story(checksum, launch, lambda: ok("cuCtxSynchronize"))
+        ''',
+    ),
+    "torch": (
+        "torch",
+        """
+        import torch
+        torch.manual_seed(1)
+        x = torch.randint(-2**31, 2**31 - 1, (size // 4,), dtype=torch.int32, device="cuda")
+        y = torch.zeros(1, device="cuda")
+        story(lambda: int(x.sum(dtype=torch.int64).item()), lambda: y.add_(1), torch.cuda.synchronize)
+        """,
+    ),
+    "torch, cudaMallocAsync": (
+        "torch",
+        """
+        import os
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "backend:cudaMallocAsync"
+        import torch
+        x = torch.randint(-2**31, 2**31 - 1, (size // 4,), dtype=torch.int32, device="cuda")
+        y = torch.zeros(1, device="cuda")
+        def checksum():
+            pieces = [part.to(torch.int64).sum() for part in x.chunk(16)]   # memory that comes and goes
+            return int(torch.stack(pieces).sum().item())
+        story(checksum, lambda: y.add_(1), torch.cuda.synchronize)
+        """,
+    ),
+    "torch, CUDA graph": (
+        "torch",
+        """
+        import torch
+        x = torch.randint(-2**31, 2**31 - 1, (size // 4,), dtype=torch.int32, device="cuda")
+        y = torch.zeros(1024, device="cuda")
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(3): y.add_(1)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y.add_(1)
+        story(lambda: int(x.sum(dtype=torch.int64).item()), graph.replay, torch.cuda.synchronize)
+        """,
+    ),
+    "cupy": (
+        "cupy",
+        """
+        import cupy
+        x = cupy.random.default_rng(1).integers(0, 2**31, size // 4, dtype=cupy.int32)
+        y = cupy.zeros(1)
+        def add(): y.__iadd__(1)
+        story(lambda: int(x.sum(dtype=cupy.int64)), add, cupy.cuda.Device().synchronize)
+        """,
+    ),
+    "numba": (
+        "numba_cuda" if importlib.util.find_spec("numba_cuda") else "numba",
+        """
+        import numpy
+        from numba import cuda
+        chunk = numpy.random.default_rng(1).integers(0, 2**31, 1 << 20, dtype=numpy.int32)
+        x = cuda.device_array(size // 4, dtype=numpy.int32)
+        for at in range(0, len(x) - len(chunk) + 1, len(chunk)):
+            x[at : at + len(chunk)].copy_to_device(chunk)
+        y = cuda.to_device(numpy.zeros(1))
+        @cuda.jit
+        def add(y): y[0] += 1
+        def checksum():
+            parts = (x[at : at + (1 << 24)].copy_to_host() for at in range(0, len(x), 1 << 24))
+            return sum(int(part.sum(dtype=numpy.int64)) for part in parts)
+        story(checksum, lambda: add[1, 1](y), cuda.synchronize)
+        """,
+    ),
+    "jax": (
+        "jax",
+        """
+        import os
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        import jax, jax.numpy as jnp
+        x = jax.random.randint(jax.random.key(1), (size // 4,), -2**31, 2**31 - 1, dtype=jnp.int32)
+        y = jnp.zeros(1)
+        add = jax.jit(lambda y: y + 1)
+        total = jax.jit(lambda x: jnp.bitwise_xor.reduce(x))
+        story(lambda: int(total(x)), lambda: add(y), lambda: add(y).block_until_ready())
+        """,
+    ),
+}
+"""Name -> the module that it needs (None: only the driver), and its text."""
+
+
+def installed() -> list[str]:
+    """The programs that can run in this environment."""
+    return [
+        name
+        for name, (module, _) in PROGRAMS.items()
+        if module is None or importlib.util.find_spec(module.partition(".")[0]) is not None
+    ]

@@ -1,0 +1,136 @@
+"""libgpushare.so: whether users' programs can load it, and whether it is the one of this package."""
+
+from __future__ import annotations
+
+import os
+import queue
+import stat
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushare_spawner import __version__, native
+from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.doctor.scripted_agent import ScriptedAgent
+
+_PROGRAM = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+_TIMEOUT = 30.0
+"""Seconds for a program that calls cuInit."""
+_AGAIN = "Install gpushare-spawner again, from a wheel for this machine."
+
+
+@dataclass(frozen=True)
+class LibraryFacts:
+    """What the probe saw."""
+
+    path: Path
+    missing: bool = False
+    refused: str = ""
+    """What the dynamic linker says, if it does not load the library."""
+    closed: str = ""
+    """The first file or folder on the way to it that other users cannot read; empty: none."""
+    root: bool = False
+    expected: int = 0
+    """Version number that this package's library reports: major * 10000 + minor * 100 + patch."""
+    reported: int | None = None
+    """What it reports to an agent; None: no CUDA program ran here, or it did not connect."""
+    silent: str = ""
+    """Why `reported` is None; empty where there is no driver."""
+
+
+def check() -> list[Finding]:
+    """The findings."""
+    return findings(probe(_library()))
+
+
+def probe(path: Path) -> LibraryFacts:
+    """Look: run two short programs under the library, one of which calls cuInit."""
+    if not path.is_file():
+        return LibraryFacts(path, missing=True)
+    # a program of the system: Python might be linked statically
+    tried = subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(path)}, capture_output=True, text=True)
+    reported, silent = (None, "") if tried.stderr else _reported(path)
+    return LibraryFacts(
+        path,
+        refused=tried.stderr.strip(),
+        closed=_closed(path),
+        root=os.geteuid() == 0,
+        expected=version_number(__version__),
+        reported=reported,
+        silent=silent,
+    )
+
+
+def findings(facts: LibraryFacts) -> list[Finding]:
+    """What the facts mean."""
+    where = str(facts.path)
+    if facts.missing:
+        return [problem(where, "the library is missing", _AGAIN)]
+    if facts.refused:
+        remedy = f"{_AGAIN} Its file system must not be mounted with noexec."
+        return [problem(where, f"the dynamic linker does not load it: {facts.refused}", remedy)]
+    found = [ok(where, "loads")]
+    if facts.closed:
+        what = f"other users cannot read {facts.closed}, so their programs cannot load the library"
+        remedy = f"Install the package where everybody can read it, or run `chmod o+rX {facts.closed}`."
+        found.append(problem(where, what, remedy) if facts.root else note(where, what, remedy))
+    if facts.reported is None:
+        what = facts.silent or "no CUDA driver here: its version was not asked"
+        found.append(problem(where, what, _AGAIN) if facts.silent else skipped(where, what))
+    elif facts.reported != facts.expected:
+        what = f"it is of version {version_text(facts.reported)}, the package of {version_text(facts.expected)}"
+        found.append(problem(where, what, _AGAIN))
+    else:
+        found.append(ok(where, f"version {version_text(facts.reported)}, as the package"))
+    return found
+
+
+def version_number(text: str) -> int:
+    """ "1.2.3" as 10203, as the library reports it; what follows the third number does not count."""
+    major, minor, patch = (int("".join(filter(str.isdigit, part)) or 0) for part in (*text.split("."), "0", "0")[:3])
+    return major * 10000 + minor * 100 + patch
+
+
+def version_text(number: int) -> str:
+    """10203 as "1.2.3"."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _library() -> Path:
+    try:
+        return native.preload_library()
+    except FileNotFoundError:
+        return native.LIBRARIES / "libgpushare.so"
+
+
+def _reported(path: Path) -> tuple[int | None, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "socket"
+        agent = ScriptedAgent(socket, [])
+        environment = {**os.environ, "LD_PRELOAD": str(path), "GPUSHARE_SOCKET": str(socket)}
+        environment.pop("GPUSHARE_DISABLE", None)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, timeout=_TIMEOUT
+            )
+            if done.returncode:
+                # no driver, or one that does not start: the check of the driver says which
+                return None, ""
+            hello = agent.peer(timeout=2).hello
+        except subprocess.TimeoutExpired:
+            return None, f"a program that calls cuInit under it does not end within {_TIMEOUT:g} s"
+        except queue.Empty:
+            return None, "a program that calls cuInit under it does not connect to its session's socket"
+        finally:
+            agent.stop()
+    return (hello.fields[2], "") if hello is not None else (None, "it connects and says no HELLO")
+
+
+def _closed(path: Path) -> str:
+    for part in (*reversed(path.resolve().parents), path.resolve()):
+        needed = stat.S_IXOTH if part.is_dir() else stat.S_IROTH
+        if not part.stat().st_mode & needed:
+            return str(part)
+    return ""

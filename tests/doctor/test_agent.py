@@ -1,0 +1,89 @@
+"""doctor/agent.py: what an agent's socket and report mean."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.doctor.agent import AgentFacts, findings, probe
+from gpushare_spawner.doctor.finding import Finding, Level
+from gpushare_spawner.model.report import GpuReport, HostMemoryReport, Report, SessionReport
+
+UUID = "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb"
+GPU = Gpu(0, UUID, "NVIDIA L4", 24 * 2**30)
+REPORT = Report(
+    node="lab",
+    published_at=0,
+    gpus=(GpuReport(index=0, uuid=UUID, model="NVIDIA L4", memory_bytes=24 * 2**30),),
+    host_memory=HostMemoryReport(budget_bytes=1, needed_bytes=0),
+)
+GOOD = AgentFacts(Path("/run/gpushare/control.sock"), True, 0o600, root=True, report=REPORT, gpus=(GPU,))
+
+
+def wrong(facts: AgentFacts) -> list[Finding]:
+    return [finding for finding in findings(facts) if finding.level is not Level.OK]
+
+
+def test_an_agent_that_answers_has_nothing_to_do() -> None:
+    assert not wrong(GOOD)
+    assert "the agent of lab answers; GPUs: 1, sessions: 0" in findings(GOOD)[0].what
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "what"),
+    [
+        ({"present": False}, Level.PROBLEM, "no agent runs here"),
+        ({"usable": False}, Level.SKIPPED, "run `gpushare doctor` as root"),
+        ({"mode": 0o666}, Level.PROBLEM, "mode 0666"),
+        ({"blocked": "/run/gpushare"}, Level.PROBLEM, "cannot pass this folder"),
+        ({"report": None, "error": "the agent did not answer within 5 s"}, Level.PROBLEM, "within 5 s"),
+        ({"gpus": (GPU, replace(GPU, index=1, uuid="GPU-new"))}, Level.NOTE, "is not shared by the agent"),
+        ({"report": REPORT.model_copy(update={"host_memory": None})}, Level.NOTE, "no budget of host memory"),
+        (
+            {"report": REPORT.model_copy(update={"gpus": (REPORT.gpus[0].model_copy(update={"healthy": False}),)})},
+            Level.PROBLEM,
+            "unhealthy",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_agent_is_said(change: dict, level: Level, what: str) -> None:
+    (found,) = wrong(replace(GOOD, **change))
+    assert found.level is level
+    assert what in found.what
+
+
+def test_bypassing_processes_are_a_note_with_their_session() -> None:
+    session = SessionReport(
+        id="ada", user="ada", template="t", gpus=(UUID,), share_units=25, tier_since=0, effective_units=25,
+        guaranteed_units=25, opened_at=0, bypassing_pids=(4711,),
+    )  # fmt: skip
+    (found,) = wrong(replace(GOOD, report=REPORT.model_copy(update={"sessions": (session,)})))
+    assert (found.level, found.where) == (Level.NOTE, "session ada")
+    assert "4711" in found.what
+
+
+def test_the_probe_of_a_socket_that_nobody_serves(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    assert not probe(path, ()).present
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        facts = probe(path, ())
+    assert facts.mode == 0o600
+    assert facts.report is None
+    assert "no agent listens" in facts.error
+
+
+def test_a_state_folder_that_others_cannot_pass_is_found(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "control.sock").touch()
+    for folder in (tmp_path, *list(tmp_path.parents)[:3]):
+        os.chmod(folder, 0o711)
+    assert probe(tmp_path / "control.sock", ()).blocked == ""
+    os.chmod(tmp_path, 0o700)
+    assert probe(tmp_path / "control.sock", ()).blocked == str(tmp_path)

@@ -1,0 +1,43 @@
+"""doctor/template_files.py: templates as a machine's hub reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.doctor.finding import Level
+from gpushare_spawner.doctor.template_files import check
+from gpushare_spawner.shipped import shipped
+
+L4 = Gpu(0, "GPU-5543a1f8-be84-51d9-b6ef-c988bafad2eb", "NVIDIA L4", 24 * 2**30)
+
+
+def test_the_shipped_templates_have_nothing_to_do() -> None:
+    assert {finding.level for finding in check(shipped("templates"), (L4,), False)} == {Level.OK}
+
+
+def test_a_missing_folder_is_a_problem_but_on_a_node(tmp_path: Path) -> None:
+    (found,) = check(tmp_path / "none", (), False)
+    assert found.level is Level.PROBLEM
+    assert "gpushare config-path templates" in found.remedy
+    assert check(tmp_path / "none", (), True)[0].level is Level.SKIPPED
+
+
+def test_an_empty_folder_is_a_problem(tmp_path: Path) -> None:
+    (found,) = check(tmp_path, (), False)
+    assert found.level is Level.PROBLEM
+
+
+def test_a_mistake_is_named_with_file_line_and_field(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: a\ndisplay_name: A\ngpu: {fraction: 7}\n")
+    (found,) = check(tmp_path, (), False)
+    assert (found.level, found.where) == (Level.PROBLEM, str(tmp_path / "a.yaml:3"))
+    assert found.what.startswith("gpu.fraction: ")
+    assert found.remedy
+
+
+def test_models_that_are_not_here_are_a_note(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: a\ndisplay_name: A\ngpu: {fraction: 0.5, models: ['*H100*']}\n")
+    found = check(tmp_path, (L4,), False)
+    assert [finding.level for finding in found] == [Level.NOTE, Level.OK]
+    assert "*H100*" in found[0].what
