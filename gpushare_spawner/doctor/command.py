@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -90,11 +91,15 @@ def examine(options: argparse.Namespace) -> Groups:
         "library": library.check(),
         "agent": agent.check(options.control_socket, gpus),
         "config files": hub_files.check(options.config_dir or hub_files.FOLDERS),
-        "templates": template_files.check(options.templates_dir, gpus, _KUBELET.is_dir()),
+        "templates": template_files.check(options.templates_dir, gpus, _on_node()),
     }
     if options.gpu is not None:
         groups["GPU programs"] = gpu.check(gpus, options.gpu_memory, options.gpu)
     return groups
+
+
+def _on_node() -> bool:
+    return _KUBELET.is_dir() or bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
 
 
 def as_json(groups: Mapping[str, list[Finding]]) -> dict[str, object]:

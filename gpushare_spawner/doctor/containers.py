@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ class ContainerFacts:
     """Path of a program of NVIDIA's container toolkit; empty: none."""
     cdi: Mapping[str, str] = field(default_factory=dict)
     """UUID -> CDI name."""
+    in_pod: bool = False
+    """Whether this is a container of a cluster, like the agent's: the node's programs are not seen from there."""
 
 
 def check(gpus: tuple[Gpu, ...], root: Path = Path("/")) -> list[Finding]:
@@ -40,17 +43,20 @@ def probe(gpus: tuple[Gpu, ...], root: Path, cdi_folders: Iterable[Path]) -> Con
         engines=tuple(str(root / engine) for engine in _ENGINES if (root / engine).exists()),
         toolkit=next(filter(None, map(shutil.which, _TOOLKIT)), ""),
         cdi=cdi_names(gpus, folders=cdi_folders),
+        in_pod=bool(os.environ.get("KUBERNETES_SERVICE_HOST")),
     )
 
 
 def findings(facts: ContainerFacts) -> list[Finding]:
     """What the facts mean."""
-    if not facts.engines:
+    if not facts.engines and not facts.in_pod:
         return [skipped("containers", "there is no kubelet and no container engine here: servers are local processes")]
-    found = [ok("containers", ", ".join(facts.engines))]
+    found = [ok("containers", ", ".join(facts.engines) or "this is a container of a cluster")]
     without = [gpu for gpu in facts.gpus if gpu.uuid not in facts.cdi]
     if facts.gpus and not without:
         return [*found, ok("CDI", "every GPU has a name: " + ", ".join(facts.cdi.values()))]
+    if facts.in_pod and facts.gpus:
+        return [*found, ok("NVIDIA container toolkit", "the node has one: this container sees the GPUs")]
     if facts.toolkit:
         return [*found, ok(facts.toolkit, "NVIDIA's container toolkit is installed")]
     return [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.containers import ContainerFacts, findings, probe
 from gpushare_spawner.doctor.finding import Level
@@ -25,7 +27,13 @@ def test_a_node_needs_the_toolkit_or_a_name_for_each_gpu() -> None:
     assert findings(ContainerFacts((GPU,), engines, cdi=other))[-1].level is Level.PROBLEM
 
 
-def test_the_probe_finds_a_kubelet_and_cdi_names(tmp_path: Path) -> None:
+def test_a_container_that_sees_its_gpus_needs_no_toolkit_of_its_own() -> None:
+    assert {finding.level for finding in findings(ContainerFacts((GPU,), in_pod=True))} == {Level.OK}
+    assert findings(ContainerFacts((), in_pod=True))[-1].level is Level.PROBLEM
+
+
+def test_the_probe_finds_a_kubelet_and_cdi_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     (tmp_path / "var/lib/kubelet").mkdir(parents=True)
     cdi = tmp_path / "cdi"
     cdi.mkdir()
@@ -34,3 +42,4 @@ def test_the_probe_finds_a_kubelet_and_cdi_names(tmp_path: Path) -> None:
     facts = probe((GPU,), tmp_path, [cdi])
     assert facts.engines == (str(tmp_path / "var/lib/kubelet"),)
     assert facts.cdi == {GPU.uuid: "nvidia.com/gpu=0"}
+    assert facts.in_pod
