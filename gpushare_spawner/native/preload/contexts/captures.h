@@ -8,8 +8,8 @@
 
 struct gpu;
 
-extern _Atomic int captures;           /* under way in this process */
-extern _Atomic uint32_t captures_news; /* changes whenever a stream may have begun to be captured */
+HIDDEN _Atomic int captures;           /* under way in this process */
+HIDDEN _Atomic uint32_t captures_news; /* changes whenever a stream may have begun to be captured */
 
 static inline bool captures_in_progress(void) {
     return atomic_load_explicit(&captures, memory_order_relaxed) > 0;

@@ -25,10 +25,10 @@ struct context {
 
 /* Held by the background thread for every driver call it makes, and by whoever destroys a context or a stream: neither
    is pulled from under the other's feet. Taken before the locks of account.h and pace.c. */
-extern pthread_mutex_t contexts_lock;
-extern struct context *contexts;
-extern _Atomic int contexts_known;      /* while it is one, a thread with a context has that one */
-extern _Atomic uint32_t contexts_epoch; /* changes when a context or a stream goes */
+HIDDEN pthread_mutex_t contexts_lock;
+HIDDEN struct context *contexts;
+HIDDEN _Atomic int contexts_known;      /* while it is one, a thread with a context has that one */
+HIDDEN _Atomic uint32_t contexts_epoch; /* changes when a context or a stream goes */
 
 /* With contexts_lock held: the entry of a context, made current to the calling thread while it is being looked up.
    Allocates the first time; NULL: no GPU of ours, or no memory. */

@@ -77,8 +77,7 @@ struct passage {
     struct near_lane near[NEAR_PLACES];
 } __attribute__((aligned(128)));
 
-extern __thread struct passage *lanes_passage __attribute__((tls_model("initial-exec")));
-extern _Atomic uint32_t contexts_epoch; /* changes when a context or a stream goes */
+HIDDEN __thread struct passage *lanes_passage __attribute__((tls_model("initial-exec")));
 
 static inline struct near_lane *near_set(struct passage *passage, CUstream stream) {
     return &passage->near[DEFAULTS + ((uintptr_t)stream * 0x9E3779B97F4A7C15ull >> (64 - NEAR_BITS)) * 2];

@@ -18,7 +18,7 @@ struct real_driver {
 #include "driver/gated_calls.h"
 };
 
-extern struct real_driver real;
+HIDDEN struct real_driver real;
 
 /* What a slot holds where the driver has no such function; returns CUDA_ERROR_NOT_FOUND. */
 CUresult driver_lacks(void);

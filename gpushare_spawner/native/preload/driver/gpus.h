@@ -42,8 +42,8 @@ struct gpu {
     _Atomic bool reserving;     /* the agent grants the allowance, and can be asked for more */
 };
 
-extern struct gpu gpus[MAX_GPUS];
-extern int gpu_count;
+HIDDEN struct gpu gpus[MAX_GPUS];
+HIDDEN int gpu_count;
 
 /* Ask the driver which there are. */
 void gpus_find(void);

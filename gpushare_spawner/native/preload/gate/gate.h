@@ -6,7 +6,7 @@
 
 #include "driver/gpus.h"
 
-extern bool gate_fences; /* membarrier is not to be had: each launch pays for a fence */
+HIDDEN bool gate_fences; /* membarrier is not to be had: each launch pays for a fence */
 
 void gate_prepare(void);            /* once per process, before the first launch */
 void gate_open(struct gpu *gpu);    /* and wake the threads that wait */

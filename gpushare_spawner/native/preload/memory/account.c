@@ -41,13 +41,6 @@ void account_cached(struct gpu *gpu, size_t bytes, bool begins) {
         atomic_fetch_sub(&gpu->cached, bytes);
 }
 
-void account_return(struct gpu *gpu, size_t bytes, bool managed) {
-    account_lock();
-    account_subtract(gpu, bytes, managed);
-    account_unlock();
-    account_changed(gpu);
-}
-
 void account_wake(struct gpu *gpu) {
     if (wake_listens() && !atomic_exchange(&gpu->changed, true)) wake_up();
 }

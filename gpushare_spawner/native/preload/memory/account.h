@@ -9,7 +9,7 @@
 
 /* The lock. Letting it go is a plain store, which a mutex cannot have; it is held for tens of nanoseconds, except while
    the pager walks, so a thread that finds it taken sleeps after a short while. Taken after every other lock. */
-extern _Atomic bool account_taken;
+HIDDEN _Atomic bool account_taken;
 void account_lock_contended(void) __attribute__((cold, noinline));
 
 static inline void account_lock(void) {
@@ -47,9 +47,6 @@ bool account_take_within(struct gpu *gpu, size_t bytes, bool managed, uint64_t m
 /* Bytes of device memory of every kind that the process has allocated on the GPU. */
 uint64_t account_used(const struct gpu *gpu);
 
-/* Count `bytes` fewer. Takes the lock. */
-void account_return(struct gpu *gpu, size_t bytes, bool managed);
-
 /* Whether so much more is within the allowance as it is now: if so, the driver may be asked first, and the account
    afterwards (allocations_add_within). Takes no lock. */
 static inline bool account_has_room(struct gpu *gpu, size_t bytes) {
@@ -70,6 +67,14 @@ void account_cached(struct gpu *gpu, size_t bytes, bool begins);
 void account_wake(struct gpu *gpu) __attribute__((cold, noinline));
 static inline void account_changed(struct gpu *gpu) {
     if (unlikely(!atomic_load_explicit(&gpu->changed, memory_order_relaxed))) account_wake(gpu);
+}
+
+/* Count `bytes` fewer. Takes the lock. */
+static inline void account_return(struct gpu *gpu, size_t bytes, bool managed) {
+    account_lock();
+    account_subtract(gpu, bytes, managed);
+    account_unlock();
+    account_changed(gpu);
 }
 
 void account_forget(void); /* in a forked child */

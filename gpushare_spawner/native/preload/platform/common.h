@@ -11,3 +11,6 @@
 
 #define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
+
+/* A variable that several files use. Said at its declaration, the compiler reaches it without a look-up in a table. */
+#define HIDDEN extern __attribute__((visibility("hidden")))

@@ -22,7 +22,7 @@ struct late_libc {
     int (*set_specific)(pthread_key_t, const void *);
     int (*lock_until)(pthread_mutex_t *, const struct timespec *);
 };
-extern struct late_libc late;
+extern struct late_libc late __attribute__((visibility("hidden")));
 
 /* Look them up. False: this C library lacks them, and the process cannot be shared. Cheap after the first time. */
 bool late_libc_load(void);
