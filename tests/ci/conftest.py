@@ -16,17 +16,28 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parent.parent.parent / ".ci"
 
 
-@pytest.fixture
-def fetch_pip() -> Iterator[ModuleType]:
-    """The module .ci/fetch_pip.py."""
-    spec = importlib.util.spec_from_file_location("fetch_pip", SCRIPTS / "fetch_pip.py")
+def script(name: str) -> Iterator[ModuleType]:
+    """The script of .ci as a module, while the fixture lasts."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["fetch_pip"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["fetch_pip"]
+    del sys.modules[name]
+
+
+@pytest.fixture
+def fetch_pip() -> Iterator[ModuleType]:
+    """The module .ci/fetch_pip.py."""
+    yield from script("fetch_pip")
+
+
+@pytest.fixture
+def c_layers() -> Iterator[ModuleType]:
+    """The module .ci/c_layers.py."""
+    yield from script("c_layers")
 
 
 class Index:

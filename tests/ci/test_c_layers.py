@@ -1,0 +1,106 @@
+"""The check of the C library's layers notices each kind of violation."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("nm") is None, reason="nm (binutils) is not installed")
+LAYERS = ("low", "high")
+
+
+def write(folder: Path, **sources: str) -> Path:
+    """Sources by their names, `__` for the slash; each begins with what keeps the compiler quiet."""
+    for name, text in sources.items():
+        path = folder / (name.replace("__", "/") + ".c")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return folder
+
+
+def test_calls_downward_and_within_a_layer_are_no_violation(c_layers: ModuleType, tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        low__clock="int clock_now(void) { return 1; }",
+        high__lease="int clock_now(void); int lease_end(void) { return clock_now(); }",
+        high__leases="int lease_end(void); int lease_all(void) { return lease_end(); }",
+        init="int lease_all(void); int init_all(void) { return lease_all(); }",
+    )
+    assert c_layers.problems(folder, LAYERS) == []
+
+
+def test_a_symbol_of_a_higher_layer_is_reported_with_both_sources(c_layers: ModuleType, tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        low__clock="int lease_end(void); int clock_now(void) { return lease_end(); }",
+        high__lease="int init_count; int lease_end(void) { return 1; }",
+        init="int init_all(void) { return 1; }",
+    )
+    assert c_layers.problems(folder, LAYERS, ("init_count",)) == [
+        "low/clock.c uses lease_end of high/lease.c, which is in a higher layer"
+    ]
+
+
+def test_the_top_folder_is_above_all_layers(c_layers: ModuleType, tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        high__lease="extern int init_count; int lease_end(void) { return init_count; }",
+        init="int init_count = 1;",
+    )
+    assert c_layers.problems(folder, LAYERS) == ["high/lease.c uses init_count of init.c, which is in a higher layer"]
+
+
+def test_a_circle_over_three_sources_of_one_layer_is_reported_once(c_layers: ModuleType, tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        low__a="int b(void); int a(void) { return b(); }",
+        low__b="int c(void); int b(void) { return c(); }",
+        low__c="int a(void); int c(void) { return a(); }",
+        high__d="int a(void); int d(void) { return a(); }",
+    )
+    assert c_layers.problems(folder, LAYERS) == [
+        "these sources depend on each other in a circle: low/a.c, low/b.c, low/c.c"
+    ]
+
+
+def test_an_include_of_a_higher_layers_header_is_reported(c_layers: ModuleType, tmp_path: Path) -> None:
+    folder = write(tmp_path, low__clock='#include "high/lease.h"\nint clock_now(void) { return LEASES; }')
+    (folder / "high").mkdir()
+    (folder / "high" / "lease.h").write_text("#define LEASES 1\n")
+    assert c_layers.problems(folder, LAYERS) == ["low/clock.c includes high/lease.h, which is in a higher layer"]
+
+
+def test_a_use_by_an_inline_function_counts_for_the_source_that_includes_it(
+    c_layers: ModuleType, tmp_path: Path
+) -> None:
+    folder = write(
+        tmp_path,
+        low__clock='#include "low/clock.h"\nint clock_now(void) { return clock_lease(); }',
+        high__lease="int lease_end(void) { return 1; }",
+    )
+    (folder / "low" / "clock.h").write_text(
+        "int lease_end(void);\nstatic inline int clock_lease(void) { return lease_end(); }\n"
+    )
+    assert c_layers.problems(folder, LAYERS) == [
+        "low/clock.c uses lease_end of high/lease.c, which is in a higher layer"
+    ]
+
+
+def test_a_global_symbol_must_begin_with_the_name_of_its_file_or_its_singular(
+    c_layers: ModuleType, tmp_path: Path
+) -> None:
+    folder = write(
+        tmp_path,
+        low__lanes="int lanes_all, lane_first, wrapped_cuInit; static int own; int tell(void) { return own; }",
+    )
+    assert c_layers.problems(folder, LAYERS, ("wrapped_",)) == [
+        "low/lanes.c defines tell; its name must begin with lane"
+    ]
+
+
+def test_a_folder_that_is_no_layer_is_an_error(c_layers: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"other/clock\.c: other is no layer; the layers are low, high"):
+        c_layers.problems(write(tmp_path, other__clock="int clock_now;"), LAYERS)
