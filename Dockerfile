@@ -13,7 +13,10 @@ ARG HUB_IMAGE=quay.io/jupyterhub/k8s-hub:4.4.0
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
+COPY jupyterhub_config.d jupyterhub_config.d
+COPY systemd systemd
 COPY templates templates
+COPY helm-values helm-values
 COPY gpushare_spawner gpushare_spawner
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 

@@ -9,7 +9,7 @@ TESTS ?=
 PACKAGE ?= placement idle arbiter
 # Most tests wait for processes, so two run at a time; those of one file share what they have started.
 
-.PHONY: demo test mutation check docs format venv clean
+.PHONY: demo test mutation check docs format lock venv clean
 .NOTPARALLEL:
 
 demo: ## a hub with shared GPUs on this machine, until Ctrl-C
@@ -38,6 +38,11 @@ format: ## write the Python and the C code in the house's format
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 	@find gpushare_spawner/native -name '*.[ch]' -exec .venv/bin/clang-format -i {} +
+
+lock: ## the exact versions that demo, tests and releases install, with hashes, into .ci/locks
+	@$(PYTHON) .ci/make_venv.py dev
+	@.venv/bin/python -m pip install --quiet uv
+	@.venv/bin/python .ci/lock.py
 
 venv: ## the environment alone
 	@$(PYTHON) .ci/make_venv.py dev

@@ -34,6 +34,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fetch_pip import NoPip, fetch_pip
+from locks import LOCKS, fitting
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -78,7 +79,9 @@ def make(extra: str) -> None:
         make_python()
         done("python", interpreter)
 
-    packages = digest([ROOT / "pyproject.toml", NATIVE / "hatch_build.py", *copied_files()], interpreter)
+    packages = digest(
+        [ROOT / "pyproject.toml", NATIVE / "hatch_build.py", *copied_files(), *LOCKS.glob("*.txt")], interpreter
+    )
     if not (fits("packages-dev", packages) or fits(f"packages-{extra}", packages)):
         install_packages(extra)
         done(f"packages-{extra}", packages)
@@ -124,8 +127,30 @@ def install_packages(extra: str) -> None:
     say("compiling the native libraries")
     compile_libraries()
     say("installing Python packages: the first time this takes a minute or two")
-    if pip(*building, "editables") != 0 or pip("--no-build-isolation", "--editable", f"{ROOT}[{extra}]") != 0:
+    if locked(extra):
+        installed = pip("--no-build-isolation", "--no-deps", "--editable", ROOT) == 0
+    else:
+        building += ["editables"]
+        installed = pip(*building) == 0 and pip("--no-build-isolation", "--editable", f"{ROOT}[{extra}]") == 0
+    if not installed:
         raise Trouble(no_packages())
+
+
+def locked(extra: str) -> bool:
+    """Install the exact versions of the lock. False where that cannot be: then the newest versions will do.
+
+    Raises Trouble for a package that is not what the lock says.
+    """
+    lock = fitting(extra)
+    if lock is None:
+        say("pyproject.toml has changed since `make lock`: installing the newest versions")
+        return False
+    if pip("--require-hashes", "--requirement", lock) == 0:
+        return True
+    if unreachable() or "No matching distribution found" not in LOG.read_text(errors="replace"):
+        raise Trouble(no_packages())
+    say(f"the package index lacks a version of {lock.relative_to(ROOT)}: installing the newest versions")
+    return False
 
 
 def compile_libraries() -> None:
@@ -151,7 +176,7 @@ def install_proxy() -> None:
         raise Trouble(f"the proxy {PROXY} cannot be installed from npm: {last_error('npm error')}")
 
 
-def pip(*arguments: str) -> int:
+def pip(*arguments: object) -> int:
     return run(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments)
 
 

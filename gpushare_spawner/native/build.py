@@ -58,8 +58,12 @@ def compiler() -> list[str]:
     return [str(Path(ziglang.__file__).parent / "zig"), "cc"]
 
 
-def build(into: Path, machine: str | None = None) -> list[Path]:
-    """Compile every library for `machine` (default: this one) into the folder. Raises BuildError."""
+def build(into: Path, machine: str | None = None, stripped: bool = False) -> list[Path]:
+    """Compile every library for `machine` (default: this one) into the folder. Raises BuildError.
+
+    The same sources give the same bytes in whatever folder they lie. `stripped`: without symbols for a debugger, as in
+    a wheel.
+    """
     machine = machine or platform.machine()
     if machine not in MACHINES or platform.system() != "Linux":
         raise BuildError(
@@ -80,6 +84,9 @@ def build(into: Path, machine: str | None = None) -> list[Path]:
             "-target",
             f"{machine}-linux-gnu.{GLIBC}",
             *FLAGS,
+            # no path of the building machine in debug information and __FILE__
+            f"-ffile-prefix-map={HERE}=native",
+            *(["-Wl,--strip-all"] if stripped else []),
             "-o",
             str(fresh),
             *map(str, sources),

@@ -1,8 +1,12 @@
-"""Wheel build: compile the C libraries first, and mark the wheel as one for this machine."""
+"""Wheel build: compile the C libraries first, and mark the wheel as one for their machine.
+
+That is this machine, or the one that $GPUSHARE_MACHINE names (x86_64 or aarch64): the compiler can do both anywhere.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,7 @@ class NativeBuildHook(BuildHookInterface):
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.build(HERE / "lib")
+        machine = os.environ.get("GPUSHARE_MACHINE") or platform.machine()
+        module.build(HERE / "lib", machine, stripped=version != "editable")
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_{module.GLIBC.replace('.', '_')}_{platform.machine()}"
+        build_data["tag"] = f"py3-none-manylinux_{module.GLIBC.replace('.', '_')}_{machine}"
