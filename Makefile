@@ -33,10 +33,11 @@ docs: ## the documentation site, into build/docs; warnings are errors
 	@.venv/bin/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 	@echo "build/docs/index.html"
 
-format: ## write the Python and the C code in the house's format
+format: ## write the Python and the C code in the house's format, and draw the diagrams anew
 	@$(PYTHON) .ci/make_venv.py dev
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
+	@.venv/bin/python docs/diagrams/draw.py
 	@find gpushare_spawner/native -name '*.[ch]' -exec .venv/bin/clang-format -i {} +
 
 lock: ## the exact versions that demo, tests and releases install, with hashes, into .ci/locks

@@ -84,6 +84,7 @@ def test_the_same_c_sources_give_the_same_library_in_another_folder(tmp_path: Pa
     built = []
     for folder in (tmp_path / "one", tmp_path / "another" / "one" / "below"):
         shutil.copytree(ROOT / "gpushare_spawner" / "native", folder, ignore=shutil.ignore_patterns("lib"))
+        (folder / "out" / "simgpu").mkdir(parents=True)
         program = (
             "import build, sys, pathlib\n"
             "build.TARGETS = {'libgpushare.so': build.TARGETS['libgpushare.so']}\n"
