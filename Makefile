@@ -24,7 +24,7 @@ mutation: ## small changes to the pure packages, each of which a test has to not
 	@$(PYTHON) .ci/make_venv.py dev
 	@exec .venv/bin/python .ci/$(if $(filter all,$(SAMPLE)),mutation_all.py $(PACKAGE) $(MODULES),$(if $(SAMPLE),mutation_sample.py $(PACKAGE) $(SAMPLE) $(or $(SEED),1),mutation.py $(PACKAGE)))
 
-check: ## linters, types, the architecture, the C code's format
+check: ## linters, types, the architecture, the C code's format and its layers
 	@$(PYTHON) .ci/make_venv.py dev
 	@exec .ci/check
 

@@ -1,4 +1,7 @@
-/* Stream capture: calls that are recorded into a graph are no work, and must be neither held up nor disturbed. */
+/* Stream capture: calls that are recorded into a graph are no work, and must be neither held up nor disturbed.
+
+   Functions without a word about locks take one of this file's own, for moments, and may be called with any other held.
+ */
 #pragma once
 
 #include <stdatomic.h>

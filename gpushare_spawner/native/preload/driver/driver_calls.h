@@ -9,7 +9,7 @@ WRAPPED(cuGetProcAddress, "cuGetProcAddress", 11030, 0,
 WRAPPED(cuGetProcAddress_v2, "cuGetProcAddress", 12000, 0,
         (const char *symbol, void **function, int version, uint64_t flags, int *status))
 
-/* contexts.c */
+/* context_calls.c */
 WRAPPED(cuCtxCreate_v2, "cuCtxCreate", 3020, 0, (CUcontext * out, unsigned flags, CUdevice device))
 WRAPPED(cuCtxCreate_v3, "cuCtxCreate", 11040, 0,
         (CUcontext * out, void *affinity, int count, unsigned flags, CUdevice device))
@@ -27,7 +27,7 @@ WRAPPED(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000, 0, (CU
 WRAPPED(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 7000, 0, (CUdevice device))
 WRAPPED(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, 0, (CUdevice device))
 
-/* streams.c, capture.c */
+/* context_calls.c, capture_calls.c */
 WRAPPED(cuStreamDestroy, "cuStreamDestroy", 2000, 0, (CUstream stream))
 WRAPPED(cuStreamDestroy_v2, "cuStreamDestroy", 4000, 0, (CUstream stream))
 WRAPPED(cuStreamBeginCapture, "cuStreamBeginCapture", 10000, 0, (CUstream stream))
@@ -51,7 +51,7 @@ WRAPPED(cuStreamEndCapture_ptsz, "cuStreamEndCapture", 10000, 1, (CUstream strea
 WRAPPED(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, 0, (CUstream stream, CUevent event, unsigned flags))
 WRAPPED(cuStreamWaitEvent_ptsz, "cuStreamWaitEvent", 7000, 1, (CUstream stream, CUevent event, unsigned flags))
 
-/* managed.c */
+/* memory_calls.c */
 WRAPPED(cuMemAlloc_v2, "cuMemAlloc", 3020, 0, (CUdeviceptr * out, size_t bytes))
 WRAPPED(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020, 0,
         (CUdeviceptr * out, size_t *pitch, size_t width, size_t height, unsigned element))
@@ -97,7 +97,7 @@ WRAPPED(cuGraphAddNode_v3, "cuGraphAddNode", 13040, 0,
         (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, const void *edges, size_t count,
          CUgraphNodeParams *params))
 
-/* lies.c */
+/* reported.c */
 WRAPPED(cuMemGetInfo_v2, "cuMemGetInfo", 3020, 0, (size_t *available, size_t *total))
 WRAPPED(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, 0, (size_t *bytes, CUdevice device))
 WRAPPED(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, 0, (void *data, int attribute, CUdeviceptr at))

@@ -1,4 +1,17 @@
-/* The GPUs that the driver shows to this process. */
+/* The GPUs that the driver shows to this process.
+
+   The words of this library:
+   - device memory: what cuMemAlloc and its kin give out. Managed memory: CUDA's unified memory, which can leave the
+   GPU. Converted memory: managed memory that the program asked for as device memory.
+   - allocation: one piece of memory that the program has. Block: freed memory that is kept for a later allocation.
+   - account: the sum of the allocations of this process on a GPU. Allowance: the sum that the agent lets it have.
+   - launch: any call that puts work on a GPU. Gate: open while launches may go. Passage: the record of one thread that
+     launches. Lane: one stream of one context.
+   - lease: the agent's permission to open the gate. Burst: work from the first launch until the device is quiet.
+   - mark: an event behind work, that says when the work is done. Pace: a bound on work that is queued and not done.
+   - turn: the right of one thread to make driver calls in the background (driver_turn.h), or to begin a capture
+     (captures.h).
+   - frame: a message of the session socket. */
 #pragma once
 
 #include <stdatomic.h>
@@ -32,7 +45,7 @@ struct gpu {
     _Atomic bool changed;      /* since the agent was told (worker.c) */
     _Atomic bool graph_memory; /* memory nodes of graphs were seen; the driver knows their size */
 
-    /* What the agent said (lease.c). */
+    /* What the agent said (worker.c). */
     _Atomic bool shared;    /* one of the session's GPUs */
     _Atomic uint64_t total; /* shown as its memory; 0: the real figure */
 
@@ -45,10 +58,11 @@ struct gpu {
 HIDDEN struct gpu gpus[MAX_GPUS];
 HIDDEN int gpu_count;
 
-/* Ask the driver which there are. */
+/* Ask the driver which there are. Once, at cuInit. */
 void gpus_find(void);
 
-/* The GPU of the calling thread's context; NULL without one. */
+/* The GPU of the calling thread's context; NULL without one. Asks the driver. No lock; the same for the next two, which
+   ask nobody. */
 struct gpu *gpu_current(void);
 struct gpu *gpu_of_device(CUdevice device);
 struct gpu *gpu_of_uuid(const unsigned char uuid[16]);

@@ -20,9 +20,11 @@ static inline void launch_announce(struct passage *passage, struct lane *lane) {
     if (unlikely(gate_fences)) atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* A thread's first launch, or first into this stream, or one inside another call. */
+/* A thread's first launch, or first into this stream, or one inside another call. Allocates, and takes contexts_lock,
+   for what the thread does not remember yet; may wait as launch_pass_slowly does. */
 struct passage *launch_enter_slowly(struct passage *passage, CUstream stream);
-/* Find the lane (NULL: not known), wait where the gate is shut or the pace wants it. */
+/* Find the lane (NULL: not known), wait where the gate is shut (until the agent grants a lease; 35 s without an answer
+   at most) or the pace wants it. Holds no lock while it waits. */
 struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, CUstream stream);
 
 /* Count a launch in a lane. */

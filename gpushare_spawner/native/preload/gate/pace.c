@@ -49,7 +49,7 @@ struct pace {
     _Atomic uint32_t extra; /* beyond the window: let through by the escape from a deadlock */
     _Atomic uint64_t busy_since;
     pthread_mutex_t lock; /* of all that follows, and of the lanes' marks. Taken after contexts_lock and the turn of
-                             capture.h */
+                             captures.h */
     struct lane *lanes;   /* with launches in this generation */
     struct gone *gone;
     uint64_t launch_time; /* nanoseconds of one launch, estimated; 0: not known */

@@ -3,7 +3,9 @@
    number of launches, which follows from the time that launches are seen to take. All streams and threads of a GPU
    share one window. An event behind every few launches (a mark) says how far each stream has come.
 
-   While a pace is set no launch takes the fast path. */
+   While a pace is set no launch takes the fast path. Locks: the turn of captures.h, then contexts_lock, then the pace's
+   own, under which events are recorded and queried; nothing waits for the device but pace_wait, which holds no lock
+   meanwhile. */
 #pragma once
 
 #include "contexts/lanes.h"

@@ -1,4 +1,5 @@
-/* Bursts: work from the first launch until the device is quiet, seen from the side. Only for the background thread. */
+/* Bursts: work from the first launch until the device is quiet, seen from the side. Only for the background thread,
+   with no lock held: marks.h says which it takes. */
 #pragma once
 
 #include "driver/gpus.h"

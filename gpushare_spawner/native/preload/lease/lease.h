@@ -1,4 +1,5 @@
-/* The lease on each GPU, as this process sees it. Only for the background thread. */
+/* The lease on each GPU, as this process sees it. Only for the background thread, with no lock held. Nothing here waits
+   for the device or for the agent: lease_step says when to look again. */
 #pragma once
 
 #include "platform/frames.h"

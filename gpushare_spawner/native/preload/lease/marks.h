@@ -1,5 +1,6 @@
 /* Whether the device is quiet: an event in each stream that has had work, queried later. Only for the background
- * thread. */
+   thread, with no lock held. Each takes contexts_lock, and the first the turn of captures.h before it; the driver is
+   asked without waiting for the device. */
 #pragma once
 
 #include "driver/gpus.h"

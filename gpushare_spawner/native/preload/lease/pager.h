@@ -1,5 +1,7 @@
 /* Moves the program's managed memory in bulk: to the host when it gives way, to the GPU before it runs. Only for the
-   background thread, which calls pager_step every millisecond or so while something is being moved. */
+   background thread, which calls pager_step every millisecond or so while something is being moved. pager_step takes
+   contexts_lock and then the accounts' lock, under which it asks the driver for prefetches; it allocates a table of
+   what was moved to the host. Nothing waits for the device. */
 #pragma once
 
 #include "driver/gpus.h"

@@ -2,7 +2,8 @@
    with the driver what it gives back. Cached blocks stay accounted for as managed memory of the process (they do take
    memory), and struct gpu's `cached` says how much of that they are.
 
-   Order of locks: captures_hold_off, contexts_lock, the cache's own. */
+   Order of locks: captures_hold_off, contexts_lock, the cache's own, the accounts'. block_cache_take, block_cache_put
+   and block_cache_stream_gone take the first and the third, and make driver calls that do not wait. */
 #pragma once
 
 #include "driver/gpus.h"
@@ -32,13 +33,15 @@ bool block_cache_put(struct gpu *gpu, CUcontext context, const struct cache_stre
 bool block_cache_has(CUdeviceptr at);
 
 /* Before `bytes` are asked of the driver in the calling thread's context: give blocks back, the oldest first, until no
-   more is cached than the process has had in use at once since the last give-back. Waits for streams. */
+   more is cached than the process has had in use at once since the last give-back. Waits for streams, 30 s at most, and
+   for the device: with no lock held. */
 void block_cache_make_room(struct gpu *gpu, CUcontext current, size_t bytes);
 
-/* Give back blocks of the calling thread's context, `bytes` at least, waiting for their streams. True if any was. */
+/* Give back blocks of the calling thread's context, `bytes` at least, waiting for their streams and for the
+   device: with no lock held. True if any was. */
 bool block_cache_trim(struct gpu *gpu, size_t bytes);
 
-/* For the background thread. All take contexts_lock. */
+/* For the background thread. All take the turn of captures.h and contexts_lock. */
 void block_cache_quiet(struct gpu *gpu);     /* a burst is over: record marks */
 void block_cache_give_back(struct gpu *gpu); /* all work is over: begin */
 /* Go on, a millisecond at most; when to look again. `work_may_come`: end it, the next free could wait for new work. */

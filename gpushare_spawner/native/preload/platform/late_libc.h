@@ -24,7 +24,8 @@ struct late_libc {
 };
 extern struct late_libc late __attribute__((visibility("hidden")));
 
-/* Look them up. False: this C library lacks them, and the process cannot be shared. Cheap after the first time. */
+/* Look them up. False: this C library lacks them, and the process cannot be shared. Cheap after the first time; takes
+   no lock of this library, but the dynamic linker's. */
 bool late_libc_load(void);
 
 #define dlopen                  late.open_library

@@ -1,4 +1,4 @@
-/* The connection to the agent. Only the background thread uses it. */
+/* The connection to the agent. Only the background thread uses it; no call waits or takes a lock. */
 #pragma once
 
 #include "platform/common.h"
@@ -7,10 +7,10 @@
 /* -1 while there is none. */
 int session_socket_file(void);
 
-/* Never waits. False: nobody is there, or too many are waiting to get in. */
+/* False: nobody is there, or too many are waiting to get in. */
 bool session_socket_connect(const char *path);
 
-/* Never waits. An agent that does not read its frames is as good as gone: false, and the connection is closed. */
+/* An agent that does not read its frames is as good as gone: false, and the connection is closed. */
 bool session_socket_send(struct frame *frame);
 
 /* 1: a frame; 0: none now; -1: the connection is over, or what came is no frame of this version. */

@@ -1,7 +1,7 @@
-/* What is shown as a GPU's memory. */
+/* What the program is told about memory. */
 #pragma once
 
 #include "driver/gpus.h"
 
-/* Bytes shown as free and as total; false where the real figures are to be shown. */
+/* Bytes reported as free and as total; false where the real figures are to be reported. Any thread, no lock. */
 bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total);
