@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -39,6 +40,7 @@ def commands(page: Path, section: str = "") -> list[str]:
     return lines
 
 
+@functools.cache
 def options_of(command: str) -> set[str]:
     """All options of a subcommand of gpushare."""
     parser = argparse.ArgumentParser()
@@ -111,3 +113,17 @@ def test_the_hubs_config_with_the_two_files_beside_it(tmp_path: Path, monkeypatc
     assert config.JupyterHub.spawner_class == "gpushare-systemd"
     assert [service["name"] for service in config.JupyterHub.services.get_value([])] == ["gpushare"]
     assert config.Spawner.cmd == ["/opt/notebook/bin/jupyterhub-singleuser"]
+
+
+def test_troubleshooting_quotes_sentences_that_the_program_says() -> None:
+    package = GUIDES.parents[1] / "gpushare_spawner"
+    sources = "\n".join(path.read_text() for kind in ("py", "html") for path in package.rglob(f"*.{kind}"))
+    # a sentence may be written as several literals
+    text = re.sub(r'"\s*f?"', "", sources)
+    quoted = re.findall(r"`([^`\n]+)`", (GUIDES / "troubleshooting.md").read_text())
+    parts = [part.strip(" .") for sentence in quoted for part in sentence.split("…")]
+    commands = ("gpushare ", "nvidia-smi ", "ERROR: ld.so")
+    sentences = [part for part in parts if len(part.split()) >= 4 and not part.startswith(commands)]
+    assert len(sentences) >= 8
+    for sentence in sentences:
+        assert sentence in text, sentence
