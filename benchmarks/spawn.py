@@ -270,7 +270,7 @@ async def in_view(kind: str, templates: Path) -> tuple[int, int]:
     await spawner._start_watching_pods()
     if isinstance(spawner, GPUShareSpawner):
         await spawner._watch()
-        await spawner.reservations.outlook()
+        await spawner.reservations.availability_now()
     await asyncio.sleep(1)
     seen = len(spawner.pod_reflector.pods)
     gc.collect()

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.progress import Story
+from gpushare_spawner.spawner.progress import SpawnProgress
 from gpushare_spawner.spawner.queue.queue import Reservation
 
 Reserved = TypeVar("Reserved", bound=Reservation)
@@ -50,7 +50,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         self.template_name = ""
         """The template's name, which outlives the hub process; empty for a profile of the admin's own."""
         self.reservation: Reserved | None = None
-        self.progress = Story()
+        self.progress = SpawnProgress()
         """What the user is told until the share is reserved."""
         self._waiting: asyncio.Task[Any] | None = None
 
@@ -74,7 +74,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         self.template_name = choice.profile.slug if choice.profile.template is not None else ""
 
     def apply(self, choice: Choice) -> None:
-        """Note what was chosen, and set the traits that it asks for. Raises StartRefused, see `Overrides.apply`."""
+        """Note what was chosen, and set the traits that it asks for. Raises SpawnRefused, see `Overrides.apply`."""
         self.overrides.undo()
         self.chose(choice)
         self.overrides.apply_choice(choice)

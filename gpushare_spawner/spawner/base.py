@@ -24,7 +24,7 @@ from gpushare_spawner.spawner import hub_shared
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice, choose
-from gpushare_spawner.spawner.queue.waiting_room import WaitingRoom
+from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.refusal import refusals_reported
 from gpushare_spawner.templates.folder import TemplateFolder
 
@@ -45,7 +45,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     _attempt: SpawnAttempt[Any]
     """The spawn at hand, or the one that the running server comes from."""
 
-    away: str
+    unavailable: str
     """Why nothing is known of the GPUs, as half a sentence."""
 
     templates_dir = Unicode(
@@ -67,10 +67,10 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         50,
         min=0,
         help="""
-        How many starts may wait for room on a GPU. The next one is refused at once, with a sentence that says so.
+        How many spawns may wait for free GPU capacity. The next one is refused at once, with a sentence that says so.
 
-        0: nobody waits. Waiting starts count against ``JupyterHub.concurrent_spawn_limit`` (100 by default): leave room
-        there for those that do not wait.
+        0: nobody waits. Queued spawns count against ``JupyterHub.concurrent_spawn_limit`` (100 by default): leave some
+        for those that do not wait.
         """,
     ).tag(config=True)
 
@@ -78,7 +78,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         600.0,
         min=0,
         help="""
-        Seconds that a start waits for room on a GPU at most. Then it ends with a clear message and holds nothing.
+        Seconds that a spawn waits for free GPU capacity at most. Then it ends with a clear message and holds nothing.
 
         The wait is not part of ``Spawner.start_timeout``.
         """,
@@ -88,18 +88,18 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         20,
         min=0,
         help="""
-        How often a waiting start may be passed by later ones that fit where it does not.
+        How often a queued spawn may be passed by later ones that fit where it does not.
 
-        The line is first come, first served among those that fit: while somebody waits for a whole GPU, a quarter that
+        The queue is first come, first served among those that fit: while somebody waits for a whole GPU, a quarter that
         fits now goes ahead. After so many times nobody gets a GPU that the waiting one could use before it has started.
-        0 makes the line strict.
+        0 makes the queue strict.
         """,
     ).tag(config=True)
 
     queue_poll_interval = Float(
         1.5,
         min=0.05,
-        help="Seconds between two looks at the GPUs while somebody waits. While nobody waits the agent is not asked.",
+        help="Seconds between two passes over the queue while spawns wait. While none waits the agent is not asked.",
     ).tag(config=True)
 
     placement_strategy = traitlets.Any(
@@ -147,8 +147,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @property
     @abstractmethod
-    def reservations(self) -> WaitingRoom[Any]:
-        """The shares in flight and the line, one for all spawners of the hub that look at the same GPUs."""
+    def reservations(self) -> Reservations[Any]:
+        """The shares in flight and the queue, one for all spawners of the hub that use the same GPUs."""
 
     @abstractmethod
     async def offered(self) -> list[Profile]:
@@ -160,11 +160,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @abstractmethod
     async def _choose(self) -> Choice:
-        """What ``user_options`` stand for. Raises StartRefused."""
+        """What ``user_options`` stand for. Raises SpawnRefused."""
 
     @abstractmethod
     async def _get_ready(self, choice: Choice) -> None:
-        """Set the traits that the choice asks for, and get its share. Raises StartRefused."""
+        """Set the traits that the choice asks for, and get its share. Raises SpawnRefused."""
 
     # -- what the spawners of a hub share --
 
@@ -180,13 +180,13 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """Whether the hub knows this server to run, or to be starting or stopping."""
         return hub_shared.hub_runs(self.user, user, server)
 
-    def _line_settings(self) -> dict[str, Any]:
-        """Settings of the waiting room."""
+    def _queue_settings(self) -> dict[str, Any]:
+        """Settings of `reservations`."""
         return {
             "strategy": self._strategy(),
             "queue_length": self.queue_length,
             "overtakes": self.queue_overtakes,
-            "look_every": self.queue_poll_interval,
+            "place_every": self.queue_poll_interval,
         }
 
     def _strategy(self) -> Strategy:
@@ -230,12 +230,12 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             chosen = self.user_options if isinstance(self.user_options, dict) else {}
         return chosen
 
-    async def _outlook(self) -> Any:
-        """What a start would meet now; None where that cannot be known in time."""
-        room = self.reservations
-        unknown: tuple[type[Exception], ...] = (TimeoutError, *room.unreachable)
+    async def _availability_now(self) -> Any:
+        """What a spawn would meet now; None where that cannot be known in time."""
+        reservations = self.reservations
+        unknown: tuple[type[Exception], ...] = (TimeoutError, *reservations.unreachable)
         try:
-            return await asyncio.wait_for(room.outlook(max_age=0.5), self.form_timeout)
+            return await asyncio.wait_for(reservations.availability_now(max_age=0.5), self.form_timeout)
         except unknown as error:
             self.log.warning("The form is shown without availability: %s", error or "no answer in time")
             return None
@@ -243,9 +243,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     # -- a spawn --
 
     async def _prepare(self, hook: Callable[[], Any]) -> None:
-        """Run the admin's hook, check the options, and get the share; a start that finds no room waits here.
+        """Run the admin's hook, check the options, and get the share; a spawn without a place waits here.
 
-        Raises StartRefused, and then nothing is reserved.
+        Raises SpawnRefused, and then nothing is reserved.
         """
         if self._attempt.phase is not SpawnPhase.NEW:
             # the spawner of a script: a hub clears the state before each start
@@ -258,7 +258,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             await self._get_ready(choice)
 
     def _chosen(self, offered: Sequence[Profile], options: Any) -> Choice:
-        """Check options against what is offered. Raises StartRefused.
+        """Check options against what is offered. Raises SpawnRefused.
 
         Callers do not await between this and `SpawnAttempt.chose`: two starts at once must see each other.
         """

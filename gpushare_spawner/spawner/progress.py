@@ -11,7 +11,7 @@ from gpushare_spawner.spawner.queue.availability import waiting_text
 from gpushare_spawner.spawner.queue.queue import Ticket
 
 
-class Story:
+class SpawnProgress:
     """The events of one start, in JupyterHub's form for ``progress()``; a listener who comes late gets them all."""
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class Story:
             await self._more.wait()
 
     async def follow(self, ticket: Ticket) -> None:
-        """Tell the place in the line whenever it changes; runs until it is cancelled."""
+        """Tell the position in the queue whenever it changes; runs until it is cancelled."""
         while True:
             await ticket.changed.wait()
             ticket.changed.clear()
             if ticket.result.done():
                 return
             if ticket.ahead is not None:
-                place = f"{waiting_text(ticket.ahead)}, waiting for {ticket.wish.share}."
+                place = f"{waiting_text(ticket.ahead)}, waiting for {ticket.request.share}."
                 self.tell(f"{place} {ticket.hint}".strip(), progress=10)
 
 

@@ -15,7 +15,7 @@ _SPAWN_EXCEPTION: type[HTTPError] | None = getattr(jupyterhub.spawner, "SpawnExc
 _Base: Any = _SPAWN_EXCEPTION or HTTPError
 
 
-class StartRefused(_Base):  # type: ignore[misc]
+class SpawnRefused(_Base):  # type: ignore[misc]
     """The server is not started. The hub shows ``message`` on the form, on the spawn page and in the API's answer.
 
     ``reason`` is a short word for metrics. ``retry_after`` (seconds) goes out as the header of that name.
@@ -49,7 +49,7 @@ def refusals_reported(spawner: Any) -> Iterator[None]:
     """Log a refusal of this part of a spawn, and keep it from counting as a failure of the hub."""
     try:
         yield
-    except StartRefused as error:
+    except SpawnRefused as error:
         spawner.log.warning("Not starting %s: %s", spawner._log_name, error.jupyterhub_message)
         if spawner.handler is not None:
             forget_failure(spawner.handler.settings)

@@ -19,7 +19,7 @@ from jupyterhub.app import JupyterHub
 from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.shipped import shipped
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 STAND_IN = str(Path(__file__).with_name("stand_in"))
 
@@ -146,7 +146,7 @@ def test_a_user_that_cannot_be_made_is_refused_with_a_reason(tljh: TLJH, monkeyp
         raise subprocess.CalledProcessError(3, ["useradd", name])
 
     monkeypatch.setattr(importlib.import_module("tljh.user"), "ensure_user", fail)
-    with pytest.raises(StartRefused, match="The user jupyter-ada@b could not be made on this machine"):
+    with pytest.raises(SpawnRefused, match="The user jupyter-ada@b could not be made on this machine"):
         spawner_of("ada@b").share_uid()
 
 

@@ -120,7 +120,7 @@ async def test_containers_that_seem_to_run_in_a_failed_pod(
     await until(lambda: spawner._pod()["status"]["phase"] == "Failed")
     assert spawner._pod()["status"]["containerStatuses"][0]["state"].get("running")
     # it holds nothing while it is still there
-    assert (await hub.reservations.outlook()).ledger.free_units(f"GPU-{node.name}-0") == 100
+    assert (await hub.reservations.availability_now()).ledger.free_units(f"GPU-{node.name}-0") == 100
     assert await spawner.poll() == 1
     await node.start()
 
@@ -196,8 +196,8 @@ async def test_a_dead_view_is_brought_back_before_anything_is_placed(
         reflector.watch_task.cancel()
         await asyncio.wait({reflector.watch_task})
         reflector.resources = {}
-    hub.reservations.look_every = 0.1
-    outlook = await hub.reservations.outlook()
+    hub.reservations.place_every = 0.1
+    outlook = await hub.reservations.availability_now()
     assert outlook.ledger.free_units(f"GPU-{nodes.names[0]}-0") == 0
     assert await spawner.poll() is None
 
@@ -254,7 +254,7 @@ async def test_reflectors_say_how_fresh_they_are(make_hub: MakeHub, nodes: GpuNo
     # a watch that hangs: nothing comes, and it does not end either
     hanging = reflector.watch_task
     reflector.listed_at = time.monotonic() - reflector.oldest_healthy - 1
-    views = await asyncio.gather(*(hub.reservations.view() for _ in range(3)))
+    views = await asyncio.gather(*(hub.reservations.snapshot() for _ in range(3)))
     assert reflector.listed_at is not None
     assert before is not None
     assert reflector.listed_at >= before
@@ -358,4 +358,4 @@ async def test_annotations_that_cannot_be_read_count_by_the_limits(
     where = path("pods", cluster.namespace, "jupyter-ada")
     await cluster.admin.patch(where, {"metadata": {"annotations": {TEMPLATE: None}}})
     await until(lambda: TEMPLATE not in hub.spawner("ada")._pod()["metadata"]["annotations"])
-    assert (await hub.reservations.outlook()).ledger.free_units(f"GPU-{node}-0") == 50
+    assert (await hub.reservations.availability_now()).ledger.free_units(f"GPU-{node}-0") == 50

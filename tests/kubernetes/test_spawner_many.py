@@ -73,7 +73,7 @@ async def test_500_users_on_160_gpus(cluster: Cluster, tmp_path: Path) -> None:
         assert len(started) > 250
         # nobody is left hanging, and nothing is left reserved
         assert not any(spawner.pending for name in names for spawner in hub.user(name).spawners.values())
-        assert not len(hub.reservations.line)
+        assert not len(hub.reservations.queue)
         assert not hub.reservations._in_flight
         # no GPU is given out twice, in what the pods say
         units: Counter[str] = Counter()

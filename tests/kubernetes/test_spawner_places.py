@@ -19,7 +19,7 @@ from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, pod_session, resou
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement import Holding, Ledger
 from gpushare_spawner.spawner.kubernetes import admission, api_errors, launcher
-from gpushare_spawner.spawner.kubernetes.snapshot import ClusterView
+from gpushare_spawner.spawner.kubernetes.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.spawner.running_hub import until
 
@@ -151,12 +151,12 @@ async def test_shares_take_whole_devices(make_hub: MakeHub, nodes: GpuNodes, clu
     codes = [(await hub.start_server(name, {"profile": "twelve"})).code for name in names]
     assert codes == [201] * 6 + [503]
     assert {pod_session(pod["metadata"]["annotations"]).share_units for pod in await cluster.pods()} == {12}
-    assert (await hub.reservations.outlook()).ledger.free_units(f"GPU-{node}-0") == 10
+    assert (await hub.reservations.availability_now()).ledger.free_units(f"GPU-{node}-0") == 10
 
 
 @given(st.sampled_from([1, 2, 4, 5, 10, 20, 25, 50, 100]), st.lists(st.integers(1, 100), max_size=40))
 def test_what_the_ledger_places_fits_into_the_devices(unit_size: int, shares: list[int]) -> None:
-    view = ClusterView({}, (), unit_size, None)  # type: ignore[arg-type]
+    view = ClusterSnapshots({}, (), unit_size, None)  # type: ignore[arg-type]
     ledger = Ledger([Report(node="n", published_at=0, gpus=(gpu("n", 0),))])
     devices = 0
     for number, units in enumerate(shares):

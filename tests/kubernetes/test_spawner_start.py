@@ -35,7 +35,7 @@ async def test_a_pod_with_its_share(make_hub: Callable[..., Any], nodes: GpuNode
     assert container["resources"]["limits"] == {resource_name(0): "25"}
     # what holds the share now is the pod, and nothing else
     assert not hub.reservations.in_flight()
-    view = await hub.reservations.view()
+    view = await hub.reservations.snapshot()
     assert [holding.gpus for holding in view.holdings] == [(f"GPU-{node}-0",)]
     assert (await hub.stop_server("ada")).code == 204
     await until(lambda: not hub.spawner("ada").active)
@@ -56,7 +56,7 @@ async def test_what_is_refused_and_with_which_words(make_hub: Callable[..., Any]
         assert response.code == status, (options, response.body)
         assert words in json.loads(response.body)["message"]
     assert not hub.reservations.in_flight()
-    assert not len(hub.reservations.line)
+    assert not len(hub.reservations.queue)
 
 
 async def test_no_gpu_takes_nothing(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
@@ -114,10 +114,10 @@ async def test_a_pod_that_goes_counts_until_it_is_gone(
     await node.stop()
     await cluster.admin.delete(path("pods", cluster.namespace, "jupyter-ada"), grace=30)
     await until(lambda: any(pod["metadata"].get("deletionTimestamp") for pod in room.cluster.pods()))
-    assert (await room.outlook()).ledger.free_units(f"GPU-{node.name}-0") == 0
+    assert (await room.availability_now()).ledger.free_units(f"GPU-{node.name}-0") == 0
     await node.start()
     await until(lambda: not list(room.cluster.pods()))
-    assert (await room.outlook()).ledger.free_units(f"GPU-{node.name}-0") == 100
+    assert (await room.availability_now()).ledger.free_units(f"GPU-{node.name}-0") == 100
 
 
 async def test_reports_that_will_not_do(

@@ -20,7 +20,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 from traitlets.config import Config
 
 from gpushare_spawner.spawner.local.process import GPUShareSimpleSpawner
-from gpushare_spawner.spawner.local.reservations import Reservations
+from gpushare_spawner.spawner.local.reservations import AgentReservations
 
 HERE = Path(__file__).parent
 TOKEN = "token-of-the-test"
@@ -139,10 +139,10 @@ class RunningHub:
         return self.user(name).spawners[server]
 
     @property
-    def reservations(self) -> Reservations:
+    def reservations(self) -> AgentReservations:
         """What the hub's spawners share."""
         assert self.app is not None
-        found: Reservations = self.spawner(next(user.name for user in self.app.users.values())).reservations
+        found: AgentReservations = self.spawner(next(user.name for user in self.app.users.values())).reservations
         return found
 
     async def api(self, method: str, path: str, body: Any = None, timeout: float = 90) -> HTTPResponse:

@@ -21,7 +21,7 @@ def said(response: HTTPResponse) -> str:
 
 async def nothing_left(hub: RunningHub, agent: FakeAgent) -> None:
     await until(lambda: not agent.sessions and not hub.reservations._closing)
-    assert not len(hub.reservations.line)
+    assert not len(hub.reservations.queue)
     assert not hub.reservations._in_flight
     assert not hub.reservations._running
 

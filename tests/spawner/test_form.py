@@ -13,7 +13,7 @@ import pytest
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.form.form import Form
-from gpushare_spawner.spawner.local.reservations import Reservations
+from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.options.profiles import Profile, profiles
 
 from .fake_agent import FakeAgent
@@ -87,12 +87,12 @@ QUARTER = {
 
 
 @pytest.fixture
-def reservations(agent: FakeAgent) -> Reservations:
-    return Reservations(AgentClient(agent.socket), logging.getLogger("test"))
+def reservations(agent: FakeAgent) -> AgentReservations:
+    return AgentReservations(AgentClient(agent.socket), logging.getLogger("test"))
 
 
-async def test_what_a_card_says(reservations: Reservations, agent: FakeAgent) -> None:
-    page = Page(Form().render(offered(QUARTER), {}, await reservations.outlook()))
+async def test_what_a_card_says(reservations: AgentReservations, agent: FakeAgent) -> None:
+    page = Page(Form().render(offered(QUARTER), {}, await reservations.availability_now()))
     for sentence in (
         "Starts now",
         "Guaranteed 25 % of one GPU's time and 4 GiB of memory",
@@ -124,13 +124,13 @@ async def test_what_a_card_says(reservations: Reservations, agent: FakeAgent) ->
     ],
 )
 async def test_shares_of_every_kind(
-    reservations: Reservations, agent: FakeAgent, gpu: dict[str, Any], says: str
+    reservations: AgentReservations, agent: FakeAgent, gpu: dict[str, Any], says: str
 ) -> None:
     profile = offered({"name": "t", "gpu": gpu})
-    assert says in Page(Form().render(profile, {}, await reservations.outlook())).text
+    assert says in Page(Form().render(profile, {}, await reservations.availability_now())).text
 
 
-async def test_availability(reservations: Reservations, agent: FakeAgent) -> None:
+async def test_availability(reservations: AgentReservations, agent: FakeAgent) -> None:
     agent.occupy("there-0", 60, 0)
     agent.occupy("there-1", 100, 1)
     cards = offered(
@@ -140,14 +140,14 @@ async def test_availability(reservations: Reservations, agent: FakeAgent) -> Non
         {"name": "a100", "gpu": {"fraction": 0.1, "models": ["*A100*"]}},
         {"name": "three", "gpu": {"count": 3}},
     )
-    text = Page(Form().render(cards, {}, await reservations.outlook())).text
+    text = Page(Form().render(cards, {}, await reservations.availability_now())).text
     assert text.count("Starts now") == 2
     assert "Next in line All GPUs are full: 0.50 GPU is wanted, and at most 0.40 is free on one GPU." in text
     assert "No GPU of this kind" in text
     assert "Too big for this machine" in text
 
 
-async def test_without_the_agent(reservations: Reservations) -> None:
+async def test_without_the_agent(reservations: AgentReservations) -> None:
     page = Page(Form().render(offered({"name": "cpu"}, QUARTER), {}, None))
     assert "What is free now is not known" in page.text
     assert "Not known" in page.text
@@ -155,11 +155,11 @@ async def test_without_the_agent(reservations: Reservations) -> None:
     assert "Starts now" in page.text
 
 
-async def test_nothing_on_offer(reservations: Reservations) -> None:
+async def test_nothing_on_offer(reservations: AgentReservations) -> None:
     assert "No compute template is offered to you" in Page(Form().render([], {}, None)).text
 
 
-async def test_whatever_is_written_is_text(reservations: Reservations, agent: FakeAgent) -> None:
+async def test_whatever_is_written_is_text(reservations: AgentReservations, agent: FakeAgent) -> None:
     agent.gpus = tuple(gpu.model_copy(update={"model": EVIL}) for gpu in agent.gpus)
     evil = {
         "display_name": EVIL,
@@ -182,14 +182,14 @@ async def test_whatever_is_written_is_text(reservations: Reservations, agent: Fa
     )
     cards += profiles([], [{"display_name": EVIL, "description": EVIL, "slug": EVIL}])
     chosen = {"profile": "evil", "o--unlisted-choice": EVIL, "x": EVIL}
-    page = Page(Form().render(cards, chosen, await reservations.outlook()))
+    page = Page(Form().render(cards, chosen, await reservations.availability_now()))
     assert "script" not in page.tags
     assert "img" not in page.tags
     assert page.text.count("{{7*7}}") > 5
     assert [field["value"] for field in page.inputs if field["type"] == "text"] == [EVIL, ""]
 
 
-async def test_choices_are_kept_after_an_error(reservations: Reservations) -> None:
+async def test_choices_are_kept_after_an_error(reservations: AgentReservations) -> None:
     cards = offered({"name": "cpu"}, {"name": "pages", "profile_options": PAGES})
     page = Page(Form().render(cards, {"profile": "pages", "page": "lab"}, None))
     assert page.checked == ["pages"]
@@ -229,7 +229,7 @@ def test_reading_the_form(fields: dict[str, list[str]], options: dict[str, str])
     assert Form.read(fields) == options
 
 
-async def test_an_admins_own_card(reservations: Reservations, tmp_path: Path) -> None:
+async def test_an_admins_own_card(reservations: AgentReservations, tmp_path: Path) -> None:
     (tmp_path / "card.html").write_text("<p>mine: {{ card.profile.display_name }}</p>")
     assert "<p>mine: 0.25 GPU</p>" in Form([str(tmp_path)]).render(offered(QUARTER), {}, None)
 
@@ -293,7 +293,7 @@ async def test_waiting_starts_show_on_others_forms(make_hub: Any, agent: FakeAge
     agent.occupy("there-1", 80, 1)
     for name in ("bob", "cyd"):
         await hub.start_server(name, {"profile": "half-gpu"})
-    await until(lambda: [ticket.ahead for ticket in hub.reservations.line] == [0, 1])
+    await until(lambda: [ticket.ahead for ticket in hub.reservations.queue] == [0, 1])
     browser = Browser(hub)
     await browser.log_in("ada")
     assert "2 ahead of you" in (await browser.open("/hub/spawn/ada")).body.decode()

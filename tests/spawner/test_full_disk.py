@@ -56,7 +56,7 @@ async def test_no_notebook_dies_and_nothing_stays_reserved(small_disk: Path, mak
     refused = await hub.api("POST", "users/bob/server", {"profile": "half-gpu"})
     assert refused.code >= 500
     await until(lambda: set(agent.sessions) == {"ada"})
-    assert not len(hub.reservations.line)
+    assert not len(hub.reservations.queue)
     assert await running.poll() is None
     assert agent.sessions["ada"].confirmed
 

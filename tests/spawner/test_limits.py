@@ -29,7 +29,7 @@ async def test_per_user_limit_counts_waiting_servers(make_hub: Any, agent: FakeA
     agent.occupy("there-0", 10, 0)
     agent.occupy("there-1", 10, 1)
     assert (await hub.start_server("ada", {"profile": "whole-gpu"}, server="one")).code == 202
-    await until(lambda: len(hub.reservations.line) == 1)
+    await until(lambda: len(hub.reservations.queue) == 1)
     await hub.start_server("ada", {"profile": "whole-gpu"}, server="two")
     await until(lambda: not hub.spawner("ada", "two").active)
     assert "one server with 1 GPU" in hub.spawner("ada", "two")._spawn_future.exception().jupyterhub_message

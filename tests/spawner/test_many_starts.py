@@ -11,8 +11,8 @@ from jupyterhub.spawner import Spawner
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
-from gpushare_spawner.spawner.local.reservations import Reservations
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.local.reservations import AgentReservations
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 from .fake_agent import FakeAgent
 from .running_hub import RunningHub, until
@@ -88,7 +88,7 @@ async def test_fifty_at_once_on_two_gpus(make_hub: Any, agent: FakeAgent) -> Non
         await asyncio.gather(*(hub.stop_server(name) for name in done))
     assert most == 100
     await until(lambda: not agent.sessions and not hub.reservations._closing)
-    assert not len(hub.reservations.line)
+    assert not len(hub.reservations.queue)
     assert not hub.reservations._in_flight
     server.close()
 
@@ -103,7 +103,7 @@ async def test_any_interleaving_leaves_nothing(agent: FakeAgent) -> None:
             raise ConnectionError("the test drops the connection")
 
     agent.before = agent.after = unreliable
-    reservations = Reservations(AgentClient(agent.socket, 1.0), logging.getLogger("test"), look_every=0.02)
+    reservations = AgentReservations(AgentClient(agent.socket, 1.0), logging.getLogger("test"), place_every=0.02)
 
     async def one(name: str) -> None:
         for _ in range(3):
@@ -114,7 +114,7 @@ async def test_any_interleaving_leaves_nothing(agent: FakeAgent) -> None:
                 start.cancel()
             try:
                 got = await start
-            except (asyncio.CancelledError, StartRefused):
+            except (asyncio.CancelledError, SpawnRefused):
                 continue
             await reservations.confirm(got.request, 4242)
             await asyncio.sleep(chance.random() * 0.02)
@@ -123,6 +123,6 @@ async def test_any_interleaving_leaves_nothing(agent: FakeAgent) -> None:
     await asyncio.gather(*(one(f"user-{number}") for number in range(40)))
     agent.before = agent.after = None
     await until(lambda: not agent.sessions and not reservations._closing, timeout=10)
-    assert not len(reservations.line)
+    assert not len(reservations.queue)
     assert not reservations._in_flight
     assert not agent.violations

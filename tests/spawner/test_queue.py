@@ -14,9 +14,9 @@ import pytest
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.local.reservations import Reservations
-from gpushare_spawner.spawner.queue.queue import Reservation, Ticket, Wish
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.local.reservations import AgentReservations
+from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, Ticket
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 from .fake_agent import FakeAgent
 from .running_hub import RunningHub, until
@@ -24,10 +24,10 @@ from .running_hub import RunningHub, until
 TASKS: set[asyncio.Task[Any]] = set()
 
 
-def wish(name: str, fraction: float = 0.5, **gpu: Any) -> Wish:
+def wish(name: str, fraction: float = 0.5, **gpu: Any) -> PlacementRequest:
     wanted = {"fraction": fraction, **gpu} if "count" not in gpu else gpu
     template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
-    return Wish(Tenant(name), template)
+    return PlacementRequest(Tenant(name), template)
 
 
 class Line:
@@ -35,12 +35,12 @@ class Line:
 
     def __init__(self, agent: FakeAgent, **settings: Any) -> None:
         self.agent = agent
-        self.reservations = Reservations(
-            AgentClient(agent.socket, 1.0), logging.getLogger("test"), **{"look_every": 0.05, **settings}
+        self.reservations = AgentReservations(
+            AgentClient(agent.socket, 1.0), logging.getLogger("test"), **{"place_every": 0.05, **settings}
         )
         self.tickets: dict[str, Ticket] = {}
 
-    def start(self, wanted: Wish, patience: float = 10.0) -> asyncio.Task[Reservation]:
+    def start(self, wanted: PlacementRequest, patience: float = 10.0) -> asyncio.Task[Reservation]:
         task = asyncio.ensure_future(
             self.reservations.reserve(wanted, patience, lambda ticket: self.tickets.update({wanted.session: ticket}))
         )
@@ -52,7 +52,7 @@ class Line:
         await until(lambda: name in self.tickets and self.tickets[name].ahead == ahead)
 
     def nothing_left(self) -> bool:
-        return not len(self.reservations.line) and not self.reservations._closing
+        return not len(self.reservations.queue) and not self.reservations._closing
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_other_models_do_not_stand_in_each_others_way(line: Line, agent: F
 async def test_the_wait_ends_with_a_clear_message(line: Line, agent: FakeAgent) -> None:
     for gpu in (0, 1):
         agent.occupy(f"there-{gpu}", 80, gpu)
-    with pytest.raises(StartRefused) as refused:
+    with pytest.raises(SpawnRefused) as refused:
         await line.start(wish("ada"), patience=0.3)
     assert refused.value.status_code == 503
     said = refused.value.jupyterhub_message
@@ -140,7 +140,7 @@ async def test_the_line_has_an_end(agent: FakeAgent) -> None:
     agent.occupy("there-1", 80, 1)
     line.start(wish("ada"))
     await line.waits("ada", 0)
-    with pytest.raises(StartRefused, match="1 servers are waiting already"):
+    with pytest.raises(SpawnRefused, match="1 servers are waiting already"):
         await line.start(wish("bob"))
     # one that fits is not turned away because others wait
     assert (await line.start(wish("cyd", 0.1))).gpus
@@ -228,7 +228,7 @@ async def test_the_agent_counts_otherwise(line: Line, agent: FakeAgent, code: An
 
 async def test_the_agent_refuses_for_good(line: Line, agent: FakeAgent) -> None:
     agent.refuse["open"] = ["internal"]
-    with pytest.raises(StartRefused, match="the test says internal"):
+    with pytest.raises(SpawnRefused, match="the test says internal"):
         await line.start(wish("ada"))
     assert line.nothing_left()
     assert not line.reservations._in_flight
@@ -242,9 +242,11 @@ async def test_the_agent_refuses_for_good(line: Line, agent: FakeAgent) -> None:
         (wish("ada", memory={"guarantee": "40Gi"}), "No GPU is of a model"),
     ],
 )
-async def test_what_can_never_fit_does_not_wait(line: Line, agent: FakeAgent, wanted: Wish, says: str) -> None:
+async def test_what_can_never_fit_does_not_wait(
+    line: Line, agent: FakeAgent, wanted: PlacementRequest, says: str
+) -> None:
     agent.occupy("there", 100, 0)
-    with pytest.raises(StartRefused) as refused:
+    with pytest.raises(SpawnRefused) as refused:
         await line.start(wanted)
     assert refused.value.status_code == 409
     assert says in refused.value.jupyterhub_message
@@ -261,7 +263,7 @@ async def test_an_agent_that_restarts_is_waited_for(line: Line, agent: FakeAgent
 async def test_an_agent_that_stays_away(agent: FakeAgent) -> None:
     line = Line(agent, agent_patience=0.2)
     await agent.stop()
-    with pytest.raises(StartRefused) as refused:
+    with pytest.raises(SpawnRefused) as refused:
         await line.start(wish("ada"))
     assert "The GPU agent of this machine does not answer" in refused.value.jupyterhub_message
     assert refused.value.status_code == 503
@@ -299,7 +301,7 @@ async def test_place_shown_and_start_after_the_wait(make_hub: Any, agent: FakeAg
     agent.occupy("there-0", 100, 0)
     agent.occupy("there-1", 100, 1)
     assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 202
-    await until(lambda: len(hub.reservations.line) == 1)
+    await until(lambda: len(hub.reservations.queue) == 1)
     assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 202
     spawner = hub.spawner("bob")
     story = asyncio.ensure_future(events(spawner, 3))
@@ -321,10 +323,10 @@ async def test_cancel_by_the_api(make_hub: Any, agent: FakeAgent) -> None:
     agent.occupy("there-0", 100, 0)
     agent.occupy("there-1", 100, 1)
     await hub.start_server("ada", {"profile": "half-gpu"})
-    await until(lambda: len(hub.reservations.line) == 1)
+    await until(lambda: len(hub.reservations.queue) == 1)
     assert (await hub.stop_server("ada")).code in (202, 204)
     await until(lambda: not hub.spawner("ada").active)
-    assert not len(hub.reservations.line)
+    assert not len(hub.reservations.queue)
     assert not agent.asked("open")
     # and it can be started again
     agent.sessions.clear()
@@ -340,10 +342,10 @@ async def test_the_hub_ends_while_somebody_waits(make_hub: Any, agent: FakeAgent
     agent.occupy("there-1", 100, 1)
     await hub.start_server("ada", {"profile": "half-gpu"})
     reservations = hub.reservations
-    await until(lambda: len(reservations.line) == 1)
+    await until(lambda: len(reservations.queue) == 1)
     # the hub stops what is active; a signal to pid 0 would end this very process
     await hub.end()
-    await until(lambda: not len(reservations.line))
+    await until(lambda: not len(reservations.queue))
     assert not agent.asked("open")
 
 

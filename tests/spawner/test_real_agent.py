@@ -38,7 +38,7 @@ async def test_start_wait_stop_and_an_agent_killed(tmp_path: Path, templates: Pa
         # no room for a whole GPU while half of the only one is taken
         hub.user("ada").settings["slow_spawn_timeout"] = 0
         await hub.start_server("bob", {"profile": "whole-gpu"})
-        await until(lambda: len(hub.reservations.line) == 1)
+        await until(lambda: len(hub.reservations.queue) == 1)
 
         # the agent is killed and comes back: it knows its session, the waiting start goes on waiting
         agent.end(signal.SIGKILL)

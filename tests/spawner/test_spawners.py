@@ -19,7 +19,7 @@ from traitlets.utils.importstring import import_item
 from gpushare_spawner.spawner.base import GPUShareBase
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 from .fake_agent import FakeAgent
 from .running_hub import RunningHub
@@ -34,7 +34,7 @@ def user(name: str) -> Any:
 def test_local_spawner_knows_the_users_uid() -> None:
     me = pwd.getpwuid(os.getuid()).pw_name
     assert GPUShareLocalSpawner(user=user(me)).share_uid() == os.getuid()
-    with pytest.raises(StartRefused, match="There is no user 'no-such-user' on this machine"):
+    with pytest.raises(SpawnRefused, match="There is no user 'no-such-user' on this machine"):
         GPUShareLocalSpawner(user=user("no-such-user"))._uid()
 
 
@@ -151,7 +151,7 @@ async def test_systemd_unit_with_a_share(systemd: Any, make_hub: Any, agent: Fak
 @pytest.mark.parametrize("setting", ["dynamic_users", "isolate_devices"])
 def test_systemd_settings_that_leave_no_gpu(systemd: Any, setting: str) -> None:
     spawner = systemd(user=user("ada"), **{setting: True})
-    with pytest.raises(StartRefused, match=f"this hub's setting {setting} is on"):
+    with pytest.raises(SpawnRefused, match=f"this hub's setting {setting} is on"):
         spawner._uid()
 
 

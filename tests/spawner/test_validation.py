@@ -10,7 +10,7 @@ import pytest
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, profiles
 from gpushare_spawner.spawner.options.validation import Choice, choose
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 PAGES = {
     "page": {
@@ -82,7 +82,7 @@ def chosen(
 def test_refused(
     options: Any, user: str, groups: tuple[str, ...], running: dict[str, int], status: int, says: str
 ) -> None:
-    with pytest.raises(StartRefused) as refused:
+    with pytest.raises(SpawnRefused) as refused:
         chosen(options, user, groups, running)
     assert refused.value.status_code == status
     assert says in refused.value.jupyterhub_message
@@ -118,7 +118,7 @@ def test_default_is_one_that_the_user_may_have() -> None:
         Template(name="cpu", display_name="CPU"),
     )]  # fmt: skip
     assert choose({}, only, user="ada", groups=frozenset(), running={}).profile.slug == "cpu"
-    with pytest.raises(StartRefused, match="no compute template that you may use"):
+    with pytest.raises(SpawnRefused, match="no compute template that you may use"):
         choose({}, only[:1], user="ada", groups=frozenset(), running={})
 
 
@@ -131,7 +131,7 @@ def test_choices_become_overrides() -> None:
 
 def test_unlisted_choice_only_where_it_is_enabled() -> None:
     closed = profiles([], [{"display_name": "P", "profile_options": {"page": {"choices": {"lab": {}}}}}])
-    with pytest.raises(StartRefused, match="choose one of lab"):
+    with pytest.raises(SpawnRefused, match="choose one of lab"):
         choose({"profile": "p", "page--unlisted-choice": "/x"}, closed, user="a", groups=frozenset(), running={})
 
 

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.form import card_texts
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of
-from gpushare_spawner.spawner.queue.availability import NO_GPU_NEEDED, UNKNOWN, Availability, Outlook, models_of
+from gpushare_spawner.spawner.queue.availability import NO_GPU_NEEDED, UNKNOWN, Availability, AvailabilityNow, models_of
 
 OTHER = "unlisted-choice"
 """Value of a select that stands for the text field beside it; KubeSpawner's."""
@@ -65,21 +65,21 @@ class Form:
         self,
         offered: Sequence[Profile],
         chosen: Mapping[str, Any],
-        outlook: Outlook | None,
-        away: str = "the GPUs cannot be asked",
+        availability_now: AvailabilityNow | None,
+        unavailable: str = "the GPUs cannot be asked",
     ) -> str:
         """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen.
 
-        ``away`` is why there is no outlook, as half a sentence.
+        ``unavailable`` is why nothing is known of the GPUs, as half a sentence.
         """
         default = default_of(offered)
         slug = chosen.get("profile")
         if not isinstance(slug, str) or slug not in {profile.slug for profile in offered}:
             slug = default.slug if default is not None else None
-        cards = [_card(profile, slug, chosen, outlook) for profile in offered]
+        cards = [_card(profile, slug, chosen, availability_now) for profile in offered]
         asks_gpu = any(card.units for card in cards)
         return self._environment.get_template("form.html").render(
-            cards=cards, away=away if asks_gpu and outlook is None else ""
+            cards=cards, unavailable=unavailable if asks_gpu and availability_now is None else ""
         )
 
     @staticmethod
@@ -116,10 +116,12 @@ def _environment(paths: tuple[str, ...]) -> Environment:
     return environment
 
 
-def _card(profile: Profile, chosen: str | None, options: Mapping[str, Any], outlook: Outlook | None) -> Card:
+def _card(
+    profile: Profile, chosen: str | None, options: Mapping[str, Any], availability_now: AvailabilityNow | None
+) -> Card:
     checked = profile.slug == chosen
     template = profile.template
-    now = _now(template, outlook) if template is not None else None
+    now = _now(template, availability_now) if template is not None else None
     gpu = template.gpu if template is not None else None
     memory = min((found.memory_bytes for found in now.gpus), default=None) if now is not None else None
     return Card(
@@ -140,10 +142,10 @@ def _card(profile: Profile, chosen: str | None, options: Mapping[str, Any], outl
     )
 
 
-def _now(template: Template, outlook: Outlook | None) -> Availability:
+def _now(template: Template, availability_now: AvailabilityNow | None) -> Availability:
     if template.gpu is None:
         return NO_GPU_NEEDED
-    return outlook.availability(template) if outlook is not None else UNKNOWN
+    return availability_now.availability(template) if availability_now is not None else UNKNOWN
 
 
 def _models(now: Availability) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 
 def may_pass(error: Exception) -> bool:
@@ -24,9 +24,9 @@ def worded(error: Exception) -> str:
     return str(error) or repr(error)
 
 
-def api_refused(error: Exception) -> StartRefused:
+def api_refused(error: Exception) -> SpawnRefused:
     if may_pass(error):
-        return StartRefused(
+        return SpawnRefused(
             f"The cluster's API does not work well at the moment ({worded(error)}). Nothing is reserved for you. "
             "Try again in a minute.",
             reason="api-failed",
@@ -38,7 +38,7 @@ def api_refused(error: Exception) -> StartRefused:
         said = str(json.loads(said)["message"])
     except (ValueError, KeyError, TypeError):
         said = worded(error)
-    return StartRefused(f"The cluster refuses the server: {said}. Tell the admin.", reason="api-refused", status=502)
+    return SpawnRefused(f"The cluster refuses the server: {said}. Tell the admin.", reason="api-refused", status=502)
 
 
 async def asked_again(request: Awaitable[bool], what: str, log: logging.Logger) -> bool:

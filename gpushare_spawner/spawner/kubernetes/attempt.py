@@ -8,7 +8,7 @@ from gpushare_spawner.spawner.attempt import SpawnAttempt
 from gpushare_spawner.spawner.kubernetes.admission import Admission
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.progress import Story
+from gpushare_spawner.spawner.progress import SpawnProgress
 
 
 class PodAttempt(SpawnAttempt[PodShare]):
@@ -19,7 +19,7 @@ class PodAttempt(SpawnAttempt[PodShare]):
 
     def __init__(self, overrides: Overrides, give_back: Callable[[PodShare, bool], None]) -> None:
         super().__init__(overrides)
-        self.retries = Story()
+        self.retries = SpawnProgress()
         """What the user is told of nodes that did not take the pod, while the pod's own events are told."""
         self.perhaps_created = False
         """Whether the reservation's pod may exist."""

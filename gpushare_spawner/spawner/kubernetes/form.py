@@ -9,7 +9,7 @@ from typing import Any
 from gpushare_spawner.spawner.form.form import OTHER
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer, as_entry
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
-from gpushare_spawner.spawner.queue.availability import Outlook
+from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 
 
 def has_own_form(form_template: str, template_paths: Sequence[str]) -> bool:
@@ -25,12 +25,12 @@ def shown_as_chosen(chosen: Mapping[str, Any], cards: Sequence[Profile], standar
 
 
 def entries_of(
-    cards: Sequence[Profile], offer: Offer, standard: Profile | None, outlook: Outlook | None
+    cards: Sequence[Profile], offer: Offer, standard: Profile | None, availability_now: AvailabilityNow | None
 ) -> list[dict[str, Any]]:
     """Return the entries for an admin's form, in KubeSpawner's terms."""
     own = {entry["slug"]: entry for entry in offer.own}
     entries = [
-        as_entry(card, outlook.availability(card.template) if outlook is not None else None)
+        as_entry(card, availability_now.availability(card.template) if availability_now is not None else None)
         if card.template is not None
         else own[card.slug]
         for card in cards

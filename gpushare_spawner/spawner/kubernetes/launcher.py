@@ -17,9 +17,9 @@ from gpushare_spawner.spawner.kubernetes.admission import Admission, NotAdmitted
 from gpushare_spawner.spawner.kubernetes.api_errors import api_refused, may_pass, worded
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
 from gpushare_spawner.spawner.kubernetes.pods import why_waiting
-from gpushare_spawner.spawner.kubernetes.reflectors import ViewStale
+from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 
 class PodLauncher:
@@ -55,7 +55,7 @@ class PodLauncher:
         self._name = name
 
     async def launch(self) -> Any:
-        """Return the server's address. Raises StartRefused, and what KubeSpawner raises; then the share is free again.
+        """Return the server's address. Raises SpawnRefused, and what KubeSpawner raises; then the share is free again.
 
         It ends a moment before the hub's own limit, so that a clear answer is given.
         """
@@ -86,7 +86,7 @@ class PodLauncher:
                 return await self._start_pod()
             except NotAdmitted as error:
                 await self._leave(error, share, last=number >= self._tries)
-            except (ApiException, ClientError, ViewStale) as error:
+            except (ApiException, ClientError, SnapshotStale) as error:
                 if not may_pass(error) or number >= self._tries:
                     raise api_refused(error) from error
                 self._log.warning("%s: the cluster's API failed: %s; trying again", self._name, worded(error))
@@ -101,7 +101,7 @@ class PodLauncher:
         # where that fails, creating the next pod finds this one and tries again
         await self._remove_pod()
         if last:
-            raise StartRefused(
+            raise SpawnRefused(
                 f"{error}. This was the last of {self._tries} attempts; nothing is reserved for you. "
                 "Try again in a minute; tell the admin if it stays so.",
                 reason="not-admitted",
@@ -124,10 +124,10 @@ class PodLauncher:
                 self._name,
             )
 
-    def _too_slow(self, said: str) -> StartRefused:
+    def _too_slow(self, said: str) -> SpawnRefused:
         pod = self._pod()
         why = (why_waiting(pod) if pod is not None else "") or said or ("" if pod else "its pod never showed")
-        return StartRefused(
+        return SpawnRefused(
             f"The server did not start within {self._start_timeout} seconds{f' ({why})' if why else ''}. Try again, "
             "or tell the admin.",
             reason="too-slow",

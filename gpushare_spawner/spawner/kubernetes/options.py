@@ -12,7 +12,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer, check_choices, default_card
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 NAMES = ("pvc_name", "pod_name", "dns_name", "secret_name")
 """Plain attributes of KubeSpawner that a ``kubespawner_override`` may set as if they were traits."""
@@ -28,7 +28,7 @@ def choose(
     """Return the choice that ``options`` stand for; without a profile in them, the default card's.
 
     ``allowed`` leaves the cards that the user may have, ``check_template`` checks options of templates, and
-    ``own_profile`` gives the profile of a slug after KubeSpawner's own check (ValueError). Raises StartRefused.
+    ``own_profile`` gives the profile of a slug after KubeSpawner's own check (ValueError). Raises SpawnRefused.
     """
     options = {} if options is None else options
     slug = options.get("profile") if isinstance(options, Mapping) else None
@@ -43,7 +43,7 @@ def choose(
     try:
         profile = own_profile(card.slug, offer.own)
     except ValueError as error:
-        raise StartRefused(str(error), reason="bad-options") from None
+        raise SpawnRefused(str(error), reason="bad-options") from None
     check_choices(profile, options)
     return Choice(card)
 

@@ -13,7 +13,7 @@ from gpushare_spawner.sharing.base import PodSpec
 from gpushare_spawner.sharing.native_pod import NOTEBOOK, NativePodLayer
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not see those of its node because its image says "all". (NVIDIA Container
@@ -23,11 +23,11 @@ Toolkit, environment variables: void is "as if there were no GPU".)"""
 def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1Pod:
     """Return KubeSpawner's manifest with the share in it. ``hub``: the URL of the API of the hub that makes the pod.
 
-    Raises StartRefused for a manifest that is pinned to another node than the share's.
+    Raises SpawnRefused for a manifest that is pinned to another node than the share's.
     """
     placed, pinned = share.placement.node, (pod.spec.node_selector or {}).get(HOSTNAME_LABEL)
     if pinned not in (None, placed):
-        raise StartRefused(
+        raise SpawnRefused(
             f"The server is placed on node {placed}, and its settings pin it to {pinned}. Tell the admin to set "
             f"{HOSTNAME_LABEL} in node_selector, where it is seen before a place is looked for.",
             reason="bad-template",
@@ -35,7 +35,12 @@ def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1Pod:
         )
     indices = {gpu.uuid: gpu.index for gpu in share.gpus}
     layer = NativePodLayer(
-        share.wish.tenant, share.wish.template, share.placement, indices, unit_size=unit_size, since=time.time()
+        share.request.tenant,
+        share.request.template,
+        share.placement,
+        indices,
+        unit_size=unit_size,
+        since=time.time(),
     )
     changed = layer.render(fragment(pod))
     changed["metadata"]["annotations"].update({RESERVATION: share.token, HUB: hub})

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
 from gpushare_spawner.spawner.queue.availability import Availability
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 SHOWN = ("display_name", "description", "display_name_in_choices", "validation_message")
 """Fields of a profile, its options and their choices that the form shows, and that may hold HTML in KubeSpawner's."""
@@ -86,7 +86,7 @@ def marked_default(written: Any, initialized: Sequence[Mapping[str, Any]]) -> st
 
 
 def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raises StartRefused for a choice that a KubeSpawner profile does not have; KubeSpawner itself fails on it."""
+    """Raises SpawnRefused for a choice that a KubeSpawner profile does not have; KubeSpawner itself fails on it."""
     for name, option in (entry.get("profile_options") or {}).items():
         choice = options.get(name)
         if options.get(name + UNLISTED) or not choice:
@@ -94,7 +94,7 @@ def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         choices = option.get("choices") or {}
         if not isinstance(choice, str) or choice not in choices:
             shown = repr(choice) if len(repr(choice)) <= 80 else repr(choice)[:77] + "..."
-            raise StartRefused(
+            raise SpawnRefused(
                 f"{entry['display_name']}, {option.get('display_name') or name}: there is no choice {shown}; "
                 f"choose one of {', '.join(map(str, choices)) or 'those on the form'}.",
                 reason="unknown-choice",

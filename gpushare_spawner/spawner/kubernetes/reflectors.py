@@ -23,7 +23,7 @@ _renewals: WeakKeyDictionary[Any, asyncio.Task[None]] = WeakKeyDictionary()
 """Reflectors that are being brought up to date: whoever wants the same waits for the same."""
 
 
-class ViewStale(Exception):
+class SnapshotStale(Exception):
     """What the hub knows of the cluster is not fresh, and could not be made so. ``str()`` says what and why.
 
     ``forbidden``: the hub's role does not allow it to look.
@@ -113,7 +113,7 @@ async def freshen(reflector: Any) -> None:
     """See to it that a reflector shows what is. Cheap when it does already.
 
     A reflector whose first list failed stays empty for ever, and one that has given up stays as it was; KubeSpawner
-    keeps both. Here they are started again, and so is one whose watch hangs or is behind. Raises ViewStale.
+    keeps both. Here they are started again, and so is one whose watch hangs or is behind. Raises SnapshotStale.
     """
     if is_watching(reflector) and (not isinstance(reflector, Dated) or reflector.up_to_date):
         return
@@ -131,7 +131,7 @@ async def _renew(reflector: Any) -> None:
     except Exception as error:
         what = f"the list of {reflector.kind} in {reflector.namespace or 'all namespaces'}"
         forbidden = getattr(error, "status", None) == 403
-        raise ViewStale(f"{what} cannot be had: {_worded(error)}", forbidden) from error
+        raise SnapshotStale(f"{what} cannot be had: {_worded(error)}", forbidden) from error
 
 
 async def _start_again(reflector: Any) -> None:
@@ -150,7 +150,7 @@ async def _start_again(reflector: Any) -> None:
     except BaseException as error:
         if not first.done():
             # whoever waits for the first list must not wait for ever
-            first.set_exception(ViewStale(f"the list of {reflector.kind} was called off: {error!r}"))
+            first.set_exception(SnapshotStale(f"the list of {reflector.kind} was called off: {error!r}"))
         if not first.cancelled():
             # fetched here: it is raised, and must not be logged as forgotten too
             first.exception()

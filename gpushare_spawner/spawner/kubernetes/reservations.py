@@ -14,11 +14,11 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Holding
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, holds_share
-from gpushare_spawner.spawner.kubernetes.reflectors import ViewStale
-from gpushare_spawner.spawner.kubernetes.snapshot import ClusterView
+from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale
+from gpushare_spawner.spawner.kubernetes.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
-from gpushare_spawner.spawner.queue.snapshot import GpuView
-from gpushare_spawner.spawner.queue.waiting_room import WaitingRoom
+from gpushare_spawner.spawner.queue.reservations import Reservations
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
 LINGER_SECONDS = 20.0
 """How long a place is kept after its pod may have been created and was not seen: a request whose answer is lost is done
@@ -26,7 +26,7 @@ by the API server within its own time limits, and a new pod shows in the reflect
 _LOOK_EVERY = 0.5
 
 
-class NoNodeNow(ViewStale):
+class NoNodeNow(SnapshotStale):
     """What is known is fresh, and names no node that could be given a server. ``str()`` is a sentence for its user."""
 
 
@@ -37,27 +37,27 @@ class PodShare(Reservation):
     token: str
 
 
-class PodReservations(WaitingRoom[PodShare]):
-    """The shares that this hub process has put aside for pods, and the line.
+class PodReservations(Reservations[PodShare]):
+    """The shares that this hub process has reserved for pods, and the queue.
 
     They live in the hub's memory only. A pod that was created says by itself what it holds: a hub that is killed
     between any two steps forgets only places that no pod has.
     """
 
     where: ClassVar[str] = "this cluster"
-    away: ClassVar[str] = "What the cluster's GPUs hold is not known"
-    unreachable: ClassVar[tuple[type[Exception], ...]] = (ViewStale,)
+    unavailable: ClassVar[str] = "What the cluster's GPUs hold is not known"
+    unreachable: ClassVar[tuple[type[Exception], ...]] = (SnapshotStale,)
 
-    def __init__(self, cluster: ClusterView, log: logging.Logger, **settings: Any) -> None:
+    def __init__(self, cluster: ClusterSnapshots, log: logging.Logger, **settings: Any) -> None:
         super().__init__(log, **settings)
         self.cluster = cluster
         self._in_flight: dict[str, Holding] = {}
         self._lingering: dict[str, tuple[float, Holding]] = {}
 
-    async def view(self, max_age: float = 0.0) -> GpuView:
-        """The cluster's GPUs and what pods hold. Raises ViewStale."""
+    async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
+        """The cluster's GPUs and what pods hold. Raises SnapshotStale."""
         self._settle()
-        return await self.cluster.look(max_age, self._in_flight)
+        return await self.cluster.snapshot(max_age, self._in_flight)
 
     def counted(self, share: Share) -> Share:
         """The share in whole devices."""
@@ -68,20 +68,20 @@ class PodReservations(WaitingRoom[PodShare]):
         self._settle()
         return [*self._in_flight.values(), *(holding for _, holding in self._lingering.values())]
 
-    async def _prepare(self, view: GpuView) -> GpuView:
-        if not view.reports:
+    async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
+        if not snapshot.reports:
             # nobody can be placed, and why is not for one start to say
-            raise NoNodeNow(view.awaited)
-        return view
+            raise NoNodeNow(snapshot.awaited)
+        return snapshot
 
     def _why_nobody_is_placed(self, error: Exception) -> str:
         return str(error) if isinstance(error, NoNodeNow) else super()._why_nobody_is_placed(error)
 
-    async def _give(self, ticket: Ticket, placement: Placement, view: GpuView) -> Holding | None:
+    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Holding | None:
         token = secrets.token_hex(8)
-        share = self.counted(ticket.wish.share)
+        share = self.counted(ticket.request.share)
         holding = Holding(
-            session=f"{ticket.wish.session}#{token}",
+            session=f"{ticket.request.session}#{token}",
             gpus=placement.gpus,
             share_units=share.units,
             borrowed_units=placement.borrowed,
@@ -89,16 +89,16 @@ class PodReservations(WaitingRoom[PodShare]):
             opened_at=time.time(),
         )
         self._in_flight[token] = holding
-        gpus = tuple(view.gpus[gpu] for gpu in placement.gpus)
+        gpus = tuple(snapshot.gpus[gpu] for gpu in placement.gpus)
         # the person's share may be less than the devices that it takes
-        placement = replace(placement, borrowed=min(placement.borrowed, ticket.wish.share.units))
-        ticket.result.set_result(PodShare(ticket.wish, placement, gpus, token))
+        placement = replace(placement, borrowed=min(placement.borrowed, ticket.request.share.units))
+        ticket.result.set_result(PodShare(ticket.request, placement, gpus, token))
         return holding
 
     def give_back(self, reservation: PodShare) -> None:
         """No pod was made for it: it is free again."""
         if self._in_flight.pop(reservation.token, None) is not None:
-            self.look_soon()
+            self.place_soon()
 
     def perhaps_created(self, reservation: PodShare) -> None:
         """The start failed, and its pod may exist or come to exist: its annotations count once it shows."""
@@ -106,7 +106,7 @@ class PodReservations(WaitingRoom[PodShare]):
         if holding is not None:
             self._lingering[reservation.token] = (time.monotonic() + LINGER_SECONDS, holding)
             self._settle()
-            self.look_soon()
+            self.place_soon()
 
     async def late_pods(self, token: str) -> AsyncIterator[Mapping[str, Any]]:
         """The pods of a reservation whose start has failed, again and again while they are not being deleted."""

@@ -24,8 +24,8 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement import Holding
 from gpushare_spawner.sharing.native_pod import notebook_container
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, created_at, holds_share
-from gpushare_spawner.spawner.kubernetes.reflectors import ViewStale, freshen, has_listed
-from gpushare_spawner.spawner.queue.snapshot import GpuView
+from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale, freshen, has_listed
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
 PODS = "pods"
 REPORTS = "gpushare-reports"
@@ -39,7 +39,7 @@ CLOSED_SECONDS = 60.0
 """For how long a namespace that the hub may not look into is not tried again."""
 
 
-class ClusterView:
+class ClusterSnapshots:
     """Reads KubeSpawner's shared reflectors, after making sure that they show what is.
 
     ``reflectors`` is the dict that all spawners of the hub share. What pods and reports say is parsed once for each of
@@ -64,35 +64,35 @@ class ClusterView:
         self._told: set[str] = set()
         self._distrusted: dict[str, float] = {}
         self._closed: dict[str | None, float] = {}
-        self._last: tuple[float, GpuView] | None = None
+        self._last: tuple[float, GpuSnapshot] | None = None
 
-    async def look(self, max_age: float = 0.0, arrived: Iterable[str] = ()) -> GpuView:
-        """The GPUs of all nodes with a fresh report, and what pods hold. Raises ViewStale.
+    async def snapshot(self, max_age: float = 0.0, arrived: Iterable[str] = ()) -> GpuSnapshot:
+        """The GPUs of all nodes with a fresh report, and what pods hold. Raises SnapshotStale.
 
-        ``arrived``: reservations whose pods are left out, because they are counted elsewhere. A view that is at most
-        ``max_age`` seconds old will do.
+        ``arrived``: reservations whose pods are left out, because they are counted elsewhere. A snapshot that is at
+        most ``max_age`` seconds old will do.
         """
         if self._last is not None and time.monotonic() - self._last[0] < max_age:
             return self._last[1]
         reports = self.reflectors.get(self.reports_key)
         pods = [reflector for key, reflector in list(self.reflectors.items()) if key[0] == PODS]
         if reports is None or not pods:
-            raise ViewStale("pods and reports are not watched yet")
+            raise SnapshotStale("pods and reports are not watched yet")
         await freshen(reports)
         for reflector in pods:
             await self._freshen_pods(reflector)
         fresh, awaited = self._fresh_reports(reports)
-        view = GpuView(fresh, tuple(self._holdings(fresh, set(arrived))), awaited)
-        self._last = (time.monotonic(), view)
-        return view
+        snapshot = GpuSnapshot(fresh, tuple(self._holdings(fresh, set(arrived))), awaited)
+        self._last = (time.monotonic(), snapshot)
+        return snapshot
 
     async def _freshen_pods(self, reflector: Any) -> None:
-        """Raises ViewStale; not for a namespace that this hub never could look into: it has started nothing there."""
+        """Raises SnapshotStale; not for a namespace that this hub never could read: it has started nothing there."""
         if not has_listed(reflector) and time.monotonic() < self._closed.get(reflector.namespace, 0.0):
             return
         try:
             await freshen(reflector)
-        except ViewStale as error:
+        except SnapshotStale as error:
             if has_listed(reflector) or not error.forbidden:
                 raise
             self._closed[reflector.namespace] = time.monotonic() + CLOSED_SECONDS

@@ -46,14 +46,14 @@ from gpushare_spawner.spawner.kubernetes.pods import annotation, ended_by_node, 
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer, default_card
 from gpushare_spawner.spawner.kubernetes.reflectors import ReportReflector
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
-from gpushare_spawner.spawner.kubernetes.snapshot import REPORTS, ClusterView
+from gpushare_spawner.spawner.kubernetes.snapshot import REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.watches import Watches
 from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.placing import report_placement, reserve_share
-from gpushare_spawner.spawner.progress import Story, interleaved
-from gpushare_spawner.spawner.queue.queue import Wish
+from gpushare_spawner.spawner.progress import SpawnProgress, interleaved
+from gpushare_spawner.spawner.queue.queue import PlacementRequest
 from gpushare_spawner.spawner.refusal import refusals_reported
 
 _TEMPLATES = "/etc/gpushare/templates"
@@ -70,7 +70,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     while there are none, it is KubeSpawner in everything.
     """
 
-    away = "the cluster's GPUs and pods cannot be looked at"
+    unavailable = "the cluster's GPUs and pods cannot be looked at"
 
     _attempt: PodAttempt
 
@@ -138,12 +138,12 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     @property
     def reservations(self) -> PodReservations:
-        """The shares in flight and the line, one for all spawners of the hub."""
+        """The shares in flight and the queue, one for all spawners of the hub."""
         return self._shared(("cluster", self.reports_namespace), self._new_reservations)
 
     def _new_reservations(self) -> PodReservations:
-        cluster = ClusterView(self.reflectors, self._reports_key, self.share_unit_size, self.log)
-        return PodReservations(cluster, self.log, patience=self.view_patience, **self._line_settings())
+        cluster = ClusterSnapshots(self.reflectors, self._reports_key, self.share_unit_size, self.log)
+        return PodReservations(cluster, self.log, patience=self.view_patience, **self._queue_settings())
 
     @property
     def _reports_key(self) -> tuple[str, str]:
@@ -224,22 +224,24 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """The form's HTML, for this user and what is free now."""
         offer = await self._offer()
         cards = self._allowed(offer.cards)
-        outlook = (
-            await self._outlook_if_watched() if any(card.template and card.template.gpu for card in cards) else None
+        availability_now = (
+            await self._availability_if_watched()
+            if any(card.template and card.template.gpu for card in cards)
+            else None
         )
         standard = default_card(cards, offer.own_default)
         if self._has_own_form():
-            return self._kube.rendered_form(entries_of(cards, offer, standard, outlook))
+            return self._kube.rendered_form(entries_of(cards, offer, standard, availability_now))
         chosen = shown_as_chosen(self._chosen_before(), cards, standard)
-        return Form(self.form_template_paths).render(cards, chosen, outlook, self.away)
+        return Form(self.form_template_paths).render(cards, chosen, availability_now, self.unavailable)
 
-    async def _outlook_if_watched(self) -> Any:
+    async def _availability_if_watched(self) -> Any:
         try:
             await asyncio.wait_for(self._watch(), self.form_timeout)
         except TimeoutError:
             self.log.warning("The form is shown without availability: pods are not watched in time")
             return None
-        return await self._outlook()
+        return await self._availability_now()
 
     def _options_from_form(self, formdata: dict[str, Any]) -> dict[str, Any]:
         options: dict[str, Any] = super()._options_from_form(formdata)
@@ -272,7 +274,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     def run_pre_spawn_hook(self) -> Any:
         """Run the admin's hook; with templates, check the options and get the share too, after a wait if need be.
 
-        The hub's ``start_timeout`` runs only from `start` on. Raises StartRefused, and then nothing is reserved.
+        The hub's ``start_timeout`` runs only from `start` on. Raises SpawnRefused, and then nothing is reserved.
         """
         if not self._templates():
             return super().run_pre_spawn_hook()
@@ -292,13 +294,15 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         if template.gpu is not None:
             attempt.reserved(await self._reserve(template, self.queue_timeout, attempt.progress))
 
-    async def _reserve(self, template: Template, patience: float, progress: Story) -> PodShare:
+    async def _reserve(self, template: Template, patience: float, progress: SpawnProgress) -> PodShare:
         """Get a share, after a wait of at most ``patience`` seconds if need be; ``progress`` hears of it."""
         await self._watch()
         await self._clear_way()
         node = pinned_node(self.node_selector, self.extra_pod_config)
-        wish = Wish(Tenant(self.user.name, self.name), template, self._kube.expanded(node) if node else "")
-        share = await reserve_share(self.reservations, wish, patience, progress)
+        request = PlacementRequest(
+            Tenant(self.user.name, self.name), template, self._kube.expanded(node) if node else ""
+        )
+        share = await reserve_share(self.reservations, request, patience, progress)
         report_placement(share, f" of {share.placement.node}", progress, self.log, self._log_name)
         return share
 
@@ -311,7 +315,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     # -- a spawn, in start --
 
     def start(self) -> Any:
-        """KubeSpawner's start: the pod, on a node that has room; on another one if the first does not admit it."""
+        """KubeSpawner's start. A pod with a share that its node does not admit is tried on another node."""
         if self._attempt.phase not in (SpawnPhase.NEW, SpawnPhase.READY):
             # the spawner of a script: a hub clears the state before each start
             self._forget_attempt()
@@ -407,7 +411,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return admission.runs(pod, super().is_pod_running)
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """The place in the line and the GPU, then what KubeSpawner has to say."""
+        """The position in the queue and the GPU, then what KubeSpawner has to say."""
         attempt = self._attempt
         begun = self.pending or attempt.phase is SpawnPhase.PLACING or self._kube.was_started
         if begun and self._templates():
@@ -443,8 +447,8 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return status
 
     async def stop(self, now: bool = False) -> None:
-        """KubeSpawner's. A start that still waits for its share is called off; whoever waits has a look afterwards."""
+        """KubeSpawner's. A spawn that still waits for its share is called off; queued spawns are placed afterwards."""
         if not self._attempt.call_off():
             await super().stop(now)
         if self._attempt.template_name and self._templates():
-            self.reservations.look_soon()
+            self.reservations.place_soon()

@@ -14,7 +14,7 @@ from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerP
 from gpushare_spawner.spawner.kubernetes.reflectors import (
     Dated,
     DatedPodReflector,
-    ViewStale,
+    SnapshotStale,
     freshen,
     has_listed,
     is_watching,
@@ -70,7 +70,7 @@ class Watches:
             if not is_watching(known):
                 try:
                     await freshen(known)
-                except ViewStale as error:
+                except SnapshotStale as error:
                     if not has_listed(known):
                         raise
                     self._log.warning("%s; what was seen last is shown", error)
@@ -81,7 +81,7 @@ class Watches:
         return await asyncio.shield(starting)
 
     async def ensure(self, reports_key: tuple[Any, ...], make_reports: Callable[[], Any]) -> None:
-        """See to it that pods and reports are watched; the waiting room checks that they are watched well."""
+        """See to it that pods and reports are watched; `snapshot` checks that they are watched well."""
         if reports_key not in self._reflectors:
             self._reflectors[reports_key] = make_reports()
         try:

@@ -26,7 +26,7 @@ class ProcessAttempt(SpawnAttempt[OpenedShare]):
 
     def reserved(self, reservation: OpenedShare) -> None:
         """Note the share that was found."""
-        self.reservation, self.session = reservation, reservation.request
+        self.reservation, self.session = reservation, reservation.opened_with
 
     def give_back(self) -> None:
         session, self.session, self.reservation = self.session, None, None

@@ -18,13 +18,13 @@ from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form.form import Form
 from gpushare_spawner.spawner.local.attempt import ProcessAttempt
-from gpushare_spawner.spawner.local.reservations import Reservations
+from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, profiles
 from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.placing import report_placement, reserve_share
-from gpushare_spawner.spawner.queue.queue import Wish
-from gpushare_spawner.spawner.refusal import StartRefused, refusals_reported
+from gpushare_spawner.spawner.queue.queue import PlacementRequest
+from gpushare_spawner.spawner.refusal import SpawnRefused, refusals_reported
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not take one because the machine has one. (CUDA C++ Programming Guide,
@@ -42,7 +42,7 @@ class GPUShareMixin(GPUShareBase):
     overrides `share_pid`.
     """
 
-    away = "the GPU agent of this machine does not answer"
+    unavailable = "the GPU agent of this machine does not answer"
     """Why nothing is known of the GPUs, as half a sentence."""
 
     agent_socket = Unicode(
@@ -108,16 +108,16 @@ class GPUShareMixin(GPUShareBase):
     # -- what is offered --
 
     @property
-    def reservations(self) -> Reservations:
-        """The shares in flight and the line, one for all spawners of the hub that use the same agent."""
+    def reservations(self) -> AgentReservations:
+        """The shares in flight and the queue, one for all spawners of the hub that use the same agent."""
         return self._shared(("agent", self.agent_socket), self._new_reservations)
 
-    def _new_reservations(self) -> Reservations:
-        made = Reservations(
+    def _new_reservations(self) -> AgentReservations:
+        made = AgentReservations(
             AgentClient(self.agent_socket, self.agent_timeout),
             self.log,
             agent_patience=self.agent_patience,
-            **self._line_settings(),
+            **self._queue_settings(),
         )
         made.sweep_soon(self._hub_runs)
         return made
@@ -156,7 +156,7 @@ class GPUShareMixin(GPUShareBase):
         """The form's HTML, for this user and what is free now."""
         offered = self._allowed(await self.offered())
         form = Form(self.form_template_paths)
-        return form.render(offered, self._chosen_before(), await self._outlook(), self.away)
+        return form.render(offered, self._chosen_before(), await self._availability_now(), self.unavailable)
 
     def _read_form(self, form_data: dict[str, Any]) -> dict[str, Any]:
         options = Form.read(form_data)
@@ -166,9 +166,9 @@ class GPUShareMixin(GPUShareBase):
     # -- a spawn --
 
     async def run_pre_spawn_hook(self) -> None:
-        """Run the admin's hook, check the options, and get the share; a start that finds no room waits here.
+        """Run the admin's hook, check the options, and get the share; a spawn without a place waits here.
 
-        The hub's ``start_timeout`` runs only from `start` on. Raises StartRefused, and then nothing is reserved.
+        The hub's ``start_timeout`` runs only from `start` on. Raises SpawnRefused, and then nothing is reserved.
         """
         await self._prepare(super().run_pre_spawn_hook)
 
@@ -180,8 +180,8 @@ class GPUShareMixin(GPUShareBase):
         attempt.overrides.apply_choice(choice)
         if template is None or template.gpu is None:
             return
-        wish = Wish(Tenant(self.user.name, self.name, self._uid()), template)
-        reservation = await reserve_share(self.reservations, wish, self.queue_timeout, attempt.progress)
+        request = PlacementRequest(Tenant(self.user.name, self.name, self._uid()), template)
+        reservation = await reserve_share(self.reservations, request, self.queue_timeout, attempt.progress)
         attempt.reserved(reservation)
         report_placement(reservation, "", attempt.progress, self.log, self._log_name)
 
@@ -189,7 +189,7 @@ class GPUShareMixin(GPUShareBase):
         try:
             return self.share_uid()
         except KeyError:
-            raise StartRefused(
+            raise SpawnRefused(
                 f"There is no user {self.user.name!r} on this machine. Ask the admin.", reason="no-user", status=403
             ) from None
 
@@ -210,7 +210,7 @@ class GPUShareMixin(GPUShareBase):
         return address
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """The place in the line and the GPU, then what the spawner itself has to say."""
+        """The position in the queue and the GPU, then what the spawner itself has to say."""
         async for event in self._attempt.progress.events():
             yield event
         async for event in super().progress():

@@ -1,7 +1,7 @@
 """Shares in flight on the agent's machine: from a place to the agent's session, and back when a start fails.
 
-One `Reservations` serves all spawners of a hub process that use the same agent. What it knows is only a hint: every
-look at the GPUs starts with a fresh report, and the agent counts again when a session is opened.
+One `AgentReservations` serves all spawners of a hub process that use the same agent. What it knows is only a hint: each
+pass over the queue starts with a fresh report, and the agent counts again when a session is opened.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement import Holding
 from gpushare_spawner.sharing.native import open_request
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
-from gpushare_spawner.spawner.queue.snapshot import GpuView
-from gpushare_spawner.spawner.queue.waiting_room import WaitingRoom
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.queue.reservations import Reservations
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 CONFIRM_WITHIN = 900.0
 """Seconds that the agent keeps a session whose process nobody confirmed: longer than a start may take."""
@@ -34,20 +34,20 @@ LONGEST_PAUSE = 5.0
 class OpenedShare(Reservation):
     """A share that the agent has put aside, until its process is confirmed or it is released."""
 
-    request: OpenRequest
+    opened_with: OpenRequest
     environment: dict[str, str]
     """What the notebook server must be started with."""
 
 
-class Reservations(WaitingRoom[OpenedShare]):
-    """The shares that this hub process has asked its machine's agent for, and the line.
+class AgentReservations(Reservations[OpenedShare]):
+    """The shares that this hub process has asked its machine's agent for, and the queue.
 
     ``agent_patience``: seconds that a start waits for an agent that does not answer. The other settings are those of
-    `WaitingRoom`.
+    `Reservations`.
     """
 
     where: ClassVar[str] = "this machine"
-    away: ClassVar[str] = "The GPU agent of this machine does not answer"
+    unavailable: ClassVar[str] = "The GPU agent of this machine does not answer"
     unreachable: ClassVar[tuple[type[Exception], ...]] = (AgentUnreachable,)
 
     def __init__(
@@ -62,34 +62,34 @@ class Reservations(WaitingRoom[OpenedShare]):
         self._adopting: set[str] = set()
         self._last: tuple[float, Report] | None = None
 
-    # -- one look at the GPUs --
+    # -- one pass over the queue --
 
-    async def view(self, max_age: float = 0.0) -> GpuView:
-        """The agent's report, as a view. Raises AgentUnreachable."""
-        return GpuView((await self.report(max_age),))
+    async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
+        """The agent's report, as a snapshot. Raises AgentUnreachable."""
+        return GpuSnapshot((await self.report(max_age),))
 
     def in_flight(self) -> Iterable[Holding]:
         """Shares of sessions that are not confirmed yet."""
         return self._in_flight.values()
 
-    async def _prepare(self, view: GpuView) -> GpuView:
-        leftovers = {ticket.wish.session for ticket in self.line if self._is_leftover(ticket, view.reports[0])}
+    async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
+        leftovers = {ticket.request.session for ticket in self.queue if self._is_leftover(ticket, snapshot.reports[0])}
         if not leftovers:
-            return view
+            return snapshot
         # the server does not run, or it could not be starting: what the agent holds for it is from before
         await asyncio.gather(*(self.close(session, timeout=1.0) for session in leftovers))
-        return await self.view()
+        return await self.snapshot()
 
     def _is_leftover(self, ticket: Ticket, report: Report) -> bool:
-        return not ticket.result.done() and report.session(ticket.wish.session) is not None
+        return not ticket.result.done() and report.session(ticket.request.session) is not None
 
     def _held_up(self, ticket: Ticket) -> str:
         # opened now, it might be closed by the close that is under way
-        return "The server's earlier session is being closed." if ticket.wish.session in self._closing else ""
+        return "The server's earlier session is being closed." if ticket.request.session in self._closing else ""
 
-    async def _give(self, ticket: Ticket, placement: Placement, view: GpuView) -> Holding | None:
-        """Ask the agent for the place; None where it sees no room there."""
-        request = open_request(ticket.wish.tenant, ticket.wish.template, placement, CONFIRM_WITHIN)
+    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Holding | None:
+        """Ask the agent for the place; None where it sees no free capacity there."""
+        request = open_request(ticket.request.tenant, ticket.request.template, placement, CONFIRM_WITHIN)
         holding = self._in_flight[request.id] = _holding(request)
         try:
             opened = await self.client.open(request)
@@ -108,16 +108,16 @@ class Reservations(WaitingRoom[OpenedShare]):
             # perhaps it was opened all the same: closing what is not open is no error
             self.release(request.id)
             raise
-        if ticket not in self.line or ticket.result.done():
+        if ticket not in self.queue or ticket.result.done():
             self.release(request.id)
             return holding
-        gpus = tuple(view.gpus[gpu] for gpu in request.gpus)
-        ticket.result.set_result(OpenedShare(ticket.wish, placement, gpus, request, opened.environment))
+        gpus = tuple(snapshot.gpus[gpu] for gpu in request.gpus)
+        ticket.result.set_result(OpenedShare(ticket.request, placement, gpus, request, opened.environment))
         return holding
 
     def give_back(self, reservation: OpenedShare) -> None:
         """Close its session in the background."""
-        self.release(reservation.request.id)
+        self.release(reservation.opened_with.id)
 
     async def _fresh(self) -> Report:
         report = await self.client.report()
@@ -133,7 +133,7 @@ class Reservations(WaitingRoom[OpenedShare]):
     # -- the process runs --
 
     async def confirm(self, request: OpenRequest, pid: int) -> None:
-        """Tell the agent the pid of the session's process. An agent that is away is told when it is back.
+        """Tell the agent the pid of the session's process. An unavailable agent is told when it is back.
 
         Raises ControlRefused where the agent does not accept it.
         """
@@ -145,13 +145,13 @@ class Reservations(WaitingRoom[OpenedShare]):
             self.in_background(self._confirm_later(request, pid))
 
     async def confirm_started(self, request: OpenRequest, pid: int) -> None:
-        """As `confirm`. Raises StartRefused, also for a ``pid`` below 1: then the server has ended already."""
+        """As `confirm`. Raises SpawnRefused, also for a ``pid`` below 1: then the server has ended already."""
         if pid < 1:
-            raise StartRefused("The server ended while it started; its log says why.", reason="exited", status=500)
+            raise SpawnRefused("The server ended while it started; its log says why.", reason="exited", status=500)
         try:
             await self.confirm(request, pid)
         except ControlRefused as error:
-            raise StartRefused(
+            raise SpawnRefused(
                 f"The GPU agent does not accept the server's process: {error.message}",
                 reason="agent-refused",
                 status=502,
@@ -304,7 +304,7 @@ def _holding(request: OpenRequest) -> Holding:
     )
 
 
-def _refused(error: ControlRefused) -> StartRefused:
-    return StartRefused(
+def _refused(error: ControlRefused) -> SpawnRefused:
+    return SpawnRefused(
         f"The GPU agent refused the session: {error.message}. Tell the admin.", reason="agent-refused", status=502
     )

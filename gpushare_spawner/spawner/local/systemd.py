@@ -14,7 +14,7 @@ except ImportError as error:
     ) from error
 
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 
 class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):  # type: ignore[mis
         for name in ("dynamic_users", "isolate_devices"):
             if getattr(self, name):
                 self.log.error("Templates with a GPU cannot be started with c.SystemdSpawner.%s = True", name)
-                raise StartRefused(
+                raise SpawnRefused(
                     f"Templates with a GPU cannot be started while this hub's setting {name} is on. Tell the admin.",
                     reason="bad-settings",
                     status=500,

@@ -18,7 +18,7 @@ except ImportError as error:
     ) from error
 
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 
 class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):  # type: ignore[misc]
@@ -35,7 +35,7 @@ class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):  # type:
             ensure_user(name)
         except (OSError, subprocess.CalledProcessError) as error:
             self.log.error("TLJH cannot make the user %s: %s", name, error)
-            raise StartRefused(
+            raise SpawnRefused(
                 f"The user {name} could not be made on this machine. Ask the admin.", reason="no-user", status=500
             ) from error
         # UserCreatingSpawner.start sets the same

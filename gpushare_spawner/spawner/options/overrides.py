@@ -12,7 +12,7 @@ from traitlets import TraitError
 
 from gpushare_spawner.spawner.options.profiles import resource_override
 from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 
 class Overrides:
@@ -27,7 +27,7 @@ class Overrides:
     def apply_choice(self, choice: Choice) -> None:
         """Set the traits that a choice asks for: the template's resources, its overrides, those of the options.
 
-        Raises StartRefused, see `apply`.
+        Raises SpawnRefused, see `apply`.
         """
         profile = choice.profile
         where = f"The template {profile.slug!r}"
@@ -41,7 +41,7 @@ class Overrides:
     def apply(self, settings: Mapping[str, Any], where: str) -> None:
         """Set traits; dicts are merged into what is there, callables are called with the spawner, as KubeSpawner does.
 
-        Raises StartRefused, naming the setting, for a trait that the spawner does not have and for a wrong value.
+        Raises SpawnRefused, naming the setting, for a trait that the spawner does not have and for a wrong value.
         """
         for name, value in settings.items():
             if not self._spawner.has_trait(name) and name not in self.also:
@@ -65,9 +65,9 @@ class Overrides:
             setattr(self._spawner, name, value)
         self._before.clear()
 
-    def _wrong(self, where: str, why: str) -> StartRefused:
+    def _wrong(self, where: str, why: str) -> SpawnRefused:
         # the admin's mistake, not the person's: say so, and put it into the hub's log
         self._spawner.log.error("%s: %s", where, why)
-        return StartRefused(
+        return SpawnRefused(
             f"{where} cannot be started on this hub: {why}. Tell the admin.", reason="bad-template", status=500
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of, replaced
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 MAX_TEXT = 1000
 """Longest text that an unlisted choice may have."""
@@ -32,7 +32,7 @@ def choose(
     running: Mapping[str, int],
     others: frozenset[str] = frozenset(),
 ) -> Choice:
-    """The choice that ``options`` stand for. Raises StartRefused, with a sentence for the person, for anything wrong.
+    """The choice that ``options`` stand for. Raises SpawnRefused, with a sentence for the person, for anything wrong.
 
     ``running`` counts the user's other servers that run or are starting, by profile. ``others`` are names of options
     that belong to the admin's own hooks.
@@ -40,7 +40,7 @@ def choose(
     if options is None:
         options = {}
     if not isinstance(options, Mapping):
-        raise StartRefused(
+        raise SpawnRefused(
             f'The options of a server must be an object like {{"profile": "quarter-gpu"}}, not {_shown(options)}.',
             reason="bad-options",
         )
@@ -51,7 +51,7 @@ def choose(
     ]
     if unknown:
         known = ", ".join(["profile", *profile.options])
-        raise StartRefused(
+        raise SpawnRefused(
             f"Unknown option {_shown(unknown[0])}; {profile.display_name} has: {known}.", reason="unknown-option"
         )
     _within_limit(profile, running)
@@ -63,32 +63,32 @@ def _profile(options: Mapping[str, Any], profiles: Sequence[Profile], offered: S
     if slug is None or slug == "":
         profile = default_of(offered)
         if profile is None:
-            raise StartRefused(
+            raise SpawnRefused(
                 "There is no compute template that you may use. Ask the admin of this hub.",
                 reason="no-template",
                 status=403,
             )
         return profile
     if not isinstance(slug, str):
-        raise StartRefused(f"profile must be the name of a template, not {_shown(slug)}.", reason="bad-options")
+        raise SpawnRefused(f"profile must be the name of a template, not {_shown(slug)}.", reason="bad-options")
     for profile in offered:
         if profile.slug == slug:
             return profile
     names = ", ".join(profile.slug for profile in offered) or "none"
     if any(profile.slug == slug for profile in profiles):
-        raise StartRefused(
+        raise SpawnRefused(
             f"You may not use the template {slug!r}. It is for certain users and groups. You may use: {names}.",
             reason="not-allowed",
             status=403,
         )
-    raise StartRefused(f"There is no template {_shown(slug)}. You may use: {names}.", reason="unknown-template")
+    raise SpawnRefused(f"There is no template {_shown(slug)}. You may use: {names}.", reason="unknown-template")
 
 
 def _within_limit(profile: Profile, running: Mapping[str, int]) -> None:
     limit = profile.template.limits.per_user if profile.template is not None else None
     if limit is not None and running.get(profile.slug, 0) >= limit:
         servers = "one server" if limit == 1 else f"{limit} servers"
-        raise StartRefused(
+        raise SpawnRefused(
             f"You may run {servers} with {profile.display_name} at a time. Stop one first, or choose another template.",
             reason="per-user-limit",
             status=409,
@@ -107,14 +107,14 @@ def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Map
     text = options.get(name + UNLISTED)
     if text is not None and text != "":
         if not unlisted.get("enabled"):
-            raise StartRefused(f"{where}: choose one of {_listed(choices)}.", reason="unknown-choice")
+            raise SpawnRefused(f"{where}: choose one of {_listed(choices)}.", reason="unknown-choice")
         if not isinstance(text, str) or len(text) > MAX_TEXT:
-            raise StartRefused(f"{where}: write at most {MAX_TEXT} characters of text.", reason="bad-options")
+            raise SpawnRefused(f"{where}: write at most {MAX_TEXT} characters of text.", reason="bad-options")
         pattern = unlisted.get("validation_regex")
         # the whole text, as the pattern attribute of the form's field has it
         if pattern and not re.fullmatch(pattern, text):
             advice = unlisted.get("validation_message") or f"it must match {pattern}"
-            raise StartRefused(f"{where}: {_shown(text)} will not do: {advice}.", reason="unknown-choice")
+            raise SpawnRefused(f"{where}: {_shown(text)} will not do: {advice}.", reason="unknown-choice")
         return dict(replaced(unlisted.get("kubespawner_override") or {}, text))
     key = options.get(name)
     if key is None or key == "":
@@ -122,7 +122,7 @@ def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Map
         if key is None:
             return {}
     if not isinstance(key, str) or key not in choices:
-        raise StartRefused(
+        raise SpawnRefused(
             f"{where}: there is no choice {_shown(key)}; choose one of {_listed(choices)}.", reason="unknown-choice"
         )
     return choices[key].get("kubespawner_override") or {}

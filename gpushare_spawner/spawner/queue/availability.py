@@ -10,8 +10,8 @@ from typing import Literal
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Ledger, Reason, Refusal, Strategy
-from gpushare_spawner.spawner.queue.queue import WaitingLine
-from gpushare_spawner.spawner.queue.snapshot import GpuKind, GpuView
+from gpushare_spawner.spawner.queue.queue import SpawnQueue
+from gpushare_spawner.spawner.queue.snapshot import GpuKind, GpuSnapshot
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ UNKNOWN = Availability("unknown", "Not known", "What is free now is not known at
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """What a start would meet now: the GPUs, what is left on them, and the line."""
+class AvailabilityNow:
+    """What a spawn would meet now: the GPUs, what is left on them, and the queue."""
 
-    view: GpuView
+    snapshot: GpuSnapshot
     ledger: Ledger
-    line: WaitingLine
+    queue: SpawnQueue
     strategy: Strategy
     where: str = "this machine"
     counted: Callable[[Share], Share] = lambda share: share
@@ -44,14 +44,14 @@ class Outlook:
 
     @cached_property
     def _held_back(self) -> frozenset[str]:
-        return self.line.held_back(self.view)
+        return self.queue.held_back(self.snapshot)
 
     def availability(self, template: Template) -> Availability:
-        """What a start of this template would meet."""
+        """What a spawn of this template would meet."""
         if template.gpu is None:
             return NO_GPU_NEEDED
-        share, kinds = template.gpu.share, self.view.suiting(template.gpu)
-        models = self.view.models(template.gpu)
+        share, kinds = template.gpu.share, self.snapshot.suiting(template.gpu)
+        models = self.snapshot.models(template.gpu)
         met = self._met.get((share, models))
         if met is None:
             met = self._met[share, models] = self._meets(share, models)
@@ -62,9 +62,9 @@ class Outlook:
         if self.ledger.place(self.counted(share), free.__contains__, self.strategy) is not None:
             return Availability("now", "Starts now")
         refusal: Refusal = self.ledger.refusal(share, models.__contains__)
-        waits = Availability("wait", waiting_text(self.line.ahead_of(models, self.view)), refusal.message)
-        if self.view.awaited and not refusal.may_pass:
-            return Availability("wait", waits.text, self.view.awaited)
+        waits = Availability("wait", waiting_text(self.queue.ahead_of(models, self.snapshot)), refusal.message)
+        if self.snapshot.awaited and not refusal.may_pass:
+            return Availability("wait", waits.text, self.snapshot.awaited)
         if not models or refusal.reason in (Reason.NO_MODEL, Reason.NO_GPUS):
             return Availability("never", "No GPU of this kind", refusal.message)
         if free and not refusal.may_pass:
@@ -73,7 +73,7 @@ class Outlook:
 
 
 def waiting_text(ahead: int) -> str:
-    """A place in the line: 0 is the first."""
+    """A position in the queue; ``ahead``: how many spawns come first."""
     return "Next in line" if ahead == 0 else f"{ahead} ahead of you"
 
 

@@ -1,6 +1,6 @@
 """Decides for the spawns in the queue, on one snapshot: a place now, a longer wait, or a refusal.
 
-Does not reserve anything and knows no clock: see `waiting_room`.
+Does not reserve anything and knows no clock: see `reservations`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Holding, Ledger, Strategy
-from gpushare_spawner.spawner.queue.queue import Ticket, WaitingLine
+from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.refusals import impossible, queue_full
-from gpushare_spawner.spawner.queue.snapshot import GpuView
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
 
 class Placer:
@@ -24,16 +24,16 @@ class Placer:
 
     def __init__(
         self,
-        view: GpuView,
+        snapshot: GpuSnapshot,
         ledger: Ledger,
-        line: WaitingLine,
+        queue: SpawnQueue,
         strategy: Strategy,
         counted: Callable[[Share], Share],
         where: str,
     ) -> None:
-        self._view = view
+        self._snapshot = snapshot
         self._ledger = ledger
-        self._line = line
+        self._queue = queue
         self._strategy = strategy
         self._counted = counted
         self._where = where
@@ -41,11 +41,11 @@ class Placer:
 
     def place(self, ticket: Ticket) -> Placement | None:
         """Return a place for the ticket; None where it waits on, and knows its position, or has been refused."""
-        wish = ticket.wish
-        models = wish.models(self._view)
-        free = models - self._line.held_back(self._view, before=ticket)
-        eligible = _on_node(self._ledger, self._view, wish.node)
-        placement = eligible.place(self._counted(wish.share), free.__contains__, self._strategy)
+        request = ticket.request
+        models = request.models(self._snapshot)
+        free = models - self._queue.held_back(self._snapshot, before=ticket)
+        eligible = _on_node(self._ledger, self._snapshot, request.node)
+        placement = eligible.place(self._counted(request.share), free.__contains__, self._strategy)
         if placement is None and self._waits_on(ticket, eligible, models, free):
             self._passed.append((ticket, models))
         return placement
@@ -53,29 +53,29 @@ class Placer:
     def gave(self, ticket: Ticket, holding: Holding) -> None:
         """Count what the ticket was given, and note whom it has overtaken."""
         self._ledger.add(holding)
-        models = ticket.wish.models(self._view)
+        models = ticket.request.models(self._snapshot)
         for earlier, wanted in self._passed:
             earlier.overtaken += not wanted.isdisjoint(models)
 
     def _waits_on(self, ticket: Ticket, ledger: Ledger, models: frozenset[str], free: frozenset[str]) -> bool:
-        share = ticket.wish.share
+        share = ticket.request.share
         refusal = ledger.refusal(share, models.__contains__)
         hint = "Those before you come first." if models and not free else refusal.message
         fits = ledger.place(self._counted(share), models.__contains__, self._strategy) is not None
         if not refusal.may_pass and not fits:
-            if not self._view.awaited:
-                ticket.refuse(impossible(ticket.wish, self._where, refusal.message))
+            if not self._snapshot.awaited:
+                ticket.refuse(impossible(ticket.request, self._where, refusal.message))
                 return False
-            hint = self._view.awaited
-        if ticket.ahead is None and self._line.full:
-            ticket.refuse(queue_full(ticket.wish, self._line.length))
+            hint = self._snapshot.awaited
+        if ticket.ahead is None and self._queue.full:
+            ticket.refuse(queue_full(ticket.request, self._queue.length))
             return False
-        ticket.says(self._line.ahead_of(models, self._view, ticket), hint)
+        ticket.says(self._queue.ahead_of(models, self._snapshot, ticket), hint)
         return True
 
 
-def _on_node(ledger: Ledger, view: GpuView, node: str) -> Ledger:
+def _on_node(ledger: Ledger, snapshot: GpuSnapshot, node: str) -> Ledger:
     """The ledger of one node alone; all of it where no node is named."""
     if not node:
         return ledger
-    return Ledger.of([report for report in view.reports if report.node == node], ledger.holdings.values())
+    return Ledger.of([report for report in snapshot.reports if report.node == node], ledger.holdings.values())

@@ -1,4 +1,4 @@
-"""The line of starts that wait for room on a GPU. No clock and no network here."""
+"""The queue of spawns that wait for free GPU capacity: order, positions, overtaking. No clock and no network here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.snapshot import GpuView
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A share that somebody asks for: a template with a GPU, for a server."""
+class PlacementRequest:
+    """What a spawn asks of placement: a template with a GPU, for a server."""
 
     tenant: Tenant
     template: Template
@@ -40,34 +40,34 @@ class Wish:
         """How much of how many GPUs."""
         return self.gpu.share
 
-    def models(self, view: GpuView) -> frozenset[str]:
-        """The models in a view that would do."""
-        return view.models(self.gpu)
+    def models(self, snapshot: GpuSnapshot) -> frozenset[str]:
+        """The models in a snapshot that would do."""
+        return snapshot.models(self.gpu)
 
 
 @dataclass(frozen=True)
 class Reservation:
     """A share that has been put aside, until its server runs or it is released."""
 
-    wish: Wish
+    request: PlacementRequest
     placement: Placement
     gpus: tuple[GpuReport, ...]
 
 
 @dataclass(eq=False)
 class Ticket:
-    """One start in the line."""
+    """One spawn in the queue."""
 
-    wish: Wish
+    request: PlacementRequest
     joined: float
-    """Seconds on the line's clock."""
+    """Seconds on a monotonic clock."""
     result: asyncio.Future[Reservation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     ahead: int | None = None
-    """Starts before it that want the same GPUs, as of the last look; None before the first."""
+    """Spawns before it that want the same GPUs, as of the last pass; None before the first."""
     hint: str = ""
     """What it waits for."""
     overtaken: int = 0
-    """How often a later start that fitted has passed it."""
+    """How often a later spawn that fitted has passed it."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def says(self, ahead: int, hint: str) -> None:
@@ -84,10 +84,10 @@ class Ticket:
             self.result.exception()
 
 
-class WaitingLine:
-    """Starts in the order in which they came.
+class SpawnQueue:
+    """Spawns in the order in which they came.
 
-    Policy: first come, first served among those that fit. A start that does not fit is passed by later ones that do, so
+    Policy: first come, first served among those that fit. A spawn that does not fit is passed by later ones that do, so
     that no GPU stays empty for it; but at most ``overtakes`` times, then nobody gets a GPU that it could use before it.
     """
 
@@ -95,7 +95,7 @@ class WaitingLine:
         self.length = length
         self.overtakes = overtakes
         self._tickets: dict[int, Ticket] = {}
-        """By identity, first come first: two tickets may wish for the same."""
+        """By identity, first come first: two tickets may request the same."""
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -109,34 +109,34 @@ class WaitingLine:
 
     @property
     def full(self) -> bool:
-        """Whether as many starts wait as may. One not looked at yet may find room at once: it does not count."""
+        """Whether as many spawns wait as may. One that no pass has seen may get a place at once: it does not count."""
         return sum(ticket.ahead is not None and not ticket.result.done() for ticket in self) >= self.length
 
-    def join(self, wish: Wish, now: float) -> Ticket:
+    def join(self, request: PlacementRequest, now: float) -> Ticket:
         """Queue up, at the end."""
-        ticket = Ticket(wish, now)
+        ticket = Ticket(request, now)
         self._tickets[id(ticket)] = ticket
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Step out of the line; nothing happens if it is not in it."""
+        """Leave the queue; nothing happens if it is not in it."""
         self._tickets.pop(id(ticket), None)
 
-    def ahead_of(self, models: frozenset[str], view: GpuView, ticket: Ticket | None = None) -> int:
+    def ahead_of(self, models: frozenset[str], snapshot: GpuSnapshot, ticket: Ticket | None = None) -> int:
         """How many earlier tickets want a GPU of one of these models; all of them where no ticket is given."""
         count = 0
         for other in self._tickets.values():
             if other is ticket:
                 break
-            count += not other.result.done() and not models.isdisjoint(other.wish.models(view))
+            count += not other.result.done() and not models.isdisjoint(other.request.models(snapshot))
         return count
 
-    def held_back(self, view: GpuView, before: Ticket | None = None) -> frozenset[str]:
-        """Models that later starts may not have, because an earlier one was overtaken often enough."""
+    def held_back(self, snapshot: GpuSnapshot, before: Ticket | None = None) -> frozenset[str]:
+        """Models that later spawns may not have, because an earlier one was overtaken often enough."""
         held: set[str] = set()
         for other in self._tickets.values():
             if other is before:
                 break
             if other.overtaken >= self.overtakes and not other.result.done():
-                held |= other.wish.models(view)
+                held |= other.request.models(snapshot)
         return frozenset(held)

@@ -28,7 +28,7 @@ class GpuKind:
 
 
 @dataclass(frozen=True)
-class GpuView:
+class GpuSnapshot:
     """What is known now. A thousand GPUs are of few kinds: what a template could use is found among those."""
 
     reports: tuple[Report, ...]

@@ -17,7 +17,7 @@ from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.pods import ended_by_node
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 from .parts import FakeReservations, not_admitted, pod, share
 
@@ -100,7 +100,7 @@ async def test_a_pod_that_its_node_refuses_is_tried_on_another_node() -> None:
 
 async def test_the_last_try_that_fails_refuses_the_spawn_and_reserves_nothing() -> None:
     launch = Launch(refused(), refused(), tries=2)
-    with pytest.raises(StartRefused, match="the last of 2 attempts; nothing is reserved") as error:
+    with pytest.raises(SpawnRefused, match="the last of 2 attempts; nothing is reserved") as error:
         await launch.go()
     assert (error.value.refusal, error.value.status_code) == ("not-admitted", 503)
     assert launch.reservations.given_back == ["token-1", "token-2"]
@@ -119,7 +119,7 @@ async def test_an_api_that_fails_for_a_moment_is_tried_again_with_the_same_share
 async def test_an_api_that_forbids_it_refuses_the_spawn_at_once() -> None:
     launch = Launch(ApiException(status=403, reason="Forbidden"))
     launch.attempt.perhaps_created = True
-    with pytest.raises(StartRefused, match="The cluster refuses the server: 403 Forbidden"):
+    with pytest.raises(SpawnRefused, match="The cluster refuses the server: 403 Forbidden"):
         await launch.go()
     # its pod may exist
     assert launch.given_back == [("token-1", True)]
@@ -139,7 +139,7 @@ async def test_a_pod_that_does_not_run_in_time_is_said_to_wait_for_something(see
 
     launch = Launch(for_ever)
     launch.start_timeout, launch.pod = 0.1, seen
-    with pytest.raises(StartRefused, match=rf"did not start within 0.1 seconds.*{why}") as error:
+    with pytest.raises(SpawnRefused, match=rf"did not start within 0.1 seconds.*{why}") as error:
         await launch.go()
     assert error.value.refusal == "too-slow"
     assert launch.given_back == [("token-1", False)]
@@ -148,7 +148,7 @@ async def test_a_pod_that_does_not_run_in_time_is_said_to_wait_for_something(see
 async def test_a_timeout_of_kubespawner_is_told_in_its_words() -> None:
     launch = Launch(TimeoutError("Could not create pod"))
     launch.pod = None
-    with pytest.raises(StartRefused, match=r"\(Could not create pod\)"):
+    with pytest.raises(SpawnRefused, match=r"\(Could not create pod\)"):
         await launch.go()
 
 

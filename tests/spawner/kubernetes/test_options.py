@@ -12,7 +12,7 @@ from gpushare_spawner.spawner.kubernetes.options import choose, names_template
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 TEMPLATES = [Template(name=name, display_name=name.upper()) for name in ("half", "whole", "taken")]
 OWN = [
@@ -59,9 +59,9 @@ def test_options_without_a_profile_mean_the_default_card() -> None:
 
 def test_choices_of_a_profile_are_checked_with_clear_words() -> None:
     assert chosen({"profile": "own", "image": "a"}) == ("own", None)
-    with pytest.raises(StartRefused, match="Own, image: there is no choice 'c'; choose one of a, b"):
+    with pytest.raises(SpawnRefused, match="Own, image: there is no choice 'c'; choose one of a, b"):
         chosen({"profile": "own", "image": "c"})
-    with pytest.raises(StartRefused, match="KubeSpawner says no"):
+    with pytest.raises(SpawnRefused, match="KubeSpawner says no"):
         chosen({"profile": "own"}, wrong="KubeSpawner says no")
 
 

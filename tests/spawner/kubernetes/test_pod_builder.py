@@ -10,7 +10,7 @@ from kubernetes_asyncio.client.models import V1Container, V1EnvVar, V1ObjectMeta
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, pod_session
 from gpushare_spawner.spawner.kubernetes.pod_builder import build_pod, pinned_node
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 from .parts import share
 
@@ -42,7 +42,7 @@ def test_limits_that_are_there_are_kept_and_devices_count_in_their_own_steps() -
 
 
 def test_a_pod_that_is_pinned_elsewhere_is_refused() -> None:
-    with pytest.raises(StartRefused, match="placed on node node-a, and its settings pin it to node-b"):
+    with pytest.raises(SpawnRefused, match="placed on node node-a, and its settings pin it to node-b"):
         build_pod(manifest({HOSTNAME_LABEL: "node-b"}), share(), 1, "")
 
 

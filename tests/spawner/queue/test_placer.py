@@ -10,17 +10,17 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import BestFit, Holding, Ledger
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.placer import Placer
-from gpushare_spawner.spawner.queue.queue import Ticket, WaitingLine, Wish
-from gpushare_spawner.spawner.queue.snapshot import GpuView
-from gpushare_spawner.spawner.refusal import StartRefused
+from gpushare_spawner.spawner.queue.queue import PlacementRequest, SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.refusal import SpawnRefused
 
 
 class Machine:
     """GPUs of two nodes, one each, and a queue."""
 
     def __init__(self, length: int = 5, overtakes: int = 2, awaited: str = "") -> None:
-        self.line = WaitingLine(length, overtakes)
-        self.view = GpuView(
+        self.queue = SpawnQueue(length, overtakes)
+        self.snapshot = GpuSnapshot(
             tuple(
                 Report(
                     node=node,
@@ -36,7 +36,7 @@ class Machine:
     def join(self, name: str, fraction: float = 0.0, node: str = "", **gpu: object) -> Ticket:
         wanted = {"fraction": fraction, **gpu} if fraction else gpu
         template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
-        return self.line.join(Wish(Tenant(name), template, node), 0.0)
+        return self.queue.join(PlacementRequest(Tenant(name), template, node), 0.0)
 
     def hold(self, gpu: str, units: int, name: str = "there") -> Holding:
         holding = Holding(f"{name}-{gpu}", (f"GPU-{gpu}",), units, 0, units, 0.0)
@@ -44,13 +44,13 @@ class Machine:
         return holding
 
     def placer(self) -> Placer:
-        ledger = Ledger.of(self.view.reports, self.held)
-        return Placer(self.view, ledger, self.line, BestFit(), lambda share: share, "this place")
+        ledger = Ledger.of(self.snapshot.reports, self.held)
+        return Placer(self.snapshot, ledger, self.queue, BestFit(), lambda share: share, "this place")
 
 
-def refusal(ticket: Ticket) -> StartRefused:
+def refusal(ticket: Ticket) -> SpawnRefused:
     error = ticket.result.exception()
-    assert isinstance(error, StartRefused)
+    assert isinstance(error, SpawnRefused)
     return error
 
 

@@ -1,0 +1,202 @@
+"""Reservations of shares, and the loop that places queued spawns: what a machine and a cluster have in common.
+
+Positions are computed in `queue`, places are chosen by `placer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, ClassVar, Generic, TypeVar
+
+from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import BestFit, Holding, Ledger, Strategy
+from gpushare_spawner.spawner.queue.availability import AvailabilityNow
+from gpushare_spawner.spawner.queue.placer import Placer
+from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.refusals import nothing_known, waited_too_long
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+
+Reserved = TypeVar("Reserved", bound=Reservation)
+
+
+class Reservations(ABC, Generic[Reserved]):
+    """The shares that this hub process has reserved, and the queue of spawns that wait for one.
+
+    One serves all spawners of a hub that use the same GPUs. ``place_every``: seconds between two passes over the queue;
+    while it is empty, nothing is asked. ``patience``: seconds that a spawn waits while nothing is known of the GPUs.
+    """
+
+    where: ClassVar[str]
+    """The GPUs' place, for people: this machine."""
+    unavailable: ClassVar[str]
+    """What to say while nothing is known of the GPUs, without a full stop."""
+    unreachable: ClassVar[tuple[type[Exception], ...]]
+    """What `snapshot` and `_give` raise when nothing can be known now."""
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        *,
+        strategy: Strategy | None = None,
+        queue_length: int = 50,
+        overtakes: int = 20,
+        place_every: float = 1.5,
+        patience: float = 20.0,
+    ) -> None:
+        self.log = log
+        self.strategy = strategy or BestFit()
+        self.queue = SpawnQueue(queue_length, overtakes)
+        self.place_every = place_every
+        self.patience = patience
+        self.started_at = time.time()
+        self._lock = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._placing: asyncio.Task[None] | None = None
+        self._unavailable_since: float | None = None
+
+    # -- what the place of the GPUs must say --
+
+    @abstractmethod
+    async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
+        """The GPUs as they are now, or were at most ``max_age`` seconds ago. Raises one of `unreachable`."""
+
+    @abstractmethod
+    def in_flight(self) -> Iterable[Holding]:
+        """Reserved shares that a snapshot may not show yet."""
+
+    @abstractmethod
+    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Holding | None:
+        """Reserve the place and tell the ticket; return what it holds. None: the place is gone, take another snapshot.
+
+        Raises one of `unreachable`; then nothing is reserved.
+        """
+
+    @abstractmethod
+    def give_back(self, reservation: Reserved) -> None:
+        """Cancel a reservation that its spawn does not need."""
+
+    async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
+        """Clear away what stands in the way of queued spawns; return the snapshot after that."""
+        return snapshot
+
+    def _held_up(self, ticket: Ticket) -> str:
+        """Why this spawn cannot be placed yet, whatever is free; empty where it can."""
+        return ""
+
+    def counted(self, share: Share) -> Share:
+        """The share as the ledger must count it, where GPUs are given out in coarser steps than 1 %."""
+        return share
+
+    # -- from a request to a reservation --
+
+    async def reserve(
+        self, request: PlacementRequest, patience: float, joined: Callable[[Ticket], None] | None = None
+    ) -> Reserved:
+        """Return a reservation, at once or after a wait of at most ``patience`` seconds.
+
+        ``joined`` gets the ticket, to show the position in the queue. Raises SpawnRefused where there is no place or
+        none in time; then, and when the wait is cancelled, nothing stays reserved.
+        """
+        ticket = self.queue.join(request, time.monotonic())
+        result: asyncio.Future[Any] = ticket.result
+        try:
+            if joined is not None:
+                joined(ticket)
+            self.place_soon()
+            done, _ = await asyncio.wait({result}, timeout=patience)
+            if not done:
+                raise waited_too_long(request, time.monotonic() - ticket.joined, ticket.hint)
+            reservation: Reserved = result.result()
+            return reservation
+        except BaseException:
+            if result.done() and not result.cancelled() and result.exception() is None:
+                self.give_back(result.result())
+            raise
+        finally:
+            self.queue.leave(ticket)
+            ticket.changed.set()
+            self.place_soon()
+
+    # -- one pass over the queue --
+
+    def place_soon(self) -> None:
+        """Start a pass over the queue now."""
+        self._wake.set()
+        if len(self.queue) and (self._placing is None or self._placing.done()):
+            self._placing = self.in_background(self._place_while_spawns_wait())
+
+    async def _place_while_spawns_wait(self) -> None:
+        while len(self.queue):
+            self._wake.clear()
+            try:
+                async with self._lock:
+                    await self._place()
+                self._unavailable_since = None
+            except self.unreachable as error:
+                self._nothing_known(error)
+            except Exception:
+                # a bug must not leave the hub without spawns: the next pass may go well, and every wait is bounded
+                self.log.exception("The pass over the queue failed")
+            if len(self.queue):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), self.place_every)
+
+    async def _place(self) -> None:
+        """Give a place to each queued spawn that fits, on a fresh snapshot."""
+        snapshot = await self._prepare(await self.snapshot())
+        placer = Placer(snapshot, self.ledger(snapshot), self.queue, self.strategy, self.counted, self.where)
+        for ticket in self.queue:
+            if ticket not in self.queue or ticket.result.done():
+                continue
+            held_up = self._held_up(ticket)
+            if held_up:
+                ticket.says(ticket.ahead or 0, held_up)
+                continue
+            placement = placer.place(ticket)
+            if placement is None:
+                continue
+            holding = await self._give(ticket, placement, snapshot)
+            if holding is None:
+                # counted otherwise elsewhere: the next pass knows what is known there now
+                break
+            placer.gave(ticket, holding)
+
+    def _why_nobody_is_placed(self, error: Exception) -> str:
+        """A sentence for queued spawns while nothing is known of the GPUs."""
+        return f"{self.unavailable}; trying again."
+
+    def _nothing_known(self, error: Exception) -> None:
+        now = time.monotonic()
+        if self._unavailable_since is None:
+            self._unavailable_since = now
+            self.log.warning("%s: %s", self.unavailable, error)
+        for ticket in self.queue:
+            ticket.says(ticket.ahead or 0, self._why_nobody_is_placed(error))
+            if now - max(ticket.joined, self._unavailable_since) >= self.patience:
+                ticket.refuse(nothing_known(self.unavailable, error))
+
+    # -- what is free --
+
+    def ledger(self, snapshot: GpuSnapshot) -> Ledger:
+        """All shares: those that the snapshot shows, and those in flight."""
+        return Ledger.of(snapshot.reports, [*snapshot.holdings, *self.in_flight()])
+
+    async def availability_now(self, max_age: float = 0.0) -> AvailabilityNow:
+        """What a spawn would meet now. Raises one of `unreachable`."""
+        snapshot = await self.snapshot(max_age)
+        return AvailabilityNow(snapshot, self.ledger(snapshot), self.queue, self.strategy, self.where, self.counted)
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something to its end, whoever asked for it."""
+        task = asyncio.ensure_future(work)
+        # the event loop keeps only weak references to tasks
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
