@@ -116,7 +116,7 @@ async def test_any_interleaving_leaves_nothing(agent: FakeAgent) -> None:
                 got = await start
             except (asyncio.CancelledError, SpawnRefused):
                 continue
-            await reservations.confirm(got.request, 4242)
+            await reservations.confirm(got.opened_with, 4242)
             await asyncio.sleep(chance.random() * 0.02)
             reservations.release(name)
 

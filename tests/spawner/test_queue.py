@@ -274,7 +274,7 @@ async def test_lent_units_are_used_and_marked(line: Line, agent: FakeAgent) -> N
     for gpu in (0, 1):
         agent.occupy(f"idle-{gpu}", 100, gpu, tier="released", effective_units=0, guaranteed_units=0)
     got = await line.start(wish("ada"))
-    assert got.request.borrowed_units == 50
+    assert got.opened_with.borrowed_units == 50
 
 
 # -- on a hub --

@@ -94,7 +94,7 @@ async def test_a_spawn_is_overtaken_until_nobody_may_pass_it_any_more() -> None:
     place = placer.place(small)
     assert place is not None
     placer.gave(small, Holding("bob", place.gpus, 25, 0, 25, 0.0))
-    machine.line.leave(small)
+    machine.queue.leave(small)
     assert big.overtaken == 1
     assert placer.place(last) is None
     assert last.hint == "Those before you come first."
