@@ -464,12 +464,17 @@ say(steps)
     client.end()
 
 
+ARRAY = """
+class Array(c.Structure):
+    _fields_ = [("w", c.c_size_t), ("h", c.c_size_t), ("format", c.c_int), ("channels", c.c_uint)]
+"""
+
+
 def test_arrays_and_graph_memory_are_counted(start: Start, stub: dict[str, str]) -> None:
     client = start(
         VMM
+        + ARRAY
         + """
-class Array(c.Structure):
-    _fields_ = [("w", c.c_size_t), ("h", c.c_size_t), ("format", c.c_int), ("channels", c.c_uint)]
 class Array3D(c.Structure):
     _fields_ = [("w", c.c_size_t), ("h", c.c_size_t), ("d", c.c_size_t),
                 ("format", c.c_int), ("channels", c.c_uint), ("flags", c.c_uint)]
@@ -491,6 +496,27 @@ say(steps)
     )
     plane, cube, mipmap = 16 * MIB, 64**3 * 2, 64 * 64 + 32 * 32
     assert client.hear() == [plane, plane + cube, plane + cube + mipmap, 0, 5 * MIB]
+    client.end()
+
+
+def test_an_array_of_a_normalized_format_counts_one_or_two_bytes_for_each_channel(
+    start: Start, stub: dict[str, str]
+) -> None:
+    """CU_AD_FORMAT_UNORM_INT8X1 to SNORM_INT16X4: 0xc0 to 0xcb."""
+    client = start(
+        VMM
+        + ARRAY
+        + """
+array, steps = c.c_void_p(), []
+for format, channels in zip(range(0xc0, 0xcc), (1, 2, 4) * 4):
+    d("cuArrayCreate_v2", c.byref(array), c.byref(Array(1024, 1024, format, channels)))
+    steps.append(taken())
+    d("cuArrayDestroy", array)
+say(steps)
+""",
+        **stub,
+    )
+    assert client.hear() == [channels * MIB for channels in (1, 2, 4, 2, 4, 8) * 2]
     client.end()
 
 

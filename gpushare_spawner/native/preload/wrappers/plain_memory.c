@@ -150,11 +150,12 @@ struct array {
 
 static struct array *arrays;
 
+/* Bytes of an element of a CUarray_format (cuda.h): 8, 16 and 32-bit integers, half, float, and 8 and 16-bit normalized
+   integers. Others (block compressed, planar) are taken as one byte a channel. */
 static size_t element_bytes(int format, unsigned channels) {
-    /* CUarray_format: 8, 16 and 32-bit integers, half, float; others (block compressed, planar) are taken as one byte a
-     * channel */
     size_t bytes = 1;
-    if (format == 0x02 || format == 0x09 || format == 0x10) bytes = 2;
+    bool normalized_16 = (format >= 0xc3 && format <= 0xc5) || (format >= 0xc9 && format <= 0xcb);
+    if (format == 0x02 || format == 0x09 || format == 0x10 || normalized_16) bytes = 2;
     if (format == 0x03 || format == 0x0a || format == 0x20) bytes = 4;
     return bytes * (channels ? channels : 1);
 }
