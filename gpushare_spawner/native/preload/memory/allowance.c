@@ -223,8 +223,3 @@ uint64_t allowance_step(struct gpu *gpu, uint64_t now, bool device_quiet) {
     }
     return recall_step(gpu, question, now, device_quiet);
 }
-
-void allowance_forget(void) {
-    memset(questions, 0, sizeof questions);
-    for (int i = 0; i < MAX_GPUS; i++) pthread_mutex_init(&questions[i].asking, NULL);
-}

@@ -30,5 +30,3 @@ void allowance_others(struct gpu *gpu, const struct frame *frame);
 /* Send what a thread asks for, and go on with a RECALL. When to look again. `device_quiet`: a free has no work to wait
    for. */
 uint64_t allowance_step(struct gpu *gpu, uint64_t now, bool device_quiet);
-
-void allowance_forget(void); /* in a forked child */
