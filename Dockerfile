@@ -1,7 +1,8 @@
 # syntax=docker/dockerfile:1
-# Images of the hub and of the agent:
-#   docker build --target hub   -t gpushare-hub .
-#   docker build --target agent -t gpushare-agent .
+# Images of the hub and of the agent, and for tests one of the agent with simulated GPUs:
+#   docker build --target hub             -t gpushare-hub .
+#   docker build --target agent           -t gpushare-agent .
+#   docker build --target agent-simulated -t gpushare-agent:simulated .
 # The C library is compiled for the platform of the build with the compiler from PyPI: no gcc, no CUDA. For x86-64 and
 # arm64 at once: docker buildx build --platform linux/amd64,linux/arm64 ...
 # To build the same for ever give both base images with their digest: --build-arg PYTHON_IMAGE=python@sha256:...
@@ -19,6 +20,10 @@ COPY templates templates
 COPY helm-values helm-values
 COPY gpushare_spawner gpushare_spawner
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+
+FROM wheel AS simgpu-wheel
+COPY packages packages
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /simgpu ./packages/gpushare-simgpu
 
 FROM ${HUB_IMAGE} AS hub
 USER root
@@ -40,3 +45,7 @@ ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # As root: the kubelet's sockets are root's. The chart takes all capabilities away and mounts the root folder read-only.
 ENTRYPOINT ["gpushare"]
 CMD ["agent", "--kubernetes"]
+
+FROM agent AS agent-simulated
+RUN --mount=type=bind,from=simgpu-wheel,source=/simgpu,target=/simgpu \
+    pip install --no-cache-dir /simgpu/*.whl

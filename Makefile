@@ -38,7 +38,7 @@ format: ## write the Python and the C code in the house's format, and draw the d
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/python docs/diagrams/draw.py
-	@find gpushare_spawner/native -name '*.[ch]' -exec .venv/bin/clang-format -i {} +
+	@find gpushare_spawner/native packages -name '*.[ch]' -exec .venv/bin/clang-format -i {} +
 
 lock: ## the exact versions that demo, tests and releases install, with hashes, into .ci/locks
 	@$(PYTHON) .ci/make_venv.py dev
@@ -49,4 +49,4 @@ venv: ## the environment alone
 	@$(PYTHON) .ci/make_venv.py dev
 
 clean: ## remove what was built, the environment and the demo's state
-	rm -rf .venv .demo gpushare_spawner/native/lib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants
+	rm -rf .venv .demo gpushare_spawner/native/lib packages/gpushare-simgpu/gpushare_simgpu/lib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants

@@ -42,6 +42,8 @@ PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
 PROXY = "configurable-http-proxy@^5"
 NATIVE = ROOT / "gpushare_spawner" / "native"
+SIMGPU = ROOT / "packages" / "gpushare-simgpu"
+"""The simulated driver: a package of its own."""
 
 
 class Trouble(Exception):
@@ -85,8 +87,13 @@ def make(extra: str) -> None:
     if not (fits("packages-dev", packages) or fits(f"packages-{extra}", packages)):
         install_packages(extra)
         done(f"packages-{extra}", packages)
+        done("simgpu", simgpu_digest(interpreter))
         done("native", native_digest())
-    elif not fits("native", native_digest()) or not libraries_exist():
+    if not fits("simgpu", simgpu_digest(interpreter)):
+        say("installing the simulated driver")
+        install_simgpu()
+        done("simgpu", simgpu_digest(interpreter))
+    if not fits("native", native_digest()) or not libraries_exist():
         say("the C sources have changed: compiling")
         compile_libraries()
         done("native", native_digest())
@@ -117,7 +124,8 @@ def make_python() -> None:
 
 
 def install_packages(extra: str) -> None:
-    """This project, editable, with that extra; the compiler first, so that what is wrong with it is said plainly."""
+    """Both packages, editable, this one with that extra; the compiler first, so that what is wrong with it is said
+    plainly."""
     building = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     say("installing the C compiler (PyPI package ziglang)")
     if pip(*(word for word in building if word.startswith("ziglang"))) != 0:
@@ -133,6 +141,13 @@ def install_packages(extra: str) -> None:
         building += ["editables"]
         installed = pip(*building) == 0 and pip("--no-build-isolation", "--editable", f"{ROOT}[{extra}]") == 0
     if not installed:
+        raise Trouble(no_packages())
+    install_simgpu()
+
+
+def install_simgpu() -> None:
+    """The simulated driver, editable."""
+    if pip("--no-deps", "--no-build-isolation", "--editable", SIMGPU) != 0:
         raise Trouble(no_packages())
 
 
@@ -155,10 +170,11 @@ def locked(extra: str) -> bool:
 
 def compile_libraries() -> None:
     """The libraries, by native/build.py, which explains itself when it fails."""
-    command = [PYTHON, "-m", "gpushare_spawner.native.build"]
-    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if result.returncode:
-        raise Trouble(result.stderr.strip().removeprefix("gpushare: "))
+    for folder in (NATIVE, SIMGPU / "gpushare_simgpu"):
+        command = [PYTHON, "-m", "gpushare_spawner.native.build", folder]
+        result = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if result.returncode:
+            raise Trouble(result.stderr.strip().removeprefix("gpushare: "))
 
 
 def install_proxy() -> None:
@@ -215,8 +231,9 @@ def unreachable() -> bool:
 
 
 def libraries_exist() -> bool:
-    names = ("libgpushare.so", "simgpu/libcuda.so.1", "simgpu/libnvidia-ml.so.1")
-    return all((NATIVE / "lib" / name).exists() for name in names)
+    simgpu = SIMGPU / "gpushare_simgpu" / "lib"
+    names = (NATIVE / "lib" / "libgpushare.so", simgpu / "libcuda.so.1", simgpu / "libnvidia-ml.so.1")
+    return all(name.exists() for name in names)
 
 
 def copied_files() -> list[Path]:
@@ -227,8 +244,13 @@ def copied_files() -> list[Path]:
 
 
 def native_digest() -> str:
-    sources = [path for path in NATIVE.rglob("*") if path.suffix in (".c", ".h", ".map", ".inc")]
+    ends = (".c", ".h", ".map", ".inc", ".toml")
+    sources = [path for folder in (NATIVE, SIMGPU) for path in folder.rglob("*") if path.suffix in ends]
     return digest([NATIVE / "build.py", *sources], platform.machine())
+
+
+def simgpu_digest(interpreter: str) -> str:
+    return digest([SIMGPU / "pyproject.toml", NATIVE / "hatch_build.py"], interpreter)
 
 
 def digest(files: list[Path], more: str) -> str:

@@ -2,7 +2,7 @@
 """Checks and builds a release.
 
     python3 .ci/release.py check TAG     every place must name the version of the tag, and the changelog have a section
-    python3 .ci/release.py build DIR     the sdist, and a wheel for each machine, into an empty folder
+    python3 .ci/release.py build DIR     the sdist, and wheels of both packages for each machine, into an empty folder
     python3 .ci/release.py notes TAG     the tag's section of the changelog
 
 build needs hatchling and ziglang (.ci/locks/build.txt). The same commit gives the same bytes on every machine: times in
@@ -22,6 +22,7 @@ MACHINES = ("x86_64", "aarch64")
 PLACES = {
     # file: what stands around the version
     "pyproject.toml": r'^version = "(.+)"$',
+    "packages/gpushare-simgpu/pyproject.toml": r'^version = "(.+)"$',
     "gpushare_spawner/__init__.py": r'^__version__ = "(.+)"$',
     "gpushare_spawner/notebook/lab/package.json": r'"version": "(.+)"',
     "helm-values/gpushare-agent/Chart.yaml": r'^(?:version|appVersion): "?([^"\n]+)"?$',
@@ -101,7 +102,8 @@ def build(folder: Path) -> None:
             sdist.extractall(unpacked, filter="data")
         for machine in MACHINES:
             sources = next(Path(unpacked).iterdir())
-            run([*builder, "--target", "wheel"], sources, {**environment, "GPUSHARE_MACHINE": machine})
+            for package in (sources, sources / "packages" / "gpushare-simgpu"):
+                run([*builder, "--target", "wheel"], package, {**environment, "GPUSHARE_MACHINE": machine})
     for path in sorted(folder.iterdir()):
         print(path.name)
 

@@ -19,8 +19,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import gpushare_simgpu
+
 from benchmarks.launch import GrantingAgent, first_gpu, run
-from gpushare_spawner.native import build, preload_library, simgpu_folder
+from gpushare_spawner.native import build, preload_library
 
 HERE = Path(__file__).parent
 BATCHES, PAIRS, STEPS, OTHERS = 20, 20_000, 40, 1000
@@ -54,7 +56,7 @@ class Setting:
         self.program = compile_all(folder)
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("SIMGPU_", "GPUSHARE_", "LD_"))}
         clean["SIMGPU_STATE"] = str(folder / "simgpu.state")
-        self.simulated = clean | {"LD_LIBRARY_PATH": str(simgpu_folder())}
+        self.simulated = clean | {"LD_LIBRARY_PATH": str(gpushare_simgpu.folder())}
         self.null = clean | {"LD_LIBRARY_PATH": str(folder / "null")}
         self.simulated_shared = self._shared(self.simulated, folder / "simulated.sock", first_gpu(self.simulated))
         self.null_shared = self._shared(self.null, folder / "null.sock", bytes([7]) * 16)

@@ -35,7 +35,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushare_spawner import native
+import gpushare_simgpu
+
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
 from gpushare_spawner.sharing.native import merged
@@ -128,7 +129,7 @@ async def measure(wanted: int) -> tuple[list[Burst], list[Burst]]:
     """Let two processes take turns for so many hand-offs."""
     folder = Path(tempfile.mkdtemp(prefix="gs"))
     environment = os.environ | {
-        "LD_LIBRARY_PATH": str(native.simgpu_folder()),
+        "LD_LIBRARY_PATH": str(gpushare_simgpu.folder()),
         "SIMGPU_STATE": str(folder / "simgpu"),
         "SIMGPU_DEVICES": "1",
     }
@@ -185,7 +186,7 @@ def work(seconds: float) -> None:
     checked(cuda.cuInit(0))
     device = checked(cuda.cuDeviceGet(0))
     checked(cuda.cuCtxSetCurrent(checked(cuda.cuDevicePrimaryCtxRetain(device))))
-    ptx = (Path(native.__file__).parent / "simgpu" / "kernels.ptx").read_bytes() + b"\0"
+    ptx = gpushare_simgpu.KERNELS.read_bytes() + b"\0"
     spin = checked(cuda.cuModuleGetFunction(checked(cuda.cuModuleLoadData(ptx)), b"spin"))
     checked(cuda.cuMemAlloc(MEMORY))
     length = round(KERNEL * 1e9)

@@ -34,11 +34,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gpushare_simgpu
+
 from gpushare_spawner.model.frames import FRAME_BYTES, Frame, FrameError, Kind, gpu_bytes
-from gpushare_spawner.native import build, preload_library, simgpu_folder
+from gpushare_spawner.native import build, preload_library
 
 HERE = Path(__file__).parent
-PTX = Path(build.__file__).parent / "simgpu" / "kernels.ptx"
+PTX = gpushare_simgpu.KERNELS
 BATCHES, LAUNCHES, COUNTED = 40, 50_000, 10_000_000
 STREAMS, THREADS, STREAM_BATCHES = (1, 8, 32), (1, 4), 10
 PACE = 20_000_000
@@ -121,7 +123,7 @@ def measure(rounds: int) -> dict[str, Any]:
         bare |= {
             "SIMGPU_STATE": str(folder / "simgpu.state"),
             "SIMGPU_NULL_LAUNCH": "1",
-            "LD_LIBRARY_PATH": str(simgpu_folder()),
+            "LD_LIBRARY_PATH": str(gpushare_simgpu.folder()),
         }
         shared = bare | {"LD_PRELOAD": str(preload_library()), "GPUSHARE_SOCKET": str(folder / "session.sock")}
         program = compile_loop(folder)

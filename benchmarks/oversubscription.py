@@ -34,6 +34,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gpushare_simgpu
+
 from benchmarks.first_come import FirstCome
 from benchmarks.oversubscription_job import Phase, Shape
 from gpushare_spawner import native
@@ -118,7 +120,7 @@ class Machine:
             name: value for name, value in os.environ.items() if not name.startswith(("GPUSHARE", "SIMGPU"))
         }
         self.environment |= {
-            "LD_LIBRARY_PATH": str(native.simgpu_folder()),
+            "LD_LIBRARY_PATH": str(gpushare_simgpu.folder()),
             "SIMGPU_STATE": str(self.folder / "simgpu"),
             "SIMGPU_DEVICES": "1",
             "SIMGPU_MEMORY": str(round(GPU_BYTES / SCALE)),
@@ -275,7 +277,7 @@ def scaled_settings() -> ArbiterSettings:
 async def serve(folder: Path) -> None:
     """The agent, as ``gpushare agent`` runs it, with the scaled settings."""
     nvml = Nvml()
-    libraries = Libraries(preload=native.preload_library(), simulated_driver=native.simgpu_folder())
+    libraries = Libraries(preload=native.preload_library(), simulated_driver=gpushare_simgpu.folder())
     state = StateFolder(folder)
     node = Node(NodeSettings(name="benchmark", arbiter=scaled_settings()), nvml.gpus(), nvml, state, libraries)
     control = ControlSocket(folder / "control.sock", node.answer)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushare_spawner import native
+import gpushare_simgpu
 
 WANT, RELEASED, GO, GIVE_WAY = b"w", b"r", b"g", b"t"
 PR_SET_TIMERSLACK = 29
@@ -176,7 +176,7 @@ def main() -> None:
 
     checked(cuda.cuInit(0))
     checked(cuda.cuCtxSetCurrent(checked(cuda.cuDevicePrimaryCtxRetain(checked(cuda.cuDeviceGet(0))))))
-    ptx = (Path(native.__file__).parent / "simgpu" / "kernels.ptx").read_bytes() + b"\0"
+    ptx = gpushare_simgpu.KERNELS.read_bytes() + b"\0"
     touch = checked(cuda.cuModuleGetFunction(checked(cuda.cuModuleLoadData(ptx)), b"touch"))
     if managed:
         memory = checked(cuda.cuMemAllocManaged(shape.working_set, cuda.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value))

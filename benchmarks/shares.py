@@ -31,7 +31,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushare_spawner import native
+import gpushare_simgpu
+
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest, TierRequest
 from gpushare_spawner.model.tier import Tier
@@ -147,7 +148,7 @@ class Driver:
     """The simulated driver's own count of each process's time on a GPU."""
 
     def __init__(self) -> None:
-        library = ctypes.CDLL(str(native.simgpu_folder() / "libcuda.so.1"))
+        library = ctypes.CDLL(str(gpushare_simgpu.folder() / "libcuda.so.1"))
         self._gpu_time = library.simgpu_gpu_time
         self._gpu_time.restype = ctypes.c_int64
         self._gpu_time.argtypes = (ctypes.c_int, ctypes.c_int32)
@@ -269,7 +270,7 @@ async def measure(cases: tuple[Case, ...]) -> tuple[list[Outcome], float, float]
     """All cases; the worst throughput against no arbitration; the worst of those that want less than the GPU."""
     folder = Path(tempfile.mkdtemp(prefix="gs"))
     os.environ |= {
-        "LD_LIBRARY_PATH": str(native.simgpu_folder()),
+        "LD_LIBRARY_PATH": str(gpushare_simgpu.folder()),
         "SIMGPU_STATE": str(folder / "simgpu"),
         "SIMGPU_DEVICES": str(GPUS),
         "SIMGPU_MEMORY": str(MEMORY),

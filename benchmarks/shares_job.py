@@ -11,12 +11,10 @@ import os
 import sys
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
+import gpushare_simgpu
 from cuda.bindings import driver as cuda
-
-from gpushare_spawner import native
 
 SECOND = 1_000_000_000
 
@@ -38,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     checked(cuda.cuInit(0))
     checked(cuda.cuCtxSetCurrent(checked(cuda.cuDevicePrimaryCtxRetain(checked(cuda.cuDeviceGet(0))))))
-    ptx = (Path(native.__file__).parent / "simgpu" / "kernels.ptx").read_bytes() + b"\0"
+    ptx = gpushare_simgpu.KERNELS.read_bytes() + b"\0"
     module = checked(cuda.cuModuleLoadData(ptx))
     length = round(options.kernel * SECOND)
     if options.memory:

@@ -1,11 +1,7 @@
-"""gpushare_spawner/shipped.py: the files that come with the package, in a checkout and from a wheel."""
+"""gpushare_spawner/shipped.py: the files that come with the package, in a checkout. test_wheels.py has the wheel."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -41,26 +37,3 @@ def test_the_list_has_every_folder_and_not_the_demo() -> None:
     listed = [path.relative_to(ROOT) for path in files()]
     assert {path.parts[0] for path in listed} == set(FOLDERS)
     assert Path("jupyterhub_config.d/90-demo.py") not in listed
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_a_wheel_brings_the_same_files_and_prints_where_they_are(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path), str(ROOT)]
-    subprocess.run(build, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    prefix = "gpushare_spawner/share/"
-    inside = {name.removeprefix(prefix) for name in zipfile.ZipFile(wheel).namelist() if name.startswith(prefix)}
-    assert inside == {path.relative_to(ROOT).as_posix() for path in files()}
-
-    venv.create(tmp_path / "env", with_pip=False)
-    python = tmp_path / "env" / "bin" / "python"
-    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)], check=True)
-    command = [str(python.with_name("gpushare")), "config-path"]
-    said = subprocess.run([*command, "gpushare-agent.service"], capture_output=True, text=True, cwd=tmp_path)
-    assert said.returncode == 0, said.stderr
-    assert Path(said.stdout.strip()).read_text() == shipped("gpushare-agent.service").read_text()
-    missing = subprocess.run([*command, "90-demo.py"], capture_output=True, text=True, cwd=tmp_path)
-    assert missing.returncode == 1
-    assert "no file or folder '90-demo.py'" in missing.stderr

@@ -175,7 +175,7 @@ async def _serve(options: argparse.Namespace) -> None:
         simulated = any(gpu.simulated for gpu in gpus)
         libraries = Libraries(
             preload=_library(options.preload_library),
-            simulated_driver=native.simgpu_folder() if simulated else None,
+            simulated_driver=native.simulated_driver() if simulated else None,
         )
         settings = NodeSettings(
             name=options.node,

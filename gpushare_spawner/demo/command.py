@@ -17,6 +17,7 @@ from gpushare_spawner.demo.ports import free_ports, is_loopback, next_free, why_
 from gpushare_spawner.demo.processes import Processes
 from gpushare_spawner.demo.short_idle_times import write_demo_templates
 from gpushare_spawner.demo.stack import Stack
+from gpushare_spawner.native import simulated_driver
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The checkout."""
@@ -69,6 +70,12 @@ def demo(options: argparse.Namespace) -> int:
         raise Trouble(f"{reason}.{advice}")
 
     models = [] if options.simulate else own_gpus()
+    if not models:
+        try:
+            simulated_driver()
+        except FileNotFoundError as missing:
+            found = "" if options.simulate else "no NVIDIA GPU was found here, and "
+            raise Trouble(f"{found}{missing}") from None
     say(shared_gpus(models, options.simulate))
     if not is_loopback(options.ip):
         say(f"listening on {options.ip}: whoever reaches this address can run programs here as you, without a password")

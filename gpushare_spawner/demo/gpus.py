@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from gpushare_spawner.native import simgpu_folder
+from gpushare_spawner.native import simulated_driver
 
 SIMULATED = {"SIMGPU_DEVICES": "2", "SIMGPU_MEMORY": "16GiB", "SIMGPU_MODEL": "Simulated GPU 16 GiB"}
 
@@ -37,5 +37,5 @@ def simulated_state(folder: Path) -> Path:
 
 def simulated_environment(folder: Path) -> dict[str, str]:
     """For the agent: the simulated driver before any other, and the GPUs to simulate. Raises FileNotFoundError."""
-    libraries = [str(simgpu_folder()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    libraries = [str(simulated_driver()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {**SIMULATED, "SIMGPU_STATE": str(simulated_state(folder)), "LD_LIBRARY_PATH": ":".join(libraries)}

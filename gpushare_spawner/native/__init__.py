@@ -5,20 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 LIBRARIES = Path(__file__).parent / "lib"
-"""Built libraries: ``libgpushare.so``, and a folder ``simgpu`` with ``libcuda.so.1`` and ``libnvidia-ml.so.1``."""
+"""Folder of the built ``libgpushare.so``."""
 
 
 def preload_library() -> Path:
     """Path of libgpushare.so. Raises FileNotFoundError, saying how to build it."""
-    return _built(LIBRARIES / "libgpushare.so")
-
-
-def simgpu_folder() -> Path:
-    """Folder of the simulated driver, for LD_LIBRARY_PATH. Raises FileNotFoundError, saying how to build it."""
-    return _built(LIBRARIES / "simgpu" / "libcuda.so.1").parent
-
-
-def _built(path: Path) -> Path:
+    path = LIBRARIES / "libgpushare.so"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not built; run: python -m gpushare_spawner.native.build")
     return path
+
+
+def simulated_driver() -> Path:
+    """Folder of the simulated driver, for LD_LIBRARY_PATH. Raises FileNotFoundError, saying how to install it."""
+    try:
+        import gpushare_simgpu
+    except ImportError:
+        raise FileNotFoundError(
+            "the simulated driver is not installed: install the package gpushare-simgpu, in a checkout with "
+            "`pip install packages/gpushare-simgpu`"
+        ) from None
+    return gpushare_simgpu.folder()

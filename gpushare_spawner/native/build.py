@@ -1,7 +1,8 @@
-"""Builds libgpushare.so and the simulated driver with zig's C compiler (PyPI package ziglang).
+"""Compiles the C libraries of a folder with zig's C compiler (PyPI package ziglang).
 
-zig pins the glibc that the result needs and cross-compiles, so neither gcc nor a sysroot is wanted. A wheel build runs
-this through hatch_build.py; by hand: ``python -m gpushare_spawner.native.build [--machine aarch64] [--into DIR]``.
+The folder's ``libraries.toml`` names them: here libgpushare.so, in packages/gpushare-simgpu the simulated driver. zig
+pins the glibc that the result needs and cross-compiles, so neither gcc nor a sysroot is needed. A wheel build runs this
+through hatch_build.py; by hand: ``python -m gpushare_spawner.native.build [--machine aarch64] [--into DIR] [FOLDER]``.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import platform
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 GLIBC = "2.17"
 """Old enough for every distribution that still runs a CUDA 12 driver (manylinux2014)."""
 MACHINES = ("x86_64", "aarch64")
@@ -24,22 +26,6 @@ FLAGS = [
     "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter",
     "-fvisibility=hidden", "-fno-sanitize=all",
 ]  # fmt: skip
-
-TARGETS: dict[str, tuple[str, list[str]]] = {
-    # library: (sources, flags of its own)
-    "libgpushare.so": (
-        "preload/**/*.c",
-        ["-Ipreload", "-Wl,-soname,libgpushare.so", "-Wl,--version-script=preload/exports.map", "-ldl"],
-    ),
-    "simgpu/libcuda.so.1": (
-        "simgpu/cuda/*.c simgpu/common/*.c",
-        ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic", "-ldl", "-lrt"],
-    ),
-    "simgpu/libnvidia-ml.so.1": (
-        "simgpu/nvml/*.c simgpu/common/*.c",
-        ["-Wl,-soname,libnvidia-ml.so.1", "-Wl,-Bsymbolic", "-lrt"],
-    ),
-}
 
 
 class BuildError(RuntimeError):
@@ -58,62 +44,56 @@ def compiler() -> list[str]:
     return [str(Path(ziglang.__file__).parent / "zig"), "cc"]
 
 
-def build(into: Path, machine: str | None = None, stripped: bool = False) -> list[Path]:
-    """Compile every library for `machine` (default: this one) into the folder. Raises BuildError.
+def build(
+    folder: Path = HERE, into: Path | None = None, machine: str | None = None, stripped: bool = False
+) -> list[Path]:
+    """Compile the libraries that the folder's libraries.toml names; their paths. Raises BuildError.
 
-    The same sources give the same bytes in whatever folder they lie. `stripped`: without symbols for a debugger, as in
-    a wheel.
+    `into`: where they go; default: `lib` in the folder. `machine`: x86_64 or aarch64; default: this machine.
+    `stripped`: without what a debugger needs, as in a wheel. The same sources give the same bytes in every folder.
     """
     machine = machine or platform.machine()
+    into = into or folder / "lib"
     if machine not in MACHINES or platform.system() != "Linux":
         raise BuildError(
-            f"the native library is built for Linux on {' or '.join(MACHINES)}, "
+            f"the native libraries are built for Linux on {' or '.join(MACHINES)}, "
             f"not for {platform.system()} on {machine}"
         )
+    into.mkdir(parents=True, exist_ok=True)
+    # the map: no path of the building machine in the libraries
+    command = [*compiler(), "-target", f"{machine}-linux-gnu.{GLIBC}", *FLAGS, f"-ffile-prefix-map={folder}=."]
+    if stripped:
+        command.append("-Wl,--strip-all")
     built = []
-    for name, (patterns, link) in TARGETS.items():
-        sources = sorted(path for pattern in patterns.split() for path in HERE.glob(pattern))
-        if not sources:
-            raise BuildError(f"no C sources at {HERE / patterns}: the installation is incomplete")
-        target = into / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+    for name, library in tomllib.loads((folder / "libraries.toml").read_text()).items():
+        found = sorted(path.relative_to(folder) for pattern in library["sources"] for path in folder.glob(pattern))
+        if not found:
+            raise BuildError(f"there are no C sources {' '.join(library['sources'])} in {folder}: build in a checkout")
+        target = into.resolve() / name
         # under another name first: a process may have the old library mapped
-        fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
-        command = [
-            *compiler(),
-            "-target",
-            f"{machine}-linux-gnu.{GLIBC}",
-            *FLAGS,
-            # no path of the building machine in debug information and __FILE__
-            f"-ffile-prefix-map={HERE}=native",
-            *(["-Wl,--strip-all"] if stripped else []),
-            "-o",
-            str(fresh),
-            *map(str, sources),
-            *link,
-        ]
-        done = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
+        fresh = target.with_name(f".{name}.{os.getpid()}.new")
+        words = [*command, "-o", str(fresh), *map(str, found), *library["flags"]]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
         if done.returncode:
+            fresh.unlink(missing_ok=True)
             raise BuildError(f"{name} does not compile:\n{done.stderr}")
         os.replace(fresh, target)
         built.append(target)
-    cuda = into / "simgpu" / "libcuda.so"
-    cuda.unlink(missing_ok=True)
-    cuda.symlink_to("libcuda.so.1")
     return built
 
 
 def main() -> int:
     """Command line; 0 when everything was built."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=HERE, help="what to build; default: libgpushare.so")
     parser.add_argument("--machine", choices=MACHINES, help="default: this machine")
-    parser.add_argument("--into", type=Path, default=HERE / "lib", help="default: beside the sources")
-    parser.add_argument("--clean", action="store_true", help="empty the folder first")
+    parser.add_argument("--into", type=Path, help="default: lib in the folder")
+    parser.add_argument("--clean", action="store_true", help="empty the folder that they go into first")
     options = parser.parse_args()
     if options.clean:
-        shutil.rmtree(options.into, ignore_errors=True)
+        shutil.rmtree(options.into or options.folder / "lib", ignore_errors=True)
     try:
-        for path in build(options.into, options.machine):
+        for path in build(options.folder.resolve(), options.into, options.machine):
             print(path)
     except BuildError as error:
         print(f"gpushare: {error}", file=sys.stderr)

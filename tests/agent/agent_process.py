@@ -10,38 +10,20 @@ import sys
 import time
 from pathlib import Path
 
-from gpushare_spawner import native
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable
-from gpushare_spawner.native import build
-
-SOURCES = Path(build.__file__).parent
-
-
-def libraries() -> tuple[Path, Path]:
-    """libgpushare.so and the folder of the simulated driver; built first where a source is newer."""
-    if _built_at() < max(path.stat().st_mtime for path in SOURCES.rglob("*.[ch]")):
-        build.build(native.LIBRARIES)
-    return native.preload_library(), native.simgpu_folder()
-
-
-def _built_at() -> float:
-    try:
-        built = (native.preload_library(), *native.simgpu_folder().glob("*.so.1"))
-    except FileNotFoundError:
-        return 0.0
-    return min(path.stat().st_mtime for path in built)
+from tests.libraries import preload_library, simulated_driver
 
 
 class AgentProcess:
     """Started on a folder, ended by any signal, started again."""
 
     def __init__(self, folder: Path, gpus: int = 2) -> None:
-        self.preload, simgpu = libraries()
+        self.preload = preload_library()
         self.folder = folder
         self.log = folder / "agent.log"
         self.environment = os.environ | {
-            "LD_LIBRARY_PATH": str(simgpu),
+            "LD_LIBRARY_PATH": str(simulated_driver()),
             "SIMGPU_STATE": str(folder / "simgpu"),
             "SIMGPU_DEVICES": str(gpus),
         }

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import time
-from pathlib import Path
 from typing import Any
 
+import gpushare_simgpu
 from cuda.bindings import driver as cuda
-
-from gpushare_spawner import native
 
 WORDS = 1 << 20
 
@@ -25,7 +23,7 @@ def main() -> None:
     """Never returns."""
     checked(cuda.cuInit(0))
     checked(cuda.cuCtxSetCurrent(checked(cuda.cuDevicePrimaryCtxRetain(checked(cuda.cuDeviceGet(0))))))
-    ptx = (Path(native.__file__).parent / "simgpu" / "kernels.ptx").read_bytes() + b"\0"
+    ptx = gpushare_simgpu.KERNELS.read_bytes() + b"\0"
     module = checked(cuda.cuModuleLoadData(ptx))
     add = checked(cuda.cuModuleGetFunction(module, b"add_u32"))
     buffer = checked(cuda.cuMemAlloc(4 * WORDS))

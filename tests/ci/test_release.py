@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -80,29 +79,8 @@ def test_other_tags_are_no_releases(tag: str, tree: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_same_c_sources_give_the_same_library_in_another_folder(tmp_path: Path) -> None:
-    built = []
-    for folder in (tmp_path / "one", tmp_path / "another" / "one" / "below"):
-        shutil.copytree(ROOT / "gpushare_spawner" / "native", folder, ignore=shutil.ignore_patterns("lib"))
-        (folder / "out" / "simgpu").mkdir(parents=True)
-        program = (
-            "import build, sys, pathlib\n"
-            "build.TARGETS = {'libgpushare.so': build.TARGETS['libgpushare.so']}\n"
-            "build.build(pathlib.Path(sys.argv[1]), stripped=True)"
-        )
-        command = [sys.executable, "-c", program, str(folder / "out")]
-        environment = {**os.environ, "ZIG_LOCAL_CACHE_DIR": str(folder / "cache")}
-        subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-        built.append((folder / "out" / "libgpushare.so").read_bytes())
-    assert hashlib.sha256(built[0]).hexdigest() == hashlib.sha256(built[1]).hexdigest()
-    assert str(tmp_path).encode() not in built[0]
-    assert b".debug_info" not in built[0], "the library of a wheel is stripped"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_same_sources_give_the_same_wheel_at_another_time(tmp_path: Path) -> None:
-    """Without the libraries: the test above builds them, and the release workflow everything."""
+    """Without the libraries: tests/test_wheels.py compares them, and the release workflow everything."""
 
     def hatch(target: str, sources: Path, into: Path) -> Path:
         command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(into)]

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from gpushare_spawner.doctor.command import show
 from gpushare_spawner.doctor.finding import note, ok, problem
-from gpushare_spawner.native import simgpu_folder
 from gpushare_spawner.shipped import shipped
+from tests.libraries import simulated_driver
 
 GPUSHARE = [sys.executable, "-m", "gpushare_spawner.cli"]
 
@@ -26,7 +26,7 @@ GPUSHARE = [sys.executable, "-m", "gpushare_spawner.cli"]
 def environment(tmp_path: Path) -> dict[str, str]:
     simulated = {"SIMGPU_DEVICES": "1", "SIMGPU_MEMORY": "1GiB", "SIMGPU_STATE": str(tmp_path / "simgpu")}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUSHARE_")}
-    return {**kept, **simulated, "LD_LIBRARY_PATH": str(simgpu_folder())}
+    return {**kept, **simulated, "LD_LIBRARY_PATH": str(simulated_driver())}
 
 
 @pytest.fixture

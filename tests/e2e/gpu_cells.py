@@ -4,10 +4,9 @@ from __future__ import annotations
 
 SETUP = """
 import hashlib, os, time
-from pathlib import Path
 import numpy as np
 from cuda.bindings import driver as cuda
-import gpushare_spawner.native as native
+import gpushare_simgpu
 
 def check(result):
     error, *values = result
@@ -18,7 +17,7 @@ def check(result):
 check(cuda.cuInit(0))
 device = check(cuda.cuDeviceGet(0))
 check(cuda.cuCtxSetCurrent(check(cuda.cuDevicePrimaryCtxRetain(device))))
-ptx = (Path(native.__file__).parent / "simgpu/kernels.ptx").read_bytes() + b"\\0"
+ptx = gpushare_simgpu.KERNELS.read_bytes() + b"\\0"
 module = check(cuda.cuModuleLoadData(ptx))
 
 def launch(name, *arguments):

@@ -8,16 +8,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import gpushare_simgpu
 import helm_python
 import jsonschema
 import pytest
 import yaml
 
-import gpushare_spawner
+from gpushare_spawner.agent import probe
 from gpushare_spawner.agent.command import configure
 from gpushare_spawner.model.kubernetes import resource_name
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.native import simgpu_folder
 from gpushare_spawner.templates.parser import parse_template
 from tests.kubernetes.agent_account import POLICY_KINDS
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, notes, one, render
@@ -225,11 +225,11 @@ def test_selectors_meet_labels_and_ports_meet_ports(values):
 def test_probes_ask_on_the_socket_that_users_cannot_reach(values):
     agent = container(render(values))
     host_dir = values.get("node", {}).get("hostDir", "/var/lib/gpushare")
-    for probe in ("readinessProbe", "livenessProbe"):
-        assert "httpGet" not in agent[probe]
-        python, *arguments = agent[probe]["exec"]["command"]
+    for name in ("readinessProbe", "livenessProbe"):
+        assert "httpGet" not in agent[name]
+        python, *arguments = agent[name]["exec"]["command"]
         assert (python, arguments) == ("python", ["-m", probe.__name__, f"{host_dir}/control.sock"])
-        assert agent[probe]["timeoutSeconds"] > probe.ANSWER_WITHIN
+        assert agent[name]["timeoutSeconds"] > probe.ANSWER_WITHIN
 
 
 def test_names_of_users_are_in_the_metrics_for_those_with_the_token_only():
@@ -448,8 +448,8 @@ def test_on_kind_the_agent_has_simulated_gpus_and_the_container_a_share_of_one()
     )
     python = "python" + ".".join(image.partition("python:")[2].split(".")[:2])
     assert library.parts[:5] == ("/", "usr", "local", "lib", python)
-    package = Path(gpushare_spawner.__file__).parents[1]
-    assert package.joinpath(*library.parts[6:]) == simgpu_folder()
+    package = Path(gpushare_simgpu.__file__).parents[1]
+    assert package.joinpath(*library.parts[6:]) == gpushare_simgpu.folder()
     assert "runtimeClassName" not in one(render(ON_KIND), "DaemonSet")["spec"]["template"]["spec"]
     (notebook,) = load(KIND / "share.yaml")["spec"]["containers"]
     assert notebook["image"] == agent["image"]

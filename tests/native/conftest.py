@@ -13,24 +13,15 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.native import build, simgpu_folder
+from tests.libraries import simulated_driver
 
-NATIVE = Path(build.__file__).parent
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="session")
 def simgpu_libraries() -> Path:
-    """The folder of the simulated libcuda.so.1 and libnvidia-ml.so.1, built anew when a source is newer."""
-    newest = max(path.stat().st_mtime for path in (NATIVE / "simgpu").rglob("*.[ch]"))
-    try:
-        folder = simgpu_folder()
-        built = min((folder / name).stat().st_mtime for name in ("libcuda.so.1", "libnvidia-ml.so.1"))
-    except FileNotFoundError:
-        built = 0.0
-    if built < newest:
-        build.build(NATIVE / "lib")
-    return simgpu_folder()
+    """The folder of the simulated libcuda.so.1 and libnvidia-ml.so.1."""
+    return simulated_driver()
 
 
 class Program:

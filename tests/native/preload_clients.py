@@ -13,25 +13,16 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.native import build, preload_library, simgpu_folder
+from tests.libraries import preload_library
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
 
 @pytest.fixture(scope="session")
-def libraries() -> Path:
-    """The libraries, built from the sources as they are: built anew only when a source is newer."""
-    native = Path(build.__file__).parent
-    sources = [p for folder in ("preload", "simgpu") for p in (native / folder).rglob("*.[ch]")]
-    newest = max(p.stat().st_mtime for p in [*sources, native / "preload" / "exports.map"])
-    try:
-        built = min(preload_library().stat().st_mtime, (simgpu_folder() / "libcuda.so.1").stat().st_mtime)
-    except FileNotFoundError:
-        built = 0.0
-    if built < newest:
-        build.build(native / "lib")
-    return native / "lib"
+def preload() -> Path:
+    """libgpushare.so."""
+    return preload_library()
 
 
 class Client:
@@ -75,7 +66,7 @@ class Client:
 
 
 @pytest.fixture
-def environment(libraries: Path, tmp_path: Path) -> dict[str, str]:
+def environment(preload: Path, simgpu_libraries: Path, tmp_path: Path) -> dict[str, str]:
     """Two simulated GPUs of 1 GiB, the library, and a session socket where nobody listens yet."""
     kept = {
         name: value
@@ -86,8 +77,8 @@ def environment(libraries: Path, tmp_path: Path) -> dict[str, str]:
         "SIMGPU_STATE": str(tmp_path / "simgpu.state"),
         "SIMGPU_DEVICES": "2",
         "SIMGPU_MEMORY": "1GiB",
-        "LD_LIBRARY_PATH": str(libraries / "simgpu"),
-        "LD_PRELOAD": str(libraries / "libgpushare.so"),
+        "LD_LIBRARY_PATH": str(simgpu_libraries),
+        "LD_PRELOAD": str(preload),
         "GPUSHARE_SOCKET": str(tmp_path / "session.sock"),
         "GPUSHARE_LOG": "info",
     }

@@ -9,12 +9,11 @@ import ctypes as c
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
-import gpushare_spawner.native
+import gpushare_simgpu
 
-PTX = Path(gpushare_spawner.native.__file__).parent / "simgpu" / "kernels.ptx"
+PTX = gpushare_simgpu.KERNELS
 MIB = 1 << 20
 IS_MANAGED, MEMORY_TYPE, RANGE_SIZE = 8, 2, 12
 

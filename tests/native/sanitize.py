@@ -21,11 +21,12 @@ import threading
 import time
 from pathlib import Path
 
+import gpushare_simgpu
+
 from gpushare_spawner.model.frames import Kind
-from gpushare_spawner.native import build
+from tests.libraries import NATIVE, SIMGPU
 from tests.native.preload_agent import Peer, ScriptedAgent
 
-NATIVE = Path(build.__file__).parent
 HERE = Path(__file__).parent
 SANITIZERS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
@@ -103,7 +104,7 @@ def libraries(cc: str, flags: list[str], folder: Path) -> None:
     ]
     shared = [*common, "-shared"]
     preload = [p for p in sorted((NATIVE / "preload").rglob("*.c")) if p.name not in ("dlsym.c", "libc_dlsym.c")]
-    driver = [*sorted((NATIVE / "simgpu/cuda").glob("*.c")), *sorted((NATIVE / "simgpu/common").glob("*.c"))]
+    driver = [*sorted((SIMGPU / "cuda").glob("*.c")), *sorted((SIMGPU / "common").glob("*.c"))]
 
     def run(*command: object) -> None:
         subprocess.run([str(part) for part in command], check=True, cwd=NATIVE)
@@ -154,7 +155,7 @@ def check(name: str, seconds: int) -> bool:
         gpu = first_gpu(folder, {k: v for k, v in environment.items() if k != "GPUSHARE_SOCKET"})
         agent = RestlessAgent(folder / "session.sock", [gpu], total=1 << 28)
         threading.Thread(target=agent.serve, daemon=True).start()
-        program = [str(folder / "stress"), str(NATIVE / "simgpu" / "kernels.ptx"), str(seconds)]
+        program = [str(folder / "stress"), str(gpushare_simgpu.KERNELS), str(seconds)]
         done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=seconds * 20 + 60)
         agent.stop()
         print(f"sanitize: {name} with {cc}: {done.stdout.strip() or 'no result'}; status {done.returncode}")

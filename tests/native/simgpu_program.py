@@ -7,9 +7,9 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+import gpushare_simgpu
 import numpy as np
 from cuda.bindings import driver as cu
 
@@ -32,7 +32,7 @@ __all__ = [
     "time",
 ]
 
-PTX = Path(__file__).parent.parent.parent / "gpushare_spawner" / "native" / "simgpu" / "kernels.ptx"
+PTX = gpushare_simgpu.KERNELS
 ARGUMENTS = {
     "fill_u32": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32),
     "add_u32": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32),

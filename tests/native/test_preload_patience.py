@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpushare_spawner.model.frames import Kind
-from gpushare_spawner.native import preload_library
 from tests.native.preload_agent import ScriptedAgent
 from tests.native.preload_stub import compile_library
 
@@ -23,11 +22,11 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def fast(tmp_path_factory: pytest.TempPathFactory, libraries: Path) -> dict[str, str]:
+def fast(tmp_path_factory: pytest.TempPathFactory, preload: Path) -> dict[str, str]:
     """The environment in which 30 s of the library's are 1.5 s."""
     clock = tmp_path_factory.mktemp("clock") / "libfastclock.so"
     compile_library([str(HERE / "preload_fast_clock.c"), "-ldl"], clock)
-    return {"LD_PRELOAD": f"{clock}:{preload_library()}"}
+    return {"LD_PRELOAD": f"{clock}:{preload}"}
 
 
 @pytest.fixture

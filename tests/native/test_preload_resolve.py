@@ -203,9 +203,9 @@ int main(int argc, char **argv) {
 
 
 @pytest.fixture(scope="session")
-def every_call(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def every_call(preload: Path, simgpu_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program, linked against the simulated driver, that calls each function of it that the library exports."""
-    ours, drivers = exported(libraries / "libgpushare.so"), exported(libraries / "simgpu" / "libcuda.so.1")
+    ours, drivers = exported(preload), exported(simgpu_libraries / "libcuda.so.1")
     # the context has to stay for the calls that follow
     ends = {"cuInit", "cuCtxDestroy", "cuCtxDestroy_v2", "cuCtxDetach"} | {
         n for n in ours if n.startswith("cuDevicePrimaryCtxRe")
@@ -215,7 +215,7 @@ def every_call(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("every_call")
     (folder / "every.c").write_text(EVERY_CALL.replace("LIST", " ".join(f"F({name})" for name in names)))
     command = [*build.compiler(), "-std=gnu11", "-w", "-O1", "-fno-sanitize=all", "-o", str(folder / "every")]
-    command += [str(folder / "every.c"), str(libraries / "simgpu" / "libcuda.so.1"), "-ldl"]
+    command += [str(folder / "every.c"), str(simgpu_libraries / "libcuda.so.1"), "-ldl"]
     subprocess.run(command, check=True)
     return folder / "every"
 
@@ -273,9 +273,9 @@ def test_rtld_next_is_next_after_the_caller(start: Start, tmp_path: Path) -> Non
     client.end()
 
 
-def test_only_what_is_meant_is_exported(libraries: Path) -> None:
+def test_only_what_is_meant_is_exported(preload: Path) -> None:
     """Driver functions, two of NVML's, and dlsym at glibc's versions; no name of our own."""
-    names = exported(libraries / "libgpushare.so")
+    names = exported(preload)
     others = {name for name in names if not name.startswith("cu")}
     assert {name.split("@")[0] for name in others} == {"dlsym", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
     assert sum(name.startswith("dlsym@") for name in others) == 2
@@ -313,9 +313,9 @@ def test_programs_of_musl_run_under_it_as_without_it(environment: dict[str, str]
     assert (done.stdout, done.stderr, done.returncode) == ("1 0 1\n", "", 0)
 
 
-def test_the_dynamic_linker_has_little_to_do_for_it(libraries: Path) -> None:
+def test_the_dynamic_linker_has_little_to_do_for_it(preload: Path) -> None:
     """It needs no library but libc, and its tables hold offsets: each process would pay for pointers."""
-    data = (libraries / "libgpushare.so").read_bytes()
+    data = preload.read_bytes()
     relocations = sum(section[5] // 24 for section in sections_of(data) if section[1] == 4)  # SHT_RELA
     (dynamic,) = (section for section in sections_of(data) if section[1] == 6)
     tags = [struct.unpack_from("<q", data, dynamic[4] + at)[0] for at in range(0, dynamic[5], 16)]

@@ -446,8 +446,8 @@ def test_every_listed_function_is_exported(said) -> None:
     heard = said(
         """
         import pathlib, re
-        import gpushare_spawner.native
-        table = pathlib.Path(gpushare_spawner.native.__file__).parent / "simgpu" / "cuda" / "function_table.h"
+        import gpushare_simgpu
+        table = pathlib.Path(gpushare_simgpu.__file__).parent / "cuda" / "function_table.h"
         rows = re.findall(r'(?:ONE|TWO)\\("(\\w+)", (\\d+), (\\w+)(?:, (\\w+))?\\)', table.read_text())
         library = ctypes.CDLL("libcuda.so.1")
         for _, _, function, per_thread in rows:

@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 from gpushare_spawner.native import build
+from tests.libraries import SIMGPU
 
 HERE = Path(__file__).parent
-COMMON = Path(build.__file__).parent / "simgpu" / "common"
+COMMON = SIMGPU / "common"
 
 
 def test_killed_with_a_lock_held_and_the_lists_in_ruins(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ class Nvml:
         except pynvml.NVMLError_LibraryNotFound:
             raise NoGpu(
                 "no NVIDIA driver was found here (there is no libnvidia-ml.so.1). Install the driver; to try things "
-                "out on simulated GPUs put the folder of the simulated driver into LD_LIBRARY_PATH before starting"
+                "out on simulated GPUs put the folder of the simulated driver (package gpushare-simgpu) into "
+                "LD_LIBRARY_PATH before starting"
             ) from None
         except pynvml.NVMLError_DriverNotLoaded:
             raise NoGpu(
