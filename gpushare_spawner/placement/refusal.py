@@ -1,4 +1,4 @@
-"""Why there is no room for a share, for people and for programs."""
+"""Why no GPU can take a share: data. The sentences are in `wording.refusals`."""
 
 from __future__ import annotations
 
@@ -17,82 +17,63 @@ class Reason(StrEnum):
     NO_GPUS = "no-gpus"
     """No agent reports any GPU."""
     NO_MODEL = "no-model"
-    """There are GPUs, but none of the wanted models."""
+    """There are GPUs, but none of the models that the template asks for."""
     UNHEALTHY = "unhealthy"
-    """All GPUs that would do are out of order."""
+    """The share would fit if all GPUs were healthy."""
     TOO_BIG = "too-big"
     """More than any node could ever give, even if it were empty."""
     FULL = "full"
-    """It would fit, but others are there now."""
+    """It would fit, but others hold the units now."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """There is no room. ``str()`` gives the sentence."""
+    """No GPU can take a share."""
 
     reason: Reason
-    message: str
+    share: Share
     best_units: int = 0
-    """Most units (of 1 %) that are free on one GPU that would do."""
+    """FULL: most units (of 1 %) that are free on one suitable GPU."""
     best_count: int = 0
-    """Most whole GPUs that are free on one node that would do."""
+    """FULL: most whole GPUs that are free on one node."""
+    most_units: int = 0
+    """TOO_BIG: most units that one suitable GPU can give."""
+    most_count: int = 0
+    """TOO_BIG: most suitable healthy GPUs of one model on one node."""
+    suitable: int = 0
+    """GPUs of the models that the template asks for."""
+    models: tuple[str, ...] = ()
+    """NO_MODEL: the models that there are, sorted."""
 
     @property
     def may_pass(self) -> bool:
-        """Whether waiting can help: somebody has to leave, or a GPU to get well. The rest needs an admin."""
+        """Whether waiting can help: a session has to leave, or a GPU to become healthy. The rest needs an admin."""
         return self.reason in (Reason.FULL, Reason.UNHEALTHY)
-
-    def __str__(self) -> str:
-        return self.message
 
 
 def explain(room: Room, share: Share, accepts: Callable[[str], bool]) -> Refusal:
-    """Why no GPU can take this share; meant for a share that was not placed."""
+    """Return why no GPU can take this share; meant for a share that was not placed."""
     if not room.gpus:
-        return Refusal(Reason.NO_GPUS, "No GPU is known: no agent has reported one. Is the agent running?")
+        return Refusal(Reason.NO_GPUS, share)
     wanted = [gpu for gpu in room.gpus.values() if accepts(gpu.model)]
     if not wanted:
-        there = ", ".join(sorted({gpu.model for gpu in room.gpus.values()}))
-        return Refusal(Reason.NO_MODEL, f"No GPU is of a model that the template asks for. There is: {there}.")
+        return Refusal(Reason.NO_MODEL, share, models=tuple(sorted({gpu.model for gpu in room.gpus.values()})))
+    suitable = len(wanted)
     nodes = [[gpu for gpu in node.gpus if gpu.capacity >= share.units] for node in room.nodes if accepts(node.model)]
     if not nodes:
-        return Refusal(
-            Reason.UNHEALTHY,
-            f"All GPUs that would do ({len(wanted)}) are out of order. The agent's log says more.",
-        )
+        return Refusal(Reason.UNHEALTHY, share, suitable=suitable)
     possible = max(len(gpus) for gpus in nodes)
     if possible < share.count:
-        if _mended(wanted, share) >= share.count:
-            return Refusal(
-                Reason.UNHEALTHY, f"GPUs that would do for {share} are out of order. The agent's log says more."
-            )
-        return _too_big(share, possible, max(gpu.capacity for gpu in wanted))
+        if _if_all_were_healthy(wanted, share) >= share.count:
+            return Refusal(Reason.UNHEALTHY, share, suitable=suitable)
+        most_units = max(gpu.capacity for gpu in wanted)
+        return Refusal(Reason.TOO_BIG, share, most_units=most_units, most_count=possible, suitable=suitable)
     free = max(gpu.free for gpus in nodes for gpu in gpus)
     whole = max(sum(gpu.free >= UNITS_PER_GPU for gpu in gpus) for gpus in nodes)
-    if share.count == 1:
-        message = (
-            f"All GPUs are full: {share} is wanted, and at most {max(free, 0) / UNITS_PER_GPU:.2f} is free on one GPU."
-        )
-    else:
-        message = (
-            f"All GPUs are full: {share} of one node are wanted, and at most {whole} {_are(whole)} free on one node."
-        )
-    return Refusal(Reason.FULL, message, best_units=max(free, 0), best_count=whole)
+    return Refusal(Reason.FULL, share, best_units=max(free, 0), best_count=whole, suitable=suitable)
 
 
-def _mended(wanted: Sequence[GpuRoom], share: Share) -> int:
-    """Most GPUs of one node and model that could take the share if all of them were in order."""
+def _if_all_were_healthy(wanted: Sequence[GpuRoom], share: Share) -> int:
+    """Return how many GPUs of one node and model could take the share if all of them were healthy."""
     counts = Counter((gpu.node, gpu.model) for gpu in wanted if gpu.capacity >= share.units)
     return max(counts.values(), default=0)
-
-
-def _too_big(share: Share, possible: int, capacity: int) -> Refusal:
-    if share.count == 1:
-        message = f"{share} is more than any GPU may give: at most {capacity / UNITS_PER_GPU:.2f} of one."
-    else:
-        message = f"{share} are more than any node has: at most {possible} of one model."
-    return Refusal(Reason.TOO_BIG, message)
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from html import escape
 from typing import Any
 
-from gpushare_spawner.spawner.queue.availability import waiting_text
 from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.wording.queue import position
 
 
 class SpawnProgress:
@@ -55,7 +55,7 @@ class SpawnProgress:
             if ticket.result.done():
                 return
             if ticket.ahead is not None:
-                place = f"{waiting_text(ticket.ahead)}, waiting for {ticket.request.share}."
+                place = f"{position(ticket.ahead)}, waiting for {ticket.request.share}."
                 self.tell(f"{place} {ticket.hint}".strip(), progress=10)
 
 

@@ -111,8 +111,7 @@ def test_only_accepted_models():
 def test_a_share_bigger_than_any_gpu():
     refusal = two_gpus(capacity=50).refusal(Share(75))
     assert refusal.reason is Reason.TOO_BIG
-    assert "0.75 GPU" in str(refusal)
-    assert "0.50" in str(refusal)
+    assert (refusal.share, refusal.most_units) == (Share(75), 50)
 
 
 def test_full_says_how_much_is_free_at_best():
@@ -120,7 +119,6 @@ def test_full_says_how_much_is_free_at_best():
     assert ledger.place(Share(50)) is None
     refusal = ledger.refusal(Share(50))
     assert (refusal.reason, refusal.best_units, refusal.best_count) == (Reason.FULL, 30, 0)
-    assert "0.30 is free" in str(refusal)
     assert refusal.may_pass
 
 

@@ -96,12 +96,12 @@ async def test_what_a_card_says(reservations: AgentReservations, agent: FakeAgen
     for sentence in (
         "Starts now",
         "Guaranteed 25 % of one GPU's time and 4 GiB of memory",
-        "Up to all of its time while neighbours are quiet, and 16 GiB of memory",
-        "GPU 2 × Simulated GPU 16 GiB",
-        "Machine 1 to 4 CPU cores · 4 GiB to 16 GiB memory",
-        "If idle after 15 min the share shrinks to 0.10 GPU; after 45 min the whole share is lent to others; "
-        "after 8 h the server stops",
-        "Your kernel keeps running all the while",
+        "Maximum 100 % of one GPU's time while others are idle, and 16 GiB of memory",
+        "GPU 1 of 2 × Simulated GPU 16 GiB",
+        "Server 1 to 4 CPU cores · 4 GiB to 16 GiB memory",
+        "If idle after 15 min, downgraded to 0.10 GPU; after 45 min, released and lent; "
+        "after 8 h, the server is stopped",
+        "Your kernel keeps running. Your next GPU cell restores the full share.",
     ):
         assert sentence in page.text
     assert page.checked == ["quarter"]
@@ -116,7 +116,10 @@ async def test_what_a_card_says(reservations: AgentReservations, agent: FakeAgen
     ("gpu", "says"),
     [
         ({"count": 1}, "Guaranteed one whole GPU, with 16 GiB of memory GPU"),
-        ({"count": 2, "memory": {"limit": "200%"}}, "2 whole GPUs, with 16 GiB of memory each Up to 32 GiB of memory"),
+        (
+            {"count": 2, "memory": {"limit": "200%"}},
+            "2 whole GPUs, with 16 GiB of memory each Maximum 32 GiB of memory",
+        ),
         (
             {"fraction": 0.5, "memory": {"guarantee": "2Gi", "limit": "8Gi"}},
             "50 % of one GPU's time and 2 GiB of memory",
@@ -142,21 +145,23 @@ async def test_availability(reservations: AgentReservations, agent: FakeAgent) -
     )
     text = Page(Form().render(cards, {}, await reservations.availability_now())).text
     assert text.count("Starts now") == 2
-    assert "Next in line All GPUs are full: 0.50 GPU is wanted, and at most 0.40 is free on one GPU." in text
-    assert "No GPU of this kind" in text
-    assert "Too big for this machine" in text
+    assert (
+        "First in queue Not enough free capacity: this needs 0.50 GPU, and at most 0.40 GPU is free on any GPU." in text
+    )
+    assert "No suitable GPU" in text
+    assert "Too large for this machine" in text
 
 
 async def test_without_the_agent(reservations: AgentReservations) -> None:
     page = Page(Form().render(offered({"name": "cpu"}, QUARTER), {}, None))
-    assert "What is free now is not known" in page.text
-    assert "Not known" in page.text
+    assert "Free capacity is unknown" in page.text
+    assert "Unknown" in page.text
     assert "Guaranteed 25 % of one GPU's time and 25 % of its memory" in page.text
     assert "Starts now" in page.text
 
 
 async def test_nothing_on_offer(reservations: AgentReservations) -> None:
-    assert "No compute template is offered to you" in Page(Form().render([], {}, None)).text
+    assert "No compute template is available to you" in Page(Form().render([], {}, None)).text
 
 
 async def test_whatever_is_written_is_text(reservations: AgentReservations, agent: FakeAgent) -> None:
@@ -259,7 +264,7 @@ async def test_an_error_is_shown_on_the_form_with_the_choice_kept(hub: RunningHu
     response = await browser.open(path, [("profile", "three-gpus")])
     assert response.code == 409
     html = response.body.decode()
-    assert "three-gpus cannot be started on this machine: 3 GPUs are more than any node has: at most 2" in html
+    assert "three-gpus cannot be started on this machine: This needs 3 GPUs on one node, and no node has more" in html
     assert Page(html.split('role="form">')[1].split("<br>")[0]).checked == ["three-gpus"]
 
 
@@ -269,7 +274,7 @@ async def test_the_form_without_an_agent(hub: RunningHub, agent: FakeAgent) -> N
     await browser.log_in("ada")
     response = await browser.open("/hub/spawn/ada")
     assert response.code == 200
-    assert "What is free now is not known" in response.body.decode()
+    assert "Free capacity is unknown" in response.body.decode()
 
 
 async def test_a_slow_agent_does_not_hold_the_form_up(make_hub: Any, agent: FakeAgent) -> None:
@@ -282,7 +287,7 @@ async def test_a_slow_agent_does_not_hold_the_form_up(make_hub: Any, agent: Fake
     browser = Browser(hub)
     await browser.log_in("ada")
     page = await asyncio.wait_for(browser.open("/hub/spawn/ada"), 2.5)
-    assert "What is free now is not known" in page.body.decode()
+    assert "Free capacity is unknown" in page.body.decode()
 
 
 async def test_waiting_starts_show_on_others_forms(make_hub: Any, agent: FakeAgent) -> None:
@@ -296,4 +301,4 @@ async def test_waiting_starts_show_on_others_forms(make_hub: Any, agent: FakeAge
     await until(lambda: [ticket.ahead for ticket in hub.reservations.queue] == [0, 1])
     browser = Browser(hub)
     await browser.log_in("ada")
-    assert "2 ahead of you" in (await browser.open("/hub/spawn/ada")).body.decode()
+    assert "Position 3 in queue" in (await browser.open("/hub/spawn/ada")).body.decode()

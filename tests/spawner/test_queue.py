@@ -70,7 +70,7 @@ async def test_first_come_first_served(line: Line, agent: FakeAgent) -> None:
     for place, name in enumerate(("ada", "bob", "cyd")):
         starts[name] = line.start(wish(name))
         await line.waits(name, place)
-    assert "0.00 is free on one GPU" in line.tickets["ada"].hint
+    assert "none is free" in line.tickets["ada"].hint
     del agent.sessions["there-1"]
     await asyncio.wait({starts["ada"], starts["bob"]})
     assert [session.gpus for session in agent.sessions.values()] == [("GPU-0",), ("GPU-1",), ("GPU-1",)]
@@ -98,7 +98,7 @@ async def test_what_fits_goes_ahead_but_not_for_ever(agent: FakeAgent) -> None:
         await line.start(wish(f"small-{number}", 0.1))
     late = line.start(wish("late", 0.1))
     await line.waits("late", 1)
-    assert line.tickets["late"].hint == "Those before you come first."
+    assert line.tickets["late"].hint == "Earlier spawns are placed first."
     agent.sessions.pop("there-1")
     for number in range(3):
         line.reservations.release(f"small-{number}")
@@ -126,9 +126,9 @@ async def test_the_wait_ends_with_a_clear_message(line: Line, agent: FakeAgent) 
         await line.start(wish("ada"), patience=0.3)
     assert refused.value.status_code == 503
     said = refused.value.jupyterhub_message
-    assert "No room for 0.50 GPU after a wait of" in said
-    assert "at most 0.20 is free" in said
-    assert "Nothing is reserved for you" in said
+    assert "No free capacity for 0.50 GPU after" in said
+    assert "at most 0.20 GPU is free" in said
+    assert "Nothing stays reserved" in said
     assert refused.value.headers == {"Retry-After": "60"}
     assert line.nothing_left()
     assert not agent.asked("open")
@@ -140,7 +140,7 @@ async def test_the_line_has_an_end(agent: FakeAgent) -> None:
     agent.occupy("there-1", 80, 1)
     line.start(wish("ada"))
     await line.waits("ada", 0)
-    with pytest.raises(SpawnRefused, match="1 servers are waiting already"):
+    with pytest.raises(SpawnRefused, match="The queue is full \\(1 spawn\\)"):
         await line.start(wish("bob"))
     # one that fits is not turned away because others wait
     assert (await line.start(wish("cyd", 0.1))).gpus
@@ -237,8 +237,8 @@ async def test_the_agent_refuses_for_good(line: Line, agent: FakeAgent) -> None:
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (wish("ada", count=3), "more than any node has: at most 2"),
-        (wish("ada", models=["*A100*"]), "There is: Simulated GPU 16 GiB"),
+        (wish("ada", count=3), "no node has more than 2"),
+        (wish("ada", models=["*A100*"]), "Available models: Simulated GPU 16 GiB"),
         (wish("ada", memory={"guarantee": "40Gi"}), "No GPU is of a model"),
     ],
 )
@@ -305,12 +305,12 @@ async def test_place_shown_and_start_after_the_wait(make_hub: Any, agent: FakeAg
     assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 202
     spawner = hub.spawner("bob")
     story = asyncio.ensure_future(events(spawner, 3))
-    await until(lambda: any("1 ahead of you" in event["message"] for event in spawner._attempt.progress._events))
+    await until(lambda: any("Position 2 in queue" in event["message"] for event in spawner._attempt.progress._events))
     await asyncio.sleep(1.2)
     assert (await spawner.poll()) is None
     agent.sessions.pop("there-0")
     told = await story
-    assert told[0].startswith("1 ahead of you, waiting for 0.50 GPU. All GPUs are full")
+    assert told[0].startswith("Position 2 in queue, waiting for 0.50 GPU. Not enough free capacity")
     assert "Placed on GPU 0 (Simulated GPU 16 GiB)." in told
     await hub.started("ada")
     await hub.started("bob")
@@ -356,5 +356,5 @@ async def test_time_out_by_the_api(make_hub: Any, agent: FakeAgent, tmp_path: Pa
     response = await hub.start_server("ada", {"profile": "half-gpu"})
     assert response.code == 503
     assert response.headers["Retry-After"] == "60"
-    assert "No room for 0.50 GPU" in json.loads(response.body)["message"]
+    assert "No free capacity for 0.50 GPU" in json.loads(response.body)["message"]
     assert not hub.spawner("ada").active

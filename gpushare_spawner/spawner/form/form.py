@@ -11,9 +11,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.spawner.form import card_texts
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of
 from gpushare_spawner.spawner.queue.availability import NO_GPU_NEEDED, UNKNOWN, Availability, AvailabilityNow, models_of
+from gpushare_spawner.wording import cards as card_texts
+from gpushare_spawner.wording.amounts import unbroken
 
 OTHER = "unlisted-choice"
 """Value of a select that stands for the text field beside it; KubeSpawner's."""
@@ -44,9 +45,9 @@ class Card:
     units: int
     """Width of the guaranteed part of the bar, per cent; 0 without a GPU."""
     guaranteed: str
-    burst: str
-    idle_steps: Sequence[str]
-    gives_back: bool
+    maximum: str
+    idle_actions: Sequence[str]
+    takes_idle_share: bool
     oversubscribes: bool
     machine: str
     models: str
@@ -66,7 +67,7 @@ class Form:
         offered: Sequence[Profile],
         chosen: Mapping[str, Any],
         availability_now: AvailabilityNow | None,
-        unavailable: str = "the GPUs cannot be asked",
+        unavailable: str = "the agent is unavailable",
     ) -> str:
         """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen.
 
@@ -112,7 +113,7 @@ def _environment(paths: tuple[str, ...]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["tight"] = card_texts.tight
+    environment.filters["tight"] = unbroken
     return environment
 
 
@@ -129,12 +130,12 @@ def _card(
         checked=checked,
         units=gpu.share.units if gpu is not None else 0,
         guaranteed=card_texts.guaranteed(gpu, memory) if gpu is not None else "",
-        burst=card_texts.burst(gpu, memory) if gpu is not None else "",
-        idle_steps=card_texts.idle_steps(template) if template is not None else (),
-        gives_back=template is not None and card_texts.gives_back(template),
+        maximum=card_texts.maximum(gpu, memory) if gpu is not None else "",
+        idle_actions=card_texts.idle_actions(template) if template is not None else (),
+        takes_idle_share=template is not None and card_texts.takes_idle_share(template),
         oversubscribes=gpu is not None and gpu.memory.oversubscribe,
         machine=card_texts.machine(template.resources) if template is not None else "",
-        models=_models(now) if now is not None else "",
+        models=card_texts.gpu_models(gpu.share, models_of(now.gpus)) if gpu is not None and now is not None else "",
         now=now,
         options=[
             _option(profile, name, option, options if checked else {}) for name, option in profile.options.items()
@@ -146,10 +147,6 @@ def _now(template: Template, availability_now: AvailabilityNow | None) -> Availa
     if template.gpu is None:
         return NO_GPU_NEEDED
     return availability_now.availability(template) if availability_now is not None else UNKNOWN
-
-
-def _models(now: Availability) -> str:
-    return ", ".join(f"{count} × {model}" if count > 1 else model for model, count in models_of(now.gpus).items())
 
 
 def _option(profile: Profile, name: str, option: Mapping[str, Any], chosen: Mapping[str, Any]) -> Option:

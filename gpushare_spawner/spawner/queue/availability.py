@@ -1,4 +1,4 @@
-"""Whether a template could start now, in a few words for its card."""
+"""Whether a template could start now, for its card."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Ledger, Reason, Refusal, Strategy
 from gpushare_spawner.spawner.queue.queue import SpawnQueue
 from gpushare_spawner.spawner.queue.snapshot import GpuKind, GpuSnapshot
+from gpushare_spawner.wording import queue as words
+from gpushare_spawner.wording import refusals
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Availability:
     """GPUs that would do, free or not."""
 
 
-NO_GPU_NEEDED = Availability("now", "Starts now")
-UNKNOWN = Availability("unknown", "Not known", "What is free now is not known at the moment.")
+NO_GPU_NEEDED = Availability("now", words.STARTS_NOW)
+UNKNOWN = Availability("unknown", words.UNKNOWN, words.UNKNOWN_DETAIL)
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,21 @@ class AvailabilityNow:
 
     def _meets(self, share: Share, models: frozenset[str]) -> Availability:
         free = models - self._held_back
-        if self.ledger.place(self.counted(share), free.__contains__, self.strategy) is not None:
-            return Availability("now", "Starts now")
+        placement = self.ledger.place(self.counted(share), free.__contains__, self.strategy)
+        if placement is not None and placement.borrowed:
+            return Availability("now", words.STARTS_ON_LENT, words.LENT_DETAIL)
+        if placement is not None:
+            return Availability("now", words.STARTS_NOW)
         refusal: Refusal = self.ledger.refusal(share, models.__contains__)
-        waits = Availability("wait", waiting_text(self.queue.ahead_of(models, self.snapshot)), refusal.message)
+        why = refusals.capacity(refusal)
+        waits = Availability("wait", words.position(self.queue.ahead_of(models, self.snapshot)), why)
         if self.snapshot.awaited and not refusal.may_pass:
             return Availability("wait", waits.text, self.snapshot.awaited)
         if not models or refusal.reason in (Reason.NO_MODEL, Reason.NO_GPUS):
-            return Availability("never", "No GPU of this kind", refusal.message)
+            return Availability("never", words.NO_SUITABLE_GPU, why)
         if free and not refusal.may_pass:
-            return Availability("never", f"Too big for {self.where}", refusal.message)
+            return Availability("never", words.too_large(self.where), why)
         return waits
-
-
-def waiting_text(ahead: int) -> str:
-    """A position in the queue; ``ahead``: how many spawns come first."""
-    return "Next in line" if ahead == 0 else f"{ahead} ahead of you"
 
 
 def models_of(gpus: tuple[GpuKind, ...]) -> Mapping[str, int]:

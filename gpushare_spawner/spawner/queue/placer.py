@@ -13,6 +13,8 @@ from gpushare_spawner.placement import Holding, Ledger, Strategy
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.refusals import impossible, queue_full
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.wording import queue as words
+from gpushare_spawner.wording import refusals
 
 
 class Placer:
@@ -60,11 +62,12 @@ class Placer:
     def _waits_on(self, ticket: Ticket, ledger: Ledger, models: frozenset[str], free: frozenset[str]) -> bool:
         share = ticket.request.share
         refusal = ledger.refusal(share, models.__contains__)
-        hint = "Those before you come first." if models and not free else refusal.message
+        why = refusals.capacity(refusal)
+        hint = words.EARLIER_FIRST if models and not free else why
         fits = ledger.place(self._counted(share), models.__contains__, self._strategy) is not None
         if not refusal.may_pass and not fits:
             if not self._snapshot.awaited:
-                ticket.refuse(impossible(ticket.request, self._where, refusal.message))
+                ticket.refuse(impossible(ticket.request, self._where, why))
                 return False
             hint = self._snapshot.awaited
         if ticket.ahead is None and self._queue.full:

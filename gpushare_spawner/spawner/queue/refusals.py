@@ -1,34 +1,22 @@
-"""Why a spawn does not get a share, as a user reads it."""
+"""Exceptions for spawns that do not get a share; the sentences are in `wording.refusals`."""
 
 from __future__ import annotations
 
-from gpushare_spawner.model.quantity import format_seconds
 from gpushare_spawner.spawner.queue.queue import PlacementRequest
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import refusals as words
+from gpushare_spawner.wording.amounts import duration
 
 
 def queue_full(request: PlacementRequest, length: int) -> SpawnRefused:
     """As many spawns wait as may: ``length``."""
-    waiting = f", and {length} servers are waiting already" if length else ""
-    return SpawnRefused(
-        f"No GPU is free for {request.share} now{waiting}. "
-        "Try again in a few minutes, or choose a template without a GPU.",
-        reason="queue-full",
-        status=503,
-        retry_after=120,
-    )
+    return SpawnRefused(words.queue_full(request.share, length), reason="queue-full", status=503, retry_after=120)
 
 
 def waited_too_long(request: PlacementRequest, waited: float, hint: str) -> SpawnRefused:
     """``waited``: seconds; ``hint``: what it waited for, as a sentence, or nothing."""
-    why = f" {hint}" if hint else ""
-    return SpawnRefused(
-        f"No room for {request.share} after a wait of {format_seconds(waited)}.{why} "
-        "Nothing is reserved for you. Try again later, or choose a smaller template.",
-        reason="no-room",
-        status=503,
-        retry_after=60,
-    )
+    message = words.waited_too_long(request.share, duration(waited), hint)
+    return SpawnRefused(message, reason="no-room", status=503, retry_after=60)
 
 
 def impossible(request: PlacementRequest, where: str, why: str) -> SpawnRefused:

@@ -1,23 +1,18 @@
-"""What a template promises, in sentences for its card."""
+"""What a template promises, in short phrases for its card on the login form."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpushare_spawner.model.quantity import format_bytes, format_seconds, resolve_bytes
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Gpu, Idle, Resources, Template
 from gpushare_spawner.model.tier import Tier
-
-
-def tight(text: str) -> str:
-    """Numbers stay with their units when a line is broken."""
-    return re.sub(r"(?<=\d) (?=(?:[KMGT]iB|min|h|s|%|GPUs?)\b|%)", "\u00a0", text)
+from gpushare_spawner.wording.amounts import gpu_share
 
 
 def guaranteed(gpu: Gpu, memory_bytes: int | None) -> str:
-    """What a session has whatever the neighbours do. ``memory_bytes``: of the smallest GPU that would do, if known."""
+    """Return what a session has while others work. ``memory_bytes``: of the smallest suitable GPU; None: unknown."""
     share = gpu.share
     if share.units < UNITS_PER_GPU:
         return (
@@ -27,10 +22,10 @@ def guaranteed(gpu: Gpu, memory_bytes: int | None) -> str:
     return f"{whole}, with {_memory(gpu.memory.guarantee or '100%', memory_bytes)}{' each' * (share.count > 1)}"
 
 
-def burst(gpu: Gpu, memory_bytes: int | None) -> str:
-    """What it may use beyond that; nothing where all is guaranteed."""
+def maximum(gpu: Gpu, memory_bytes: int | None) -> str:
+    """Return what a session can use at most; empty where all of it is guaranteed."""
     if gpu.share.units < UNITS_PER_GPU:
-        return f"all of its time while neighbours are quiet, and {_memory(gpu.memory.limit, memory_bytes)}"
+        return f"100 % of one GPU's time while others are idle, and {_memory(gpu.memory.limit, memory_bytes)}"
     return "" if gpu.memory.limit == "100%" else _memory(gpu.memory.limit, memory_bytes)
 
 
@@ -42,28 +37,28 @@ def _memory(written: str, memory_bytes: int | None) -> str:
     return f"{written[:-1].strip()} % of its memory" if written.endswith("%") else f"{written} of memory"
 
 
-def idle_steps(template: Template) -> list[str]:
-    """What happens to an idle session, step by step."""
+def idle_actions(template: Template) -> list[str]:
+    """Return what happens to an idle session, action by action."""
     idle: Idle = template.idle
-    steps = []
+    actions = []
     share = template.share
     if idle.downgrade_after is not None and share is not None:
-        smaller = idle.units(Tier.DOWNGRADED, share) / UNITS_PER_GPU
-        steps.append(f"after {format_seconds(idle.downgrade_after)} the share shrinks to {smaller:.2f} GPU")
+        smaller = gpu_share(idle.units(Tier.DOWNGRADED, share))
+        actions.append(f"after {format_seconds(idle.downgrade_after)}, downgraded to {smaller}")
     if idle.release_after is not None:
-        steps.append(f"after {format_seconds(idle.release_after)} the whole share is lent to others")
+        actions.append(f"after {format_seconds(idle.release_after)}, released and lent")
     if idle.stop_after is not None:
-        steps.append(f"after {format_seconds(idle.stop_after)} the server stops")
-    return steps
+        actions.append(f"after {format_seconds(idle.stop_after)}, the server is stopped")
+    return actions
 
 
-def gives_back(template: Template) -> bool:
-    """Whether an idle share is taken, and so given back later."""
+def takes_idle_share(template: Template) -> bool:
+    """Return whether an idle session loses units, and gets them back with its next GPU work."""
     return template.idle.downgrade_after is not None or template.idle.release_after is not None
 
 
 def machine(resources: Resources) -> str:
-    """CPU and memory beside the GPU."""
+    """Return CPU and memory of the server, beside the GPU."""
     cpu, memory = resources.cpu, resources.memory
     parts = [
         _between(cpu.guarantee, cpu.limit, lambda cores: f"{cores:g}", "CPU cores"),
@@ -78,3 +73,10 @@ def _between(guarantee: float | None, limit: float | None, shown: Callable[[floa
     if guarantee is None:
         return f"up to {shown(limit)} {unit}"
     return f"{shown(guarantee)} {unit}" if guarantee == limit else f"{shown(guarantee)} to {shown(limit)} {unit}"
+
+
+def gpu_models(share: Share, found: Mapping[str, int]) -> str:
+    """Return which GPUs the share is placed on: "1 of 2 × NVIDIA L4". ``found``: suitable GPUs here, by model."""
+    return ", ".join(
+        f"{share.count} of {count} × {model}" if count > share.count else model for model, count in found.items()
+    )

@@ -1,0 +1,21 @@
+"""The queue of spawns in words, for the login form's cards and for the page of a spawn that waits."""
+
+from __future__ import annotations
+
+STARTS_NOW = "Starts now"
+STARTS_ON_LENT = "Starts now on lent units"
+LENT_DETAIL = "Idle sessions lend these units. When they work again they come first, and this share gets what is left."
+UNKNOWN = "Unknown"
+UNKNOWN_DETAIL = "Free capacity is unknown at the moment."
+NO_SUITABLE_GPU = "No suitable GPU"
+EARLIER_FIRST = "Earlier spawns are placed first."
+
+
+def too_large(where: str) -> str:
+    """Return that a template can never start at `where`, like "this machine"."""
+    return f"Too large for {where}"
+
+
+def position(ahead: int) -> str:
+    """Return the position in the queue of a spawn with so many spawns ahead of it."""
+    return "First in queue" if ahead == 0 else f"Position {ahead + 1} in queue"

@@ -1,0 +1,63 @@
+"""Why a spawn waits or fails, for the person who asked for it: what is wrong, and what helps."""
+
+from __future__ import annotations
+
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import Reason, Refusal
+from gpushare_spawner.wording.amounts import gpu_share, plural
+
+
+def capacity(refusal: Refusal) -> str:
+    """Return why no GPU can take the share now, as a sentence."""
+    share = refusal.share
+    match refusal.reason:
+        case Reason.NO_GPUS:
+            return "No GPU is known: no agent has reported one. Ask the admin whether the agent is running."
+        case Reason.NO_MODEL:
+            return f"No GPU is of a model that the template asks for. Available models: {', '.join(refusal.models)}."
+        case Reason.UNHEALTHY if share.count == 1:
+            return f"No suitable GPU is healthy ({refusal.suitable} found). The agent's log says why."
+        case Reason.UNHEALTHY:
+            return f"Too few suitable GPUs are healthy: this needs {_amount(share)}. The agent's log says why."
+        case Reason.TOO_BIG if share.count == 1:
+            return f"This needs {share}, and a GPU here can give at most {gpu_share(refusal.most_units)}."
+        case Reason.TOO_BIG:
+            found = (
+                f"no node has more than {refusal.most_count} of one model" if refusal.most_count else "none is usable"
+            )
+            return f"This needs {_amount(share)}, and {found}."
+        case _ if share.count == 1:
+            free = (
+                f"at most {gpu_share(refusal.best_units)} is free on any GPU" if refusal.best_units else "none is free"
+            )
+            return f"Not enough free capacity: this needs {share}, and {free}."
+        case _:
+            free = (
+                f"at most {plural(refusal.best_count, 'is', 'are')} free on any node"
+                if refusal.best_count
+                else "no whole GPU is free on any node"
+            )
+            return f"Not enough free capacity: this needs {_amount(share)}, and {free}."
+
+
+def _amount(share: Share) -> str:
+    return f"{share} on one node" if share.count > 1 else str(share)
+
+
+def queue_full(share: Share, waiting: int) -> str:
+    """Return that a spawn is not queued, because as many spawns as are allowed to are waiting already."""
+    why = (
+        f"The queue is full ({plural(waiting, 'spawn')})"
+        if waiting
+        else f"No GPU has {share} free now, and no queue is kept"
+    )
+    return f"{why}. Try again in a few minutes, or choose a template without a GPU."
+
+
+def waited_too_long(share: Share, waited: str, why: str) -> str:
+    """Return that a spawn has left the queue without a placement; `why` is a sentence or empty."""
+    reason = f" {why}" if why else ""
+    return (
+        f"No free capacity for {share} after {waited} in the queue.{reason} Nothing stays reserved. "
+        "Try again later, or choose a smaller share."
+    )

@@ -1,0 +1,68 @@
+"""Why a spawn waits or fails, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import Reason, Refusal
+from gpushare_spawner.wording import refusals
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (
+            Refusal(Reason.NO_GPUS, Share(1)),
+            "No GPU is known: no agent has reported one. Ask the admin whether the agent is running.",
+        ),
+        (
+            Refusal(Reason.NO_MODEL, Share(1), models=("A100", "T4")),
+            "No GPU is of a model that the template asks for. Available models: A100, T4.",
+        ),
+        (
+            Refusal(Reason.UNHEALTHY, Share(1), suitable=2),
+            "No suitable GPU is healthy (2 found). The agent's log says why.",
+        ),
+        (
+            Refusal(Reason.UNHEALTHY, Share(count=2), suitable=2),
+            "Too few suitable GPUs are healthy: this needs 2 GPUs on one node. The agent's log says why.",
+        ),
+        (
+            Refusal(Reason.TOO_BIG, Share(count=3), most_count=1),
+            "This needs 3 GPUs on one node, and no node has more than 1 of one model.",
+        ),
+        (
+            Refusal(Reason.TOO_BIG, Share(51), most_units=50),
+            "This needs 0.51 GPU, and a GPU here can give at most 0.50 GPU.",
+        ),
+        (
+            Refusal(Reason.FULL, Share(50), best_units=40),
+            "Not enough free capacity: this needs 0.50 GPU, and at most 0.40 GPU is free on any GPU.",
+        ),
+        (
+            Refusal(Reason.FULL, Share(50)),
+            "Not enough free capacity: this needs 0.50 GPU, and none is free.",
+        ),
+        (
+            Refusal(Reason.FULL, Share(count=2), best_units=99),
+            "Not enough free capacity: this needs 2 GPUs on one node, and no whole GPU is free on any node.",
+        ),
+        (
+            Refusal(Reason.FULL, Share(count=3), best_units=100, best_count=2),
+            "Not enough free capacity: this needs 3 GPUs on one node, and at most 2 are free on any node.",
+        ),
+    ],
+)
+def test_a_refusal_says_what_is_needed_and_what_there_is(refusal, said):
+    assert refusals.capacity(refusal) == said
+
+
+def test_a_full_queue_and_a_long_wait_say_what_helps():
+    assert refusals.queue_full(Share(25), 50) == (
+        "The queue is full (50 spawns). Try again in a few minutes, or choose a template without a GPU."
+    )
+    assert refusals.waited_too_long(Share(25), "10 min", "All is full.") == (
+        "No free capacity for 0.25 GPU after 10 min in the queue. All is full. Nothing stays reserved. "
+        "Try again later, or choose a smaller share."
+    )
