@@ -26,7 +26,7 @@ async def reserve_share(
     telling: list[asyncio.Task[None]] = []
 
     def joined(ticket: Ticket) -> None:
-        telling.append(asyncio.ensure_future(progress.follow(ticket)))
+        telling.append(asyncio.ensure_future(progress.follow(ticket, patience)))
 
     try:
         return await reservations.reserve(request, patience, joined)
@@ -41,6 +41,6 @@ def report_placement(
     """Tell user and log which GPUs were found for the server ``name``. ``place``: what follows the GPUs, or nothing."""
     gpus = " and ".join(f"GPU {gpu.index} ({gpu.model})" for gpu in reservation.gpus) + place
     borrowed = reservation.placement.borrowed
-    lent = f"; {borrowed} % of it is lent by idle neighbours and goes back to them first" if borrowed else ""
+    lent = f"; idle sessions lend {borrowed} % of each GPU and reclaim it when they work again" if borrowed else ""
     progress.tell(f"Placed on {gpus}{lent}.", progress=30)
     log.info("%s: %s on %s", name, reservation.request.share, gpus)

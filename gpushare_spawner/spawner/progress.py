@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from gpushare_spawner.spawner.queue.queue import Ticket
-from gpushare_spawner.wording.queue import position
+from gpushare_spawner.wording.queue import waiting
 
 
 class SpawnProgress:
@@ -47,16 +47,18 @@ class SpawnProgress:
                 return
             await self._more.wait()
 
-    async def follow(self, ticket: Ticket) -> None:
-        """Tell the position in the queue whenever it changes; runs until it is cancelled."""
+    async def follow(self, ticket: Ticket, patience: float) -> None:
+        """Tell the position in the queue whenever it changes, and after how many seconds the wait ends.
+
+        Runs until it is cancelled.
+        """
         while True:
             await ticket.changed.wait()
             ticket.changed.clear()
             if ticket.result.done():
                 return
             if ticket.ahead is not None:
-                place = f"{position(ticket.ahead)}, waiting for {ticket.request.share}."
-                self.tell(f"{place} {ticket.hint}".strip(), progress=10)
+                self.tell(waiting(ticket.ahead, ticket.request.share, ticket.hint, patience), progress=10)
 
 
 async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> AsyncIterator[Any]:

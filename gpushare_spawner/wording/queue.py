@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.wording.amounts import duration
+
 STARTS_NOW = "Starts now"
 STARTS_ON_LENT = "Starts now on lent units"
 LENT_DETAIL = "Idle sessions lend these units. When they work again they come first, and this share gets what is left."
@@ -14,6 +17,19 @@ EARLIER_FIRST = "Earlier spawns are placed first."
 def too_large(where: str) -> str:
     """Return that a template can never start at `where`, like "this machine"."""
     return f"Too large for {where}"
+
+
+def waiting(ahead: int, share: Share, hint: str, patience: float) -> str:
+    """Return what the page of a waiting spawn says: its position, what it waits for, and when the wait ends.
+
+    ``hint``: why it waits, as a sentence, or empty. ``patience``: seconds that it waits at most.
+    """
+    said = [
+        f"{position(ahead)}, waiting for {share}.",
+        hint,
+        f"The wait ends after {duration(patience)} at the latest.",
+    ]
+    return " ".join(part for part in said if part)
 
 
 def position(ahead: int) -> str:

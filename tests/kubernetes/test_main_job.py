@@ -155,7 +155,7 @@ async def test_bob_is_placed_on_the_units_that_she_released(
     alice, bob = await stack.said_of("alice"), await stack.said_of("bob")
     assert bob.gpus == alice.gpus
     assert bob.borrowed_units == bob.share_units == 25, "everything that is free in the cluster is lent by alice"
-    assert any("25 % of it is lent by idle neighbours" in sentence for sentence in told), told
+    assert any("idle sessions lend 25 % of each GPU" in sentence for sentence in told), told
     given = [await stack.devices_of(user) for user in ("alice", "bob", "carol")]
     assert [len(devices) for devices in given] == [25, 25, 75]
     assert len(set().union(*given)) == 125

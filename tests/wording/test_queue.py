@@ -1,0 +1,18 @@
+"""The queue in words."""
+
+from __future__ import annotations
+
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.wording import queue
+
+
+def test_the_first_spawn_in_the_queue_has_position_1():
+    assert queue.position(0) == "First in queue"
+    assert queue.position(1) == "Position 2 in queue"
+
+
+def test_a_waiting_spawn_is_told_its_position_the_reason_and_when_the_wait_ends():
+    assert queue.waiting(2, Share(25), "Earlier spawns are placed first.", 600) == (
+        "Position 3 in queue, waiting for 0.25 GPU. Earlier spawns are placed first. The wait ends after 10 min."
+    )
+    assert queue.waiting(0, Share(25), "", 600) == ("First in queue, waiting for 0.25 GPU. The wait ends after 10 min.")
