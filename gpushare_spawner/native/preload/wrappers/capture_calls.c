@@ -9,10 +9,6 @@
     capture_begun(stream, context, result == CUDA_SUCCESS);                                                            \
     return result
 
-static CUstream own(CUstream stream) {
-    return stream ? stream : CU_STREAM_PER_THREAD;
-}
-
 CUresult wrapped_cuStreamBeginCapture(CUstream stream) {
     BEGIN(stream, real.cuStreamBeginCapture(stream));
 }

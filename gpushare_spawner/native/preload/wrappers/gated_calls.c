@@ -12,11 +12,6 @@
     }                                                                                                                  \
     EXPORTED(name);
 
-/* In the twins the default stream is the thread's own. */
-static inline CUstream own(CUstream stream) {
-    return stream ? stream : CU_STREAM_PER_THREAD;
-}
-
 #define SINGLE(name, asked, version, parameters, arguments, stream) GATED(name, parameters, arguments, stream)
 #define STREAMED(name, asked, version, twin, parameters, arguments, stream)                                            \
     GATED(name, parameters, arguments, stream)                                                                         \

@@ -93,10 +93,6 @@ static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size
     if (!allowance_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;                                     \
     return counted(gpu, call, out, bytes)
 
-static CUstream own(CUstream stream) {
-    return stream ? stream : CU_STREAM_PER_THREAD;
-}
-
 CUresult wrapped_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
     ALLOCATING(real.cuMemAllocAsync(out, bytes, stream), false, stream);
 }
