@@ -27,7 +27,7 @@ def waiting(ahead: int, share: Share, hint: str, patience: float) -> str:
     said = [
         f"{position(ahead)}, waiting for {share}.",
         hint,
-        f"The wait ends after {duration(patience)} at the latest.",
+        f"The wait ends after {duration(patience)}.",
     ]
     return " ".join(part for part in said if part)
 
