@@ -29,7 +29,7 @@ from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes import PodSession
 from tests.agent.agent_process import AgentProcess
 from tests.agent.peers import Peer
-from tests.kubernetes.node_agent import AGENT_RULES
+from tests.kubernetes.agent_account import AGENT_RULES
 from tests.kubernetes.standin.client import path
 from tests.kubernetes.standin.cluster import Cluster, a_pod, standin_cluster
 from tests.kubernetes.standin.kubelet import StandInKubelet

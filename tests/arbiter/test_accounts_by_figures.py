@@ -109,6 +109,17 @@ def test_samples_of_parts_of_an_interval_add_up_to_the_truth() -> None:
     assert (books.entitled("a"), books.entitled("b")) == pytest.approx((2.0, 2.0))
 
 
+def test_a_sample_of_an_idle_gpu_leaves_the_only_session_with_work_owed_nothing() -> None:
+    books = accounts(a=50, b=50)
+    books.work("a", 1.0)
+    books.work("b", 1.0)
+    books.advance(1.0, 1.0, {"a": 2, "b": 1}, {})
+    books.rest("b")
+    assert books.lag("a") == pytest.approx(0.0)
+    books.sample(0.0, 1.0, {"a": 0.3, "b": 0.1})
+    assert books.lag("a") == pytest.approx(0.0)
+
+
 def test_samples_reach_over_several_intervals() -> None:
     books = accounts(a=50, b=50)
     books.work("a", 1.0)
@@ -120,7 +131,7 @@ def test_samples_reach_over_several_intervals() -> None:
     assert books.delivered("a") == pytest.approx(0.5 + 1.25)
 
 
-@pytest.mark.parametrize(("busy", "saturated"), [(1.2, False), (1.9, True)])
+@pytest.mark.parametrize(("busy", "saturated"), [(1.2, False), (1.84, True), (1.9, True)])
 def test_a_gpu_is_saturated_by_its_busy_share_whatever_the_length_of_the_sample(busy: float, saturated: bool) -> None:
     books = accounts(a=50, b=50)
     books.work("a", 1.0)
