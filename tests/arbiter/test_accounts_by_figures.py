@@ -120,6 +120,44 @@ def test_a_sample_of_an_idle_gpu_leaves_the_only_session_with_work_owed_nothing(
     assert books.lag("a") == pytest.approx(0.0)
 
 
+def test_a_session_whose_return_makes_demands_reach_92_percent_saturates_the_gpu() -> None:
+    books = accounts(a=50, b=50, c=50)
+    for second, (first, other) in enumerate((("a", "b"), ("c", "b"))):
+        books.work(first, 1.0)
+        books.work("b", 1.0)
+        books.advance(second + 1.0, 1.0, {first: 1, other: 1}, {})
+        books.sample(second, second + 1.0, {first: 0.46, other: 0.2})
+        books.rest("b")
+        if first == "a":
+            books.rest("a")
+    assert books.saturated is False
+    books.work("a", 1.0)
+    assert books.saturated is True
+
+
+def test_a_sample_corrects_an_interval_that_ended_three_seconds_ago() -> None:
+    books = accounts(a=50, b=50)
+    books.work("a", 1.0)
+    books.work("b", 1.0)
+    books.advance(1.0, 1.0, {"a": 1, "b": 1}, {})
+    books.advance(4.0, 3.0, {"a": 1, "b": 1}, {})
+    books.sample(0.0, 1.0, {"a": 1.0, "b": 0.0})
+    assert books.lag("a") == pytest.approx(-0.5)
+
+
+def test_what_a_session_owes_one_that_left_long_ago_fades_though_another_has_just_left() -> None:
+    books = accounts(a=30, b=30, c=40)
+    for session in "abc":
+        books.work(session, 1.0)
+    books.advance(10.0, 10.0, {"a": 6, "b": 1, "c": 3}, {})
+    books.rest("b")
+    books.advance(70.0, 60.0, {"a": 3, "c": 4}, {})
+    books.rest("c")
+    assert [books._accounts[session].lag for session in "abc"] == pytest.approx([-3.0, 2.0, 1.0])
+    books.advance(90.0, 20.0, {"a": 1}, {})
+    assert books._accounts["a"].lag == pytest.approx(-1.0)
+
+
 def test_samples_reach_over_several_intervals() -> None:
     books = accounts(a=50, b=50)
     books.work("a", 1.0)
