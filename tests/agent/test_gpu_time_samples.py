@@ -75,6 +75,41 @@ async def test_a_driver_that_never_tells_is_asked_once() -> None:
     assert listener.heard == []
 
 
+async def test_one_that_wants_the_next_sample_while_it_takes_one_starts_no_second_row_of_questions() -> None:
+    """The arbitration does. Rows became more and more, and two threads asked at the same time."""
+    driver = Driver()
+
+    class Wanting(Listener):
+        def delivered(
+            self, seconds_ago: tuple[float, float], busy: Mapping[int, float], strangers: Mapping[int, str]
+        ) -> None:
+            super().delivered(seconds_ago, busy, strangers)
+            delivery.wanted()
+
+    delivery = Delivery(FIRST, driver, listener := Wanting())
+    driver.answers += [(Utilisation(7, time.time() + 0.15 + 0.01 * number, 0.5),) for number in range(60)]
+    delivery.wanted()
+    await asyncio.sleep(1.5)
+    assert len(listener.heard) >= 2
+    assert len(driver.asked) <= 7, "five times a second"
+    delivery.close()
+
+
+async def test_samples_go_on_where_the_sessions_of_processes_cannot_be_found() -> None:
+    driver, listener = Driver(), Listener()
+    delivery = Delivery(FIRST, driver, listener)
+
+    def fail(pids: object) -> Mapping[int, str]:
+        raise KeyError(7)
+
+    delivery.sessions_of = fail
+    delivery.wanted()
+    driver.answers += [(Utilisation(7, time.time() + seconds, 0.5),) for seconds in (0.1, 0.3, 0.5)]
+    await asyncio.sleep(1.0)
+    assert len(listener.heard) >= 2
+    delivery.close()
+
+
 def test_seconds_of_all_processes_of_a_session_are_added_up() -> None:
     pids = Pids()
     me, parent = os.getpid(), os.getppid()

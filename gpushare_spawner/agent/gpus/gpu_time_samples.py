@@ -82,34 +82,42 @@ class Delivery:
             strangers: Mapping[int, str] = {}
             try:
                 found = self._source.utilisation(self._gpu, since)
-                strangers = self.sessions_of(one.pid for one in found or ())
             except Exception:
                 log.exception("the driver could not be asked for the use of GPU %d", self._gpu.index)
                 found = None
+            try:
+                strangers = self.sessions_of(one.pid for one in found or ())
+            except Exception:
+                # the samples of connected processes are right without it
+                log.exception("the sessions of processes on GPU %d could not be found", self._gpu.index)
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._answered, found, strangers)
 
         threading.Thread(target=ask, name="utilisation", daemon=True).start()
 
     def _answered(self, found: tuple[Utilisation, ...] | None, strangers: Mapping[int, str]) -> None:
-        self._asking = False
         if found is None:
             self._closed = True  # no such figures: the arbiter estimates from leases
-        if self._closed:
-            return
+        if not self._closed:
+            self._take(found or (), strangers)
+        # not before: the competition wants the next sample while it takes this one
+        self._asking = False
+        if self._competition.contended and not self._closed:
+            self._timer = self._loop.call_later(EVERY, self._ask)
+
+    def _take(self, found: tuple[Utilisation, ...], strangers: Mapping[int, str]) -> None:
+        """Tell the competition of samples that are newer than the last ones."""
         now = time.time()
-        until = max((one.at for one in found or ()), default=0.0)
+        until = max((one.at for one in found), default=0.0)
         if not found and now - self._since > SILENCE:
             until = now - LATEST
         if not self._since <= now:
             self._since = now  # the clock was set back
         elif until > self._since:
             span = (now - self._since, now - until)
-            busy = {one.pid: one.busy * (until - self._since) for one in found or ()}
+            busy = {one.pid: one.busy * (until - self._since) for one in found}
             self._competition.delivered(span, busy, strangers)
             self._since = until
-        if self._competition.contended:
-            self._timer = self._loop.call_later(EVERY, self._ask)
 
 
 def _nobody(pids: Iterable[int]) -> Mapping[int, str]:
