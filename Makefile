@@ -18,7 +18,7 @@ demo: ## a hub with shared GPUs on this machine, until Ctrl-C
 
 test: ## everything, on one machine and on a stand-in cluster
 	@$(PYTHON) .ci/make_venv.py dev
-	@exec .venv/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
+	@exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 mutation: ## small changes to the pure packages, each of which a test has to notice; takes some minutes for each package
 	@$(PYTHON) .ci/make_venv.py dev
