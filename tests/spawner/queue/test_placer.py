@@ -13,6 +13,7 @@ from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import PlacementRequest, SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording.queue import EARLIER_FIRST
 
 
 class Machine:
@@ -81,7 +82,7 @@ async def test_spawns_without_a_place_know_their_positions_and_what_they_wait_fo
     assert placer.place(first) is None
     assert placer.place(second) is None
     assert (first.ahead, second.ahead) == (0, 1)
-    assert "0.10 is free" in first.hint
+    assert "at most 0.10 GPU is free" in first.hint
 
 
 async def test_a_spawn_is_overtaken_until_nobody_may_pass_it_any_more() -> None:
@@ -97,7 +98,7 @@ async def test_a_spawn_is_overtaken_until_nobody_may_pass_it_any_more() -> None:
     machine.queue.leave(small)
     assert big.overtaken == 1
     assert placer.place(last) is None
-    assert last.hint == "Those before you come first."
+    assert last.hint == EARLIER_FIRST
 
 
 async def test_what_no_wait_would_help_is_refused_unless_gpus_are_missing_for_a_moment() -> None:
