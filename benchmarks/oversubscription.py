@@ -280,7 +280,7 @@ async def serve(folder: Path) -> None:
     libraries = Libraries(preload=native.preload_library(), simulated_driver=gpushare_simgpu.folder())
     state = StateFolder(folder)
     node = Node(NodeSettings(name="benchmark", arbiter=scaled_settings()), nvml.gpus(), nvml, state, libraries)
-    control = ControlSocket(folder / "control.sock", node.answer)
+    control = ControlSocket(folder / "control.sock", node.requests.answer)
     await node.start()
     await control.start()
     stop = asyncio.Event()

@@ -1,6 +1,7 @@
 """``gpushare``: one command, a subcommand for each part.
 
-Each part's module offers ``configure(parser)`` and ``run(options) -> int``.
+Each part's module offers ``configure(parser)`` and ``run(options) -> int``. Agent and service know no cluster: what
+they need of one is handed in here.
 """
 
 from __future__ import annotations
@@ -9,55 +10,65 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from functools import partial
+from typing import NamedTuple
 
 from gpushare_spawner import __version__
 
 
-def _agent() -> ModuleType:
+class Part(NamedTuple):
+    """What a subcommand consists of."""
+
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def _agent() -> Part:
     from gpushare_spawner.agent import command
+    from gpushare_spawner.agent.kubernetes import options as cluster
 
-    return command
+    return Part(partial(command.configure, cluster=cluster), partial(command.run, cluster=cluster))
 
 
-def _service() -> ModuleType:
+def _service() -> Part:
     from gpushare_spawner.service import command
+    from gpushare_spawner.service.kubernetes.agents import agents_of_cluster
 
-    return command
+    return Part(command.configure, partial(command.run, cluster_agents=agents_of_cluster))
 
 
-def _templates() -> ModuleType:
+def _templates() -> Part:
     from gpushare_spawner.templates import command
 
-    return command
+    return Part(command.configure, command.run)
 
 
-def _status() -> ModuleType:
+def _status() -> Part:
     from gpushare_spawner.notebook import status_command
 
-    return status_command
+    return Part(status_command.configure, status_command.run)
 
 
-def _doctor() -> ModuleType:
+def _doctor() -> Part:
     from gpushare_spawner.doctor import command
 
-    return command
+    return Part(command.configure, command.run)
 
 
-def _config_path() -> ModuleType:
+def _config_path() -> Part:
     from gpushare_spawner import shipped
 
-    return shipped
+    return Part(shipped.configure, shipped.run)
 
 
-def _demo() -> ModuleType:
+def _demo() -> Part:
     from gpushare_spawner import demo
 
-    return demo
+    return Part(demo.configure, demo.run)
 
 
 # Imported only when asked for: `gpushare status` in a notebook's terminal must not load a hub.
-COMMANDS: dict[str, tuple[str, Callable[[], ModuleType]]] = {
+COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
     "agent": ("run the agent of a GPU machine", _agent),
     "service": ("run the idle culler and the board, as a JupyterHub service", _service),
     "templates": ("check compute templates, or print their JSON Schema", _templates),
@@ -90,9 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, (summary, load) in COMMANDS.items():
         part = parts.add_parser(name, help=summary, description=_sentence(summary))
         if name == wanted:
-            module = load()
-            module.configure(part)
-            part.set_defaults(run=module.run)
+            subcommand = load()
+            subcommand.configure(part)
+            part.set_defaults(run=subcommand.run)
     options = parser.parse_args(arguments)
     try:
         result: int = options.run(options)

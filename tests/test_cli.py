@@ -35,3 +35,13 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         assert process.stderr is not None
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == ("", 0)
+
+
+@pytest.mark.parametrize("command", ["agent", "service"])
+def test_command_imports_no_kubernetes_package_for_its_options(command):
+    program = (
+        "import sys; from gpushare_spawner.cli import subcommand_parser; "
+        f"subcommand_parser({command!r}).parse_args([]); "
+        "print(*sorted({name.split('.')[0] for name in sys.modules} & {'grpc', 'google', 'kubernetes_asyncio'}))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "\n"

@@ -11,26 +11,22 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from gpushare_spawner import native
+from gpushare_spawner.agent.cluster import Answer, ClusterOptions, Unusable
 from gpushare_spawner.agent.gpus.known_gpus import KnownGpus, all_gpus
 from gpushare_spawner.agent.gpus.nvml import NoGpu, Nvml
-from gpushare_spawner.agent.kubernetes import options as kubernetes_options
-from gpushare_spawner.agent.kubernetes.options import Unusable
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.priority import prefer_this_thread
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.agent.sockets.descriptors import allow_many
-from gpushare_spawner.agent.sockets.session_folder import PathTooLong
 from gpushare_spawner.agent.state.lock import AlreadyRunning
+from gpushare_spawner.agent.state.session_folder import PathTooLong
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.model.control import Request
 from gpushare_spawner.model.quantity import parse_bytes, resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
@@ -41,8 +37,8 @@ DEFAULT_CONTEXT_MEMORY = 512 * 2**20
 too little makes neighbours fault."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """The options of ``gpushare agent``."""
+def configure(parser: argparse.ArgumentParser, cluster: ClusterOptions) -> None:
+    """Declare the options of ``gpushare agent``; those of a cluster are declared by `cluster`."""
     parser.add_argument(
         "--state-dir",
         type=Path,
@@ -128,19 +124,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a file with a token: only requests with it (Authorization: Bearer TOKEN) get the metrics of sessions, "
         "which name users and templates; without a file no request does",
     )
-    kubernetes_options.configure(parser)
+    cluster.configure(parser)
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s"
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run until SIGTERM or SIGINT; 1 if it cannot start, with a sentence on standard error."""
+def run(options: argparse.Namespace, cluster: ClusterOptions) -> int:
+    """Run until SIGTERM or SIGINT. Returns 1 if it cannot start, with a sentence on standard error."""
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     try:
-        asyncio.run(_serve(options))
+        asyncio.run(_serve(options, cluster))
     except (AlreadyRunning, CannotListen, NoGpu, PathTooLong, FileNotFoundError, Unusable) as error:
         print(f"gpushare agent: {error}", file=sys.stderr)
         return 1
@@ -155,8 +151,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(options: argparse.Namespace) -> None:
-    cluster = kubernetes_options.read(options)
+async def _serve(options: argparse.Namespace, cluster_options: ClusterOptions) -> None:
+    cluster = cluster_options.read(options)
     state_dir = Path(os.path.abspath(options.state_dir or (cluster.host_dir if cluster else _default_state_dir())))
     control_path = options.control_socket or Path(os.environ.get("GPUSHARE_CONTROL") or state_dir / "control.sock")
     allow_many()
@@ -184,8 +180,9 @@ async def _serve(options: argparse.Namespace) -> None:
             arbiter=ArbiterSettings(exclusive=options.exclusive, context_bytes=options.context_memory),
         )
         source = nvml if cluster is None else cluster.source(nvml, gpus)
-        node = Node(settings, gpus, source, folder, libraries)
-        answer: Callable[[Request], Awaitable[dict[str, Any]]] = node.answer
+        endpoints = None if cluster is None else cluster.endpoints(folder)
+        node = Node(settings, gpus, source, folder, libraries, endpoints)
+        answer: Answer = node.requests.answer
         await node.start()
         stack.push_async_callback(node.close)
         if cluster is not None:

@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpushare_spawner.agent.gpus.bypassing import BypassWatch
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
-from gpushare_spawner.agent.sessions.activity import Activity
+from gpushare_spawner.agent.sessions.bypassing import BypassWatch
 from gpushare_spawner.agent.sessions.session import Session
 
 log = logging.getLogger(__name__)
@@ -91,20 +90,6 @@ class Rounds:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def overdue(self, session: Session, now: float) -> bool:
-        """Whether it should have been confirmed by now (seconds since the epoch)."""
-        record = session.record
-        if record.process is not None or record.pod is not None:
-            return False
-        return now > record.opened_at + record.request.confirm_within
-
-    def worth_saving(self, session: Session, doing: Activity, now: float) -> bool:
-        """Whether its record is behind what it does."""
-        record = session.record
-        news = doing.busy != record.gpu_busy or doing.last != record.last_gpu_activity
-        news = news or session.memory_hits != record.memory_hits
-        return news and now >= session.saved_at + self._settings.save_every
 
     async def _poll(self, sessions: Mapping[str, Session]) -> None:
         now = asyncio.get_running_loop().time()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
+from gpushare_spawner.agent.gpu_health import GpuHealth
+from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.memory.node_memory import NodeMemory
 from gpushare_spawner.agent.sessions.activity import Activity
+from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport, Report, SessionReport
 
@@ -41,7 +46,7 @@ def session_report(session: Session, now: Activity, host_memory: tuple[int, int 
         effective_units=record.effective_units,
         guaranteed_units=session.guaranteed_units,
         opened_at=record.opened_at,
-        confirmed=record.process is not None or record.pod is not None,
+        confirmed=record.owner is not None,
         pid=record.process.pid if record.process is not None else None,
         memory_bytes=now.memory_bytes,
         resident_bytes=now.resident_bytes,
@@ -75,3 +80,54 @@ def node_report(
     return Report(
         node=node, published_at=published_at, gpus=tuple(gpus), sessions=oldest_first, host_memory=host_memory
     )
+
+
+class NodeReports:
+    """Makes reports from what the parts of an agent know now."""
+
+    def __init__(
+        self,
+        name: str,
+        capacity_units: int,
+        registry: SessionRegistry,
+        arbitrations: Mapping[str, GpuArbitration],
+        states: Callable[[], Mapping[str, GpuState]],
+        health: GpuHealth,
+        memory: NodeMemory,
+        clock: Callable[[], float],
+    ) -> None:
+        """`arbitrations` and `states` (the driver's last answers) are by the GPU's UUID; `clock` gives seconds since
+        the epoch."""
+        self._name = name
+        self._capacity_units = capacity_units
+        self._registry = registry
+        self._arbitrations = arbitrations
+        self._states = states
+        self._health = health
+        self._memory = memory
+        self._clock = clock
+
+    def node(self) -> Report:
+        """Return the report of the node, as it is now."""
+        states = self._states()
+        gpus = [
+            gpu_report(
+                one.gpu,
+                replace(states[uuid], healthy=self._health.healthy(uuid)),
+                self._capacity_units,
+                len(one.waiting()),
+            )
+            for uuid, one in self._arbitrations.items()
+        ]
+        sessions = [self.session(session) for session in self._registry.sessions.values()]
+        return node_report(self._name, self._clock(), gpus, sessions, self._memory.report())
+
+    def session(self, session: Session) -> SessionReport:
+        """Return the report of one session, as it is now."""
+        return session_report(session, self._registry.activity(session), self._memory.of_session(session))
+
+    def sessions_on(self, gpu: str) -> tuple[int, int]:
+        """Return the number of sessions on the GPU of that UUID, and of those of them with work."""
+        one = self._arbitrations[gpu]
+        views = [one.view(name) for name, session in self._registry.sessions.items() if one.gpu in session.gpus]
+        return len(views), sum(view.running or view.waiting for view in views)

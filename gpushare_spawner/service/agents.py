@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Protocol
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.service.reports import Agent
-
-FIRST_LISTS = 10.0
-"""Seconds that the start waits for a cluster's first lists; it goes on without, and says what is wrong."""
 
 
 class NoAgents(RuntimeError):
     """Agents cannot be asked in the way that the options say; the text says why."""
 
 
+class ClusterAgents(Protocol):
+    """Gives the agents of a cluster. cli.py hands in `service.kubernetes.agents.agents_of_cluster`."""
+
+    def __call__(
+        self, namespace: str, all_namespaces: bool, on_change: Callable[[], None], hub: str
+    ) -> AbstractAsyncContextManager[Iterable[Agent]]:
+        """Return the agents of the nodes while the context is open.
+
+        `on_change` is called when agents may have published something; `hub` is the address of the hub's API as the
+        hub itself says it (empty: not known). Raises NoAgents.
+        """
+
+
 def agents_of_machine(socket: Path) -> list[Agent]:
-    """The agent behind a control socket."""
+    """Return the agent behind a control socket."""
     return [AgentClient(socket)]
-
-
-@contextlib.asynccontextmanager
-async def agents_of_cluster(
-    namespace: str, all_namespaces: bool, on_change: Callable[[], None], hub: str
-) -> AsyncIterator[Iterable[Agent]]:
-    """The agents of a cluster's nodes, through the API server. Sessions may be in ``all_namespaces``.
-
-    ``on_change`` is called when they may have published something; ``hub`` is the address of the hub's API as the hub
-    itself says it (empty: not known). Raises NoAgents.
-    """
-    try:
-        # an optional extra: on one machine nothing of this is needed
-        from gpushare_spawner.clients.cluster import NoCluster, cluster_client
-        from gpushare_spawner.service.kubernetes.cluster import Cluster
-    except ImportError as error:
-        raise NoAgents(
-            f"--namespace needs the packages for Kubernetes ({error.name} is missing): "
-            "pip install 'gpushare-spawner[kubernetes]'"
-        ) from None
-    try:
-        client = await cluster_client()
-    except NoCluster as error:
-        raise NoAgents(f"--namespace: {error}") from None
-    async with client:
-        cluster = Cluster(client, namespace, on_change, all_namespaces, hub=hub)
-        try:
-            await cluster.start(FIRST_LISTS)
-            yield cluster
-        finally:
-            await cluster.close()

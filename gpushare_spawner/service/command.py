@@ -18,7 +18,7 @@ from tornado.httpserver import HTTPServer
 
 from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.model.quantity import parse_seconds
-from gpushare_spawner.service.agents import NoAgents, agents_of_cluster, agents_of_machine
+from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubFailed
@@ -132,8 +132,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-level", default="INFO", choices=levels, help="default INFO")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run until SIGTERM or SIGINT. Returns 2, with a sentence, where something needed is not given."""
+def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
+    """Run until SIGTERM or SIGINT. `cluster_agents` is used with `--namespace`.
+
+    Returns 2, with a sentence, where something needed is not given.
+    """
     # the libraries say a lot at INFO, some of it about logins
     logging.basicConfig(level="WARNING", format="[%(levelname).1s %(asctime)s gpushare] %(message)s")
     logging.getLogger("gpushare").setLevel(options.log_level)
@@ -148,7 +151,7 @@ def run(options: argparse.Namespace) -> int:
         log.error("%s", wanting)
         return 2
     try:
-        asyncio.run(_serve(options, token, hub_name))
+        asyncio.run(_serve(options, token, hub_name, cluster_agents))
     except (OSError, NoAgents) as error:
         log.error("The service cannot start: %s", error)
         return 1
@@ -167,7 +170,7 @@ def _wanting(options: argparse.Namespace, token: str) -> str:
     return ""
 
 
-async def _serve(options: argparse.Namespace, token: str, hub_name: str) -> None:
+async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster_agents: ClusterAgents) -> None:
     settings = CullerSettings(
         timeout=options.timeout,
         max_age=options.max_age,
@@ -189,14 +192,17 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str) -> None
     )
     templates = TemplateSource(Path(options.templates_dir))
     listeners: list[Callable[[], None]] = []
-    async with _agents(options, listeners, hub_name) as agents:
+    async with _agents(options, listeners, hub_name, cluster_agents) as agents:
         culler = Culler(agents, hub, templates, settings)
         listeners.append(culler.reports_changed)
         await _run_until_stopped(options, hub, culler, agents, templates, settings)
 
 
 def _agents(
-    options: argparse.Namespace, listeners: list[Callable[[], None]], hub_name: str
+    options: argparse.Namespace,
+    listeners: list[Callable[[], None]],
+    hub_name: str,
+    cluster_agents: ClusterAgents,
 ) -> contextlib.AbstractAsyncContextManager[Iterable[Agent]]:
     if not options.namespace:
         return contextlib.nullcontext(agents_of_machine(options.control_socket))
@@ -205,7 +211,7 @@ def _agents(
         for listener in listeners:
             listener()
 
-    return agents_of_cluster(options.namespace, options.all_namespaces, tell, hub_name)
+    return cluster_agents(options.namespace, options.all_namespaces, tell, hub_name)
 
 
 async def _run_until_stopped(

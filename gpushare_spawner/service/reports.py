@@ -15,7 +15,7 @@ from gpushare_spawner.model.report import Report
 class Agent(Protocol):
     """What the service asks of a node's agent.
 
-    `clients.agent.AgentClient` asks the one of this machine, `service.cluster.node.NodeAgent` one in a
+    `clients.agent.AgentClient` asks the one of this machine, `service.kubernetes.node.NodeAgent` one in a
     cluster. Methods raise `AgentUnreachable` or `ControlRefused`.
     """
 

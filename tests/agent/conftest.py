@@ -66,7 +66,7 @@ class Agent:
 
     def open(self, id: str = "ada", **changes: Any) -> str:
         """Open a session; the path of its socket."""
-        return self.node.open(request_for(id, **changes)).environment["GPUSHARE_SOCKET"]
+        return self.node.requests.open(request_for(id, **changes)).environment["GPUSHARE_SOCKET"]
 
     async def peer(self, path: str, role: Role | None = Role.CUDA) -> Peer:
         """A process that has said HELLO (where it has a role), its greeting read."""

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpushare_spawner.agent.gpus.bypassing import UNCLAIMED_SLACK
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
+from gpushare_spawner.agent.sessions.bypassing import UNCLAIMED_SLACK
 from gpushare_spawner.model.control import ConfirmRequest
 from gpushare_spawner.model.frames import Kind
 from tests.agent.conftest import Agent, Eventually
@@ -91,7 +91,7 @@ async def test_nobody_is_accused_until_reconnecting_had_its_time(
     agent: Agent, child: subprocess.Popen[bytes], eventually: Eventually
 ) -> None:
     agent.open()
-    agent.node.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
+    agent.node.requests.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
     await agent.stop()
     shows(agent, {child.pid: GIB})
     await agent.start(rounds=replace(agent.settings.rounds, reconnect_within=1.0))

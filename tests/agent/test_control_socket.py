@@ -31,7 +31,7 @@ from tests.agent.test_hostile_peers import stranger
 
 @pytest.fixture
 async def control(agent: Agent) -> AsyncIterator[ControlSocket]:
-    control = ControlSocket(agent.path / "control.sock", agent.node.answer)
+    control = ControlSocket(agent.path / "control.sock", agent.node.requests.answer)
     await control.start()
     yield control
     await control.close()

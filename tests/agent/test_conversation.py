@@ -99,7 +99,7 @@ async def test_a_holder_that_dies_inside_a_burst_hands_over(agent: Agent) -> Non
 async def test_a_burst_brings_a_released_session_back_before_it_is_granted(agent: Agent) -> None:
     path = agent.open()
     peer, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
-    agent.node.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    agent.node.requests.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
     assert (await peer.until(Kind.TIER)).fields[:4] == (2, 0, 0, 0)
     assert (await observer.until(Kind.TIER)).fields[:4] == (2, 0, 0, 0)
     peer.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)
@@ -113,7 +113,7 @@ async def test_a_burst_brings_a_released_session_back_before_it_is_granted(agent
 async def test_the_borrower_is_told_when_the_owner_is_back(agent: Agent) -> None:
     agent.open("filler", share_units=75)
     owner = await agent.peer(agent.open("ada"))
-    agent.node.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    agent.node.requests.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
     borrower = await agent.peer(agent.open("bob", borrowed_units=25))
     assert agent.node.report().session("bob").guaranteed_units == 25  # type: ignore[union-attr]
     owner.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)
@@ -126,14 +126,14 @@ async def test_observers_see_announcements_also_those_made_before_they_came(agen
     path = agent.open()
     first = await agent.peer(path, Role.OBSERVER)
     at = time.time() + 300
-    agent.node.announce(
+    agent.node.requests.announce(
         AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=at, effective_units=10, reason="idle for 10 min")
     )
     later = await agent.peer(path, Role.OBSERVER)
     for peer in (first, later):
         frame = await peer.expect(Kind.ANNOUNCE)
         assert frame.fields[:3] == (1, round(at * 1e9), 10)
-    agent.node.announce(AnnounceRequest(id="ada", tier=None))
+    agent.node.requests.announce(AnnounceRequest(id="ada", tier=None))
     assert (await first.expect(Kind.ANNOUNCE)).fields[:3] == (0, 0, 0)
 
 
@@ -146,7 +146,7 @@ async def test_an_observer_with_the_feature_is_told_why_an_idle_action_comes(age
     step = Announcement(
         tier=Tier.STOPPED, at=time.time() + 300, reason="too old", cause=IdleCause.MAX_AGE, after_seconds=86400
     )
-    agent.node.announce(AnnounceRequest.of("ada", step))
+    agent.node.requests.announce(AnnounceRequest.of("ada", step))
     expected = (Tier.STOPPED.depth, round(step.at * 1e9), 0, IdleCause.MAX_AGE.code, 86400 * 10**9)
     for peer in (older, newer):
         assert (await peer.expect(Kind.ANNOUNCE)).fields[:5] == expected
@@ -159,7 +159,7 @@ async def test_an_observer_with_the_feature_is_told_why_an_idle_action_comes(age
 async def test_a_burst_takes_an_announcement_back(agent: Agent) -> None:
     path = agent.open()
     peer, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
-    agent.node.announce(AnnounceRequest(id="ada", tier=Tier.RELEASED, at=time.time() + 60, reason="idle"))
+    agent.node.requests.announce(AnnounceRequest(id="ada", tier=Tier.RELEASED, at=time.time() + 60, reason="idle"))
     assert (await observer.expect(Kind.ANNOUNCE)).fields[1] > 0
     peer.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)
     assert (await observer.expect(Kind.ANNOUNCE)).fields[1] == 0
@@ -176,7 +176,9 @@ async def test_query_is_answered_for_each_gpu(agent: Agent) -> None:
     peer.send(Kind.REQUEST, 3 * GIB, 0, 1, gpu=SECOND.uuid)
     await peer.expect(Kind.GRANT)
     at = time.time() + 300
-    agent.node.announce(AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=at, effective_units=10, reason="idle"))
+    agent.node.requests.announce(
+        AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=at, effective_units=10, reason="idle")
+    )
     observer.send(Kind.QUERY)
     first, second = await observer.until(Kind.STATUS), await observer.until(Kind.STATUS)
     assert first.fields[8] == LeaseState.NONE
@@ -206,7 +208,7 @@ async def test_kernels_go_into_the_report(agent: Agent) -> None:
 async def test_a_closed_session_says_so(agent: Agent) -> None:
     path = agent.open()
     peer, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
-    agent.node.end_session("ada", "closed")
+    agent.node.registry.end("ada", "closed")
     assert await peer.ended() == SESSION_CLOSED
     assert await observer.ended() == SESSION_CLOSED
     assert not os.path.exists(path)

@@ -37,7 +37,7 @@ def files_at_most(more: int) -> Iterator[None]:
 async def test_sessions_leave_descriptors_to_the_rest_of_the_agent(
     agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    control = ControlSocket(agent.path / "control.sock", agent.node.answer)
+    control = ControlSocket(agent.path / "control.sock", agent.node.requests.answer)
     await control.start()
     path = agent.open("eve")
     with files_at_most(RESERVED + 20):
@@ -66,7 +66,7 @@ async def test_control_socket_without_descriptors_rejects_and_logs_once(
     agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    control = ControlSocket(agent.path / "control.sock", agent.node.answer)
+    control = ControlSocket(agent.path / "control.sock", agent.node.requests.answer)
     await control.start()
     client = AgentClient(control.path, timeout=0.5)
     assert (await client.report()).node == "here"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState, Utilisation
 from gpushare_spawner.agent.kubernetes.nvml_without_pids import WithoutProcesses, matched
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
-from gpushare_spawner.agent.sessions import processes
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.control import OpenRequest
@@ -81,7 +81,8 @@ async def serve():
     settings = NodeSettings("n", rounds=RoundSettings(look_every=0.05, poll_every=0.05))
     node = Node(settings, [FIRST], matched(source, (FIRST,)), StateFolder(Path(sys.argv[1])), Libraries(Path("/l.so")))
     await node.start()
-    opened = node.open(OpenRequest(id="ada", user="ada", uid=0, template="t", gpus=(FIRST.uuid,), share_units=25))
+    request = OpenRequest(id="ada", user="ada", uid=0, template="t", gpus=(FIRST.uuid,), share_units=25)
+    opened = node.requests.open(request)
     session = node.sessions["ada"]
     print(session.socket.path, flush=True)
     while not session.cuda:
@@ -117,7 +118,7 @@ async def test_sessions_are_arbitrated_and_nobody_is_accused(node: Node) -> None
         request = OpenRequest(
             id=name, user=name, uid=os.geteuid(), template="t", gpus=(FIRST.uuid,), share_units=25, confirm_within=60
         )
-        node.open(request)
+        node.requests.open(request)
     peers = {}
     for name in ("ada", "bob"):
         socket = node.sessions[name].socket

@@ -208,13 +208,13 @@ async def test_a_server_with_a_memory_limit_has_a_budget_of_its_own(agent: Agent
     (tmp_path / "cgroup.controllers").write_text("memory\n")
     group(tmp_path / "ada.service", str(6 * GIB), 2 * GIB, GIB)
     monkeypatch.setattr(
-        "gpushare_spawner.agent.sessions.processes.cgroup",
+        "gpushare_spawner.agent.processes.cgroup",
         lambda pid: "/agent.service" if pid == "self" else "/ada.service",
     )
     await agent.stop()
     await agent.start(host_memory=HostMemorySettings(cgroups=tmp_path))
     ada = await agent.peer(agent.open("ada"))
-    agent.node.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
+    agent.node.requests.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
     assert await reserve(ada, 5 * GIB, 5 * GIB) == 0
     assert await reserve(ada, 6 * GIB, GIB) == MemoryLimit.SESSION_HOST_MEMORY
     assert await reserve(ada, 6 * GIB, GIB, ReserveKind.PLAIN) == 0, "it stays on the GPU"
@@ -231,15 +231,15 @@ async def test_a_server_whose_memory_limit_breaks_its_guarantee_is_logged(
     (tmp_path / "cgroup.controllers").write_text("memory\n")
     group(tmp_path / "ada.service", str(limit * GIB), 2 * GIB, GIB)
     monkeypatch.setattr(
-        "gpushare_spawner.agent.sessions.processes.cgroup",
+        "gpushare_spawner.agent.processes.cgroup",
         lambda pid: "/agent.service" if pid == "self" else "/ada.service",
     )
     await agent.stop()
     await agent.start(host_memory=HostMemorySettings(cgroups=tmp_path))
     ada = await agent.peer(agent.open("ada"))
-    agent.node.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
-    agent.node._look()
-    agent.node._look()
+    agent.node.requests.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
+    agent.node.checks.check()
+    agent.node.checks.check()
     said = [record.getMessage() for record in caplog.records if "leaves" in record.getMessage()]
     if limit == 4:
         (sentence,) = said

@@ -58,7 +58,7 @@ def in_a_loop(agent_folder: Path, conversation: object) -> None:
             for peer in agent.peers:
                 peer.close()
             for session in agent.node.report().sessions:
-                agent.node.end_session(session.id, "the example is over")
+                agent.node.registry.end(session.id, "the example is over")
             await agent.stop()
 
     asyncio.run(run())
@@ -167,7 +167,7 @@ async def test_a_connection_whose_process_has_ended_before_it_is_accepted_is_tur
     peer.socket.setblocking(False)
     peer.send(Kind.HELLO, Role.CUDA, os.getpid(), 100)
     assert await peer.ended() == NOT_ALLOWED
-    assert not agent.node._sessions["eve"].cuda
+    assert not agent.node.sessions["eve"].cuda
 
 
 async def test_connections_that_end_while_the_session_has_spent_its_turn_leave_no_errors(
@@ -186,7 +186,7 @@ async def test_connections_that_end_while_the_session_has_spent_its_turn_leave_n
 async def test_a_peer_that_does_not_read_is_disconnected(agent: Agent, eventually: Eventually) -> None:
     path = agent.open(gpus=(FIRST.uuid, SECOND.uuid), share_units=100)
     bystander, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
-    session = agent.node._sessions["ada"]
+    session = agent.node.sessions["ada"]
 
     async def flood() -> None:
         for _ in range(200):

@@ -52,7 +52,7 @@ def test_gpu_that_answers_and_is_not_listed_is_not_lost(path: Path) -> None:
 
 
 def test_gpu_that_was_taken_out_is_forgotten_with_a_reboot(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.sessions.processes.boot_id", lambda: "the next one")
+    monkeypatch.setattr("gpushare_spawner.agent.processes.boot_id", lambda: "the next one")
     assert all_gpus(none_found, KnownGpus(path), is_lost) == (FIRST, SECOND)
     KnownGpus(path).save([FIRST, SECOND])
     monkeypatch.undo()

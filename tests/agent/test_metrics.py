@@ -65,7 +65,7 @@ async def test_metrics_follow_the_report(agent: Agent, served: int, monkeypatch:
     assert f"gpushare_gpu_capacity_units{gpu} 100.0" in text
     assert f"gpushare_gpu_healthy{gpu} 1.0" in text
     assert 'gpushare_session_guaranteed_units{session="ada",template="quarter-gpu",user="ada"} 25.0' in text
-    agent.node.end_session("ada", "closed")
+    agent.node.registry.end("ada", "closed")
     assert "ada" not in (await scrape(served, "Bearer secret"))[1]
 
 

@@ -37,12 +37,12 @@ def refusal(agent: Agent, id: str = "ada", **changes: Any) -> str:
 
 
 def to_tier(agent: Agent, id: str, tier: Tier, units: int, **changes: Any) -> None:
-    agent.node.tier(TierRequest(id=id, tier=tier, effective_units=units, reason="idle", **changes))
+    agent.node.requests.tier(TierRequest(id=id, tier=tier, effective_units=units, reason="idle", **changes))
 
 
 async def test_open_returns_the_environment(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMGPU_STATE", "/dev/shm/simgpu-test")
-    environment = agent.node.open(request_for()).environment
+    environment = agent.node.requests.open(request_for()).environment
     socket = environment.pop("GPUSHARE_SOCKET")
     assert environment == {
         "LD_PRELOAD": str(LIBRARIES.preload),
@@ -73,7 +73,7 @@ async def test_no_more_than_the_capacity_is_guaranteed(agent: Agent) -> None:
         agent.open(user)
     assert refusal(agent, "e") == "no-room"
     agent.open("e", gpus=(SECOND.uuid,))
-    agent.node.end_session("b", "closed")
+    agent.node.registry.end("b", "closed")
     agent.open("f")
 
 
@@ -93,8 +93,8 @@ async def test_borrowed_units_become_owned_when_their_owner_leaves(agent: Agent)
     to_tier(agent, "owner", Tier.RELEASED, 0)
     agent.open("first", borrowed_units=25)
     agent.open("second", borrowed_units=25)
-    peer = await agent.peer(agent.node.open(request_for("second")).environment["GPUSHARE_SOCKET"])
-    agent.node.end_session("owner", "closed")
+    peer = await agent.peer(agent.node.requests.open(request_for("second")).environment["GPUSHARE_SOCKET"])
+    agent.node.registry.end("owner", "closed")
     assert [(one.id, one.borrowed_units, one.guaranteed_units) for one in agent.node.report().sessions] == [
         ("first", 0, 25),
         ("second", 0, 25),
@@ -113,7 +113,7 @@ async def test_overcommit_guarantees_more_than_there_is(agent: Agent) -> None:
 
 async def test_opening_the_same_again_is_no_error_and_another_is(agent: Agent) -> None:
     path = agent.open()
-    agent.node.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
+    agent.node.requests.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
     to_tier(agent, "ada", Tier.RELEASED, 0)
     assert agent.open() == path
     assert (session(agent).tier, session(agent).confirmed) == (Tier.ACTIVE, False)
@@ -243,7 +243,9 @@ async def test_pages_of_a_released_session_leave_when_a_neighbour_needs_the_memo
 
 async def test_an_announced_step_is_gone_once_it_was_taken(agent: Agent) -> None:
     agent.open()
-    agent.node.announce(AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=5, effective_units=10, reason="idle"))
+    agent.node.requests.announce(
+        AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=5, effective_units=10, reason="idle")
+    )
     announced = session(agent).announcement
     assert announced is not None
     assert (announced.tier, announced.at, announced.reason, announced.effective_units) == (
@@ -259,7 +261,7 @@ async def test_an_announced_step_is_gone_once_it_was_taken(agent: Agent) -> None
 async def test_unconfirmed_sessions_are_dropped(agent: Agent, eventually: Eventually) -> None:
     agent.open("slow", confirm_within=0.2)
     agent.open("quick", confirm_within=0.2)
-    agent.node.confirm(ConfirmRequest(id="quick", pid=os.getpid()))
+    agent.node.requests.confirm(ConfirmRequest(id="quick", pid=os.getpid()))
     await eventually(lambda: agent.node.report().session("slow") is None)
     assert session(agent, "quick").confirmed
 
@@ -268,7 +270,7 @@ async def test_a_session_ends_with_its_server(agent: Agent, eventually: Eventual
     server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         path = agent.open()
-        agent.node.confirm(ConfirmRequest(id="ada", pid=server.pid))
+        agent.node.requests.confirm(ConfirmRequest(id="ada", pid=server.pid))
         assert session(agent).pid == server.pid
         peer = await agent.peer(path)
         server.kill()
@@ -285,26 +287,26 @@ async def test_confirming_what_is_not_there(agent: Agent) -> None:
     server = subprocess.Popen(["true"])
     server.wait()
     with pytest.raises(ControlRefused) as refused:
-        agent.node.confirm(ConfirmRequest(id="ada", pid=server.pid))
+        agent.node.requests.confirm(ConfirmRequest(id="ada", pid=server.pid))
     assert refused.value.code == "bad-request"
     assert not session(agent).confirmed
     with pytest.raises(ControlRefused) as refused:
-        agent.node.confirm(ConfirmRequest(id="nobody", pid=os.getpid()))
+        agent.node.requests.confirm(ConfirmRequest(id="nobody", pid=os.getpid()))
     assert refused.value.code == "unknown-session"
 
 
 async def test_closing_frees_the_units_and_is_idempotent(agent: Agent) -> None:
     path = agent.open(share_units=100)
-    agent.node.end_session("ada", "closed")
-    agent.node.end_session("ada", "closed")
-    agent.node.end_session("nobody", "closed")
+    agent.node.registry.end("ada", "closed")
+    agent.node.registry.end("ada", "closed")
+    agent.node.registry.end("nobody", "closed")
     assert not os.path.exists(os.path.dirname(path))
     agent.open("bob", share_units=100)
 
 
 async def test_a_restart_keeps_sessions_tiers_and_activity(agent: Agent) -> None:
     path = agent.open()
-    agent.node.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
+    agent.node.requests.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
     agent.open("owner", share_units=75)
     peer = await agent.peer(path)
     peer.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)
@@ -313,7 +315,7 @@ async def test_a_restart_keeps_sessions_tiers_and_activity(agent: Agent) -> None
     peer.send(Kind.RELEASE, lease, 50_000_000, 0, gpu=FIRST.uuid)
     await peer.quiet(0.05)
     to_tier(agent, "ada", Tier.DOWNGRADED, 10)
-    agent.node.announce(AnnounceRequest(id="ada", tier=Tier.RELEASED, at=10**10, reason="idle"))
+    agent.node.requests.announce(AnnounceRequest(id="ada", tier=Tier.RELEASED, at=10**10, reason="idle"))
     before = agent.node.report()
 
     await agent.stop()
@@ -336,8 +338,8 @@ async def test_a_restart_keeps_sessions_tiers_and_activity(agent: Agent) -> None
 async def test_a_server_that_died_meanwhile_is_not_taken_up_again(agent: Agent) -> None:
     server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     path = agent.open()
-    agent.node.confirm(ConfirmRequest(id="ada", pid=server.pid))
-    await agent.node.answer(ConfirmRequest(id="ada", pid=server.pid))
+    agent.node.requests.confirm(ConfirmRequest(id="ada", pid=server.pid))
+    await agent.node.requests.answer(ConfirmRequest(id="ada", pid=server.pid))
     await agent.stop()
     server.kill()
     server.communicate()
@@ -354,13 +356,13 @@ async def test_a_gpu_that_is_gone_after_a_restart_leaves_its_session_in_the_repo
     await agent.start()
     assert (session(agent).gpus, session(agent).guaranteed_units) == ((SECOND.uuid,), 0)
     assert session(agent, "bob").guaranteed_units == 25
-    agent.node.end_session("ada", "closed")
+    agent.node.registry.end("ada", "closed")
     assert agent.node.report().session("ada") is None
 
 
 async def test_bypassing_processes_are_reported_after_a_second_look(agent: Agent, eventually: Eventually) -> None:
     path = agent.open()
-    agent.node.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
+    agent.node.requests.confirm(ConfirmRequest(id="ada", pid=os.getpid()))
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         agent.source.states[FIRST.uuid] = GpuState(

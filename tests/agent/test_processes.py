@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.gpus.bypassing import Owner, attributed
-from gpushare_spawner.agent.sessions import processes
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.sessions.bypassing import Owner, attributed
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.sessions.session import SessionRecord
-from gpushare_spawner.agent.sockets.session_folder import SessionFolder
+from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.state.removal import Discarded
+from gpushare_spawner.agent.state.session_folder import SessionFolder
+from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.session_records import short_name
 from gpushare_spawner.model.control import ControlRefused
 from tests.agent.conftest import Agent, Eventually, request_for
@@ -78,7 +79,7 @@ async def test_nested_folders_in_an_older_agents_folder_stop_neither_end_nor_sta
         folder = agent.path / "s" / short_name(name)
         os.chown(folder, NOBODY, -1)
         await asyncio.to_thread(nested, folder, 3000)
-    agent.node.end_session("ada", "closed")
+    agent.node.registry.end("ada", "closed")
     assert not (agent.path / "s" / short_name("ada")).exists()
     await agent.stop()
     begun = time.monotonic()
@@ -99,7 +100,7 @@ async def test_many_files_in_a_sessions_folder_do_not_stall_the_agent(agent: Age
     for number in range(20_000):
         os.close(os.open(folder / str(number), os.O_CREAT | os.O_WRONLY))
     begun = time.monotonic()
-    agent.node.end_session("ada", "closed")
+    agent.node.registry.end("ada", "closed")
     assert time.monotonic() - begun < 0.1
     assert not folder.exists()
     longest = 0.0
@@ -120,7 +121,7 @@ async def test_what_was_discarded_goes_by_itself_and_follows_no_link(
     (folder / "below" / "file").touch()
     (folder / "link").symlink_to(treasure)
     (folder / "below" / "link").symlink_to(treasure)
-    agent.node.end_session("ada", "closed")
+    agent.node.registry.end("ada", "closed")
     await eventually(lambda: agent.state.discarded.empty)
     assert (treasure / "inside").is_dir()
 
@@ -155,8 +156,8 @@ async def test_session_whose_socket_cannot_be_made_keeps_no_other_from_starting_
     await agent.start()
     assert {one.id for one in agent.node.report().sessions} == {"ada", "odd"}
     await agent.peer(str(agent.path / "s" / short_name("ada") / "gpu"))
-    agent.node.end_session("odd", "closed")
-    agent.node.end_session("ada", "closed")
+    agent.node.registry.end("odd", "closed")
+    agent.node.registry.end("ada", "closed")
     assert agent.node.report().sessions == ()
 
 
@@ -164,14 +165,14 @@ async def test_record_that_breaks_the_agent_is_left_out(agent: Agent, monkeypatc
     agent.open("ada")
     agent.open("bob")
     await agent.stop()
-    take_up = type(agent.node)._take_up
+    enter = SessionRegistry._enter
 
-    def breaks(node: object, session: object) -> None:
+    def breaks(registry: SessionRegistry, session: object) -> None:
         if session.id == "ada":  # type: ignore[attr-defined]
             raise RuntimeError("the unforeseen")
-        take_up(node, session)  # type: ignore[arg-type]
+        enter(registry, session)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(agent.node), "_take_up", breaks)
+    monkeypatch.setattr(SessionRegistry, "_enter", breaks)
     await agent.start()
     assert [one.id for one in agent.node.report().sessions] == ["bob"]
 
@@ -204,4 +205,4 @@ async def test_fifo_among_the_records_does_not_stop_the_start(agent: Agent) -> N
     await asyncio.wait_for(agent.start(), 5)
     assert [one.id for one in agent.node.report().sessions] == ["ada"]
     assert "not a regular file" in (records / f"{'0' * 16}.reason").read_text()
-    await agent.node.answer(request_for("bob"))
+    await agent.node.requests.answer(request_for("bob"))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.sessions.session import SessionRecord
-from gpushare_spawner.agent.sockets.session_folder import PathTooLong
 from gpushare_spawner.agent.state import session_records as store_module
 from gpushare_spawner.agent.state.lock import AlreadyRunning
+from gpushare_spawner.agent.state.session_folder import PathTooLong
+from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.session_records import RecordFolder, Store, short_name
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.tier import Tier
@@ -122,8 +122,8 @@ async def test_a_full_disk_is_said_and_survived(
 ) -> None:
     with monkeypatch.context() as full:
         full.setattr(store_module.os, "fsync", _no_space)
-        await agent.node.answer(request_for("ada"))
-        await agent.node.answer(request_for("bob"))
+        await agent.node.requests.answer(request_for("ada"))
+        await agent.node.requests.answer(request_for("bob"))
         assert {one.id for one in agent.node.report().sessions} == {"ada", "bob"}
         said = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
         assert len(said) == 1
@@ -153,17 +153,17 @@ async def test_a_really_full_file_system(tiny_disk: Path, eventually: Eventually
     agent = Agent(tiny_disk)
     await agent.start()
     for number in range(8):
-        await agent.node.answer(request_for(f"before-{number}", share_units=5))
+        await agent.node.requests.answer(request_for(f"before-{number}", share_units=5))
     filler = tiny_disk / "filler"
     with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(b"x" * 512)
     for number in range(4):
-        await agent.node.answer(request_for(f"full-{number}", share_units=5))
+        await agent.node.requests.answer(request_for(f"full-{number}", share_units=5))
     assert len(agent.node.report().sessions) == 12
-    assert agent.node.store.failure is not None
+    assert agent.node.registry.store.failure is not None
     filler.unlink()
-    await eventually(lambda: agent.node.store.failure is None)
+    await eventually(lambda: agent.node.registry.store.failure is None)
     await agent.stop()
     again = Agent(tiny_disk)
     await again.start()

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpushare_spawner.agent.gpus import unconnected_processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, Utilisation
-from gpushare_spawner.agent.gpus.unconnected_processes import Strangers
+from gpushare_spawner.agent.sessions import unconnected_processes
+from gpushare_spawner.agent.sessions.unconnected_processes import Strangers
 from gpushare_spawner.model.control import ConfirmRequest
 from gpushare_spawner.model.frames import Kind
 from tests.agent.conftest import Agent
@@ -34,7 +34,7 @@ async def test_unconnected_process_takes_its_gpu_time_from_its_own_session(
 ) -> None:
     """The process takes four fifths of the GPU. Its session owes that time, and its connected process is held back."""
     eve, bob = agent.open("eve"), agent.open("bob")
-    agent.node.confirm(ConfirmRequest(id="eve", pid=server.pid))
+    agent.node.requests.confirm(ConfirmRequest(id="eve", pid=server.pid))
 
     def utilisation(gpu: Gpu, since: float) -> tuple[Utilisation, ...]:
         return (Utilisation(server.pid, time.time(), 0.8), Utilisation(os.getpid(), time.time(), 0.2))

@@ -16,6 +16,7 @@ from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
 from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
 from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
+from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodEndpoints
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishSettings
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
@@ -64,7 +65,7 @@ class NodeAgent:
         state = StateFolder(self.folder)
         stack.callback(state.close)
         libraries = HostLibraries(LIBRARY, LIBRARY.parent / "ld.so.preload")
-        self.node = Node(self.settings, self.gpus, self.source, state, Libraries(preload=LIBRARY))
+        self.node = Node(self.settings, self.gpus, self.source, state, Libraries(preload=LIBRARY), PodEndpoints(state))
         await self.node.start()
         stack.push_async_callback(self.node.close)
         api = ClusterApi(self.cluster.api_client(self.token))

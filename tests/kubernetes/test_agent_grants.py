@@ -127,7 +127,7 @@ async def test_a_kubelet_that_has_just_started_frees_nothing(agent: NodeAgent) -
     grant = inode(socket.parent.parent)
     for record in list(agent.node.sessions.values()):
         # the state was lost: the folder is known from the kubelet's list alone
-        agent.node._sessions.pop(record.id)
+        agent.node.registry._sessions.pop(record.id)
     sessions = agent.on_kubernetes.sessions
     sessions._kubelet_since -= 60
     sessions.handed(Handed({}, {}, started=1.0))

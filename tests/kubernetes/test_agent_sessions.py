@@ -202,7 +202,7 @@ async def test_a_pod_that_is_deleted_ends_its_session_and_leaves_nothing(agent: 
     await agent.until(lambda: "ada" not in agent.node.sessions)
     assert await peer.ended() is not None
     assert not folder.exists()
-    await agent.node.store.flush()
+    await agent.node.registry.store.flush()
     assert not list(agent.folder.glob("records/*"))
     assert not agent.on_kubernetes.held.pending
 
@@ -261,7 +261,7 @@ async def test_a_restore_that_was_not_written_before_the_agent_died(agent: NodeA
     agent.cluster.faults.fail_next("patch", "pods", "500", times=50)
     peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
     await peer.until(Kind.GRANT)
-    await agent.node.store.flush()
+    await agent.node.registry.store.flush()
     await agent.stop()
     agent.cluster.faults.clear()
     await agent.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import yaml
 
 from gpushare_spawner.agent import probe
-from gpushare_spawner.agent.command import configure
+from gpushare_spawner.cli import subcommand_parser
 from gpushare_spawner.model.kubernetes import resource_name
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.templates.parser import parse_template
@@ -197,8 +196,7 @@ def test_or_the_node_is_owned():
 def test_the_agent_takes_these_options(values):
     command, *arguments = container(render(values))["args"]
     assert command == "agent"
-    parser = argparse.ArgumentParser()
-    configure(parser)
+    parser = subcommand_parser("agent")
     options = parser.parse_args(arguments)
     assert options.kubernetes is True
     assert options.overcommit == values.get("gpus", {}).get("overcommit", 1.0)

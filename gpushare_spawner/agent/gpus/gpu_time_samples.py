@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, Utilisation
-from gpushare_spawner.agent.sessions import processes
 
 log = logging.getLogger(__name__)
 

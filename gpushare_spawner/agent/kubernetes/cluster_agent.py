@@ -126,13 +126,13 @@ class OnKubernetes:
         if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest):
             message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
             raise ControlRefused(Failure(code="bad-request", message=message))
-        return await self._node.answer(request)
+        return await self._node.requests.answer(request)
 
     def _plugin(self, gpu: Gpu) -> DevicePlugin:
         return DevicePlugin(
             kubernetes.resource_name(gpu.index),
             offered=lambda: self.held.offered(gpu.uuid),
-            healthy=lambda: self._node.healthy(gpu.uuid),
+            healthy=lambda: self._node.health.healthy(gpu.uuid),
             grant=lambda devices: self._grant(gpu, devices),
         )
 
@@ -141,7 +141,7 @@ class OnKubernetes:
         await self._ask_kubelet()
         cdi_name = await self._cdi.name(gpu.uuid)
         # from here on at one stroke: what is counted now is what is given
-        if (trouble := self._node.trouble(gpu.uuid)) is not None:
+        if (trouble := self._node.health.trouble(gpu.uuid)) is not None:
             raise Refused(trouble)
         self.held.check(gpu.uuid, devices)
         for session in self.held.holders(gpu.uuid, devices):
@@ -211,11 +211,11 @@ class OnKubernetes:
         if self._kubelet_is_trusted or not self._kubelet_asked:
             withheld = gpu_claims.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
             for uuid, reason in withheld.items():
-                if uuid not in self._node.withheld:
+                if uuid not in self._node.health.withheld:
                     log.error("%s", reason)
-            for uuid in self._node.withheld.keys() - withheld.keys():
+            for uuid in self._node.health.withheld.keys() - withheld.keys():
                 log.info("GPU %d is this agent's to give out again", self._node.gpus[uuid].index)
-            self._node.withheld = withheld
+            self._node.health.withheld = withheld
             self._kubelet_asked = True
         self.sessions.handed(handed)
         self._changed()

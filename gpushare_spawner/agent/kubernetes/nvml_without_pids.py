@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState, Utilisation
 from gpushare_spawner.agent.periodic import GpuSource
-from gpushare_spawner.agent.sessions import processes
 
 log = logging.getLogger(__name__)
 

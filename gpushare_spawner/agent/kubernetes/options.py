@@ -5,24 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gpushare_spawner.agent.cluster import Answer, Unusable
 from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.periodic import GpuSource
 from gpushare_spawner.agent.sessions.environment import Libraries, simulated_state
-from gpushare_spawner.model.control import Request
+from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoints
+from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
-
-class Unusable(RuntimeError):
-    """An option leads nowhere."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -116,14 +113,18 @@ class ClusterOptions:
 
         return matched(nvml, gpus)
 
+    def endpoints(self, folder: StateFolder) -> SessionEndpoints:
+        """Return what makes the sockets of sessions that are pods."""
+        from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodEndpoints
+
+        return PodEndpoints(folder)
+
     def whole_devices(self, units: int) -> int:
         """The share units of a GPU that devices can be made of: what is less than a device is nobody's."""
         return units // self.unit_size * self.unit_size
 
     @asynccontextmanager
-    async def joined(
-        self, node: Node, libraries: Libraries
-    ) -> AsyncIterator[Callable[[Request], Awaitable[dict[str, Any]]]]:
+    async def joined(self, node: Node, libraries: Libraries) -> AsyncIterator[Answer]:
         """While this is open the node is one of the cluster; gives what answers the control socket.
 
         Raises Unusable or OSError.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.cgroups import MemoryCgroups, machine_memory
 from gpushare_spawner.agent.memory.host_memory_budget import (
@@ -21,7 +22,6 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
     session_needs,
     session_room,
 )
-from gpushare_spawner.agent.sessions import processes
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.frames import ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit

@@ -6,8 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from gpushare_spawner.agent.sessions import processes
-from gpushare_spawner.agent.sessions.processes import ProcessName
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.processes import ProcessName
 
 
 class ProcessWatch:

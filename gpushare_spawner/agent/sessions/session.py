@@ -1,92 +1,22 @@
-"""A session that the agent holds: what is kept over a restart, and what is not."""
+"""A session of this machine, as the running agent knows it. state/session_record.py has what survives a restart."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.sessions.processes import ProcessName
-from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.agent.sockets.connection import Connection
+from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoint
+from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.model.delivered import NOTHING, Delivered
-from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
+from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import Announcement, Instant, Units
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.tier import Tier
 
 if TYPE_CHECKING:
-    from gpushare_spawner.agent.kubernetes.pods.pod_sockets import PodSockets
-    from gpushare_spawner.agent.memory.session_memory import SessionMemory
     from gpushare_spawner.agent.sessions.conversation import Conversation
-    from gpushare_spawner.agent.sockets.connection import Connection
-    from gpushare_spawner.agent.sockets.session_socket import SessionSocket
-
-
-class PodHold(BaseModel):
-    """The pod that a session lives in, on Kubernetes."""
-
-    model_config = ConfigDict(extra="ignore", validate_assignment=True)
-
-    namespace: str
-    name: str
-    uid: str = ""
-    """Empty for a pod that holds devices of ours without being labelled as a session's."""
-    devices: dict[str, tuple[str, ...]]
-    """GPU's UUID -> ids of the devices that the kubelet gave to the pod."""
-    given: tuple[tuple[str, ...], ...] = ()
-    """The same ids as the kubelet gave them: together those of one GPU and one container."""
-    seen: tuple[str, ...] = ()
-    """What the pod's annotations have said and has been dealt with, the latest last."""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """(namespace, name)."""
-        return self.namespace, self.name
-
-    @property
-    def grants(self) -> tuple[tuple[str, ...], ...]:
-        """Ids that were given together; each such grant has a folder."""
-        return self.given or tuple(self.devices.values())
-
-
-class SessionRecord(BaseModel):
-    """What the agent must know again after a restart; one JSON file each."""
-
-    # A newer agent may have written more than this one understands.
-    model_config = ConfigDict(extra="ignore", validate_assignment=True)
-
-    version: Literal[1] = 1
-    request: OpenRequest
-    opened_at: Instant
-    borrowed_units: Units
-    effective_units: Units
-    tier: Tier = Tier.ACTIVE
-    tier_since: Instant
-    process: ProcessName | None = None
-    """The notebook server; None until it is confirmed."""
-    pod: PodHold | None = None
-    """Where it is a pod, there is no process: the session ends with the pod."""
-    announcement: Announcement | None = None
-    gpu_busy: bool = False
-    """There was work when this was written."""
-    last_gpu_activity: Instant | None = None
-    gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
-    delivered: Delivered = NOTHING
-    memory_hits: MemoryLimitHits = NO_HITS
-
-    @classmethod
-    def opened(cls, request: OpenRequest, now: float) -> SessionRecord:
-        """The record of a session that begins now (seconds since the epoch)."""
-        return cls(
-            request=request,
-            opened_at=now,
-            borrowed_units=request.borrowed_units,
-            effective_units=request.share_units,
-            tier_since=now,
-        )
+    from gpushare_spawner.agent.sessions.session_memory import SessionMemory
 
 
 @dataclass(frozen=True)
@@ -142,7 +72,7 @@ class Session:
     conversation: Conversation | None = None
     budget_checked: bool = False
     """Whether its server's memory limit was compared with what its share guarantees."""
-    socket: SessionSocket | PodSockets | None = None
+    socket: SessionEndpoint | None = None
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""
     observers: set[Connection] = field(default_factory=set)

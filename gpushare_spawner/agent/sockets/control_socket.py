@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from gpushare_spawner.agent.log_once import Complaint
 from gpushare_spawner.agent.sockets.descriptors import Acceptor
-from gpushare_spawner.agent.sockets.session_folder import check_length
+from gpushare_spawner.agent.state.session_folder import check_length
 from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gpushare_spawner.agent.sessions.session import SessionRecord
+from gpushare_spawner.agent.state.session_record import SessionRecord
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import logging
 import os
 from pathlib import Path
 
-from gpushare_spawner.agent.sockets.session_folder import SOCKET_NAME, PathTooLong, SessionFolder, check_length
 from gpushare_spawner.agent.state import removal
 from gpushare_spawner.agent.state.lock import FolderLock
 from gpushare_spawner.agent.state.removal import Discarded
+from gpushare_spawner.agent.state.session_folder import SOCKET_NAME, PathTooLong, SessionFolder, check_length
 from gpushare_spawner.agent.state.session_records import RecordFolder, short_name
 
 log = logging.getLogger(__name__)

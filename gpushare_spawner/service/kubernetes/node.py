@@ -87,7 +87,8 @@ class NodeAgent:
         # the API server refuses (409) where somebody, like the agent, has changed the pod since this version
         body = {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}}
         try:
-            await self._api.patch_namespaced_pod(
+            # the client's types leave out `_content_type`, which its generated code reads
+            await self._api.patch_namespaced_pod(  # type: ignore[call-arg]
                 pod.name,
                 pod.namespace,
                 body,

@@ -108,7 +108,7 @@ def format_gpus(units: int) -> str:
     return f"{units / UNITS_PER_GPU:.2f}"
 
 
-class _Page(HubOAuthenticated, RequestHandler):
+class _Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterhub has no types
     """Knows who asks, without holding up the event loop while the hub is asked about it."""
 
     async def prepare(self) -> None:

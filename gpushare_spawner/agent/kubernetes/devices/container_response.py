@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.devices import grant_folders
 from gpushare_spawner.agent.kubernetes.host_library import HostLibraries
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
-from gpushare_spawner.agent.kubernetes.pods import pod_sockets
 from gpushare_spawner.agent.sessions.environment import session_environment
 
 PRELOAD_FILE = Path("/etc/ld.so.preload")
@@ -30,7 +30,7 @@ class Allocation:
     def answer(self, gpu: Gpu, folder: Path, cdi_name: str | None) -> messages.ContainerAllocateResponse:
         """For a container that gets devices of this GPU. `folder`: its grant's; `cdi_name`: what the node's CDI
         specifications call the GPU, where they have it."""
-        environment = session_environment([gpu], pod_sockets.socket_in(folder), self.libraries.as_seen)
+        environment = session_environment([gpu], grant_folders.socket_in(folder), self.libraries.as_seen)
         mounts = [_mount(folder, read_only=True), _mount(self.libraries.preload, read_only=True)]
         if self.preload_file:
             del environment["LD_PRELOAD"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.devices import grant_folders
 from gpushare_spawner.agent.kubernetes.devices.device_ids import DeviceIds, devices_for, offered
-from gpushare_spawner.agent.kubernetes.pods import pod_sockets
 from gpushare_spawner.agent.sessions.session import Session
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class HeldDevices:
             self.forget(one)
         grant = Grant(gpu, wanted, asyncio.get_running_loop().time())
         try:
-            pod_sockets.make_fresh(self.folder_of(grant))
+            grant_folders.make_fresh(self.folder_of(grant))
         except OSError as error:
             raise Refused(f"the folder of the session's socket cannot be made: {error}") from None
         self.pending[gpu, grant.devices] = grant
@@ -126,11 +126,11 @@ class HeldDevices:
     def forget(self, grant: Grant) -> None:
         """Nobody holds these."""
         self.pending.pop((grant.gpu, grant.devices), None)
-        pod_sockets.remove(self.folder_of(grant))
+        grant_folders.remove(self.folder_of(grant))
 
     def folder_of(self, grant: Grant) -> Path:
         """What is mounted into the container."""
-        return pod_sockets.grant_folder(self.folder, grant.devices)
+        return grant_folders.grant_folder(self.folder, grant.devices)
 
     def remove_strangers(self, listed: Iterable[frozenset[str]]) -> None:
         """Take away folders of grants that nobody holds any more. `listed`: what the kubelet says is held."""
@@ -141,11 +141,11 @@ class HeldDevices:
             for ids in session.record.pod.grants
         ]
         grants = [grant.devices for grant in self.pending.values()]
-        known = {pod_sockets.grant_name(ids) for ids in [*held, *grants, *listed]}
+        known = {grant_folders.grant_name(ids) for ids in [*held, *grants, *listed]}
         with contextlib.suppress(FileNotFoundError):
             for path in [path for path in self.folder.iterdir() if path.name not in known]:
                 log.info("removing %s, which is of a pod that is gone", path)
-                pod_sockets.remove(path)
+                grant_folders.remove(path)
 
     def gpu_of(self, device: str) -> str | None:
         """The UUID of the GPU that a device is of."""

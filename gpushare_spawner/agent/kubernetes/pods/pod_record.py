@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, PodKey
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
-from gpushare_spawner.agent.sessions.session import PodHold, SessionRecord
+from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.kubernetes import PodSession
 from gpushare_spawner.model.session_id import split_session_id
@@ -22,7 +22,8 @@ MAX_SESSION_ID = 200
 def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: tuple[str, ...]) -> SessionRecord:
     """A session as its pod's annotations have it, tier and all. Raises pydantic.ValidationError.
 
-    `devices`: ids by GPU and container; they, not the annotations, say which GPUs it is on. `seen`: see `PodHold.seen`.
+    `devices`: ids by GPU and container; they, not the annotations, say which GPUs it is on. `seen`: see
+    `PodOwner.seen`.
     """
     user, server = split_session_id(said.session)
     return SessionRecord(
@@ -44,7 +45,7 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
         tier=said.tier,
         tier_since=said.tier_since,
         announcement=said.announcement,
-        pod=PodHold(
+        pod=PodOwner(
             namespace=pod.namespace,
             name=pod.name,
             uid=pod.uid,
@@ -74,7 +75,7 @@ def foreign_record(
         share_units=share,
     )
     record = SessionRecord.opened(request, now)
-    record.pod = PodHold(namespace=namespace, name=name, uid=uid, devices=held, given=grants_of(devices))
+    record.pod = PodOwner(namespace=namespace, name=name, uid=uid, devices=held, given=grants_of(devices))
     return record
 
 
@@ -92,7 +93,7 @@ def ids_by_gpu(devices: Mapping[str, Given]) -> dict[str, tuple[str, ...]]:
 
 
 def grants_of(devices: Mapping[str, Given]) -> tuple[tuple[str, ...], ...]:
-    """The ids that were given together, for `PodHold.given`."""
+    """The ids that were given together, for `PodOwner.given`."""
     return tuple(sorted(tuple(sorted(ids)) for given in devices.values() for ids in given))
 
 

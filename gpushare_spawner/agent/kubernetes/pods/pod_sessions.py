@@ -26,7 +26,8 @@ from gpushare_spawner.agent.kubernetes.pods.pod_record import foreign_record, gr
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
 from gpushare_spawner.agent.log_once import Complaint
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.agent.sessions.session import PodHold, Session, SessionRecord
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AnnounceRequest
 from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
@@ -116,8 +117,6 @@ class PodSessions:
                 self._bring_together(key, devices)
         for session in list(self._node.sessions.values()):
             with self._one_by_one(f"session {session.id}"):
-                if session.record.pod is not None and session.socket is None:
-                    self._node.listen_again(session)  # the disk may have been full
                 self._follow(session)
 
     @contextlib.contextmanager
@@ -143,7 +142,7 @@ class PodSessions:
     def end(self, session: Session, reason: str) -> None:
         """Its pod is gone. What the kubelet said before is no reason to take it up again."""
         hold = session.record.pod
-        self._node.end_session(session.id, reason)
+        self._node.registry.end(session.id, reason)
         if hold is not None and self._listed.pop(hold.key, None) is not None:
             self._ask_kubelet()
 
@@ -160,7 +159,7 @@ class PodSessions:
                 self.end(session, f"another pod has the name {key[0]}/{key[1]}")
                 return
             # the API server's word came late: it is the same pod, which has its folders mounted
-            self._node.end_session(session.id, "it is known now whose it is", keep_folders=True)
+            self._node.registry.end(session.id, "it is known now whose it is", keep_folders=True)
         # nothing is freed by these grants until they are a session's
         grants = [self._held.found(gpu, ids) for gpu, given in devices.items() for ids in given]
         age = self._loop.time() - max(grant.made_at for grant in grants)
@@ -180,7 +179,7 @@ class PodSessions:
         if other is not None and not self._is_older(other, pod):
             self._say(f"pod {key[0]}/{key[1]} says that it is session {record.request.id}, which a newer pod is")
             return
-        self._node.hold(record)
+        self._node.registry.hold(record)
         for gpu, given in devices.items():
             for ids in given:
                 self._held.settled(gpu, ids)
@@ -189,7 +188,7 @@ class PodSessions:
             "session %s is pod %s/%s: %d units on GPU %s", record.request.id, *key, record.request.share_units, indices
         )
 
-    def _settle(self, session: Session, hold: PodHold, devices: Mapping[str, Given]) -> None:
+    def _settle(self, session: Session, hold: PodOwner, devices: Mapping[str, Given]) -> None:
         """The kubelet's word on which devices a session's pod holds."""
         if set(devices) != set(hold.devices):
             self._say(f"session {session.id} holds devices of other GPUs than before: {', '.join(devices)}")
@@ -198,8 +197,8 @@ class PodSessions:
             grants, ids = grants_of(listed), ids_by_gpu(listed)
             if (sorted(hold.grants), hold.devices) != (sorted(grants), ids):
                 hold.devices, hold.given = ids, grants
-                self._node.keep(session)
-                self._node.listen_again(session)
+                self._node.registry.save(session)
+                self._node.registry.listen_again(session)
         for gpu, given in devices.items():
             for grant in given:
                 if gpu in listed:
@@ -308,7 +307,7 @@ class PodSessions:
                     self._follow_tier(session, said)
                 else:
                     self._follow_announcement(session, said)
-            self._node.keep(session)
+            self._node.registry.save(session)
         if self._wanted(session) and session.id not in self._patches:
             self._patches[session.id] = self._loop.create_task(self._patch(session))
 
@@ -316,19 +315,21 @@ class PodSessions:
         record = session.record
         if (said.tier, said.effective_units) == (record.tier, record.effective_units):
             return
-        doing = self._node.activity(session)
+        doing = self._node.registry.activity(session)
         down = said.effective_units < record.effective_units or said.tier.depth > record.tier.depth
         worked = said.idle_since is not None and doing.last is not None and doing.last > said.idle_since
         if down and (doing.busy or worked):
             log.info("session %s is not %s: it has worked on the GPU in the meantime", session.id, said.tier)
             return
-        self._node.move(session, said.tier, min(said.effective_units, record.request.share_units), "the pod says so")
+        self._node.registry.tiers.move(
+            session, said.tier, min(said.effective_units, record.request.share_units), "the pod says so"
+        )
 
     def _follow_announcement(self, session: Session, said: PodSession) -> None:
         step = said.announcement
-        if step == session.record.announcement or (step is not None and self._node.activity(session).busy):
+        if step == session.record.announcement or (step is not None and self._node.registry.activity(session).busy):
             return
-        self._node.announce(AnnounceRequest.of(session.id, step))
+        self._node.requests.announce(AnnounceRequest.of(session.id, step))
 
     def _wanted(self, session: Session) -> dict[str, str | None]:
         """What the pod's annotations have to be changed to, so that they say what is."""
@@ -372,7 +373,7 @@ class PodSessions:
                 self._pods.put(item)
                 marks = _marks(item["metadata"].get("annotations") or {})
                 hold.seen = (*hold.seen, *(mark for mark in marks if mark not in hold.seen))[-MAX_SEEN:]
-                self._node.keep(session)
+                self._node.registry.save(session)
                 if self._wanted(session):
                     # it moved on in the meantime; or somebody undoes what is written, whom this must not race
                     await asyncio.sleep(pause)

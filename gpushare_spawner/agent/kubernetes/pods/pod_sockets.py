@@ -3,83 +3,35 @@
 The kubelet asks for each grant by itself, and does not say for whom: a folder is made for every such
 grant, and mounted into the container. Later, when it is known which pod holds the devices, the session's socket is made
 in each of its grants' folders. The mount is of the folder as it was then, so that what lies below it can be made anew
-by a later agent, and the folder itself never.
-
-The folders belong to root and are mounted read-only: a container connects to its socket and writes nothing, whatever
-user it runs as. The agent relies on that as little as it can: it removes the files that it made, by their names, and
-never looks for others.
+by a later agent, and the folder itself never. devices/grant_folders.py makes and removes the folders.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from gpushare_spawner.agent.kubernetes.devices import grant_folders
 from gpushare_spawner.agent.sockets.connection import Listener
-from gpushare_spawner.agent.sockets.session_folder import SOCKET_NAME, PathTooLong, SessionFolder
+from gpushare_spawner.agent.sockets.session_endpoint import ProcessEndpoints, SessionEndpoint
 from gpushare_spawner.agent.sockets.session_socket import SessionSocket, Traffic
-from gpushare_spawner.agent.state import removal
-from gpushare_spawner.agent.state.removal import Discarded
-
-BELOW = "s"
-"""The session's folder in a grant's."""
+from gpushare_spawner.agent.state.session_folder import SessionFolder
+from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.agent.state.state_folder import StateFolder
 
 
-def grant_name(devices: Iterable[str]) -> str:
-    """The name of a grant's folder.
+class PodEndpoints:
+    """Makes the sockets of sessions that are pods; a session without a pod gets that of a process."""
 
-    It follows from the ids, which are one pod's alone: whoever sees the ids in the kubelet's list knows the folder,
-    also after everything here was lost.
-    """
-    return hashlib.sha256("\n".join(sorted(devices)).encode()).hexdigest()[:16]
+    def __init__(self, folder: StateFolder) -> None:
+        self._pods = folder.pods
+        self._processes = ProcessEndpoints(folder)
 
-
-def grant_folder(parent: Path, devices: Iterable[str]) -> Path:
-    """The folder of a grant."""
-    return parent / grant_name(devices)
-
-
-def socket_in(folder: Path) -> Path:
-    """Where the socket of the session will be that gets this grant's folder."""
-    return folder / BELOW / SOCKET_NAME
-
-
-def make_fresh(folder: Path) -> None:
-    """Make an empty folder in place of what an earlier holder of the same devices had. Raises OSError."""
-    remove(folder)
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.mkdir()
-    os.chmod(folder, 0o755)
-
-
-def make(folder: Path) -> None:
-    """The folder, if it is not there already. Raises OSError."""
-    # containers see their own folder through a mount; on the machine itself nobody is to pass
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-    os.chmod(folder, 0o755)
-
-
-def remove(folder: Path) -> None:
-    """Take a grant's folder away; what cannot be removed is left."""
-    with contextlib.suppress(OSError, PathTooLong):
-        aside = _discarded(folder)
-        try:
-            SessionFolder(folder, BELOW, aside).remove()
-            os.rmdir(folder)
-        except FileNotFoundError:
-            pass
-        except OSError:
-            aside.take(folder)
-
-
-def _discarded(folder: Path) -> Discarded:
-    """What a grant's folder is moved to where something else is in it."""
-    return Discarded(folder.parent.parent / removal.FOLDER)
+    def listen(self, record: SessionRecord, listener: Listener) -> SessionEndpoint:
+        """Make the sockets. Raises OSError, OverflowError or PathTooLong."""
+        if record.pod is None:
+            return self._processes.listen(record, listener)
+        return PodSockets(self._pods, record.pod.grants, listener)
 
 
 class PodSockets:
@@ -87,14 +39,19 @@ class PodSockets:
 
     def __init__(self, parent: Path, grants: Iterable[Iterable[str]], listener: Listener) -> None:
         """`grants`: the ids of each. Raises OSError or PathTooLong where a socket cannot be made."""
-        self._folders = [grant_folder(parent, ids) for ids in grants]
+        self._folders = [grant_folders.grant_folder(parent, ids) for ids in grants]
         self._sockets: list[SessionSocket] = []
         traffic = Traffic()
         try:
             for folder in self._folders:
-                make(folder)
+                grant_folders.make(folder)
                 self._sockets.append(
-                    SessionSocket(SessionFolder(folder, BELOW, _discarded(folder)), None, listener, traffic)
+                    SessionSocket(
+                        SessionFolder(folder, grant_folders.BELOW, grant_folders.discarded(folder)),
+                        None,
+                        listener,
+                        traffic,
+                    )
                 )
         except BaseException:
             self.close()
@@ -113,4 +70,4 @@ class PodSockets:
     def remove(self) -> None:
         """Take the folders away."""
         for folder in self._folders:
-            remove(folder)
+            grant_folders.remove(folder)

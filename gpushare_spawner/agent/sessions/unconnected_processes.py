@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from gpushare_spawner.agent.gpus.bypassing import attributed, owners
+from gpushare_spawner.agent.sessions.bypassing import attributed, owners
 from gpushare_spawner.agent.sessions.session import Session
 
 REMEMBERED = 1.0

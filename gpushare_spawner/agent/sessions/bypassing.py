@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import GpuState
-from gpushare_spawner.agent.sessions import processes
 from gpushare_spawner.agent.sessions.session import Session
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from gpushare_spawner.agent.memory.allowances import Allowances
+from gpushare_spawner.agent.sessions.allowances import Allowances
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.model.frames import Feature, Frame, Kind, ReserveKind, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHit, MemoryLimitHits

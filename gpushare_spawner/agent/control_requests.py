@@ -1,0 +1,175 @@
+"""What the hub asks of the agent: open, confirm and close sessions, change their tiers, report."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.gpu_health import GpuHealth
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.sessions.environment import Libraries, session_environment
+from gpushare_spawner.agent.sessions.guaranteed_units import Shares
+from gpushare_spawner.agent.sessions.registry import SessionRegistry
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.model.control import (
+    AnnounceRequest,
+    CloseRequest,
+    ConfirmRequest,
+    ControlRefused,
+    ErrorCode,
+    Failure,
+    Opened,
+    OpenRequest,
+    ReportRequest,
+    Request,
+    TierRequest,
+)
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.share import Share
+
+log = logging.getLogger(__name__)
+
+MAX_UID = 2**32 - 2
+"""The kernel's uids have 32 bits, and the highest number means none."""
+
+
+class ControlRequests:
+    """Checks the requests of the control socket and carries them out. Its methods raise ControlRefused."""
+
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        gpus: Mapping[str, Gpu],
+        shares: Shares,
+        health: GpuHealth,
+        folder: StateFolder,
+        libraries: Libraries,
+        report: Callable[[], Report],
+        clock: Callable[[], float],
+    ) -> None:
+        """`gpus` are by UUID; `clock` gives seconds since the epoch."""
+        self._registry = registry
+        self._gpus = gpus
+        self._shares = shares
+        self._health = health
+        self._folder = folder
+        self._libraries = libraries
+        self._report = report
+        self._clock = clock
+
+    async def answer(self, request: Request) -> dict[str, Any]:
+        """Carry out a request; the result is on the disk before it is answered."""
+        result: dict[str, Any] = {}
+        match request:
+            case ReportRequest():
+                return self._report().model_dump(mode="json")
+            case OpenRequest():
+                result = self.open(request).model_dump()
+            case ConfirmRequest():
+                self.confirm(request)
+            case CloseRequest():
+                self._registry.end(request.id, "closed")
+            case TierRequest():
+                self.tier(request)
+            case AnnounceRequest():
+                self.announce(request)
+        await self._registry.store.flush()
+        return result
+
+    def open(self, request: OpenRequest) -> Opened:
+        """Open a session, or open it again. A refused request has changed nothing."""
+        gpus = self._checked(request)
+        session = self._registry.sessions.get(request.id)
+        is_new = session is None
+        if session is not None:
+            self._open_again(session, request)
+        else:
+            for gpu in gpus:
+                self._shares.check_room(gpu, request.share_units, request.borrowed_units)
+            session = self._registry.add(SessionRecord.opened(request, self._clock()))
+            indices = ", ".join(str(gpu.index) for gpu in gpus)
+            log.info("session %s opened: %d units on GPU %s", session.id, request.share_units, indices)
+            if request.uid != os.geteuid() and (barrier := self._folder.barrier()) is not None:
+                log.warning(
+                    "uid %d will not reach its socket: %s lets nobody through (chmod o+x)", request.uid, barrier
+                )
+        reason = self._registry.listen(session) if session.socket is None else None
+        if session.socket is None:
+            if is_new:
+                self._registry.end(session.id, "it has no socket")
+            raise _refused("internal", f"the socket of session {request.id} cannot be made: {reason}")
+        return Opened(environment=session_environment(session.gpus, session.socket.path, self._libraries))
+
+    def confirm(self, request: ConfirmRequest) -> None:
+        """Tie a session to the process of its server."""
+        session = self._known(request.id)
+        process = processes.named(request.pid)
+        if process is None:
+            raise _refused(
+                "bad-request",
+                f"there is no process {request.pid} on this machine: session {request.id} stays unconfirmed",
+            )
+        self._registry.confirm(session, process)
+
+    def tier(self, request: TierRequest) -> None:
+        """Change the tier of a session."""
+        self._registry.tiers.decide(self._known(request.id), request)
+
+    def announce(self, request: AnnounceRequest) -> None:
+        """Send a notice to a session's user, or withdraw it."""
+        self._registry.tiers.announce(self._known(request.id), request)
+
+    def _checked(self, request: OpenRequest) -> tuple[Gpu, ...]:
+        """Return the GPUs of a valid request."""
+        try:
+            Share(request.share_units, len(request.gpus))
+            if request.borrowed_units > request.share_units:
+                raise ValueError(
+                    f"borrowed_units: {request.borrowed_units} is more than the share of {request.share_units}"
+                )
+            if len(set(request.gpus)) < len(request.gpus):
+                raise ValueError("gpus: the same GPU is named twice")
+            if not 0 <= request.uid <= MAX_UID:
+                raise ValueError(f"uid: {request.uid} is no user; a uid is a number from 0 to {MAX_UID}")
+            if os.geteuid() not in (0, request.uid):
+                raise ValueError(
+                    f"uid: this agent runs as uid {os.geteuid()} and cannot give a socket to uid {request.uid}; "
+                    "run it as root"
+                )
+            for uuid in request.gpus:
+                if uuid in self._gpus and resolve_bytes(request.memory_limit, self._gpus[uuid].memory_bytes) <= 0:
+                    raise ValueError(f"memory_limit: {request.memory_limit} leaves no memory")
+        except ValueError as error:
+            raise _refused("bad-request", str(error)) from None
+        for uuid in request.gpus:
+            if uuid not in self._gpus:
+                raise _refused("unknown-gpu", f"this machine has no GPU {uuid}; it has {', '.join(self._gpus)}")
+            if (trouble := self._health.trouble(uuid)) is not None:
+                raise _refused("unhealthy-gpu", trouble)
+        return tuple(self._gpus[uuid] for uuid in request.gpus)
+
+    def _open_again(self, session: Session, request: OpenRequest) -> None:
+        before = session.record.request
+        if (before.share_units, before.gpus, before.uid) != (request.share_units, request.gpus, request.uid):
+            raise _refused(
+                "exists",
+                f"session {request.id} is open already, with {before.share_units} units on {', '.join(before.gpus)} "
+                f"for uid {before.uid}; close it first",
+            )
+        self._registry.reopen(session, request)
+
+    def _known(self, name: str) -> Session:
+        session = self._registry.sessions.get(name)
+        if session is None:
+            raise _refused("unknown-session", f"no session {name} is open on this machine")
+        return session
+
+
+def _refused(code: ErrorCode, message: str) -> ControlRefused:
+    return ControlRefused(Failure(code=code, message=message))

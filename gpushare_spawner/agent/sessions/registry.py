@@ -1,0 +1,222 @@
+"""The sessions of this machine: restored, entered, written to disk, ended.
+
+Does not decide whether a share fits (control_requests.py), and does not know whether a session is a process or a pod
+beyond its record: the endpoint factory does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from gpushare_spawner.agent import processes
+from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.agent.sessions.activity import Activity, activity, counted
+from gpushare_spawner.agent.sessions.conversation import Conversation
+from gpushare_spawner.agent.sessions.guaranteed_units import Shares
+from gpushare_spawner.agent.sessions.process_watch import ProcessWatch
+from gpushare_spawner.agent.sessions.session import Past, Session
+from gpushare_spawner.agent.sessions.session_memory import SessionMemory
+from gpushare_spawner.agent.sessions.tiers import Tiers
+from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
+from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoints
+from gpushare_spawner.agent.state.session_folder import PathTooLong
+from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.agent.state.session_records import Store, short_name
+from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.frames import ReserveKind
+from gpushare_spawner.model.memory_limits import MemoryLimit
+from gpushare_spawner.model.tier import Tier
+
+log = logging.getLogger(__name__)
+
+
+class SessionRegistry:
+    """Holds the sessions, with their records on disk, their sockets and their watched processes."""
+
+    def __init__(
+        self,
+        sessions: dict[str, Session],
+        gpus: Mapping[str, Gpu],
+        arbitrations: Mapping[str, GpuArbitration],
+        shares: Shares,
+        folder: StateFolder,
+        endpoints: SessionEndpoints,
+        memory_room: Callable[[Session, str, ReserveKind], tuple[int, MemoryLimit]],
+        converse: Callable[[Session], Conversation],
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        """`sessions`, by id, is empty now and changes here only; `gpus` and `arbitrations` are by UUID.
+
+        `memory_room`: bytes that a session may allocate on a GPU in addition, and the budget that limits them.
+        `converse` makes the listener of a session's sockets. `clock` gives seconds since the epoch. `changed` is called
+        when a session came, went or changed its record.
+        """
+        self.sessions: Mapping[str, Session] = sessions
+        self._sessions = sessions
+        self._gpus = gpus
+        self._arbitrations = arbitrations
+        self._shares = shares
+        self._folder = folder
+        self._endpoints = endpoints
+        self._memory_room = memory_room
+        self._converse = converse
+        self._clock = clock
+        self._changed = changed
+        self.store = Store(folder.records)
+        self.tiers = Tiers(shares, self.activity, self.save, clock)
+        self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
+
+    def restore(self) -> None:
+        """Take the sessions from the state folder. One that cannot be restored affects no other."""
+        now = self._clock()
+        for record in self._folder.records.load():
+            try:
+                self._restore_one(record, now)
+            except Exception:
+                log.exception("session %s cannot be restored", record.request.id)
+                self._sessions.pop(record.request.id, None)
+        if self._sessions:
+            log.info("Restored %d sessions", len(self._sessions))
+        self._folder.remove_strangers({short_name(name) for name in self._sessions})
+
+    def _restore_one(self, record: SessionRecord, now: float) -> None:
+        if record.process is not None and not processes.alive(record.process):
+            log.info("session %s ended while no agent ran", record.request.id)
+            self.store.remove(record.request.id)
+            return
+        gpus = tuple(self._gpus[uuid] for uuid in record.request.gpus if uuid in self._gpus)
+        if len(gpus) < len(record.request.gpus):
+            log.error("session %s has a share of a GPU that this machine no longer has", record.request.id)
+        session = Session(record, gpus, past=Past.recorded(record, restarted_at=now))
+        self._enter(session)
+        self._listen_or_log(session)
+
+    def add(self, record: SessionRecord) -> Session:
+        """Enter a session and write its record. The caller has checked that it fits; `listen` makes its socket.
+
+        Ends an older session of that id. Raises KeyError for a GPU that is not this machine's.
+        """
+        session = Session(record, tuple(self._gpus[uuid] for uuid in record.request.gpus))
+        # after the look-up of its GPUs: an unknown GPU has changed nothing
+        self.end(session.id, "another session took its place")
+        self._enter(session)
+        self.save(session)
+        return session
+
+    def hold(self, record: SessionRecord) -> Session:
+        """Enter the session of a pod and make its sockets: the kubelet has given it the devices already.
+
+        Raises KeyError for a GPU that is not this machine's.
+        """
+        session = self.add(record)
+        self.listen_again(session)
+        return session
+
+    def reopen(self, session: Session, request: OpenRequest) -> None:
+        """Start a session of the same id and share anew: active, without a past, and to be confirmed."""
+        self.watch.end(session.id)
+        record = session.record
+        record.request = request
+        record.process = None
+        record.opened_at = self._clock()
+        session.past = Past(
+            gpu_seconds=session.past.gpu_seconds - self.activity(session).gpu_seconds,
+            delivered_before=counted(self._arbitrations[gpu.uuid].view(session.id) for gpu in session.gpus),
+        )
+        session.kernels_said.clear()
+        if session.memory is not None:
+            session.memory.begin_anew({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
+        self.tiers.move(session, Tier.ACTIVE, request.share_units, "it was opened again")
+
+    def confirm(self, session: Session, process: ProcessName) -> None:
+        """Tie a session to its server's process: it ends with it."""
+        session.record.process = process
+        self.watch.begin(session.id, process)
+        self.save(session)
+
+    def end(self, name: str, reason: str, keep_folders: bool = False) -> None:
+        """End a session and free its units. Does nothing for an unknown id.
+
+        `keep_folders` where its processes go on as another session: what they have mounted stays.
+        """
+        session = self._sessions.get(name)
+        if session is None:
+            return
+        log.info("session %s ends: %s", name, reason)
+        self.watch.end(name)
+        if session.socket is not None:
+            session.socket.close(None if keep_folders else SESSION_CLOSED)
+            if not keep_folders:
+                try:
+                    session.socket.remove()
+                except OSError as error:
+                    log.warning("the folder of session %s stays: %s", name, error)
+        if session.memory is not None:
+            session.memory.close()
+        del self._sessions[name]
+        self.store.remove(name)
+        self.tiers.changed(self._shares.leave(session))
+        self._changed()
+
+    def listen(self, session: Session) -> str | None:
+        """Make the session's sockets. Returns the reason where they cannot be made."""
+        assert session.conversation is not None
+        try:
+            session.socket = self._endpoints.listen(session.record, session.conversation)
+        except (OSError, OverflowError, PathTooLong) as error:
+            return str(error)
+        return None
+
+    def listen_again(self, session: Session) -> None:
+        """Make the session's sockets anew: its record can name other folders than before."""
+        if session.socket is not None:
+            session.socket.close()
+            session.socket = None
+        self._listen_or_log(session)
+
+    def _listen_or_log(self, session: Session) -> None:
+        if (reason := self.listen(session)) is not None:
+            log.error("the socket of session %s cannot be made: %s", session.id, reason)
+
+    def activity(self, session: Session) -> Activity:
+        """Return what a session does on its GPUs now."""
+        return activity(session, self._arbitrations, self._clock())
+
+    def save(self, session: Session) -> None:
+        """Write the session's record to disk, with its activity."""
+        doing, record = self.activity(session), session.record
+        record.gpu_busy, record.last_gpu_activity, record.gpu_seconds = doing.busy, doing.last, doing.gpu_seconds
+        record.delivered = doing.delivered
+        record.memory_hits = session.memory_hits
+        session.saved_at = self._clock()
+        self.store.put(record)
+        self._changed()
+
+    async def close(self) -> None:
+        """Close all sockets. The sessions stay on disk; their processes run on without the agent."""
+        for session in self._sessions.values():
+            self.save(session)
+        self.watch.close()
+        for session in self._sessions.values():
+            if session.socket is not None:
+                session.socket.close()
+            if session.memory is not None:
+                session.memory.close()
+
+    def _enter(self, session: Session) -> None:
+        self._sessions[session.id] = session
+        session.memory = SessionMemory(
+            {gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus},
+            self._clock,
+            session.record.memory_hits,
+            room=lambda gpu, kind: self._memory_room(session, gpu, kind),
+        )
+        session.conversation = self._converse(session)
+        self.tiers.changed(other for other in self._shares.enter(session) if other is not session)
+        if session.record.process is not None:
+            self.watch.begin(session.id, session.record.process)

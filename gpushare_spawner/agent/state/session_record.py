@@ -1,0 +1,83 @@
+"""What the agent must know about a session after a restart: one JSON file each, written by session_records.py."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpushare_spawner.agent.processes import ProcessName
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.delivered import NOTHING, Delivered
+from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
+from gpushare_spawner.model.report import Announcement, Instant, Units
+from gpushare_spawner.model.tier import Tier
+
+
+class PodOwner(BaseModel):
+    """The pod that a session ends with, on Kubernetes."""
+
+    model_config = ConfigDict(extra="ignore", validate_assignment=True)
+
+    namespace: str
+    name: str
+    uid: str = ""
+    """Empty for a pod that holds devices of ours without being labelled as a session's."""
+    devices: dict[str, tuple[str, ...]]
+    """GPU's UUID -> ids of the devices that the kubelet gave to the pod."""
+    given: tuple[tuple[str, ...], ...] = ()
+    """The same ids as the kubelet gave them: together those of one GPU and one container."""
+    seen: tuple[str, ...] = ()
+    """What the pod's annotations have said and has been dealt with, the latest last."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(namespace, name)."""
+        return self.namespace, self.name
+
+    @property
+    def grants(self) -> tuple[tuple[str, ...], ...]:
+        """Ids that were given together; each such grant has a folder."""
+        return self.given or tuple(self.devices.values())
+
+
+class SessionRecord(BaseModel):
+    """What the agent must know again after a restart; one JSON file each."""
+
+    # A newer agent may have written more than this one understands.
+    model_config = ConfigDict(extra="ignore", validate_assignment=True)
+
+    version: Literal[1] = 1
+    request: OpenRequest
+    opened_at: Instant
+    borrowed_units: Units
+    effective_units: Units
+    tier: Tier = Tier.ACTIVE
+    tier_since: Instant
+    process: ProcessName | None = None
+    """The notebook server; None until it is confirmed."""
+    pod: PodOwner | None = None
+    """Where it is a pod, there is no process."""
+    announcement: Announcement | None = None
+    gpu_busy: bool = False
+    """There was work when this was written."""
+    last_gpu_activity: Instant | None = None
+    gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    delivered: Delivered = NOTHING
+    memory_hits: MemoryLimitHits = NO_HITS
+
+    @property
+    def owner(self) -> ProcessName | PodOwner | None:
+        """The process or the pod that the session ends with; None until its server is confirmed."""
+        return self.process if self.process is not None else self.pod
+
+    @classmethod
+    def opened(cls, request: OpenRequest, now: float) -> SessionRecord:
+        """The record of a session that begins now (seconds since the epoch)."""
+        return cls(
+            request=request,
+            opened_at=now,
+            borrowed_units=request.borrowed_units,
+            effective_units=request.share_units,
+            tier_since=now,
+        )
