@@ -57,7 +57,7 @@ def test_processes_are_left_out_where_the_agent_does_not_see_the_host_and_this_i
 
 @pytest.mark.skipif(os.geteuid() != 0 or not may_unshare(), reason="needs root, and a pid namespace of its own")
 def test_a_process_in_a_pid_namespace_of_its_own_knows_that_it_does_not_see_the_host() -> None:
-    code = "from gpushare_spawner.agent.sessions import processes; print(processes.sees_the_host())"
+    code = "from gpushare_spawner.agent import processes; print(processes.sees_the_host())"
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"

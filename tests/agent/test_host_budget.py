@@ -39,7 +39,7 @@ while True:
 """
 AGENT = """
 import sys
-from gpushare_spawner.agent.sessions import processes
+from gpushare_spawner.agent import processes
 from gpushare_spawner.cli import main
 processes.cgroup = lambda pid: "/agent.service" if pid == "self" else "/ada.service"
 sys.exit(main(sys.argv[1:]))
