@@ -70,7 +70,7 @@ def _demo() -> Part:
 # Imported only when asked for: `gpushare status` in a notebook's terminal must not load a hub.
 COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
     "agent": ("run the agent of a GPU machine", _agent),
-    "service": ("run the idle culler and the board, as a JupyterHub service", _service),
+    "service": ("run the idle culler and the dashboard, as a JupyterHub service", _service),
     "templates": ("check compute templates, or print their JSON Schema", _templates),
     "status": ("show this notebook server's GPU share, tier and memory", _status),
     "doctor": ("check this GPU machine, and say what to do about what is wrong", _doctor),

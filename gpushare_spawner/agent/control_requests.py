@@ -97,13 +97,13 @@ class ControlRequests:
             log.info("session %s opened: %d units on GPU %s", session.id, request.share_units, indices)
             if request.uid != os.geteuid() and (barrier := self._folder.barrier()) is not None:
                 log.warning(
-                    "uid %d will not reach its socket: %s lets nobody through (chmod o+x)", request.uid, barrier
+                    "uid %d cannot reach its socket: other users cannot enter %s (chmod o+x)", request.uid, barrier
                 )
         reason = self._registry.listen(session) if session.socket is None else None
         if session.socket is None:
             if is_new:
                 self._registry.end(session.id, "it has no socket")
-            raise _refused("internal", f"the socket of session {request.id} cannot be made: {reason}")
+            raise _refused("internal", f"cannot create the socket of session {request.id}: {reason}")
         return Opened(environment=session_environment(session.gpus, session.socket.path, self._libraries))
 
     def confirm(self, request: ConfirmRequest) -> None:

@@ -1,4 +1,4 @@
-"""Trouble that lasts: told when it begins and when it is over, however often it is met between."""
+"""Logs a lasting problem once when it begins and once when it ends."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import logging
 import time
 
 
-class Complaint:
-    """`trouble` and `over` are sentences for the log; what went wrong follows the first after a colon."""
+class LogOnce:
+    """Logs one problem of one part. Not for different problems: each has an object of its own."""
 
     def __init__(self, log: logging.Logger, trouble: str, over: str, lasts: float = 0.0) -> None:
-        """`lasts`: seconds without it until it is over, for trouble that comes and goes many times a second."""
+        """`trouble` and `over` are sentences for the log; the reason follows `trouble` after a colon.
+
+        `lasts`: seconds without the problem until it is over, for one that comes and goes many times a second.
+        """
         self._log = log
         self._trouble = trouble
         self._over = over
@@ -18,14 +21,14 @@ class Complaint:
         self._for, self._met_at = lasts, 0.0
 
     def about(self, reason: object) -> None:
-        """It is met, perhaps again."""
+        """Report that the problem occurred, perhaps again."""
         if not self._lasts:
             self._log.warning("%s: %s", self._trouble, reason)
         self._lasts = True
         self._met_at = time.monotonic()
 
     def settled(self) -> None:
-        """It is not met now."""
+        """Report that the problem does not occur now."""
         if not self._lasts or time.monotonic() < self._met_at + self._for:
             return
         self._log.info("%s", self._over)

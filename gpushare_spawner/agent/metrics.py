@@ -16,7 +16,7 @@ from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream
 from tornado.web import Application, RequestHandler
 
-from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.rate_limit import Budget
 from gpushare_spawner.agent.sockets.descriptors import Acceptor
 from gpushare_spawner.model.report import Report
@@ -168,10 +168,10 @@ class MetricsServer:
         )
         self._streams: set[IOStream] = set()
         self._connects = Budget(self._loop.time, CONNECTIONS_PER_SECOND, MAX_CONNECTIONS, debt=1)
-        complaint = Complaint(
+        trouble = LogOnce(
             log, "no connection for metrics can be accepted", "connections for metrics are accepted again", lasts=10.0
         )
-        self._acceptor = Acceptor(listener, self._accepted, complaint)
+        self._acceptor = Acceptor(listener, self._accepted, trouble)
 
     def close(self) -> None:
         """Stop."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gpushare_spawner.agent.control_requests import ControlRequests
 from gpushare_spawner.agent.gpu_health import GpuHealth
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
-from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryLooks
+from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, NodeMemory
 from gpushare_spawner.agent.periodic import GpuSource, Rounds, RoundSettings
@@ -22,7 +22,7 @@ from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.agent.sessions.unconnected_processes import Strangers
+from gpushare_spawner.agent.sessions.unconnected_processes import UnconnectedProcesses
 from gpushare_spawner.agent.sockets.session_endpoint import ProcessEndpoints, SessionEndpoints
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
@@ -65,8 +65,10 @@ class Node:
         }
         sessions: dict[str, Session] = {}
         for uuid, gpu in self.gpus.items():
-            self.arbitrations[uuid].looks = MemoryLooks(gpu, source, self.arbitrations[uuid], self._memory_seen)
-            self.arbitrations[uuid].find_strangers(Strangers(sessions).sessions_of)
+            self.arbitrations[uuid].memory_queries = MemoryQueries(
+                gpu, source, self.arbitrations[uuid], self._memory_seen
+            )
+            self.arbitrations[uuid].attribute_unconnected(UnconnectedProcesses(sessions).sessions_of)
         context_bytes = settings.arbiter.context_bytes
         memory = NodeMemory(settings.host_memory, self.gpus, sessions, context_bytes, self._paged_out)
         shares = Shares(self.gpus.values(), settings.capacity_units, self.arbitrations)

@@ -1,4 +1,4 @@
-"""What the agent looks after by itself, every second or so."""
+"""The periodic rounds of the agent: session checks, NVML, processes that bypass the library."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RoundSettings:
 
 
 class Rounds:
-    """Drops what nobody confirmed, keeps activity on the disk, asks NVML, and finds who goes past the library."""
+    """Runs the session checks, asks NVML for the state of GPUs, and finds processes that bypass the library."""
 
     def __init__(
         self,
@@ -157,4 +157,4 @@ async def _every(seconds: float, look: Callable[[], Awaitable[None]]) -> None:
         try:
             await look()
         except Exception:
-            log.exception("looking around failed; trying again in %g s", seconds)
+            log.exception("a periodic check failed; retrying in %g s", seconds)

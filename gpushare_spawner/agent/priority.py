@@ -27,7 +27,7 @@ def prefer_this_thread() -> None:
         if os.getpriority(os.PRIO_PROCESS, 0) > NICE:
             os.setpriority(os.PRIO_PROCESS, 0, NICE)
     except OSError as error:
-        log.debug("the agent has the same priority as others: %s", error.strerror)
+        log.debug("cannot raise the agent's priority: %s", error.strerror)
     _shorten_slice()
 
 
@@ -39,4 +39,4 @@ def _shorten_slice() -> None:
     wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, SLICE_NS, 0, 0)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(ctypes.c_long(number), ctypes.c_int(0), wanted, ctypes.c_uint(0)) != 0:
-        log.debug("the agent has the usual slice: %s", os.strerror(ctypes.get_errno()))
+        log.debug("cannot shorten the agent's scheduler slice: %s", os.strerror(ctypes.get_errno()))

@@ -1,4 +1,4 @@
-"""What the agent says about its node."""
+"""Makes the report of a node from what the parts of the agent know."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class SessionChecks:
             try:
                 self._check_one(session, now)
             except Exception:
-                log.exception("session %s cannot be checked; trying again", session.id)
+                log.exception("cannot check session %s; retrying", session.id)
         self._registry.watch.look()
         self._registry.store.retry()
         if not self._discarded.empty and (self._draining is None or self._draining.done()):
@@ -51,10 +51,10 @@ class SessionChecks:
     def _check_one(self, session: Session, now: float) -> None:
         if overdue(session, now):
             confirm_within = session.record.request.confirm_within
-            self._registry.end(session.id, f"nobody confirmed it within {confirm_within:g} s")
+            self._registry.end(session.id, f"not confirmed within {confirm_within:g} s")
             return
         if session.socket is None and self._registry.listen(session) is None:
-            log.info("session %s: its socket has been made", session.id)
+            log.info("session %s: its socket was created", session.id)
         if session.memory is not None:
             session.memory.trim()
         if session.cuda and not session.budget_checked:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED
 from gpushare_spawner.agent.sockets.control_socket import ControlSocket
 from gpushare_spawner.agent.sockets.descriptors import RESERVED, allow_many
@@ -96,10 +96,10 @@ async def test_control_socket_without_descriptors_rejects_and_logs_once(
 
 def test_trouble_that_comes_and_goes_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    complaint = Complaint(logging.getLogger("test"), "trouble", "over", lasts=60.0)
+    trouble = LogOnce(logging.getLogger("test"), "trouble", "over", lasts=60.0)
     for _ in range(100):
-        complaint.about("this")
-        complaint.settled()
+        trouble.about("this")
+        trouble.settled()
     assert [record.getMessage() for record in caplog.records] == ["trouble: this"]
 
 

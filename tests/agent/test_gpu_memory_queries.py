@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryLooks
+from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
 from tests.agent.peers import FIRST
 
@@ -34,9 +34,9 @@ class Listener:
         self.heard: list[Mapping[str, GpuState]] = []
 
 
-def looking() -> tuple[Driver, Listener, MemoryLooks]:
+def looking() -> tuple[Driver, Listener, MemoryQueries]:
     driver, listener = Driver(), Listener()
-    return driver, listener, MemoryLooks(FIRST, driver, listener, listener.heard.append)
+    return driver, listener, MemoryQueries(FIRST, driver, listener, listener.heard.append)
 
 
 async def test_the_driver_is_asked_every_so_often_while_it_matters_and_not_otherwise() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, Utilisation
 from gpushare_spawner.agent.sessions import unconnected_processes
-from gpushare_spawner.agent.sessions.unconnected_processes import Strangers
+from gpushare_spawner.agent.sessions.unconnected_processes import UnconnectedProcesses
 from gpushare_spawner.model.control import ConfirmRequest
 from gpushare_spawner.model.frames import Kind
 from tests.agent.conftest import Agent
@@ -59,7 +59,7 @@ def test_an_answer_is_kept_for_a_second(server: subprocess.Popen[bytes], monkeyp
         return {"ada": {pid for pid in pids if pid == server.pid}}
 
     monkeypatch.setattr(unconnected_processes, "attributed", attributed)
-    finder = Strangers({}, clock=lambda: clock[0])
+    finder = UnconnectedProcesses({}, clock=lambda: clock[0])
     for clock[0] in (0.0, 0.9, 1.1):
         assert finder.sessions_of([server.pid, 1]) == {server.pid: "ada"}
     assert asked == [[server.pid, 1], [server.pid, 1]]

@@ -137,7 +137,7 @@ def test_what_it_cannot_start_with(short_folder: Path) -> None:  # noqa: F811
         assert ended.returncode in (1, 2)
         return ended.stderr.decode()
 
-    assert "--namespace has to say" in said()
+    assert "needs --namespace" in said()
     assert "--unit-size 7 does not divide 100" in said("--namespace", "hub", "--unit-size", "7")
     assert "neither a service account" in said("--namespace", "hub")
     agent.environment["NVIDIA_VISIBLE_DEVICES"] = "GPU-of-another-machine"

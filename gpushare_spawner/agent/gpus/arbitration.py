@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryLooks
+from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery, Pids, Source
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView
@@ -72,7 +72,7 @@ class GpuArbitration:
         self._look_again: Handle | None = None
         self._look_in = LOOK_AGAIN
         self._delivery = Delivery(gpu, source, self) if source is not None else None
-        self.looks: MemoryLooks | None = None
+        self.memory_queries: MemoryQueries | None = None
         """Looks at what is on the GPU when it matters; None: only now and then."""
         self._timer: Handle | None = None
         self._due: float | None = None
@@ -139,8 +139,8 @@ class GpuArbitration:
             self._waits.pop(number, None)  # it runs
         match frame.kind:
             case Kind.REQUEST:
-                if self.looks is not None and number not in self._seen:
-                    self.looks.at_once()
+                if self.memory_queries is not None and number not in self._seen:
+                    self.memory_queries.at_once()
                 self._waits.pop(number, None)
                 self._waits[number] = now
                 decisions = arbiter.request(number, self._bytes(fields[0]), self._bytes(fields[1]), now)
@@ -169,7 +169,7 @@ class GpuArbitration:
         """Whether several sessions have work, or had a moment ago."""
         return self._arbiter.contended
 
-    def find_strangers(self, sessions_of: Callable[[Iterable[int]], Mapping[int, str]]) -> None:
+    def attribute_unconnected(self, sessions_of: Callable[[Iterable[int]], Mapping[int, str]]) -> None:
         """Count the GPU time of processes without a connection for the sessions that `sessions_of` finds, by pid.
 
         It is called in another thread.
@@ -210,8 +210,8 @@ class GpuArbitration:
                 timer.cancel()
         if self._delivery is not None:
             self._delivery.close()
-        if self.looks is not None:
-            self.looks.close()
+        if self.memory_queries is not None:
+            self.memory_queries.close()
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
@@ -240,8 +240,8 @@ class GpuArbitration:
                 )
         if self._delivery is not None and self._arbiter.contended:
             self._delivery.wanted()
-        if self.looks is not None:
-            self.looks.wanted()
+        if self.memory_queries is not None:
+            self.memory_queries.wanted()
         self._set_timer()
 
     def _look_for_ended(self) -> None:

@@ -36,7 +36,7 @@ class Interested(Protocol):
         """Seconds in which the next figures are needed; None: they do not matter now."""
 
 
-class MemoryLooks:
+class MemoryQueries:
     """Asks for one GPU. The driver may block or hang, so one thread at a time asks it."""
 
     def __init__(

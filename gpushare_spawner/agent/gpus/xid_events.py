@@ -29,7 +29,7 @@ class XidEvents:
         try:
             self._events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as error:
-            log.info("the driver reports no errors of GPUs as events: %s", error)
+            log.info("the driver does not report GPU errors as events: %s", error)
             return
         for uuid in uuids:
             try:

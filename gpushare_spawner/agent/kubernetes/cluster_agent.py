@@ -1,4 +1,4 @@
-"""What makes an agent one of a cluster: device plugins, pods, the published report. Put together here."""
+"""The agent's part in a cluster, composed: device plugins, sessions of pods, the published report."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from gpushare_spawner.agent.kubernetes.devices.container_response import Allocat
 from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices, Refused
 from gpushare_spawner.agent.kubernetes.devices.device_plugin import DevicePlugin
 from gpushare_spawner.agent.kubernetes.devices.plugin_socket import PluginSocket
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletAway, PodKey, PodResources
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletUnavailable, PodKey, PodResources
 from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
 from gpushare_spawner.agent.kubernetes.pods.pod_sessions import PodSessions
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
 from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
+from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import CloseRequest, ConfirmRequest, ControlRefused, Failure, OpenRequest, Request
@@ -31,7 +32,7 @@ from gpushare_spawner.model.control import CloseRequest, ConfirmRequest, Control
 log = logging.getLogger(__name__)
 
 ASK_KUBELET_EVERY = 30.0
-"""Seconds between looks at who holds what while nothing is new."""
+"""Seconds between reads of the device assignments while nothing changes."""
 SOON = 0.1
 """Seconds until the kubelet is asked whose a new grant is; twice as long with every try, up to `NOT_SO_SOON`."""
 NOT_SO_SOON = 2.0
@@ -96,7 +97,11 @@ class OnKubernetes:
         self._look_due: asyncio.Handle | None = None
         self._kubelet_asked = False
         self._kubelet_is_trusted = True
-        self._complaint = ""
+        self._kubelet_trouble = LogOnce(
+            log,
+            "Cannot read device assignments from the kubelet; retrying",
+            "Device assignments are read from the kubelet again",
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -122,7 +127,7 @@ class OnKubernetes:
             yield
 
     async def answer(self, request: Request) -> dict[str, Any]:
-        """The control socket's requests; sessions come and go with pods only. Raises ControlRefused."""
+        """Answer the control socket. Refuses to open, confirm or close: sessions follow pods. Raises ControlRefused."""
         if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest):
             message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
             raise ControlRefused(Failure(code="bad-request", message=message))
@@ -155,7 +160,7 @@ class OnKubernetes:
         self._ask.set()
 
     def _changed(self) -> None:
-        """Of a session or a pod: whatever hangs on it is looked at once, soon."""
+        """Handle a change of a session or a pod: check all that depends on it soon, once."""
         self.sessions.changed()
         self.published.changed()
         if self._look_due is None:
@@ -173,7 +178,7 @@ class OnKubernetes:
             try:
                 self._look()
             except Exception:
-                log.exception("what is to be offered is not known for a while")
+                log.exception("cannot compute the devices to offer; retrying")
 
     async def _keep_asking(self) -> None:
         while True:
@@ -187,7 +192,7 @@ class OnKubernetes:
                 try:
                     await self._ask_kubelet()
                 except Exception:
-                    log.exception("what the kubelet says about devices cannot be dealt with")
+                    log.exception("cannot process the kubelet's device assignments; retrying")
                 if not self.held.pending and self._kubelet_is_trusted:
                     break
                 pause = SOON if self._ask.is_set() else min(2 * pause, NOT_SO_SOON)
@@ -201,12 +206,10 @@ class OnKubernetes:
     async def _hear_kubelet(self) -> None:
         try:
             handed = await self._resources.handed()
-        except KubeletAway as away:
-            if str(away) != self._complaint:
-                log.warning("who holds which devices is not known for a while: %s", away)
-            self._complaint = str(away)
+        except KubeletUnavailable as error:
+            self._kubelet_trouble.about(error)
             return
-        self._complaint = ""
+        self._kubelet_trouble.settled()
         self._kubelet_is_trusted = gpu_claims.tells_of(handed, self._settings.own_pod)
         if self._kubelet_is_trusted or not self._kubelet_asked:
             withheld = gpu_claims.withheld(self._node.gpus.values(), handed, self._settings.own_pod)
@@ -214,7 +217,7 @@ class OnKubernetes:
                 if uuid not in self._node.health.withheld:
                     log.error("%s", reason)
             for uuid in self._node.health.withheld.keys() - withheld.keys():
-                log.info("GPU %d is this agent's to give out again", self._node.gpus[uuid].index)
+                log.info("GPU %d can be shared again", self._node.gpus[uuid].index)
             self._node.health.withheld = withheld
             self._kubelet_asked = True
         self.sessions.handed(handed)

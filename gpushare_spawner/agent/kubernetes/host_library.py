@@ -47,7 +47,7 @@ def install(libraries: Libraries, folder: Path) -> HostLibraries:
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o755)
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        # a mount of it into a container would be so too: programs would start without the library, and unarbitrated
+        # a mount of it into a container would be so too: programs would start without the library
         raise CannotBeLoaded(
             f"{folder} is on a file system that is mounted with noexec, so that no program can load a library from "
             "it; use a folder on another one"

@@ -1,4 +1,5 @@
-"""``gpushare agent --kubernetes``: its options, and what they lead to. Without it nothing of a cluster is imported."""
+"""``gpushare agent --kubernetes``: its options and the cluster that they describe. Without the option no package for
+Kubernetes is imported."""
 
 from __future__ import annotations
 
@@ -172,7 +173,7 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
         return None
     namespace = options.namespace or os.environ.get("POD_NAMESPACE") or _namespace_of_this_pod()
     if not namespace:
-        raise Unusable("--kubernetes: this is no pod, so --namespace has to say where the notebooks' pods run")
+        raise Unusable("--kubernetes outside a pod needs --namespace, the namespace of the notebooks' pods")
     if UNITS_PER_GPU % options.unit_size:
         raise Unusable(f"--unit-size {options.unit_size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
     host_dir = Path(os.path.abspath(options.host_dir))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.tier import Tier
@@ -65,9 +65,9 @@ class PublishedReport:
         self._task: asyncio.Task[None] | None = None
         self._written: Report | None = None
         self._written_at = float("-inf")
-        self._complaint = Complaint(
+        self._trouble = LogOnce(
             log,
-            "the report of this node is not published, the hub will place nothing here",
+            "cannot publish the report of this node; the hub places no spawn here",
             "the report of this node is published again",
         )
 
@@ -93,13 +93,13 @@ class PublishedReport:
                 if self._is_due(report):
                     await self._write(report)
                     self._written, self._written_at = report, _now()
-                    self._complaint.settled()
+                    self._trouble.settled()
                     pause = self._settings.capacity_every
                     await asyncio.sleep(pause)
             except Exception as failure:
                 if not isinstance(failure, ApiFailure):
                     log.exception("the report of this node cannot be made or written")
-                self._complaint.about(failure)
+                self._trouble.about(failure)
                 self._poke.set()  # it is due all the same
                 pause = min(2 * pause, self._settings.at_most_every)
                 await asyncio.sleep(pause)
@@ -133,7 +133,7 @@ class PublishedReport:
                 raise
             # some clusters let only those name an owner who may delete the object
             await self._put(report, None)
-            log.info("the report does not go with this agent's pod, that is not allowed here: %s", failure)
+            log.info("the report stays when this agent's pod is deleted: it cannot be made the owner: %s", failure)
             self._owner = None
 
     async def _put(self, report: Report, owner: Owner | None) -> None:

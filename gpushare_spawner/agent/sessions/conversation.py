@@ -66,7 +66,7 @@ class Conversation:
         self._memory_timer: asyncio.TimerHandle | None = None
 
     def received(self, connection: Connection, frame: Frame) -> None:
-        """Raises Refused for a frame out of turn, of the other side, or about a GPU that is not the session's."""
+        """Handle a frame. Raises Refused for one before HELLO, of another role, or for a GPU of another session."""
         session = self._session
         if frame.kind is Kind.HELLO:
             self._hello(connection, frame)
@@ -99,7 +99,7 @@ class Conversation:
             else:
                 self._status(connection)
         elif connection in session.connections:
-            raise Refused(NOT_ALLOWED, f"{frame.kind.name} is not this side's to send")
+            raise Refused(NOT_ALLOWED, f"{frame.kind.name} is not allowed from this role")
         else:
             raise Refused(MALFORMED, f"{frame.kind.name} before HELLO")
 

@@ -82,7 +82,7 @@ class SessionRegistry:
                 self._sessions.pop(record.request.id, None)
         if self._sessions:
             log.info("Restored %d sessions", len(self._sessions))
-        self._folder.remove_strangers({short_name(name) for name in self._sessions})
+        self._folder.remove_unknown_sockets({short_name(name) for name in self._sessions})
 
     def _restore_one(self, record: SessionRecord, now: float) -> None:
         if record.process is not None and not processes.alive(record.process):
@@ -181,7 +181,7 @@ class SessionRegistry:
 
     def _listen_or_log(self, session: Session) -> None:
         if (reason := self.listen(session)) is not None:
-            log.error("the socket of session %s cannot be made: %s", session.id, reason)
+            log.error("cannot create the socket of session %s: %s", session.id, reason)
 
     def activity(self, session: Session) -> Activity:
         """Return what a session does on its GPUs now."""

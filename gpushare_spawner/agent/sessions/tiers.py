@@ -1,4 +1,4 @@
-"""How much of its share a session holds: down when the service says so, up at once when it works."""
+"""Changes the tier of a session: down on the service's request, up as soon as the session has GPU work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Tiers:
-    """Moves sessions between tiers, and tells everybody whom it concerns."""
+    """Changes the tier of a session and notifies its processes."""
 
     def __init__(
         self,
@@ -56,21 +56,21 @@ class Tiers:
         self.move(session, request.tier, request.effective_units, request.reason)
 
     def work_begins(self, session: Session) -> None:
-        """Whoever works has the whole share, before the arbiter hears of it, and is not about to lose it."""
+        """Restore the full share before the lease request reaches the arbiter, and withdraw the notice."""
         record = session.record
         if record.tier is not Tier.ACTIVE:
-            self.move(session, Tier.ACTIVE, record.request.share_units, "it has work again")
+            self.move(session, Tier.ACTIVE, record.request.share_units, "it has GPU work again")
         elif record.announcement is not None:
             self._announce(session, None)
             self._save(session)
 
     def announce(self, session: Session, request: AnnounceRequest) -> None:
-        """Tell the user what comes, or that nothing comes."""
+        """Send the user a notice, or withdraw it."""
         self._announce(session, request.announcement)
         self._save(session)
 
     def move(self, session: Session, tier: Tier, units: int, reason: str) -> None:
-        """Put a session into a tier, and let everybody on its GPUs know what that makes of their shares."""
+        """Set a session's tier, and update the borrowed and guaranteed units of all sessions on its GPUs."""
         record = session.record
         if (record.tier, record.effective_units) != (tier, units):
             share = record.request.share_units
@@ -81,7 +81,7 @@ class Tiers:
         self.changed([session, *(other for other in self._shares.change(session) if other is not session)])
 
     def changed(self, sessions: Iterable[Session]) -> None:
-        """These hold something else than before: keep that, and tell them."""
+        """Save sessions whose units changed, and notify their processes."""
         for session in sessions:
             if session.conversation is not None:
                 session.conversation.tell_tier()

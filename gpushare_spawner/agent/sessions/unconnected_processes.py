@@ -15,7 +15,7 @@ REMEMBERED = 1.0
 """Seconds for which an answer is kept: samples come five times a second, and pids are not given away again so soon."""
 
 
-class Strangers:
+class UnconnectedProcesses:
     """Finds the sessions of processes. For one thread at a time."""
 
     def __init__(self, sessions: Mapping[str, Session], clock: Callable[[], float] = time.monotonic) -> None:

@@ -51,7 +51,7 @@ class Home(Protocol):
     reading: FairReading
     """When the session's connections are read."""
 
-    def complain(self, message: str, *arguments: object, trace: bool = False) -> None:
+    def log_peer(self, message: str, *arguments: object, trace: bool = False) -> None:
         """Say in the log what a peer did."""
 
     def forget(self, connection: Connection) -> None:
@@ -177,13 +177,13 @@ class Connection:
             self._home.listener.received(self, frame)
             return COSTS.get(frame.kind, 1)
         except FrameError as error:
-            self._home.complain("%s ends: %s", self, error)
+            self._home.log_peer("%s ends: %s", self, error)
             self.end(WRONG_VERSION if _is_other_version(data) else MALFORMED)
         except Refused as refusal:
-            self._home.complain("%s ends: %s", self, refusal)
+            self._home.log_peer("%s ends: %s", self, refusal)
             self.end(refusal.code)
         except Exception:
-            self._home.complain("%s ends: a frame could not be dealt with: %s", self, data.hex(), trace=True)
+            self._home.log_peer("%s ends: a frame could not be dealt with: %s", self, data.hex(), trace=True)
             self.end(MALFORMED)
         return 1
 
@@ -204,14 +204,14 @@ class Connection:
         if self._ending:
             return
         self._ending = True
-        self._home.complain("%s ends: %s", self, reason)
+        self._home.log_peer("%s ends: %s", self, reason)
         self._loop.call_soon(self.end)
 
     def _process_gone(self) -> None:
         self.end()
 
     def _too_quiet(self) -> None:
-        self._home.complain("%s ends: no HELLO within %g s", self, HELLO_WITHIN)
+        self._home.log_peer("%s ends: no HELLO within %g s", self, HELLO_WITHIN)
         self.end(MALFORMED)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.sockets.descriptors import Acceptor
 from gpushare_spawner.agent.state.session_folder import check_length
 from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
@@ -50,7 +50,7 @@ class ControlSocket:
         self._acceptor: Acceptor | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._at_work = asyncio.Semaphore(MAX_AT_ONCE)
-        self._crowded = Complaint(
+        self._crowded = LogOnce(
             log,
             "requests on the control socket are rejected",
             "requests on the control socket are answered again",
@@ -78,13 +78,13 @@ class ControlSocket:
             os.umask(before)
         listener.setblocking(False)
         listener.listen(BACKLOG)
-        complaint = Complaint(
+        trouble = LogOnce(
             log,
             "no connection to the control socket can be accepted",
             "connections to the control socket are accepted again",
             lasts=10.0,
         )
-        self._acceptor = Acceptor(listener, self._accepted, complaint, at_once=64)
+        self._acceptor = Acceptor(listener, self._accepted, trouble, at_once=64)
 
     async def close(self) -> None:
         """Stop listening and end all connections."""

@@ -10,7 +10,7 @@ import resource
 import socket
 from collections.abc import Callable
 
-from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.log_once import LogOnce
 
 RESERVED = 128
 """Descriptors that sessions' sockets leave to the rest of the agent: control socket, records, NVML."""
@@ -41,13 +41,13 @@ class Acceptor:
         self,
         listener: socket.socket,
         accepted: Callable[[socket.socket], None],
-        complaint: Complaint,
+        trouble: LogOnce,
         at_once: int = 16,
     ) -> None:
-        """`listener` is non-blocking; `accepted` is given each connection. `complaint`: no descriptor is left."""
+        """`listener` is non-blocking; `accepted` is given each connection. `trouble`: no descriptor is left."""
         self._listener = listener
         self._accepted = accepted
-        self._complaint = complaint
+        self._trouble = trouble
         self._at_once = at_once
         self._loop = asyncio.get_running_loop()
         self._spare: int | None = _spare()
@@ -86,11 +86,11 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _NONE_LEFT:
                     raise
-                self._complaint.about(error.strerror)
+                self._trouble.about(error.strerror)
                 self._turn_one_away()
                 self.pause(TRY_AGAIN)
                 return
-            self._complaint.settled()
+            self._trouble.settled()
             if self._spare is None:
                 self._spare = _spare()
             self._accepted(connection)

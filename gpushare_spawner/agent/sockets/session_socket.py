@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 from gpushare_spawner.agent import processes
-from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.rate_limit import Budget
 from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED, Connection, Listener, Peer
 from gpushare_spawner.agent.sockets.connection_reader import FairReading
@@ -27,11 +27,11 @@ CONNECTIONS_PER_SECOND = 100
 """What a session may make for long. As many as it may have it may make at once: after a restart all come back."""
 ACCEPTED_AT_ONCE = 16
 """Connections of one socket that are accepted before other sessions have their turn."""
-COMPLAINTS_PER_SECOND = 0.2
-COMPLAINTS_IN_STORE = 20
+LOG_LINES_PER_SECOND = 0.2
+LOG_LINES_AT_ONCE = 20
 """Lines in the log about one session's peers."""
 
-_NO_DESCRIPTORS = Complaint(
+_NO_DESCRIPTORS = LogOnce(
     log, "connections of sessions are rejected", "connections of sessions are accepted again", lasts=10.0
 )
 """One for all sockets: it concerns all of them."""
@@ -45,7 +45,7 @@ class Traffic:
         loop = asyncio.get_running_loop()
         self.reading = FairReading(loop)
         self.connects = Budget(loop.time, CONNECTIONS_PER_SECOND, MAX_CONNECTIONS, debt=1)
-        self.complaints = Budget(loop.time, COMPLAINTS_PER_SECOND, COMPLAINTS_IN_STORE, debt=1)
+        self.log_lines = Budget(loop.time, LOG_LINES_PER_SECOND, LOG_LINES_AT_ONCE, debt=1)
         self.connections: set[Connection] = set()
 
 
@@ -85,9 +85,9 @@ class SessionSocket:
         """Take its folder away."""
         self._folder.remove()
 
-    def complain(self, message: str, *arguments: object, trace: bool = False) -> None:
+    def log_peer(self, message: str, *arguments: object, trace: bool = False) -> None:
         """Say in the log what a peer did, but not as often as it does it."""
-        if self._traffic.complaints.spend():
+        if self._traffic.log_lines.spend():
             log.log(logging.ERROR if trace else logging.INFO, message, *arguments, exc_info=trace)
 
     def forget(self, connection: Connection) -> None:
@@ -101,30 +101,30 @@ class SessionSocket:
             self._acceptor.pause(self._traffic.connects.wait())
         if is_reserved(accepted.fileno()):
             _NO_DESCRIPTORS.about("too many files are open; raise the agent's limit (ulimit -n, LimitNOFILE)")
-            _turn_away(accepted)
+            _reject(accepted)
             return
         accepted.setblocking(False)
         credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _gid = _CREDENTIALS.unpack(credentials)
         if self._uids is not None and uid not in self._uids:
-            self.complain("process %d of uid %d may not use the socket %s", pid, uid, self.path)
-            _turn_away(accepted)
+            self.log_peer("process %d of uid %d may not use the socket %s", pid, uid, self.path)
+            _reject(accepted)
         elif pid > 0 and not processes.exists(pid):
             # somebody else has its end of the connection: nobody could tell whose the work is
-            self.complain("process %d connected to %s and ended", pid, self.path)
-            _turn_away(accepted)
+            self.log_peer("process %d connected to %s and ended", pid, self.path)
+            _reject(accepted)
         elif len(self._traffic.connections) >= MAX_CONNECTIONS:
-            self.complain(
+            self.log_peer(
                 "the session of %s has %d connections: process %d is rejected", self.path, MAX_CONNECTIONS, pid
             )
-            _turn_away(accepted)
+            _reject(accepted)
         else:
             connection = Connection(self, accepted, Peer(pid, uid))
             self._connections.add(connection)
             self._traffic.connections.add(connection)
 
 
-def _turn_away(accepted: socket.socket) -> None:
+def _reject(accepted: socket.socket) -> None:
     with contextlib.suppress(OSError):
         accepted.send(Frame(Kind.ERROR, (NOT_ALLOWED,), serial=1).pack())
     accepted.close()

@@ -44,7 +44,7 @@ class StateFolder:
         """A folder on the way to the sockets that other users cannot pass; None: there is none."""
         return next((one for one in (self.path, *self.path.parents) if not one.stat().st_mode & 0o001), None)
 
-    def remove_strangers(self, names: set[str]) -> None:
+    def remove_unknown_sockets(self, names: set[str]) -> None:
         """Take away socket folders of sessions that are no more."""
         for entry in self.sockets.iterdir():
             if entry.name not in names:

@@ -132,7 +132,7 @@ class HeldDevices:
         """What is mounted into the container."""
         return grant_folders.grant_folder(self.folder, grant.devices)
 
-    def remove_strangers(self, listed: Iterable[frozenset[str]]) -> None:
+    def remove_unknown_folders(self, listed: Iterable[frozenset[str]]) -> None:
         """Take away folders of grants that nobody holds any more. `listed`: what the kubelet says is held."""
         held = [
             ids

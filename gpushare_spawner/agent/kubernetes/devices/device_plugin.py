@@ -102,7 +102,7 @@ class DevicePlugin(services.DevicePluginServicer):
                 answer = await self._grant(list(container.devices_ids))
                 response.container_responses.append(answer)
         except Refused as refusal:
-            log.warning("%s: the kubelet is refused: %s", self.resource, refusal)
+            log.warning("%s: rejected the kubelet's request: %s", self.resource, refusal)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"gpushare: {refusal}")
         self.look()
         return response

@@ -45,7 +45,7 @@ class PluginSocket:
         self._with: Identity | None = None
         self._own: Identity | None = None
         self._task: asyncio.Task[None] | None = None
-        self._complaint = ""
+        self._trouble = ""
 
     def start(self) -> None:
         """Begin."""
@@ -68,7 +68,7 @@ class PluginSocket:
             if kubelet is None or self._plugin.is_heard:
                 heard_at = _now()
             unheard = _now() - heard_at >= HEARD_WITHIN
-            if unheard and not self._complaint:
+            if unheard and not self._trouble:
                 log.warning("the kubelet does not listen to %s: registering it again", self._plugin.resource)
             if kubelet is not None and (unheard or kubelet != self._with or _identity(self._path) != self._own):
                 try:
@@ -125,12 +125,12 @@ class PluginSocket:
                 with contextlib.suppress(OSError):
                     os.unlink(self._path)
 
-    def _complain(self, complaint: str) -> None:
-        if complaint and complaint != self._complaint:
-            log.warning("%s", complaint)
-        elif self._complaint and not complaint:
+    def _complain(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            log.warning("%s", trouble)
+        elif self._trouble and not trouble:
             log.info("%s is registered with the kubelet", self._plugin.resource)
-        self._complaint = complaint
+        self._trouble = trouble
 
 
 def _now() -> float:

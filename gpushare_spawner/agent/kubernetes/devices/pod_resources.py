@@ -22,7 +22,7 @@ Given = tuple[frozenset[str], ...]
 """Ids of devices, one set for each container that was given any."""
 
 
-class KubeletAway(Exception):
+class KubeletUnavailable(Exception):
     """The kubelet does not answer; the message says what was asked where."""
 
 
@@ -45,7 +45,7 @@ class PodResources:
         self._socket = socket
 
     async def handed(self) -> Handed:
-        """Ask now. Raises KubeletAway.
+        """Ask now. Raises KubeletUnavailable.
 
         For about a second after its start the kubelet lists no pods, though they hold their devices: an empty answer
         is no proof that nobody does.
@@ -57,7 +57,7 @@ class PodResources:
                 listed = await lister.List(messages.ListPodResourcesRequest(), timeout=ANSWER_WITHIN)
                 offered = await self._offered(lister)
             except grpc.aio.AioRpcError as error:
-                raise KubeletAway(f"{self._socket} does not answer: {error.details()}") from None
+                raise KubeletUnavailable(f"{self._socket} does not answer: {error.details()}") from None
         by_pod: dict[PodKey, dict[str, Given]] = {}
         for pod in listed.pod_resources:
             held = by_pod.setdefault((pod.namespace, pod.name), {})

@@ -24,7 +24,7 @@ from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.kubernetes.pods.pod_record import foreign_record, grants_of, ids_by_gpu, pod_record
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
-from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 ALL_GPUS_WITHIN = 10.0
 """Seconds in which the kubelet asks for all of a pod's GPUs, one after the other."""
 STRANGER_AFTER = 5.0
-"""Seconds after which a pod that holds devices, and that the API does not show, is taken for none of the hub's."""
+"""Seconds after which a pod that holds devices, and that the API does not show, counts as not of the hub."""
 GONE_AFTER = 30.0
 """Seconds for which the kubelet must not have listed a pod that the API does not show, to be sure that it has ended."""
 TRUST_KUBELET_AFTER = 10.0
@@ -67,10 +67,10 @@ class PodSessions:
         self._absent: dict[PodKey, float] = {}
         self._patches: dict[str, asyncio.Task[None]] = {}
         self._said: set[str] = set()
-        self._complaint = Complaint(
+        self._trouble = LogOnce(
             log,
-            "pods on this node are not told of their tiers for now",
-            "pods on this node are told of their tiers again",
+            "cannot write tiers to the annotations of pods; retrying",
+            "tiers are written to the annotations of pods again",
         )
         self._scheduled: asyncio.Handle | None = None
         self._kubelet_since = self._loop.time()
@@ -125,7 +125,7 @@ class PodSessions:
         try:
             yield
         except Exception:
-            log.exception("%s cannot be dealt with for now", what)
+            log.exception("cannot process %s; retrying", what)
 
     def _end_what_is_gone(self) -> None:
         for session in list(self._node.sessions.values()):
@@ -159,7 +159,7 @@ class PodSessions:
                 self.end(session, f"another pod has the name {key[0]}/{key[1]}")
                 return
             # the API server's word came late: it is the same pod, which has its folders mounted
-            self._node.registry.end(session.id, "it is known now whose it is", keep_folders=True)
+            self._node.registry.end(session.id, "its pod is known now", keep_folders=True)
         # nothing is freed by these grants until they are a session's
         grants = [self._held.found(gpu, ids) for gpu, given in devices.items() for ids in given]
         age = self._loop.time() - max(grant.made_at for grant in grants)
@@ -168,7 +168,9 @@ class PodSessions:
                 self._look_again(STRANGER_AFTER - age)
                 return
             record = foreign_record(key, devices, self._held.unit_size, self._node.wall_clock())
-            self._say(f"pod {key[0]}/{key[1]} holds devices of ours and is not labelled {kubernetes.SESSION_SELECTOR}")
+            self._say(
+                f"pod {key[0]}/{key[1]} holds devices of this agent but lacks the label {kubernetes.SESSION_SELECTOR}"
+            )
         else:
             said = self._said_by(pod)
             if said is not None and len(devices) < len(said.gpus) and age < ALL_GPUS_WITHIN:
@@ -177,7 +179,7 @@ class PodSessions:
             record = self._record(pod, said, devices)
         other = self._node.sessions.get(record.request.id)
         if other is not None and not self._is_older(other, pod):
-            self._say(f"pod {key[0]}/{key[1]} says that it is session {record.request.id}, which a newer pod is")
+            self._say(f"pod {key[0]}/{key[1]} claims session {record.request.id}, which a newer pod holds")
             return
         self._node.registry.hold(record)
         for gpu, given in devices.items():
@@ -228,7 +230,7 @@ class PodSessions:
         try:
             return pod_record(pod, said, devices, _marks(pod.annotations))
         except ValidationError as error:
-            self._say(f"pod {pod.namespace}/{pod.name}: its annotations make no session: {error.errors()[0]['msg']}")
+            self._say(f"pod {pod.namespace}/{pod.name}: its annotations are not valid: {error.errors()[0]['msg']}")
             return foreign_record(key, devices, self._held.unit_size, now, pod.uid)
 
     def _said_by(self, pod: Pod) -> PodSession | None:
@@ -279,9 +281,13 @@ class PodSessions:
         for grant in list(self._held.pending.values()):
             age = now - grant.made_at
             if grant.devices not in listed and (age > GONE_AFTER or not grant.asked_for):
-                log.info("%d devices of GPU %s were given out and are held by no pod", len(grant.devices), grant.gpu)
+                log.info(
+                    "%d devices of GPU %s were allocated and no pod holds them; they are free again",
+                    len(grant.devices),
+                    grant.gpu,
+                )
                 self._held.forget(grant)
-        self._held.remove_strangers(listed)
+        self._held.remove_unknown_folders(listed)
 
     def _long_absent(self, key: PodKey) -> bool:
         since = self._absent.get(key)
@@ -319,10 +325,13 @@ class PodSessions:
         down = said.effective_units < record.effective_units or said.tier.depth > record.tier.depth
         worked = said.idle_since is not None and doing.last is not None and doing.last > said.idle_since
         if down and (doing.busy or worked):
-            log.info("session %s is not %s: it has worked on the GPU in the meantime", session.id, said.tier)
+            log.info("session %s stays out of tier %s: it has worked on the GPU in the meantime", session.id, said.tier)
             return
         self._node.registry.tiers.move(
-            session, said.tier, min(said.effective_units, record.request.share_units), "the pod says so"
+            session,
+            said.tier,
+            min(said.effective_units, record.request.share_units),
+            "set in the annotations of its pod",
         )
 
     def _follow_announcement(self, session: Session, said: PodSession) -> None:
@@ -365,11 +374,11 @@ class PodSessions:
                     # the pod is gone, or another has its name; the watch will say so
                     another = failure.status == 422 and "metadata.uid" in str(failure)
                     if failure.status not in (404, 409) and not another:
-                        self._complaint.about(failure)
+                        self._trouble.about(failure)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
                     continue
-                self._complaint.settled()
+                self._trouble.settled()
                 self._pods.put(item)
                 marks = _marks(item["metadata"].get("annotations") or {})
                 hold.seen = (*hold.seen, *(mark for mark in marks if mark not in hold.seen))[-MAX_SEEN:]

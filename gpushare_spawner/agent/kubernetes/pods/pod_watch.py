@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
-from gpushare_spawner.agent.log_once import Complaint
+from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
 
@@ -77,8 +77,8 @@ class Pods:
         self._changed = changed
         self._pods: dict[str, Pod] = {}
         self._task: asyncio.Task[None] | None = None
-        self._complaint = Complaint(
-            log, "pods on this node are not seen for a while", "pods on this node are seen again"
+        self._trouble = LogOnce(
+            log, "cannot read the pods of this node; retrying", "the pods of this node are read again"
         )
         self.known = False
         """Whether they have been listed at all: before, a pod that is not here may well be there."""
@@ -120,7 +120,7 @@ class Pods:
                     version = event["object"]["metadata"]["resourceVersion"]
                     self._heard(event["type"], event["object"])
                     pause, failures, too_old = FIRST_PAUSE, 0, False
-                self._complaint.settled()
+                self._trouble.settled()
                 pause, failures, too_old = FIRST_PAUSE, 0, False
                 # a server that ends watches at once must not be asked without end
                 await asyncio.sleep(0.05)
@@ -135,7 +135,7 @@ class Pods:
                 # goes on where it was, for some tries
                 if not _may_pass(failure) or failures >= TRIES_OF_A_WATCH:
                     version = ""
-                self._complaint.about(failure)
+                self._trouble.about(failure)
             except Exception:
                 log.exception("watching pods failed")
                 version, pause = "", LONGEST_PAUSE
@@ -148,7 +148,7 @@ class Pods:
         for item in answer["items"]:
             self._enter(item)
         self.known = True
-        self._complaint.settled()
+        self._trouble.settled()
         self._changed()
         return str(answer["metadata"]["resourceVersion"])
 
