@@ -13,7 +13,9 @@ import pytest
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.form.form import Form
+from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner, GPUShareSimpleSpawner
 from gpushare_spawner.spawner.local.reservations import AgentReservations
+from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
 from gpushare_spawner.spawner.options.profiles import Profile, profiles
 
 from .fake_agent import FakeAgent
@@ -158,6 +160,20 @@ async def test_without_the_agent(reservations: AgentReservations) -> None:
     assert "Unknown" in page.text
     assert "Guaranteed 25 % of one GPU's time and 25 % of its memory" in page.text
     assert "Starts now" in page.text
+
+
+async def test_cpu_and_memory_are_on_the_card_only_where_the_spawner_enforces_them(
+    reservations: AgentReservations,
+) -> None:
+    now = await reservations.availability_now()
+    assert "CPU cores" in Page(Form().render(offered(QUARTER), {}, now)).text
+    assert "CPU cores" not in Page(Form().render(offered(QUARTER), {}, now, enforces_resources=False)).text
+
+
+def test_process_spawners_enforce_no_cpu_and_memory() -> None:
+    assert not GPUShareSimpleSpawner.enforces_resources
+    assert not GPUShareLocalSpawner.enforces_resources
+    assert GPUShareSystemdSpawner.enforces_resources
 
 
 async def test_nothing_on_offer(reservations: AgentReservations) -> None:

@@ -68,16 +68,18 @@ class Form:
         chosen: Mapping[str, Any],
         availability_now: AvailabilityNow | None,
         unavailable: str = "the agent is unavailable",
+        enforces_resources: bool = True,
     ) -> str:
         """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen.
 
-        ``unavailable`` is why nothing is known of the GPUs, as half a sentence.
+        ``unavailable`` is why nothing is known of the GPUs, as half a sentence. ``enforces_resources``: whether the
+        spawner holds servers to a template's CPU and memory; the cards show them only then.
         """
         default = default_of(offered)
         slug = chosen.get("profile")
         if not isinstance(slug, str) or slug not in {profile.slug for profile in offered}:
             slug = default.slug if default is not None else None
-        cards = [_card(profile, slug, chosen, availability_now) for profile in offered]
+        cards = [_card(profile, slug, chosen, availability_now, enforces_resources) for profile in offered]
         asks_gpu = any(card.units for card in cards)
         return self._environment.get_template("form.html").render(
             cards=cards, unavailable=unavailable if asks_gpu and availability_now is None else ""
@@ -118,7 +120,11 @@ def _environment(paths: tuple[str, ...]) -> Environment:
 
 
 def _card(
-    profile: Profile, chosen: str | None, options: Mapping[str, Any], availability_now: AvailabilityNow | None
+    profile: Profile,
+    chosen: str | None,
+    options: Mapping[str, Any],
+    availability_now: AvailabilityNow | None,
+    enforces_resources: bool,
 ) -> Card:
     checked = profile.slug == chosen
     template = profile.template
@@ -134,7 +140,7 @@ def _card(
         idle_actions=card_texts.idle_actions(template) if template is not None else (),
         takes_idle_share=template is not None and card_texts.takes_idle_share(template),
         oversubscribes=gpu is not None and gpu.memory.oversubscribe,
-        machine=card_texts.machine(template.resources) if template is not None else "",
+        machine=card_texts.machine(template.resources) if template is not None and enforces_resources else "",
         models=card_texts.gpu_models(gpu.share, models_of(now.gpus)) if gpu is not None and now is not None else "",
         now=now,
         options=[

@@ -42,6 +42,8 @@ class GPUShareMixin(GPUShareBase):
     overrides `share_pid`.
     """
 
+    enforces_resources = True
+    """Whether CPU and memory limits of a template hold for its servers; where they do not, no card shows them."""
     unavailable = "the GPU agent of this machine does not answer"
     """Why nothing is known of the GPUs, as half a sentence."""
 
@@ -156,7 +158,9 @@ class GPUShareMixin(GPUShareBase):
         """The form's HTML, for this user and what is free now."""
         offered = self._allowed(await self.offered())
         form = Form(self.form_template_paths)
-        return form.render(offered, self._chosen_before(), await self._availability_now(), self.unavailable)
+        return form.render(
+            offered, self._chosen_before(), await self._availability_now(), self.unavailable, self.enforces_resources
+        )
 
     def _read_form(self, form_data: dict[str, Any]) -> dict[str, Any]:
         options = Form.read(form_data)

@@ -16,12 +16,16 @@ class GPUShareLocalSpawner(GPUShareMixin, LocalProcessSpawner):  # type: ignore[
     `GPUShareSystemdSpawner` does that.
     """
 
+    enforces_resources = False
+
 
 class GPUShareSimpleSpawner(GPUShareMixin, SimpleLocalProcessSpawner):  # type: ignore[misc]
     """JupyterHub's SimpleLocalProcessSpawner with shared GPUs: any name works, and nobody is kept apart from anybody.
 
     Never for real users: every server runs as the hub's user.
     """
+
+    enforces_resources = False
 
     def share_uid(self) -> int:
         """The hub's own uid."""
