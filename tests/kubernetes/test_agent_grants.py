@@ -109,7 +109,7 @@ async def test_a_pod_that_cannot_be_dealt_with_is_no_trouble_to_others(
 
     monkeypatch.setattr(agent.on_kubernetes.sessions, "_bring_together", fails_for_ada)
     await agent.pod("ada")
-    await agent.until(lambda: "/ada cannot be dealt with for now" in caplog.text)
+    await agent.until(lambda: "/ada; retrying" in caplog.text)
     await agent.running("ben")
 
 
@@ -157,8 +157,8 @@ async def test_patches_that_fail_for_long_are_complained_of_once(
             await asyncio.sleep(0.05)
         else:
             raise AssertionError(f"{name}'s pod was never patched")
-    assert caplog.text.count("are not told of their tiers for now") == 1
-    await agent.until(lambda: "are told of their tiers again" in caplog.text)
+    assert caplog.text.count("cannot write tiers to the annotations of pods") == 1
+    await agent.until(lambda: "tiers are written to the annotations of pods again" in caplog.text)
 
 
 async def test_a_patch_that_breaks_in_an_unforeseen_way_is_not_tried_without_end(

@@ -56,7 +56,7 @@ async def test_a_server_that_is_pinned_to_a_node_is_placed_there(
     # the others are free, and not for bob
     response = await hub.start_server("bob", {"profile": "half-gpu"})
     assert response.code == 503
-    assert "No GPU is free for 0.50 GPU now" in await message_of(response)
+    assert "No GPU has 0.50 GPU free now" in await message_of(response)
 
 
 async def test_a_report_for_another_node_is_ignored(make_hub: MakeHub, nodes: GpuNodes) -> None:
@@ -69,7 +69,7 @@ async def test_a_report_for_another_node_is_ignored(make_hub: MakeHub, nodes: Gp
     assert await nodes.held() == {f"GPU-{honest}-0": 100}
     response = await hub.start_server("bob", {"profile": "half-gpu"})
     assert response.code == 503
-    assert "No GPU is free for 0.50 GPU now" in await message_of(response)
+    assert "No GPU has 0.50 GPU free now" in await message_of(response)
 
 
 async def test_pinned_to_a_node_without_gpus(make_hub: MakeHub, nodes: GpuNodes) -> None:

@@ -62,7 +62,7 @@ async def test_both_on_one_form(make_hub: MakeHub, nodes: GpuNodes, cluster: Clu
     assert "<s>One</s>" in form
     assert "<script>alert(1)" not in form
     assert "Starts now" in form
-    assert "GPU</dt><dd>2" in form.replace("\n", "")
+    assert "GPU</dt><dd>1 of 2" in form.replace("\n", "")
     start = form.index('<div class="gpushare">')
     page = Page(form[start : form.index("</fieldset>", start)] + "</fieldset></div>")
     assert page.checked == ["cpu-only"]

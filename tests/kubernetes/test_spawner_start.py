@@ -50,7 +50,7 @@ async def test_what_is_refused_and_with_which_words(make_hub: Callable[..., Any]
         ({"profile": "half-gpu", "colour": "red"}, 400, "Unknown option 'colour'"),
         ({"profile": "course"}, 403, "You may not use the template 'course'"),
         ({"profile": "a100"}, 409, "a100 cannot be started on this cluster"),
-        ({"profile": "three-gpus"}, 409, "3 GPUs are more than any node has"),
+        ({"profile": "three-gpus"}, 409, "This needs 3 GPUs on one node"),
     ):
         response = await hub.start_server("ada", options)
         assert response.code == status, (options, response.body)
