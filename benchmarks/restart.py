@@ -29,8 +29,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import gpushare_simgpu
+
 from benchmarks.shares import Driver, Job, gpus_of
-from gpushare_spawner import native
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
 from gpushare_spawner.sharing.native import merged
@@ -121,7 +122,7 @@ async def measure(sessions_wanted: int, restarts: int) -> tuple[list[float], lis
     """Seconds of each session and restart; the largest error after each restart."""
     folder = Path(tempfile.mkdtemp(prefix="gs"))
     os.environ |= {
-        "LD_LIBRARY_PATH": str(native.simgpu_folder()),
+        "LD_LIBRARY_PATH": str(gpushare_simgpu.folder()),
         "SIMGPU_STATE": str(folder / "simgpu"),
         "SIMGPU_DEVICES": "1",
     }
