@@ -6,7 +6,6 @@ A spawn, step by step, is in `local.mixin` and `kubernetes.spawner`; its state i
 from __future__ import annotations
 
 import asyncio
-import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice, choose
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.refusal import refusals_reported
-from gpushare_spawner.templates.folder import TemplateFolder
+from gpushare_spawner.templates.folder import TemplateFolder, default_folder
 
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
 """What the request at hand submitted. After an error the hub renders the form again with the default server's spawner,
@@ -61,7 +60,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     @traitlets.default("templates_dir")
     def _default_templates_dir(self) -> str:
-        return os.environ.get("GPUSHARE_TEMPLATES") or "/etc/gpushare/templates"
+        return str(default_folder())
 
     queue_length = Integer(
         50,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
+from gpushare_spawner.model.share import UNITS_PER_GPU
+
 GIB = 2**30
-_UNITS_PER_GPU = 100
 
 
 def clock(at: float) -> str:
@@ -19,7 +20,7 @@ def clock(at: float) -> str:
 
 def gpu_share(units: int, gpus: int = 1) -> str:
     """Return units of 1 % on each of some GPUs as a share: 25 -> "0.25 GPU"; 100 on each of 2 -> "2 GPUs"."""
-    count = units * gpus / _UNITS_PER_GPU
+    count = units * gpus / UNITS_PER_GPU
     if count == round(count):
         return f"{count:.0f} GPU" if count <= 1 else f"{count:.0f} GPUs"
     return f"{count:.2f} GPU"
