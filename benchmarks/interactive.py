@@ -46,7 +46,7 @@ from benchmarks.interactive_gpu import Clock, InteractiveGpu, Kernel
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Holding, Ledger
+from gpushare_spawner.placement import Allocation, Ledger
 
 GB = 10**9
 VRAM, BANDWIDTH, WORKING_SET = 80 * GB, 25e9, 20 * GB
@@ -217,7 +217,7 @@ class Cluster:
             kernel = self.queue.pop(0)
             (uuid,) = placement.gpus
             self.ledger.add(
-                Holding(kernel.name, placement.gpus, UNITS, placement.borrowed, UNITS, opened_at=self.clock.now)
+                Allocation(kernel.name, placement.gpus, UNITS, placement.borrowed, UNITS, opened_at=self.clock.now)
             )
             gpu = self.gpus[uuid]
             gpu.session(kernel.name, UNITS)
@@ -229,7 +229,7 @@ class Cluster:
     def reweigh(self, uuid: str) -> None:
         """What sessions are guaranteed on a GPU has changed."""
         for kernel in self.gpus[uuid].kernels.values():
-            active = self.ledger.holdings[kernel.name].effective_units > 0
+            active = self.ledger.allocations[kernel.name].effective_units > 0
             weight = max(1, self.ledger.guaranteed(kernel.name)) if active else 0
             if weight != self.weights.get(kernel.name):
                 self.weights[kernel.name] = weight
@@ -249,14 +249,14 @@ class Cluster:
         """Nothing has happened since that task."""
         if self.tasks.get(kernel.name) == number and not kernel.wants:
             self.released.add(kernel.name)
-            self.ledger.replace(self.ledger.holdings[kernel.name].with_effective(0))
+            self.ledger.replace(self.ledger.allocations[kernel.name].with_effective(0))
             self.reweigh(uuid)
             self.place()
 
     def work(self, kernel: Kernel, gpu: InteractiveGpu, uuid: str) -> None:
         """The next task."""
-        if self.ledger.holdings[kernel.name].effective_units < UNITS:
-            self.ledger.replace(self.ledger.holdings[kernel.name].with_effective(UNITS))
+        if self.ledger.allocations[kernel.name].effective_units < UNITS:
+            self.ledger.replace(self.ledger.allocations[kernel.name].with_effective(UNITS))
             self.reweigh(uuid)
         gpu.submit(kernel, 300 * math.exp(self.chance.gauss(0, 1)) * UNITS / 100)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import BestFit, Holding, Ledger, Room
+from gpushare_spawner.placement import Allocation, BestFit, FreeCapacity, Ledger
 
 GPUS_PER_NODE = 8
 MODELS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4")
@@ -26,13 +26,13 @@ SHARES = [Share(10), Share(25), Share(25), Share(50), Share(), Share(count=2), S
 class LinearScan:
     """BestFit by looking at every GPU: what the indexes are held against. Gives the same answers."""
 
-    def choose(self, room: Room, share: Share, models: Sequence[str]) -> tuple[str, ...] | None:
+    def choose(self, capacity: FreeCapacity, share: Share, models: Sequence[str]) -> tuple[str, ...] | None:
         """See `gpushare_spawner.placement.Strategy`; fractions and single GPUs only, the rest goes to BestFit."""
         if share.count > 1:
-            return BestFit().choose(room, share, models)
+            return BestFit().choose(capacity, share, models)
         best: tuple[int, int, int, int] | None = None
         chosen: str | None = None
-        for gpu in room.gpus.values():
+        for gpu in capacity.gpus.values():
             if not gpu.healthy or gpu.model not in models or gpu.free < share.units:
                 continue
             lent = max(0, share.units - gpu.unowned)
@@ -87,7 +87,7 @@ def measure(
         started = time.perf_counter()
         placement = place(share)
         if placement is not None:
-            ledger.add(Holding(f"new-{number}", placement.gpus, share.units, placement.borrowed, share.units, 1.0))  # type: ignore[attr-defined]
+            ledger.add(Allocation(f"new-{number}", placement.gpus, share.units, placement.borrowed, share.units, 1.0))  # type: ignore[attr-defined]
         times.append((time.perf_counter() - started) * 1e3)
         placements.append(placement)
     return times, placements

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement.allocation import Allocation
+from gpushare_spawner.placement.free_capacity import FreeCapacity
 from gpushare_spawner.placement.guaranteed import guaranteed_units, settle
-from gpushare_spawner.placement.holding import Holding
 from gpushare_spawner.placement.refusal import Refusal, explain
-from gpushare_spawner.placement.room import Room
 from gpushare_spawner.placement.strategy import BestFit, Strategy
 
 BEST_FIT = BestFit()
@@ -34,49 +34,49 @@ class Ledger:
     """
 
     def __init__(self, reports: Iterable[Report] = ()) -> None:
-        self.room = Room(reports)
+        self.capacity = FreeCapacity(reports)
         """The GPUs and what is left on them; strategies look at it, only the ledger changes it."""
-        self._holdings: dict[str, Holding] = {}
-        self._on_gpu: dict[str, dict[str, Holding]] = {}
+        self._allocations: dict[str, Allocation] = {}
+        self._on_gpu: dict[str, dict[str, Allocation]] = {}
         self._guaranteed: dict[str, dict[str, int]] = {}
 
     @classmethod
-    def of(cls, reports: Iterable[Report], reservations: Iterable[Holding] = ()) -> Ledger:
+    def of(cls, reports: Iterable[Report], reservations: Iterable[Allocation] = ()) -> Ledger:
         """The ledger that the agents' reports make, with the reservations that they do not know of yet.
 
         Of two reports of a node the newer one counts. A reservation whose session is in a report has arrived: the
         report counts.
         """
         ledger = cls(reports)
-        found = [Holding.of(session) for report in ledger.room.reports for session in report.sessions]
+        found = [Allocation.of(session) for report in ledger.capacity.reports for session in report.sessions]
         touched: set[str] = set()
-        for holding in [*filter(None, found), *reservations]:
-            if holding.session not in ledger._holdings:
-                ledger._enter(holding)
-                touched.update(holding.gpus)
+        for allocation in [*filter(None, found), *reservations]:
+            if allocation.session not in ledger._allocations:
+                ledger._enter(allocation)
+                touched.update(allocation.gpus)
         for gpu in touched:
             ledger._recount(gpu)
         return ledger
 
     @property
-    def holdings(self) -> Mapping[str, Holding]:
-        """Every holding by its session."""
-        return MappingProxyType(self._holdings)
+    def allocations(self) -> Mapping[str, Allocation]:
+        """Every allocation by its session."""
+        return MappingProxyType(self._allocations)
 
     def place(
         self, share: Share, accepts: Callable[[str], bool] = any_model, strategy: Strategy = BEST_FIT
     ) -> Placement | None:
-        """Where this share could go, or None where there is no room: then `refusal` says why. Changes nothing.
+        """Where this share could go, or None where no GPU can take it: then `refusal` says why. Changes nothing.
 
         ``accepts`` gets the model name of a GPU. Units that nobody owns are preferred to lent ones;
         ``Placement.borrowed`` tells how many (per GPU) are lent. Raises LedgerError if the strategy chose what it
         may not.
         """
-        models = [model for model in self.room.models if accepts(model)]
-        chosen = strategy.choose(self.room, share, models) if models else None
+        models = [model for model in self.capacity.models if accepts(model)]
+        chosen = strategy.choose(self.capacity, share, models) if models else None
         if chosen is None:
             return None
-        gpus = [self.room.gpus[uuid] for uuid in chosen]
+        gpus = [self.capacity.gpus[uuid] for uuid in chosen]
         fits = all(gpu.healthy and gpu.model in models and gpu.free >= share.units for gpu in gpus)
         if (
             not fits
@@ -89,63 +89,63 @@ class Ledger:
         return Placement(gpus[0].node, chosen, min(borrowed, share.units))
 
     def refusal(self, share: Share, accepts: Callable[[str], bool] = any_model) -> Refusal:
-        """Why `place` found no room for this share."""
-        return explain(self.room, share, accepts)
+        """Why `place` found no GPU for this share."""
+        return explain(self.capacity, share, accepts)
 
-    def add(self, holding: Holding) -> None:
-        """Enter a holding. Raises ValueError if the session has one already."""
-        if holding.session in self._holdings:
-            raise ValueError(f"session {holding.session} holds a share already")
-        self._enter(holding)
-        for gpu in holding.gpus:
+    def add(self, allocation: Allocation) -> None:
+        """Enter an allocation. Raises ValueError if the session has one already."""
+        if allocation.session in self._allocations:
+            raise ValueError(f"session {allocation.session} has an allocation already")
+        self._enter(allocation)
+        for gpu in allocation.gpus:
             self._recount(gpu)
 
-    def replace(self, holding: Holding) -> None:
-        """Change what a session holds, for instance after a change of its tier. Raises KeyError if it holds nothing."""
-        before = self._holdings[holding.session]
+    def replace(self, allocation: Allocation) -> None:
+        """Change a session's allocation, for instance after a change of its tier. Raises KeyError if it has none."""
+        before = self._allocations[allocation.session]
         self._strike(before)
-        self._enter(holding)
-        for gpu in {*before.gpus, *holding.gpus}:
+        self._enter(allocation)
+        for gpu in {*before.gpus, *allocation.gpus}:
             self._recount(gpu)
 
-    def remove(self, session: str) -> Holding | None:
-        """Strike out a session; what it held, or None if it held nothing."""
-        holding = self._holdings.get(session)
-        if holding is not None:
-            self._strike(holding)
-            for gpu in holding.gpus:
+    def remove(self, session: str) -> Allocation | None:
+        """Remove a session's allocation; return it, or None if the session has none."""
+        allocation = self._allocations.get(session)
+        if allocation is not None:
+            self._strike(allocation)
+            for gpu in allocation.gpus:
                 self._recount(gpu)
-        return holding
+        return allocation
 
     def settle(self) -> dict[str, int]:
         """Turn borrowed units into owned ones where their owner is gone, oldest session first; what is borrowed now."""
-        capacities = {uuid: gpu.capacity for uuid, gpu in self.room.gpus.items()}
-        settled = settle(capacities, self._holdings.values())
+        capacities = {uuid: gpu.capacity for uuid, gpu in self.capacity.gpus.items()}
+        settled = settle(capacities, self._allocations.values())
         for session, borrowed in settled.items():
-            self.replace(self._holdings[session].with_borrowed(borrowed))
+            self.replace(self._allocations[session].with_borrowed(borrowed))
         return settled
 
     def free_units(self, gpu: str) -> int:
         """Units that a newcomer can have now: unowned, or lent by idle owners. 0 for an unhealthy or unknown GPU."""
-        room = self.room.gpus.get(gpu)
-        return max(0, room.free) if room is not None and room.healthy else 0
+        found = self.capacity.gpus.get(gpu)
+        return max(0, found.free) if found is not None and found.healthy else 0
 
     def unowned_units(self, gpu: str) -> int:
         """Capacity of a GPU less what sessions own, at least 0; 0 for an unknown GPU."""
-        room = self.room.gpus.get(gpu)
-        return max(0, room.unowned) if room is not None else 0
+        found = self.capacity.gpus.get(gpu)
+        return max(0, found.unowned) if found is not None else 0
 
     def guaranteed(self, session: str) -> int:
         """What a session would get if everybody wanted its GPUs now: the least over them. KeyError if unknown."""
-        held = self._holdings[session]
-        known = [self._guaranteed[gpu][session] for gpu in held.gpus if gpu in self.room.gpus]
+        held = self._allocations[session]
+        known = [self._guaranteed[gpu][session] for gpu in held.gpus if gpu in self.capacity.gpus]
         return min(known, default=0)
 
     def check(self) -> None:
         """Raises LedgerError, naming the GPU, if owned or guaranteed units exceed its capacity, or counts disagree."""
-        for uuid, gpu in self.room.gpus.items():
+        for uuid, gpu in self.capacity.gpus.items():
             held = self._on_gpu.get(uuid, {}).values()
-            owned = sum(holding.owned_units for holding in held)
+            owned = sum(allocation.owned_units for allocation in held)
             guaranteed = sum(guaranteed_units(gpu.capacity, held).values())
             where = f"GPU {gpu.index} of {gpu.node} ({uuid})"
             if owned > gpu.capacity:
@@ -157,21 +157,21 @@ class Ledger:
                     f"{where}: {gpu.unowned} unowned and {gpu.free} free units are out of step with its sessions"
                 )
 
-    def _enter(self, holding: Holding) -> None:
-        self._holdings[holding.session] = holding
-        for gpu in holding.gpus:
-            self._on_gpu.setdefault(gpu, {})[holding.session] = holding
+    def _enter(self, allocation: Allocation) -> None:
+        self._allocations[allocation.session] = allocation
+        for gpu in allocation.gpus:
+            self._on_gpu.setdefault(gpu, {})[allocation.session] = allocation
 
-    def _strike(self, holding: Holding) -> None:
-        del self._holdings[holding.session]
-        for gpu in set(holding.gpus):
-            del self._on_gpu[gpu][holding.session]
+    def _strike(self, allocation: Allocation) -> None:
+        del self._allocations[allocation.session]
+        for gpu in set(allocation.gpus):
+            del self._on_gpu[gpu][allocation.session]
 
     def _recount(self, uuid: str) -> None:
-        gpu = self.room.gpus.get(uuid)
+        gpu = self.capacity.gpus.get(uuid)
         if gpu is None:
             return
         held = self._on_gpu[uuid].values()
         self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held)
-        owned = sum(holding.owned_units for holding in held)
-        self.room.update(uuid, gpu.capacity - owned, gpu.capacity - sum(self._guaranteed[uuid].values()))
+        owned = sum(allocation.owned_units for allocation in held)
+        self.capacity.update(uuid, gpu.capacity - owned, gpu.capacity - sum(self._guaranteed[uuid].values()))

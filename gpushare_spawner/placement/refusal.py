@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
-from gpushare_spawner.placement.room import GpuRoom, Room
+from gpushare_spawner.placement.free_capacity import FreeCapacity, GpuCapacity
 
 
 class Reason(StrEnum):
@@ -23,7 +23,7 @@ class Reason(StrEnum):
     TOO_BIG = "too-big"
     """More than any node could ever give, even if it were empty."""
     FULL = "full"
-    """It would fit, but others hold the units now."""
+    """It would fit, but other sessions have the units now."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,17 @@ class Refusal:
         return self.reason in (Reason.FULL, Reason.UNHEALTHY)
 
 
-def explain(room: Room, share: Share, accepts: Callable[[str], bool]) -> Refusal:
+def explain(capacity: FreeCapacity, share: Share, accepts: Callable[[str], bool]) -> Refusal:
     """Return why no GPU can take this share; meant for a share that was not placed."""
-    if not room.gpus:
+    if not capacity.gpus:
         return Refusal(Reason.NO_GPUS, share)
-    wanted = [gpu for gpu in room.gpus.values() if accepts(gpu.model)]
+    wanted = [gpu for gpu in capacity.gpus.values() if accepts(gpu.model)]
     if not wanted:
-        return Refusal(Reason.NO_MODEL, share, models=tuple(sorted({gpu.model for gpu in room.gpus.values()})))
+        return Refusal(Reason.NO_MODEL, share, models=tuple(sorted({gpu.model for gpu in capacity.gpus.values()})))
     suitable = len(wanted)
-    nodes = [[gpu for gpu in node.gpus if gpu.capacity >= share.units] for node in room.nodes if accepts(node.model)]
+    nodes = [
+        [gpu for gpu in node.gpus if gpu.capacity >= share.units] for node in capacity.nodes if accepts(node.model)
+    ]
     if not nodes:
         return Refusal(Reason.UNHEALTHY, share, suitable=suitable)
     possible = max(len(gpus) for gpus in nodes)
@@ -73,7 +75,7 @@ def explain(room: Room, share: Share, accepts: Callable[[str], bool]) -> Refusal
     return Refusal(Reason.FULL, share, best_units=max(free, 0), best_count=whole, suitable=suitable)
 
 
-def _if_all_were_healthy(wanted: Sequence[GpuRoom], share: Share) -> int:
+def _if_all_were_healthy(wanted: Sequence[GpuCapacity], share: Share) -> int:
     """Return how many GPUs of one node and model could take the share if all of them were healthy."""
     counts = Counter((gpu.node, gpu.model) for gpu in wanted if gpu.capacity >= share.units)
     return max(counts.values(), default=0)

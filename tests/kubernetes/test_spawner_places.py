@@ -17,7 +17,7 @@ from traitlets.config import Config
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, pod_session, resource_name
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.placement import Holding, Ledger
+from gpushare_spawner.placement import Allocation, Ledger
 from gpushare_spawner.spawner.kubernetes import admission, api_errors, launcher
 from gpushare_spawner.spawner.kubernetes.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
@@ -162,7 +162,7 @@ def test_what_the_ledger_places_fits_into_the_devices(unit_size: int, shares: li
     for number, units in enumerate(shares):
         counted = view.whole_devices(units)
         if ledger.free_units("GPU-n-0") >= counted:
-            ledger.add(Holding(str(number), ("GPU-n-0",), counted, 0, counted))
+            ledger.add(Allocation(str(number), ("GPU-n-0",), counted, 0, counted))
             # what the pod's limits ask the kubelet for
             devices += -(-units // unit_size)
     ledger.check()

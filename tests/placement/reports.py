@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement import Holding
+from gpushare_spawner.placement import Allocation
 
 
 def gpu(uuid: str, index: int = 0, model: str = "A100", capacity: int = 100, healthy: bool = True) -> GpuReport:
@@ -16,28 +16,28 @@ def gpu(uuid: str, index: int = 0, model: str = "A100", capacity: int = 100, hea
     )
 
 
-def session(holding: Holding) -> SessionReport:
-    """What an agent would say of a session with this holding."""
+def session(allocation: Allocation) -> SessionReport:
+    """What an agent would say of a session with this allocation."""
     return SessionReport(
-        id=holding.session,
-        user=holding.session,
+        id=allocation.session,
+        user=allocation.session,
         template="any",
-        gpus=holding.gpus,
-        share_units=holding.share_units,
-        borrowed_units=holding.borrowed_units,
-        tier=Tier.ACTIVE if holding.effective_units == holding.share_units else Tier.DOWNGRADED,
-        tier_since=holding.opened_at,
-        effective_units=holding.effective_units,
+        gpus=allocation.gpus,
+        share_units=allocation.share_units,
+        borrowed_units=allocation.borrowed_units,
+        tier=Tier.ACTIVE if allocation.effective_units == allocation.share_units else Tier.DOWNGRADED,
+        tier_since=allocation.opened_at,
+        effective_units=allocation.effective_units,
         guaranteed_units=0,
-        opened_at=holding.opened_at,
+        opened_at=allocation.opened_at,
     )
 
 
-def report(node: str, gpus: Sequence[GpuReport], holdings: Iterable[Holding] = (), at: float = 0.0) -> Report:
+def report(node: str, gpus: Sequence[GpuReport], allocations: Iterable[Allocation] = (), at: float = 0.0) -> Report:
     """A node's report."""
-    return Report(node=node, published_at=at, gpus=tuple(gpus), sessions=tuple(session(held) for held in holdings))
+    return Report(node=node, published_at=at, gpus=tuple(gpus), sessions=tuple(session(held) for held in allocations))
 
 
-def active(name: str, gpus: str | tuple[str, ...], units: int, borrowed: int = 0, opened_at: float = 0.0) -> Holding:
+def active(name: str, gpus: str | tuple[str, ...], units: int, borrowed: int = 0, opened_at: float = 0.0) -> Allocation:
     """A session that holds its whole share."""
-    return Holding(name, (gpus,) if isinstance(gpus, str) else gpus, units, borrowed, units, opened_at)
+    return Allocation(name, (gpus,) if isinstance(gpus, str) else gpus, units, borrowed, units, opened_at)

@@ -8,13 +8,13 @@ import pytest
 
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Gpu
-from gpushare_spawner.placement import BestFit, Ledger, LedgerError, Reason, Room
+from gpushare_spawner.placement import BestFit, FreeCapacity, Ledger, LedgerError, Reason
 from tests.placement.reports import active, gpu, report
 
 
-def two_gpus(*holdings, capacity: int = 100) -> Ledger:
+def two_gpus(*allocations, capacity: int = 100) -> Ledger:
     """A node with the GPUs a and b."""
-    return Ledger.of([report("n", [gpu("a", 0, capacity=capacity), gpu("b", 1, capacity=capacity)], holdings)])
+    return Ledger.of([report("n", [gpu("a", 0, capacity=capacity), gpu("b", 1, capacity=capacity)], allocations)])
 
 
 def test_best_fit_takes_the_fullest_gpu_that_has_room():
@@ -59,7 +59,7 @@ def test_the_owner_comes_back_and_the_borrower_yields():
     ledger.check()
     ledger.remove("owner")
     assert ledger.settle() == {"guest": 0}
-    assert ledger.holdings["guest"].owned_units == 50
+    assert ledger.allocations["guest"].owned_units == 50
     assert ledger.unowned_units("a") == 50
     ledger.check()
 
@@ -180,7 +180,7 @@ class Always:
 
     gpus: tuple[str, ...]
 
-    def choose(self, room: Room, share: Share, models) -> tuple[str, ...]:
+    def choose(self, capacity: FreeCapacity, share: Share, models) -> tuple[str, ...]:
         return self.gpus
 
 
@@ -215,7 +215,7 @@ def test_the_check_names_the_gpu_and_what_is_wrong_with_it():
     with pytest.raises(LedgerError, match=r"^GPU 3 of n \(a\): 120 units are owned, its capacity is 100$"):
         ledger.check()
     ledger = Ledger.of([report("n", [gpu("a", 3)], [active("s", "a", 60)])])
-    ledger.room.update("a", 41, 40)
+    ledger.capacity.update("a", 41, 40)
     with pytest.raises(
         LedgerError, match=r"^GPU 3 of n \(a\): 41 unowned and 40 free units are out of step with its sessions$"
     ):

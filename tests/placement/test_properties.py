@@ -10,8 +10,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Holding, Ledger, settle
-from gpushare_spawner.placement.shelves import Shelves
+from gpushare_spawner.placement import Allocation, Ledger, settle
+from gpushare_spawner.placement.capacity_index import CapacityIndex
 from tests.placement.reports import gpu, report
 
 GPUS = {
@@ -32,8 +32,8 @@ class Hub(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.running: dict[str, Holding] = {}
-        self.reserved: dict[str, Holding] = {}
+        self.running: dict[str, Allocation] = {}
+        self.reserved: dict[str, Allocation] = {}
         self.numbers = count()
         self.ledger = Ledger.of(self.reports())
 
@@ -57,14 +57,14 @@ class Hub(RuleBasedStateMachine):
         assert len(set(placement.gpus)) == share.count
         assert {NODE[uuid] for uuid in placement.gpus} == {placement.node}
         number = next(self.numbers)
-        holding = Holding(
+        allocation = Allocation(
             f"s{number}", placement.gpus, share.units, placement.borrowed, share.units, opened_at=float(number // 2)
         )
         assert all(self.ledger.free_units(uuid) >= share.units for uuid in placement.gpus)
-        self.ledger.add(holding)
-        assert self.ledger.guaranteed(holding.session) == share.units
-        self.reserved[holding.session] = holding
-        return holding.session
+        self.ledger.add(allocation)
+        assert self.ledger.guaranteed(allocation.session) == share.units
+        self.reserved[allocation.session] = allocation
+        return allocation.session
 
     @rule(target=sessions, name=consumes(reservations))
     def starts(self, name: str):
@@ -118,17 +118,17 @@ class Hub(RuleBasedStateMachine):
         self.ledger.check()
         held = [*self.running.values(), *self.reserved.values()]
         for uuid, capacity in CAPACITY.items():
-            here = [holding for holding in held if uuid in holding.gpus]
-            assert sum(holding.share_units - holding.borrowed_units for holding in here) <= capacity
+            here = [allocation for allocation in held if uuid in allocation.gpus]
+            assert sum(allocation.share_units - allocation.borrowed_units for allocation in here) <= capacity
             assert sum(self.ledger._guaranteed.get(uuid, {}).values()) <= capacity
-            for holding in here:
-                promised = self.ledger._guaranteed[uuid][holding.session]
-                assert min(holding.owned_units, holding.effective_units) <= promised <= holding.effective_units
+            for allocation in here:
+                promised = self.ledger._guaranteed[uuid][allocation.session]
+                assert min(allocation.owned_units, allocation.effective_units) <= promised <= allocation.effective_units
 
     @invariant()
     def the_ledger_is_what_a_new_one_would_be(self):
         fresh = Ledger.of(self.reports(), self.reserved.values())
-        assert dict(fresh.holdings) == dict(self.ledger.holdings)
+        assert dict(fresh.allocations) == dict(self.ledger.allocations)
         for uuid in CAPACITY:
             assert fresh.free_units(uuid) == self.ledger.free_units(uuid)
             assert fresh.unowned_units(uuid) == self.ledger.unowned_units(uuid)
@@ -136,7 +136,7 @@ class Hub(RuleBasedStateMachine):
     def teardown(self):
         for name in [*self.running, *self.reserved]:
             self.ledger.remove(name)
-        assert not self.ledger.holdings
+        assert not self.ledger.allocations
         for uuid, capacity in CAPACITY.items():
             assert self.ledger.unowned_units(uuid) == capacity
             assert self.ledger.free_units(uuid) == (0 if uuid == "sick" else capacity)
@@ -147,18 +147,18 @@ TestHub = Hub.TestCase
 
 
 class Sorted(RuleBasedStateMachine):
-    """Shelves give what a scan over everything gives."""
+    """CapacityIndex give what a scan over everything gives."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shelves = Shelves()
+        self.index = CapacityIndex()
         self.scanned: dict[int, tuple[int, int]] = {}
 
     @rule(rank=st.integers(0, 8), first=st.integers(-2, 6), second=st.integers(-2, 6))
     def put(self, rank: int, first: int, second: int):
         if rank in self.scanned:
-            self.shelves.take(rank, *self.scanned[rank])
-        self.shelves.put(rank, first, second)
+            self.index.take(rank, *self.scanned[rank])
+        self.index.put(rank, first, second)
         self.scanned[rank] = (first, second)
 
     @rule(first=st.integers(0, 7), second=st.integers(0, 7))
@@ -166,10 +166,10 @@ class Sorted(RuleBasedStateMachine):
         everything = [(max(f, 0), max(s, 0), rank) for rank, (f, s) in self.scanned.items()]
         above = [found for found in everything if found[0] >= first and found[1] >= second]
         below = [found for found in everything if found[0] < first and found[1] >= second]
-        assert self.shelves.tightest(first, second) == (min(above) if above else None)
+        assert self.index.tightest(first, second) == (min(above) if above else None)
         nearest = min(below, key=lambda found: (-found[0], found[1], found[2])) if below else None
-        assert self.shelves.nearest_below(first, second) == nearest
+        assert self.index.nearest_below(first, second) == nearest
 
 
 Sorted.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-TestShelves = Sorted.TestCase
+TestCapacityIndex = Sorted.TestCase

@@ -9,7 +9,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.control import ControlRefused, Failure
 from gpushare_spawner.model.report import GpuReport, Report
-from gpushare_spawner.placement import Holding, Ledger
+from gpushare_spawner.placement import Allocation, Ledger
 
 
 class Shares:
@@ -56,7 +56,7 @@ class Shares:
     def enter(self, session: Session) -> list[Session]:
         """A session comes, in the ledger and in the arbiters. Returns the sessions that hold something else now."""
         self._sessions[session.id] = session
-        self._ledger.add(_holding(session))
+        self._ledger.add(_allocation(session))
         session.guaranteed_units = self._guaranteed(session)
         for gpu in session.gpus:
             self._arbitrations[gpu.uuid].add_session(session.id, session.weight)
@@ -64,7 +64,7 @@ class Shares:
 
     def change(self, session: Session) -> list[Session]:
         """Its tier changed. Returns the sessions whose borrowed or guaranteed units changed with it."""
-        self._ledger.replace(_holding(session))
+        self._ledger.replace(_allocation(session))
         return self._recount(session)
 
     def leave(self, session: Session) -> list[Session]:
@@ -105,9 +105,9 @@ class Shares:
         return self._ledger.guaranteed(session.id)
 
 
-def _holding(session: Session) -> Holding:
+def _allocation(session: Session) -> Allocation:
     record = session.record
-    return Holding(
+    return Allocation(
         session=session.id,
         gpus=record.request.gpus,
         share_units=record.request.share_units,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Holding
+from gpushare_spawner.placement import Allocation
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, holds_share
 from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.snapshot import ClusterSnapshots
@@ -51,8 +51,8 @@ class PodReservations(Reservations[PodShare]):
     def __init__(self, cluster: ClusterSnapshots, log: logging.Logger, **settings: Any) -> None:
         super().__init__(log, **settings)
         self.cluster = cluster
-        self._in_flight: dict[str, Holding] = {}
-        self._lingering: dict[str, tuple[float, Holding]] = {}
+        self._in_flight: dict[str, Allocation] = {}
+        self._lingering: dict[str, tuple[float, Allocation]] = {}
 
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
         """The cluster's GPUs and what pods hold. Raises SnapshotStale."""
@@ -63,7 +63,7 @@ class PodReservations(Reservations[PodShare]):
         """The share in whole devices."""
         return replace(share, units=self.cluster.whole_devices(share.units))
 
-    def in_flight(self) -> Iterable[Holding]:
+    def in_flight(self) -> Iterable[Allocation]:
         """Places whose pods are not known to run, or may yet appear."""
         self._settle()
         return [*self._in_flight.values(), *(holding for _, holding in self._lingering.values())]
@@ -77,10 +77,10 @@ class PodReservations(Reservations[PodShare]):
     def _why_nobody_is_placed(self, error: Exception) -> str:
         return str(error) if isinstance(error, NoNodeNow) else super()._why_nobody_is_placed(error)
 
-    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Holding | None:
+    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         token = secrets.token_hex(8)
         share = self.counted(ticket.request.share)
-        holding = Holding(
+        holding = Allocation(
             session=f"{ticket.request.session}#{token}",
             gpus=placement.gpus,
             share_units=share.units,

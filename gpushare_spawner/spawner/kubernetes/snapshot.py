@@ -21,7 +21,7 @@ from gpushare_spawner.model.kubernetes import (
 from gpushare_spawner.model.quantity import format_seconds
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.placement import Holding
+from gpushare_spawner.placement import Allocation
 from gpushare_spawner.sharing.native_pod import notebook_container
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale, freshen, has_listed
@@ -60,7 +60,7 @@ class ClusterSnapshots:
         self.log = log
         self._clock = clock
         self._parsed_reports: dict[str, tuple[str, Report | None]] = {}
-        self._parsed_pods: dict[str, tuple[str, Holding]] = {}
+        self._parsed_pods: dict[str, tuple[str, Allocation]] = {}
         self._told: set[str] = set()
         self._distrusted: dict[str, float] = {}
         self._closed: dict[str | None, float] = {}
@@ -151,7 +151,7 @@ class ClusterSnapshots:
 
     # -- pods --
 
-    def _holdings(self, reports: Iterable[Report], arrived: set[str]) -> Iterable[Holding]:
+    def _holdings(self, reports: Iterable[Report], arrived: set[str]) -> Iterable[Allocation]:
         seen = set()
         by_index: dict[tuple[str, int], str] = {}
         for pod in self.pods():
@@ -175,9 +175,9 @@ class ClusterSnapshots:
         for uid in self._parsed_pods.keys() - seen:
             del self._parsed_pods[uid]
 
-    def _holding(self, pod: Mapping[str, Any]) -> Holding:
+    def _holding(self, pod: Mapping[str, Any]) -> Allocation:
         session = pod_session(pod["metadata"].get("annotations"))
-        return Holding(
+        return Allocation(
             session=_name(pod),
             gpus=session.gpus,
             share_units=self.whole_devices(session.share_units),
@@ -192,7 +192,7 @@ class ClusterSnapshots:
 
     def _by_limits(
         self, pod: Mapping[str, Any], by_index: Mapping[tuple[str, int], str], problem: AnnotationProblem
-    ) -> Holding:
+    ) -> Allocation:
         """What the scheduler counts: more than the truth perhaps, never less."""
         name = _name(pod)
         if name not in self._told:
@@ -208,7 +208,7 @@ class ClusterSnapshots:
         }
         units = min(UNITS_PER_GPU, max([*wanted.values(), 1]) * self.unit_size)
         gpus = tuple(by_index[node, index] for index in wanted if (node, index) in by_index)
-        return Holding(name, gpus, units, 0, units, created_at(pod))
+        return Allocation(name, gpus, units, 0, units, created_at(pod))
 
 
 def _name(pod: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.placement import Holding
+from gpushare_spawner.placement import Allocation
 from gpushare_spawner.sharing.native import open_request
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
@@ -55,7 +55,7 @@ class AgentReservations(Reservations[OpenedShare]):
     ) -> None:
         super().__init__(log, patience=agent_patience, **settings)
         self.client = client
-        self._in_flight: dict[str, Holding] = {}
+        self._in_flight: dict[str, Allocation] = {}
         self._running: dict[str, OpenRequest] = {}
         """Sessions whose process was started here, until they are released."""
         self._closing: dict[str, asyncio.Task[None]] = {}
@@ -68,7 +68,7 @@ class AgentReservations(Reservations[OpenedShare]):
         """The agent's report, as a snapshot. Raises AgentUnreachable."""
         return GpuSnapshot((await self.report(max_age),))
 
-    def in_flight(self) -> Iterable[Holding]:
+    def in_flight(self) -> Iterable[Allocation]:
         """Shares of sessions that are not confirmed yet."""
         return self._in_flight.values()
 
@@ -87,7 +87,7 @@ class AgentReservations(Reservations[OpenedShare]):
         # opened now, it might be closed by the close that is under way
         return "The server's earlier session is being closed." if ticket.request.session in self._closing else ""
 
-    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Holding | None:
+    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Ask the agent for the place; None where it sees no free capacity there."""
         request = open_request(ticket.request.tenant, ticket.request.template, placement, CONFIRM_WITHIN)
         holding = self._in_flight[request.id] = _holding(request)
@@ -293,8 +293,8 @@ class AgentReservations(Reservations[OpenedShare]):
         return swept
 
 
-def _holding(request: OpenRequest) -> Holding:
-    return Holding(
+def _holding(request: OpenRequest) -> Allocation:
+    return Allocation(
         session=request.id,
         gpus=request.gpus,
         share_units=request.share_units,

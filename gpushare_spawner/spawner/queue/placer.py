@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Holding, Ledger, Strategy
+from gpushare_spawner.placement import Allocation, Ledger, Strategy
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.refusals import impossible, queue_full
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
@@ -52,7 +52,7 @@ class Placer:
             self._passed.append((ticket, models))
         return placement
 
-    def gave(self, ticket: Ticket, holding: Holding) -> None:
+    def gave(self, ticket: Ticket, holding: Allocation) -> None:
         """Count what the ticket was given, and note whom it has overtaken."""
         self._ledger.add(holding)
         models = ticket.request.models(self._snapshot)
@@ -81,4 +81,4 @@ def _on_node(ledger: Ledger, snapshot: GpuSnapshot, node: str) -> Ledger:
     """The ledger of one node alone; all of it where no node is named."""
     if not node:
         return ledger
-    return Ledger.of([report for report in snapshot.reports if report.node == node], ledger.holdings.values())
+    return Ledger.of([report for report in snapshot.reports if report.node == node], ledger.allocations.values())

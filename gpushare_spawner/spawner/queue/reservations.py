@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import BestFit, Holding, Ledger, Strategy
+from gpushare_spawner.placement import Allocation, BestFit, Ledger, Strategy
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, SpawnQueue, Ticket
@@ -68,11 +68,11 @@ class Reservations(ABC, Generic[Reserved]):
         """The GPUs as they are now, or were at most ``max_age`` seconds ago. Raises one of `unreachable`."""
 
     @abstractmethod
-    def in_flight(self) -> Iterable[Holding]:
+    def in_flight(self) -> Iterable[Allocation]:
         """Reserved shares that a snapshot may not show yet."""
 
     @abstractmethod
-    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Holding | None:
+    async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Reserve the place and tell the ticket; return what it holds. None: the place is gone, take another snapshot.
 
         Raises one of `unreachable`; then nothing is reserved.

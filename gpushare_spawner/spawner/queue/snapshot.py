@@ -9,7 +9,7 @@ from functools import cached_property
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.template import Gpu
-from gpushare_spawner.placement import Holding
+from gpushare_spawner.placement import Allocation
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class GpuSnapshot:
     """What is known now. A thousand GPUs are of few kinds: what a template could use is found among those."""
 
     reports: tuple[Report, ...]
-    holdings: tuple[Holding, ...] = ()
+    holdings: tuple[Allocation, ...] = ()
     """Sessions that are known from elsewhere than the reports."""
     awaited: str = ""
     """Why GPUs that exist are missing here for the moment, in a sentence; empty where none are."""

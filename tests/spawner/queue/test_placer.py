@@ -7,7 +7,7 @@ import pytest
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import BestFit, Holding, Ledger
+from gpushare_spawner.placement import Allocation, BestFit, Ledger
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import PlacementRequest, SpawnQueue, Ticket
@@ -32,15 +32,15 @@ class Machine:
             ),
             awaited=awaited,
         )
-        self.held: list[Holding] = []
+        self.held: list[Allocation] = []
 
     def join(self, name: str, fraction: float = 0.0, node: str = "", **gpu: object) -> Ticket:
         wanted = {"fraction": fraction, **gpu} if fraction else gpu
         template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
         return self.queue.join(PlacementRequest(Tenant(name), template, node), 0.0)
 
-    def hold(self, gpu: str, units: int, name: str = "there") -> Holding:
-        holding = Holding(f"{name}-{gpu}", (f"GPU-{gpu}",), units, 0, units, 0.0)
+    def hold(self, gpu: str, units: int, name: str = "there") -> Allocation:
+        holding = Allocation(f"{name}-{gpu}", (f"GPU-{gpu}",), units, 0, units, 0.0)
         self.held.append(holding)
         return holding
 
@@ -67,7 +67,7 @@ async def test_what_was_given_counts_for_the_next_one() -> None:
     placer = machine.placer()
     place = placer.place(first)
     assert place is not None
-    placer.gave(first, Holding("ada", place.gpus, 100, 0, 100, 0.0))
+    placer.gave(first, Allocation("ada", place.gpus, 100, 0, 100, 0.0))
     other = placer.place(second)
     assert other is not None
     assert {place.node, other.node} == {"a", "b"}
@@ -94,7 +94,7 @@ async def test_a_spawn_is_overtaken_until_nobody_may_pass_it_any_more() -> None:
     assert placer.place(big) is None
     place = placer.place(small)
     assert place is not None
-    placer.gave(small, Holding("bob", place.gpus, 25, 0, 25, 0.0))
+    placer.gave(small, Allocation("bob", place.gpus, 25, 0, 25, 0.0))
     machine.queue.leave(small)
     assert big.overtaken == 1
     assert placer.place(last) is None

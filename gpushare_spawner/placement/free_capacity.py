@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.placement.shelves import Shelves
+from gpushare_spawner.placement.capacity_index import CapacityIndex
 
 
 @dataclass
-class GpuRoom:
-    """One GPU. Units are of 1 %; `Room.update` changes them, nobody else."""
+class GpuCapacity:
+    """One GPU. Units are of 1 %; `FreeCapacity.update` changes them, nobody else."""
 
     uuid: str
     node: str
@@ -31,20 +31,20 @@ class GpuRoom:
 
 
 @dataclass
-class NodeRoom:
+class NodeCapacity:
     """The GPUs of one model on one node."""
 
     name: str
     model: str
     rank: int
-    gpus: tuple[GpuRoom, ...]
+    gpus: tuple[GpuCapacity, ...]
     unowned: int = 0
     """Whole GPUs that nobody owns a part of."""
     free: int = 0
     """Whole GPUs that are free or lent altogether."""
 
 
-class Room:
+class FreeCapacity:
     """What is left on the GPUs, with indexes that find the best fit among 10,000 of them in microseconds.
 
     Unhealthy GPUs are known but offered to nobody. Several whole GPUs are always of one node and one model.
@@ -58,58 +58,57 @@ class Room:
                 newest[report.node] = report
         self.reports: tuple[Report, ...] = tuple(newest[node] for node in sorted(newest))
         """The newest report of each node, by name."""
-        self._gpus: dict[str, GpuRoom] = {}
-        self._ranked: list[GpuRoom] = []
-        self._shelves: dict[str, Shelves] = {}
-        self._nodes: list[NodeRoom] = []
-        self._node_of: dict[str, NodeRoom] = {}
-        self._node_shelves: dict[str, Shelves] = {}
+        self._gpus: dict[str, GpuCapacity] = {}
+        self._ranked: list[GpuCapacity] = []
+        self._index: dict[str, CapacityIndex] = {}
+        self._nodes: list[NodeCapacity] = []
+        self._node_of: dict[str, NodeCapacity] = {}
+        self._node_index: dict[str, CapacityIndex] = {}
         self._fill()
 
     def _fill(self) -> None:
         for report in self.reports:
-            by_model: dict[str, list[GpuRoom]] = {}
+            by_model: dict[str, list[GpuCapacity]] = {}
             for gpu in sorted(report.gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
                 if gpu.uuid in self._gpus:
                     continue  # one GPU seen by two nodes is still one GPU
-                capacity = gpu.capacity_units
-                room = GpuRoom(
+                found = GpuCapacity(
                     gpu.uuid,
                     report.node,
                     gpu.index,
                     gpu.model,
                     gpu.healthy,
-                    capacity,
-                    len(self._ranked),
-                    capacity,
-                    capacity,
+                    gpu.capacity_units,
+                    rank=len(self._ranked),
+                    unowned=gpu.capacity_units,
+                    free=gpu.capacity_units,
                 )
-                self._gpus[gpu.uuid] = room
-                self._ranked.append(room)
+                self._gpus[gpu.uuid] = found
+                self._ranked.append(found)
                 if gpu.healthy:
-                    by_model.setdefault(gpu.model, []).append(room)
-                    self._shelves.setdefault(gpu.model, Shelves()).put(room.rank, room.unowned, room.free)
-            for model, rooms in by_model.items():
-                node = NodeRoom(report.node, model, len(self._nodes), tuple(rooms))
+                    by_model.setdefault(gpu.model, []).append(found)
+                    self._index.setdefault(gpu.model, CapacityIndex()).put(found.rank, found.unowned, found.free)
+            for model, gpus in by_model.items():
+                node = NodeCapacity(report.node, model, len(self._nodes), tuple(gpus))
                 self._nodes.append(node)
-                self._node_of.update((room.uuid, node) for room in rooms)
-                node.unowned, node.free = _whole(rooms)
-                self._node_shelves.setdefault(model, Shelves()).put(node.rank, node.unowned, node.free)
+                self._node_of.update((gpu.uuid, node) for gpu in gpus)
+                node.unowned, node.free = _whole(gpus)
+                self._node_index.setdefault(model, CapacityIndex()).put(node.rank, node.unowned, node.free)
 
     @property
-    def gpus(self) -> Mapping[str, GpuRoom]:
+    def gpus(self) -> Mapping[str, GpuCapacity]:
         """Every GPU by its UUID, unhealthy ones too, in the order of their ranks."""
         return MappingProxyType(self._gpus)
 
     @property
-    def nodes(self) -> Sequence[NodeRoom]:
+    def nodes(self) -> Sequence[NodeCapacity]:
         """Healthy GPUs by node and model."""
         return self._nodes
 
     @property
     def models(self) -> Sequence[str]:
         """Models of the healthy GPUs, sorted."""
-        return sorted(self._shelves)
+        return sorted(self._index)
 
     def update(self, uuid: str, unowned: int, free: int) -> None:
         """Set what is left on a GPU. Raises KeyError for a GPU that is in no report."""
@@ -117,40 +116,40 @@ class Room:
         if (gpu.unowned, gpu.free) == (unowned, free):
             return
         if gpu.healthy:
-            shelves = self._shelves[gpu.model]
-            shelves.take(gpu.rank, gpu.unowned, gpu.free)
-            shelves.put(gpu.rank, unowned, free)
+            index = self._index[gpu.model]
+            index.take(gpu.rank, gpu.unowned, gpu.free)
+            index.put(gpu.rank, unowned, free)
         gpu.unowned, gpu.free = unowned, free
         if gpu.healthy:
             node = self._node_of[uuid]
             before, after = (node.unowned, node.free), _whole(node.gpus)
             if before != after:
-                shelves = self._node_shelves[node.model]
-                shelves.take(node.rank, *before)
-                shelves.put(node.rank, *after)
+                index = self._node_index[node.model]
+                index.take(node.rank, *before)
+                index.put(node.rank, *after)
                 node.unowned, node.free = after
 
-    def tightest_gpu(self, units: int, models: Iterable[str]) -> GpuRoom | None:
+    def tightest_gpu(self, units: int, models: Iterable[str]) -> GpuCapacity | None:
         """The healthy GPU of these models with the fewest units that nobody owns, but at least ``units``."""
-        found = [hit for model in models if (hit := self._shelves[model].tightest(units, units))]
+        found = [hit for model in models if (hit := self._index[model].tightest(units, units))]
         return self._ranked[min(found).rank] if found else None
 
-    def lent_gpu(self, units: int, models: Iterable[str]) -> GpuRoom | None:
+    def lent_gpu(self, units: int, models: Iterable[str]) -> GpuCapacity | None:
         """The healthy GPU of these models with ``units`` free only if lent ones count; it needs the fewest of those."""
-        found = [hit for model in models if (hit := self._shelves[model].nearest_below(units, units))]
+        found = [hit for model in models if (hit := self._index[model].nearest_below(units, units))]
         return self._ranked[min(found, key=lambda hit: (-hit.first, hit.second, hit.rank)).rank] if found else None
 
-    def tightest_node(self, count: int, models: Iterable[str]) -> NodeRoom | None:
+    def tightest_node(self, count: int, models: Iterable[str]) -> NodeCapacity | None:
         """The node with the fewest whole GPUs that nobody owns a part of, but at least ``count``."""
-        found = [hit for model in models if (hit := self._node_shelves[model].tightest(count, count))]
+        found = [hit for model in models if (hit := self._node_index[model].tightest(count, count))]
         return self._nodes[min(found).rank] if found else None
 
-    def lent_node(self, count: int, models: Iterable[str]) -> NodeRoom | None:
+    def lent_node(self, count: int, models: Iterable[str]) -> NodeCapacity | None:
         """The node with ``count`` whole GPUs free only if lent ones count; it needs the fewest of those."""
-        found = [hit for model in models if (hit := self._node_shelves[model].nearest_below(count, count))]
+        found = [hit for model in models if (hit := self._node_index[model].nearest_below(count, count))]
         return self._nodes[min(found, key=lambda hit: (-hit.first, hit.second, hit.rank)).rank] if found else None
 
 
-def _whole(gpus: Sequence[GpuRoom]) -> tuple[int, int]:
+def _whole(gpus: Sequence[GpuCapacity]) -> tuple[int, int]:
     free = [gpu for gpu in gpus if gpu.free >= UNITS_PER_GPU]
     return sum(gpu.unowned >= UNITS_PER_GPU for gpu in free), len(free)

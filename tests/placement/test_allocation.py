@@ -1,10 +1,10 @@
-"""What one session holds."""
+"""The allocation of one session."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.placement import Holding
+from gpushare_spawner.placement import Allocation
 from tests.placement.reports import active, session
 
 
@@ -20,32 +20,32 @@ from tests.placement.reports import active, session
 )
 def test_contradictory_numbers_are_refused_with_the_session_and_the_number(numbers, complaint):
     with pytest.raises(ValueError, match=f"^{complaint}$"):
-        Holding("ann", ("a",), **numbers)
+        Allocation("ann", ("a",), **numbers)
 
 
 def test_the_bounds_themselves_are_allowed():
-    least = Holding("ann", ("a",), 1)
+    least = Allocation("ann", ("a",), 1)
     assert (least.owned_units, least.borrowed_units, least.effective_units) == (1, 0, 0)
-    assert Holding("ann", ("a",), 100, borrowed_units=100, effective_units=100).owned_units == 0
+    assert Allocation("ann", ("a",), 100, borrowed_units=100, effective_units=100).owned_units == 0
 
 
-def test_a_holding_is_what_the_agent_reports():
+def test_an_allocation_is_what_the_agent_reports():
     held = active("ann", ("a", "b"), 40, borrowed=15, opened_at=3.0).with_effective(5)
-    assert Holding.of(session(held)) == held
-    assert Holding.of(session(active("ann", "a", 1))) == active("ann", "a", 1)
+    assert Allocation.of(session(held)) == held
+    assert Allocation.of(session(active("ann", "a", 1))) == active("ann", "a", 1)
 
 
-def test_a_session_without_gpus_or_without_units_holds_nothing():
+def test_a_session_without_gpus_or_without_units_has_no_allocation():
     report = session(active("ann", "a", 40))
-    assert Holding.of(report.model_copy(update={"gpus": ()})) is None
-    assert Holding.of(report.model_copy(update={"share_units": 0})) is None
+    assert Allocation.of(report.model_copy(update={"gpus": ()})) is None
+    assert Allocation.of(report.model_copy(update={"share_units": 0})) is None
 
 
 def test_numbers_beyond_the_share_are_cut_to_it_and_a_gpu_counts_once():
     report = session(active("ann", "a", 40)).model_copy(
         update={"gpus": ("a", "b", "a"), "borrowed_units": 50, "effective_units": 60}
     )
-    assert Holding.of(report) == Holding("ann", ("a", "b"), 40, borrowed_units=40, effective_units=40)
+    assert Allocation.of(report) == Allocation("ann", ("a", "b"), 40, borrowed_units=40, effective_units=40)
 
 
 def test_the_older_session_comes_first_and_the_name_decides_between_equals():

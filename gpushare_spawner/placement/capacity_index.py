@@ -15,11 +15,11 @@ class Found(NamedTuple):
     rank: int
 
 
-class Shelves:
-    """Ranks (integers that stand for GPUs or nodes) on shelves, one for each pair of numbers.
+class CapacityIndex:
+    """Ranks (integers that stand for GPUs or nodes) in buckets, one for each pair of numbers.
 
-    Which shelves hold something is kept in bit masks, so a search costs a few operations for each number there is,
-    however many things lie there. Numbers below 0 count as 0.
+    Which buckets are not empty is kept in bit masks, so a search costs a few operations for each number there is,
+    however many things there are. Numbers below 0 count as 0.
     """
 
     def __init__(self) -> None:
@@ -28,22 +28,22 @@ class Shelves:
         self._seconds: dict[int, int] = {}
 
     def put(self, rank: int, first: int, second: int) -> None:
-        """Lay a rank on the shelf of these numbers."""
+        """Put a rank into the bucket of these numbers."""
         first, second = max(first, 0), max(second, 0)
-        shelf = self._ranks.setdefault((first, second), [])
-        insort(shelf, rank)
+        bucket = self._ranks.setdefault((first, second), [])
+        insort(bucket, rank)
         self._firsts |= 1 << first
         self._seconds[first] = self._seconds.get(first, 0) | 1 << second
 
     def take(self, rank: int, first: int, second: int) -> None:
-        """Take a rank off the shelf it lies on. Raises KeyError if it does not lie there."""
+        """Take a rank out of its bucket. Raises KeyError if it is not in it."""
         first, second = max(first, 0), max(second, 0)
-        shelf = self._ranks[first, second]
-        position = bisect_left(shelf, rank)
-        if position == len(shelf) or shelf[position] != rank:
+        bucket = self._ranks[first, second]
+        position = bisect_left(bucket, rank)
+        if position == len(bucket) or bucket[position] != rank:
             raise KeyError(rank)
-        del shelf[position]
-        if not shelf:
+        del bucket[position]
+        if not bucket:
             del self._ranks[first, second]
             self._seconds[first] &= ~(1 << second)
             if not self._seconds[first]:
@@ -51,7 +51,7 @@ class Shelves:
                 self._firsts &= ~(1 << first)
 
     def tightest(self, first: int, second: int) -> Found | None:
-        """The lowest rank on the lowest shelf whose numbers are both at least these."""
+        """The lowest rank on the lowest bucket whose numbers are both at least these."""
         return next(self._fitting(_ascending(self._firsts >> first << first), second), None)
 
     def nearest_below(self, first: int, second: int) -> Found | None:

@@ -1,4 +1,4 @@
-"""What one session holds, as placement counts it."""
+"""The allocation of one session, as placement counts it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 
 
 @dataclass(frozen=True)
-class Holding:
+class Allocation:
     """A session's units of 1 %, the same on each of its GPUs. Raises ValueError for contradictory numbers."""
 
     session: str
@@ -32,8 +32,8 @@ class Holding:
                 raise ValueError(f"{self.session}: {name} is {getattr(self, name)}, outside 0 to {self.share_units}")
 
     @classmethod
-    def of(cls, report: SessionReport) -> Holding | None:
-        """The holding that an agent reports; None for a session without a share.
+    def of(cls, report: SessionReport) -> Allocation | None:
+        """The allocation that an agent reports; None for a session without a share.
 
         Numbers beyond the share are cut to it: one odd report must not keep the hub from placing anybody.
         """
@@ -58,10 +58,10 @@ class Holding:
         """Sorts the oldest session first; the name decides between those opened at the same instant."""
         return (self.opened_at, self.session)
 
-    def with_effective(self, units: int) -> Holding:
-        """The same holding in another tier."""
+    def with_effective(self, units: int) -> Allocation:
+        """The same allocation in another tier."""
         return replace(self, effective_units=units)
 
-    def with_borrowed(self, units: int) -> Holding:
-        """The same holding with other borrowed units."""
+    def with_borrowed(self, units: int) -> Allocation:
+        """The same allocation with other borrowed units."""
         return replace(self, borrowed_units=units)
