@@ -96,7 +96,7 @@ def _service() -> Application:
     from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
 
     sources = DashboardSources(
-        reports=RecentReports([]), templates=lambda: {}, hub_view=lambda: None, counters=Counters()
+        reports=RecentReports([]), templates=lambda: {}, hub_snapshot=lambda: None, counters=Counters()
     )
     return dashboard_application(sources, "/services/gpushare/")
 

@@ -11,7 +11,7 @@ from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.removal import Discarded
-from gpushare_spawner.model.quantity import format_bytes
+from gpushare_spawner.wording.amounts import memory
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class SessionChecks:
         shortage = self._memory.shortage(session)
         if shortage is None:
             return
-        budget, guaranteed = (format_bytes(amount) for amount in shortage)
+        budget, guaranteed = (memory(amount) for amount in shortage)
         log.warning(
             "session %s: the memory limit of its server leaves %s for GPU memory that is paged out, and its share "
             "guarantees %s; allocations beyond that fail. Raise resources.memory.limit of template %s",

@@ -16,7 +16,7 @@ import pynvml
 
 from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu, Nvml
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
-from gpushare_spawner.model.quantity import format_bytes
+from gpushare_spawner.wording.amounts import memory
 
 _CUDA = """
 import ctypes, json, sys
@@ -116,7 +116,7 @@ def findings(facts: DriverFacts) -> list[Finding]:
             )
             found.append(problem(where, f"{gpu.model} is unhealthy: it {facts.trouble[gpu.uuid]}", remedy))
         else:
-            found.append(ok(where, f"{gpu.model}, {format_bytes(gpu.memory_bytes)}, {gpu.uuid}"))
+            found.append(ok(where, f"{gpu.model}, {memory(gpu.memory_bytes)}, {gpu.uuid}"))
     found += _device_findings(facts)
     return found + _cuda_findings(facts)
 

@@ -31,7 +31,7 @@ from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.doctor.gpu_programs import PREAMBLE, PROGRAMS, installed
 from gpushare_spawner.doctor.scripted_agent import Peer, ScriptedAgent
 from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
-from gpushare_spawner.model.quantity import format_bytes
+from gpushare_spawner.wording.amounts import memory
 
 DEFAULT_SIZE = 1 << 30
 """Bytes that each program fills."""
@@ -75,9 +75,7 @@ def too_much(size: int, free: int) -> Finding | None:
     """The memory rule: all that a program holds stays under half of what the card has free."""
     if size * _COPIES < free // 2:
         return None
-    what = (
-        f"{format_bytes(size)}, twice, is not under half of the {format_bytes(free)} that are free on the card: not run"
-    )
+    what = f"{memory(size)}, twice, is not under half of the {memory(free)} that are free on the card: not run"
     return note("GPU checks", what, "Free memory on the card, or give a smaller --gpu-memory.")
 
 

@@ -1,4 +1,4 @@
-"""Which tier an idle session should be in. Pure policy: time comes in as an argument.
+"""Which tier an idle session should be in. Pure policy: time is an argument.
 
 `decide` is for sessions with a GPU share, `overdue` for servers without one and for users.
 """

@@ -1,4 +1,4 @@
-"""Idleness as the hub alone sees it: of servers without a GPU share, and of users."""
+"""When servers without a GPU share, and users, are idle for too long, by the hub's list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpushare_spawner.model.idle_cause import IdleCause
 
 @dataclass(frozen=True)
 class Overdue:
-    """Why a server, or a user, is to go."""
+    """Why a server is stopped, or a user is deleted."""
 
     cause: IdleCause
     seconds: float
@@ -19,11 +19,10 @@ class Overdue:
 def overdue(
     last_activity: float | None, started: float | None, now: float, timeout: float, max_age: float
 ) -> Overdue | None:
-    """Return why a server (or a user) is to go; None: it stays.
+    """Return why a server is stopped (or a user is deleted); None: no reason.
 
-    It goes after ``timeout`` seconds without activity, and after ``max_age`` seconds in any case; 0: never. Where the
-    hub knows no activity the start counts, and where it knows neither, nothing is done. Instants are seconds since the
-    epoch.
+    The limits are ``timeout`` seconds without activity, and an age of ``max_age`` seconds; 0: no limit. Without a
+    known activity the start counts; without either, the result is None. Instants are seconds since the epoch.
     """
     seen = last_activity if last_activity is not None else started
     if timeout > 0 and seen is not None and now - seen >= timeout:

@@ -1,4 +1,4 @@
-"""The next idle action of a session, and when it would be due if nothing happens."""
+"""The next idle action of a session, and when it is due if the session stays idle."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ class NoAction(StrEnum):
     GPU_BUSY = "gpu-busy"
     KERNEL_BUSY = "kernel-busy"
     NO_FURTHER_ACTION = "no-further-action"
-    """The session is in the deepest tier that its template names."""
+    """The session is in the deepest tier of its template."""
     ACTIVITY_UNKNOWN = "activity-unknown"
-    """The hub has not said when the server was last active."""
+    """The hub has not reported the server's last activity."""
     TEMPLATE_GONE = "template-gone"
     NOT_YET = "not-yet"
-    """The session is not idle for long enough."""
-    ANNOUNCED = "announced"
-    """The user was told, and the notice period runs."""
+    """The session has not been idle for long enough."""
+    NOTICE_PERIOD = "notice-period"
+    """The user has a notice, and the notice period is running."""
 
 
 @dataclass(frozen=True)
 class Due:
-    """An idle action that nothing but time keeps from happening."""
+    """An idle action that comes with time, unless the session works."""
 
     tier: Tier
     units: int
     """What the session holds after it, on each of its GPUs."""
     at: float
-    """Seconds since the epoch; an announcement that comes late delays the action beyond this."""
+    """Seconds since the epoch; a late notice delays the action beyond this."""
     notice: float
-    """Seconds that the user is told before."""
+    """The notice period in seconds."""
     after: float
     """Seconds of idleness, or of the server's life, at which it comes."""
     cause: IdleCause = IdleCause.IDLE
 
     @property
     def tell_at(self) -> float:
-        """When the announcement is due."""
+        """When the notice is due."""
         return self.at - self.notice
 
 
 def next_idle_action(idle: Idle, session: Observation) -> Due | NoAction:
-    """Return the action that comes next for an idle session: into the next deeper tier that its template names.
+    """Return an idle session's next action: into the next deeper tier of its template.
 
-    Downgrade and release count from the last GPU work, whatever else goes on in the notebook; stop counts from the last
-    activity of any kind, and never comes while a kernel is busy.
+    Downgrade and release count from the last GPU work alone. A stop counts from the last activity of any kind, and
+    never comes while a kernel is busy.
     """
     if session.gpu_busy:
         return NoAction.GPU_BUSY
@@ -62,7 +62,7 @@ def next_idle_action(idle: Idle, session: Observation) -> Due | NoAction:
         if after is None:
             continue
         units = idle.units(tier, session.share)
-        # a downgrade to what the session holds already would take nothing: the template has changed since it was opened
+        # the template has changed since the session was opened: a downgrade would take no units
         pointless = tier is Tier.DOWNGRADED and units >= session.effective_units
         if tier.depth > session.tier.depth and not pointless:
             return _due(tier, units, after, fair_notice(idle.warn_before, after - previous), session)
@@ -71,7 +71,7 @@ def next_idle_action(idle: Idle, session: Observation) -> Due | NoAction:
 
 
 def max_age_action(idle: Idle, session: Observation, max_age: float) -> Due:
-    """Return the stop of a server that may run for ``max_age`` seconds, busy or not."""
+    """Return the stop of a server at the age of ``max_age`` seconds, busy or not."""
     notice = fair_notice(idle.warn_before, max_age)
     return Due(Tier.STOPPED, 0, session.opened_at + max_age, notice, max_age, IdleCause.MAX_AGE)
 
@@ -87,9 +87,10 @@ def _due(tier: Tier, units: int, after: float, notice: float, session: Observati
 
 
 def fair_notice(warn_before: float, wait: float) -> float:
-    """Return the seconds of notice for an action that follows ``wait`` seconds after the one before it, or after work.
+    """Return the notice period in seconds of an action that comes ``wait`` seconds after the previous one, or after
+    work.
 
-    It is ``warn_before`` where that fits. Where the wait is shorter, it is half of the wait: the user is told neither
-    at the very moment at which the work ends, nor when the action is already there.
+    It is ``warn_before``, or half of the wait if the wait is shorter: then the notice comes neither at the moment when
+    the work ends nor at the moment of the action.
     """
     return warn_before if warn_before <= wait else wait / 2

@@ -1,4 +1,4 @@
-"""The words everybody uses: pure data, no I/O, no clock.
+"""The vocabulary of the package: pure data, no I/O, no clock.
 
-Everything else in the package imports this, and it imports nothing of ours.
+All other packages import the model; the model imports none of them.
 """

@@ -1,7 +1,7 @@
-"""The control socket: what the spawner and the service ask of a machine's agent.
+"""The control socket: requests of spawner and service to a machine's agent.
 
-One JSON object a line each way over a Unix stream socket; a connection may carry several requests, answered in order.
-The socket is the agent owner's alone (mode 0600, and the peer's uid is checked).
+One JSON object on each line, both ways, over a Unix stream socket. A connection can carry several requests; the answers
+come in the same order. Only the owner of the agent can use the socket (mode 0600, and the peer's uid is checked).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.quantity import PercentOrBytes
-from gpushare_spawner.model.report import Announcement, Instant
+from gpushare_spawner.model.report import Instant, Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
@@ -35,12 +35,11 @@ class ReportRequest(_Request):
 
 
 class OpenRequest(_Request):
-    """Reserve a share on the given GPUs, or on none of them. Answered with an `Opened`.
+    """Reserve a share on all of the given GPUs. Answered with an `Opened`.
 
-    Refused (`no-room`) if the guarantees on one of the GPUs would exceed its capacity: the agent counts again,
-    whatever the hub believed.
-    Opening a session that is open with the same share and GPUs is answered as if it were new; with others it is
-    refused (`exists`).
+    Refused (`no-room`) if the guaranteed units on one of the GPUs would exceed its capacity: the agent counts by
+    itself. A request for a session that is open with the same share and GPUs succeeds; with others it is refused
+    (`exists`).
     """
 
     op: Literal["open"] = "open"
@@ -48,7 +47,7 @@ class OpenRequest(_Request):
     user: str
     server: str = ""
     uid: int
-    """Who may connect to the session's socket."""
+    """The user id that can connect to the session's socket."""
     template: str
     gpus: Annotated[tuple[str, ...], Field(min_length=1)]
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
@@ -56,7 +55,7 @@ class OpenRequest(_Request):
     memory_limit: PercentOrBytes = "100%"
     oversubscribe: bool = True
     confirm_within: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds after which a session that nobody confirmed is dropped."""
+    """Seconds after which a session that was not confirmed is closed."""
 
 
 class Opened(BaseModel):
@@ -66,7 +65,7 @@ class Opened(BaseModel):
 
 
 class ConfirmRequest(_Request):
-    """The session's process runs. `pid` is watched: when it is gone the session ends, even if the hub is down."""
+    """The session's process runs. The session ends with the process `pid`, even if the hub is down."""
 
     op: Literal["confirm"] = "confirm"
     id: SessionId
@@ -74,17 +73,16 @@ class ConfirmRequest(_Request):
 
 
 class CloseRequest(_Request):
-    """The session is over. Closing one that is not open is no error."""
+    """The session has ended. Closing a session that is not open is no error."""
 
     op: Literal["close"] = "close"
     id: SessionId
 
 
 class TierRequest(_Request):
-    """The service's decision: a step down (or back up). Answered with whether it was applied.
+    """Change a session's tier, by the service's decision. Answered with whether it was applied.
 
-    `if_idle_since` guards the gap between decision and deed: the step is refused (`busy`) if there was a burst after
-    that instant.
+    The agent refuses (`busy`) if there was a burst after `if_idle_since`: the decision did not know of it.
     """
 
     op: Literal["tier"] = "tier"
@@ -96,29 +94,29 @@ class TierRequest(_Request):
 
 
 class AnnounceRequest(_Request):
-    """Tell the session's user about a step down before it comes; `tier` None takes the announcement back."""
+    """Send the session's user a notice of an idle action; `tier` None withdraws the notice."""
 
     op: Literal["announce"] = "announce"
     id: SessionId
     tier: Tier | None
     at: Instant = 0
     effective_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
-    """What the session will hold after the step, on each of its GPUs."""
+    """What the session will hold after the action, on each of its GPUs."""
     reason: str = ""
     cause: IdleCause | None = None
     after_seconds: Annotated[float, Field(ge=0)] = 0.0
 
     @classmethod
-    def of(cls, session: str, step: Announcement | None) -> AnnounceRequest:
-        """Ask for this announcement to a session; None takes back the one that stands."""
-        return cls(id=session, tier=None) if step is None else cls(id=session, **step.model_dump())
+    def of(cls, session: str, notice: Notice | None) -> AnnounceRequest:
+        """Return the request to send a session this notice; None withdraws the one that stands."""
+        return cls(id=session, tier=None) if notice is None else cls(id=session, **notice.model_dump())
 
     @property
-    def announcement(self) -> Announcement | None:
-        """What the session's user is to be told; None: nothing comes."""
+    def notice(self) -> Notice | None:
+        """The notice for the session's user; None: a notice is withdrawn."""
         if self.tier is None:
             return None
-        return Announcement.model_validate(self.model_dump(exclude={"op", "id"}))
+        return Notice.model_validate(self.model_dump(exclude={"op", "id"}))
 
 
 Request = Annotated[
@@ -139,7 +137,7 @@ ErrorCode = Literal[
     "overloaded",
     "internal",
 ]
-"""`busy`: the session works; `overloaded`: the agent has too many requests, the same one may be sent again."""
+"""`busy`: the session works; `overloaded`: the agent has too many requests, send the same one again later."""
 
 
 class Failure(BaseModel):
@@ -152,7 +150,7 @@ class Failure(BaseModel):
 class Answer(BaseModel):
     """One line back.
 
-    Either `error` is set, or `result` holds what the request is answered with ({} where nothing is).
+    Either `error` is set, or `result` has the answer ({} where there is none).
     """
 
     version: Literal[1] = CONTROL_VERSION

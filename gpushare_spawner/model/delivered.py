@@ -1,7 +1,6 @@
 """GPU time that a session was entitled to while others competed for its GPUs, and that it received. Pure data.
 
-The arbiter counts (`arbiter/`), and the agent keeps the sums over its restarts. Report, notebook and metrics show
-them.
+The arbiter counts (`arbiter/`), the agent keeps the sums over restarts, and report, notebook and metrics show them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 native/preload/platform/frames.h.
 
 A frame is 128 bytes, little-endian: magic, version, type, serial, flags, GPU (16 raw bytes), twelve unsigned 64-bit
-fields. The socket is SOCK_SEQPACKET: one packet is one frame, so a short or a long
-one is seen as what it is.
+fields. The socket is SOCK_SEQPACKET: one packet is one frame, so a packet of another length is detected.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MASK = 2**64 - 1
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame of this version; the connection that sent them ends."""
+    """Bytes that are no frame of this version; the connection ends."""
 
 
 class Kind(IntEnum):
@@ -58,18 +57,18 @@ class Kind(IntEnum):
 
 
 class Role(IntEnum):
-    """Who says HELLO."""
+    """The kind of process that sends HELLO."""
 
     CUDA = 1
     """A process with libgpushare.so that called cuInit."""
     OBSERVER = 2
-    """The notebook server or ``gpushare status``: holds no lease, is told tiers and announcements."""
+    """The notebook server or ``gpushare status``: holds no lease, receives tiers and notices."""
 
 
 class Feature(IntFlag):
-    """What one side can do beyond the first form of version 1, in HELLO and WELCOME.
+    """What one side can do beyond the first form of version 1. Sent in HELLO and WELCOME.
 
-    A side sends what needs a feature only to a peer that has its bit. A peer that is older than these bits sends 0.
+    A side uses a feature only if the peer has its bit. A peer that is older than these bits sends 0.
     """
 
     PACE = 1
@@ -77,9 +76,9 @@ class Feature(IntFlag):
     RESERVE = 2
     """Device memory is reserved with the agent before it is allocated."""
     DELIVERED = 4
-    """Observers are sent DELIVERED frames."""
+    """Observers receive DELIVERED frames."""
     CAUSE = 8
-    """An answer to QUERY has ANNOUNCE too where an idle action was announced: it says the cause."""
+    """An answer to QUERY includes ANNOUNCE, with the cause, if there is a notice."""
 
 
 class ReserveKind(IntEnum):
@@ -90,17 +89,17 @@ class ReserveKind(IntEnum):
     MANAGED = 1
     """Memory that the library made movable."""
     OWN_MANAGED = 2
-    """Managed memory that the program itself asked for: the session's limit does not apply to it, as it would not on a
-    smaller GPU."""
+    """Managed memory that the program itself allocates: the session's limit does not apply to it, as on a smaller GPU
+    it would not."""
 
 
 class SessionMemoryTopic(IntEnum):
     """What a SESSION_MEMORY frame is about."""
 
     OTHERS = 0
-    """To a CUDA process: what the session's other processes have allocated."""
+    """To a CUDA process: the memory that the session's other processes have allocated."""
     PROCESS = 1
-    """To an observer: what one process has allocated."""
+    """To an observer: the memory that one process has allocated."""
     LIMIT_HIT = 2
     """To an observer: the last allocation that was refused."""
 
@@ -115,10 +114,8 @@ class LeaseState(IntEnum):
 
 @dataclass(frozen=True)
 class Frame:
-    """One message. ``fields`` are padded with zeros to twelve.
-
-    Their meaning depends on ``kind``, see docs/reference/protocol.md.
-    """
+    """One message. ``fields`` are padded with zeros to twelve; their meaning depends on ``kind``, see
+    docs/reference/protocol.md."""
 
     kind: Kind
     fields: tuple[int, ...] = ()
@@ -127,7 +124,7 @@ class Frame:
     flags: int = 0
 
     def pack(self) -> bytes:
-        """The frame's 128 bytes. Fields are cut to 64 bits."""
+        """Return the frame's 128 bytes. Fields are cut to 64 bits."""
         if len(self.fields) > FIELDS:
             raise FrameError(f"a frame has {FIELDS} fields, not {len(self.fields)}")
         padded = [field & _MASK for field in self.fields] + [0] * (FIELDS - len(self.fields))
@@ -137,7 +134,7 @@ class Frame:
 
     @classmethod
     def unpack(cls, data: bytes) -> Frame:
-        """Raises FrameError, with the reason, for anything that is not a frame of this version."""
+        """Return the frame. Raises FrameError, with the reason, for bytes that are no frame of this version."""
         if len(data) != FRAME_BYTES:
             raise FrameError(f"a frame has {FRAME_BYTES} bytes, not {len(data)}")
         magic, version, kind, serial, flags, gpu, *fields = _LAYOUT.unpack(data)
@@ -153,7 +150,7 @@ class Frame:
 
 
 def gpu_bytes(gpu_uuid: str) -> bytes:
-    """NVML's "GPU-9f3c…" as the 16 bytes of CUDA's CUuuid. Raises ValueError for anything else."""
+    """Return NVML's "GPU-9f3c…" as the 16 bytes of CUDA's CUuuid. Raises ValueError for other text."""
     try:
         return uuid.UUID(gpu_uuid.removeprefix("GPU-")).bytes
     except ValueError:
@@ -163,5 +160,5 @@ def gpu_bytes(gpu_uuid: str) -> bytes:
 
 
 def gpu_name(raw: bytes) -> str:
-    """The inverse of `gpu_bytes`."""
+    """Return the 16 bytes of a CUuuid as NVML's "GPU-9f3c…"."""
     return f"GPU-{uuid.UUID(bytes=raw)}"

@@ -1,5 +1,7 @@
-"""Why an idle action comes. A notice carries the cause, so that its text can say what keeps the share. Light: notebooks
-import it."""
+"""Why an idle action comes. A notice carries the cause, so that its text can say what keeps the share.
+
+Imports no pydantic: the notebook server imports this module.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from typing import Any
 
 
 class IdleCause(StrEnum):
-    """The rule that an idle action follows from."""
+    """The rule that leads to an idle action."""
 
     IDLE = "idle"
-    """The session was idle for as long as its template says. GPU work, or for a stop any activity, averts it."""
+    """The session was idle for the time in its template. GPU work, or for a stop any activity, prevents the action."""
     MAX_AGE = "max-age"
-    """The server has run for as long as servers may run here. Nothing averts it."""
+    """The server has run for the longest time allowed. Nothing prevents the action."""
     OTHER = "other"
     """A cause that only a newer version knows."""
 
@@ -28,6 +30,6 @@ class IdleCause(StrEnum):
 
     @classmethod
     def from_code(cls, code: int) -> IdleCause:
-        """The inverse of `code`; OTHER for a number that this version does not know."""
+        """Return the cause of this code; OTHER for a number that this version does not know."""
         causes = list(cls)
         return causes[code] if 0 <= code < len(causes) else cls.OTHER

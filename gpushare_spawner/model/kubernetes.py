@@ -17,7 +17,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from gpushare_spawner.model.quantity import parse_percent_or_bytes
-from gpushare_spawner.model.report import Announcement, Report
+from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
@@ -50,7 +50,7 @@ MEMORY_LIMIT = PREFIX + "memory-limit"
 OVERSUBSCRIBE = PREFIX + "oversubscribe"
 """Annotation: "false" where allocations must stay on the GPU; absent or "true": they may move to host memory."""
 ANNOUNCEMENT = PREFIX + "announcement"
-"""Annotation: JSON of `model.report.Announcement`; absent when no step down has been announced."""
+"""Annotation: JSON of `model.report.Notice`; absent when no step down has been announced."""
 HUB = PREFIX + "hub"
 """Annotation: the address of the API of the hub that made the pod. Two hubs in one namespace leave each other's pods
 alone."""
@@ -178,7 +178,7 @@ class PodSession:
     """What the tier leaves it, on each of its GPUs: the whole share when active."""
     borrowed_units: int = 0
     tier: Tier = Tier.ACTIVE
-    announcement: Announcement | None = None
+    announcement: Notice | None = None
     idle_since: float | None = None
     """GPU work after this instant (seconds since the epoch) makes the step down to `tier` void; None: no guard."""
     memory_limit: str = WHOLE_MEMORY
@@ -290,7 +290,7 @@ def tier_patch(
     return {**_written_tier(tier, since, effective_units), IDLE_SINCE: guard, ANNOUNCEMENT: None}
 
 
-def announcement_patch(announcement: Announcement | None) -> dict[str, str | None]:
+def announcement_patch(announcement: Notice | None) -> dict[str, str | None]:
     """The annotations of a merge patch that announces a step down, or (None) takes the announcement back."""
     return {ANNOUNCEMENT: None if announcement is None else announcement.model_dump_json()}
 
@@ -363,9 +363,9 @@ def _truth(text: str) -> bool:
     return text == "true"
 
 
-def _announcement(text: str) -> Announcement:
+def _announcement(text: str) -> Notice:
     try:
-        return Announcement.model_validate_json(text)
+        return Notice.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"

@@ -1,4 +1,4 @@
-"""Amounts as admins write them: ``4Gi``, ``500m``, ``15m``, ``25%``."""
+"""Amounts as admins write them: ``4Gi``, ``500m``, ``15m``, ``25%``. For amounts in texts see `wording.amounts`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBER = r"(\d+(?:\.\d+)?)"
 
 
 def parse_bytes(value: Any) -> int:
-    """Bytes from a number or a Kubernetes quantity: 1024, "4Gi", "1.5G". Raises ValueError."""
+    """Return the bytes of a number or a Kubernetes quantity: 1024, "4Gi", "1.5G". Raises ValueError."""
     advice = "write bytes like 4Gi, 512Mi or 16G"
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{value!r} is not an amount of memory: {advice}")
@@ -30,9 +30,9 @@ def parse_bytes(value: Any) -> int:
 
 
 def parse_seconds(value: Any) -> float:
-    """Seconds from a number or a duration: 90, "15m", "1h30m".
+    """Return the seconds of a number or a duration: 90, "15m", "1h30m".
 
-    Raises ValueError for what is negative or no duration.
+    Raises ValueError for a negative number and for other text.
     """
     advice = "write a duration like 30s, 15m, 8h or 1h30m"
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
@@ -47,7 +47,7 @@ def parse_seconds(value: Any) -> float:
 
 
 def parse_cores(value: Any) -> float:
-    """CPU cores from a number or a Kubernetes quantity: 0.5, "500m", 4. Raises ValueError."""
+    """Return the CPU cores of a number or a Kubernetes quantity: 0.5, "500m", 4. Raises ValueError."""
     advice = "write CPU cores like 0.5, 500m or 4"
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{value!r} is not a number of CPU cores: {advice}")
@@ -57,33 +57,14 @@ def parse_cores(value: Any) -> float:
     return float(Decimal(match[1]) / (1000 if match[2] else 1))
 
 
-def format_seconds(seconds: float) -> str:
-    """900 -> "15 min", 5400 -> "1 h 30 min", 45 -> "45 s"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s" if seconds >= 1 or seconds == 0 else f"{seconds:g} s"
-    hours, rest = divmod(whole, 3600)
-    minutes, left = divmod(rest, 60)
-    parts = [f"{hours} h"] * bool(hours) + [f"{minutes} min"] * bool(minutes) + [f"{left} s"] * bool(left and not hours)
-    return " ".join(parts)
-
-
-def format_bytes(amount: float) -> str:
-    """4294967296 -> "4 GiB", 1610612736 -> "1.5 GiB"."""
-    for power, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if amount >= power:
-            return f"{amount / power:.3g} {unit}" if amount < 1000 * power else f"{amount / power:.0f} {unit}"
-    return f"{amount:.0f} B"
-
-
 def parse_percent_or_bytes(value: Any) -> str:
-    """Keep "80%" or "12Gi" as it was written, once it is known to make sense. Raises ValueError."""
+    """Return "80%" or "12Gi" as it was written. Raises ValueError for other text."""
     resolve_bytes(value, total=2**40)
     return str(value).strip()
 
 
 def resolve_bytes(value: Any, total: int) -> int:
-    """Bytes that "80%" or "12Gi" means on a GPU of ``total`` bytes. Raises ValueError."""
+    """Return the bytes of "80%" or "12Gi" on a GPU of ``total`` bytes. Raises ValueError."""
     text = str(value).strip()
     if text.endswith("%"):
         match = re.fullmatch(_NUMBER, text[:-1].strip())
@@ -94,7 +75,7 @@ def resolve_bytes(value: Any, total: int) -> int:
 
 
 def _written(text: str, number: str) -> Any:
-    """What may be written in a file, for the JSON Schema that editors show: text with a unit, or a plain number."""
+    """Return the type for the JSON Schema that editors show: text with a unit, or a plain number."""
     return Annotated[str, Field(pattern=r"^\s*\d", title=text)] | Annotated[float, Field(ge=0, title=number)]
 
 
@@ -118,10 +99,3 @@ PercentOrBytes = Annotated[
     PlainSerializer(str),
 ]
 """A part of a GPU's memory, as "80%" or as "12Gi"; `resolve_bytes` makes it bytes."""
-
-
-def format_wait(seconds: float) -> str:
-    """Return a wait as people say it: 0.0337 -> "34 ms", 1.74 -> "1.7 s", 75 -> "1 min 15 s"."""
-    if round(seconds * 1000) < 1000:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 59.95 else format_seconds(round(seconds))

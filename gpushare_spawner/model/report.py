@@ -1,4 +1,4 @@
-"""What an agent says about its node. One schema for the control socket and for Kubernetes, JSON, versioned."""
+"""An agent's report about its node. One schema for the control socket and for Kubernetes; JSON, versioned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Amount = Annotated[int, Field(ge=0)]
 
 
 class _Part(BaseModel):
-    # Unknown fields are ignored: a newer agent may say more than this hub understands.
+    # Unknown fields are ignored: a newer agent can send more than this hub understands.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
@@ -40,39 +40,39 @@ class GpuReport(_Part):
     capacity_units: Annotated[int, Field(ge=0)] = UNITS_PER_GPU
     """Units that may be guaranteed: 100, or more where the admin overcommits."""
     waiting: Annotated[int, Field(ge=0)] = 0
-    """Sessions that have work for this GPU and no lease."""
+    """Sessions with work for this GPU that wait for a lease."""
 
 
-class Announcement(_Part):
-    """A step down that has been announced to the user."""
+class Notice(_Part):
+    """A notice: an idle action that the user has been told of."""
 
     tier: Tier
     at: Instant
     reason: str
     effective_units: Units = 0
-    """What the session will hold after the step."""
+    """What the session will hold after the action."""
     cause: IdleCause | None = None
-    """None: the agent, or the service that announced it, is from before causes were said."""
+    """None: an older agent or service, which sends no cause."""
     after_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """The idle time, or the server's age, at which the step comes; 0: the service did not say."""
+    """The idle time, or the server's age, at which the action comes; 0: not given."""
 
 
 class DeliveredReport(_Part):
-    """What a session was entitled to while others competed for its GPUs, and what it received."""
+    """GPU time that a session was entitled to while others competed for its GPUs, and that it received."""
 
     entitled_seconds: Annotated[float, Field(ge=0)] = 0.0
     """GPU seconds that its guaranteed units gave it a right to, over the time with competition."""
     delivered_seconds: Annotated[float, Field(ge=0)] = 0.0
     """GPU seconds that it received in that time."""
     waits: Annotated[int, Field(ge=0)] = 0
-    """How often its GPU work had to wait for a lease."""
+    """How often its GPU work waited for a lease."""
     wait_p50_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Half of the waits were at most this long; up to 50 % too high."""
     wait_p95_seconds: Annotated[float, Field(ge=0)] = 0.0
 
     @classmethod
     def of(cls, delivered: Delivered) -> DeliveredReport:
-        """The figures of these sums."""
+        """Return the figures of these sums."""
         return cls(
             entitled_seconds=delivered.entitled_seconds,
             delivered_seconds=delivered.delivered_seconds,
@@ -107,49 +107,49 @@ class SessionReport(_Part):
     share_units: Units
     """What the session is entitled to, on each of its GPUs."""
     borrowed_units: Units = 0
-    """Those of `share_units` that were lent by idle neighbours when the session was placed."""
+    """Those of `share_units` that idle sessions lent when the session was placed."""
     tier: Tier = Tier.ACTIVE
     tier_since: Instant
     effective_units: Units
-    """What its tier leaves it.
+    """What the tier leaves the session.
 
     `share_units` when active, the template's smaller share when downgraded, 0 when released.
     """
     guaranteed_units: Units
-    """What it would get now if everybody wanted the GPU: `effective_units`, less borrowed units whose owner is back."""
+    """What the session gets now while all others work: `effective_units`, less borrowed units that were reclaimed."""
     opened_at: Instant
     confirmed: bool = True
     """False between a reservation and the start of its process."""
     pid: int | None = None
-    """The notebook server's process on the agent's machine, where the agent was told."""
+    """The notebook server's process on the agent's machine, if known."""
 
     memory_bytes: Amount = 0
     """Device memory that the session has allocated (its working set), managed and plain."""
     resident_bytes: Amount = 0
-    """The part of `memory_bytes` that is thought to be on the GPU; the rest is in host memory."""
+    """The part of `memory_bytes` that is on the GPU by the agent's estimate; the rest is in host memory."""
     memory_limit_bytes: Amount = 0
     """What CUDA shows the session as the GPU's total memory."""
     host_memory_needed_bytes: Amount = 0
     """Host memory that is needed if all its movable memory leaves the GPUs."""
     host_memory_budget_bytes: Amount | None = None
-    """What its server's memory limit leaves for that; None: the server has no limit of its own."""
+    """What the server's memory limit leaves for that; None: the server has no memory limit."""
     gpu_busy: bool = False
     """A burst is running or waiting now."""
     waiting: bool = False
-    """It has work and no lease."""
+    """The session has GPU work and waits for a lease."""
     last_gpu_activity: Instant | None = None
     """End of the last burst; None: none since the session was opened."""
     gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Time with a burst on the GPU since the session was opened."""
     kernels: Annotated[int, Field(ge=0)] | None = None
-    """Notebook kernels alive; None: the notebook server has not said."""
+    """Notebook kernels that run; None: the notebook server has not reported them."""
     kernels_busy: Annotated[int, Field(ge=0)] | None = None
     last_kernel_activity: Instant | None = None
     processes: Annotated[int, Field(ge=0)] = 0
     """CUDA processes connected to the agent."""
     bypassing_pids: tuple[int, ...] = ()
     """Processes of the session that use the GPU without the library: they unset LD_PRELOAD."""
-    announcement: Announcement | None = None
+    announcement: Notice | None = None
     delivered: DeliveredReport = DeliveredReport()
     memory_limit_hits: MemoryLimitHits = NO_HITS
     """Allocations of device memory that a limit refused."""
@@ -176,5 +176,5 @@ class Report(_Part):
     """None: the node has no budget."""
 
     def session(self, session_id: str) -> SessionReport | None:
-        """The session of that id, if it is on this node."""
+        """Return the session with this id, if it is on this node."""
         return next((session for session in self.sessions if session.id == session_id), None)

@@ -15,7 +15,7 @@ UNITS_PER_GPU = 100
 class Share:
     """``units`` of 1 % on each of ``count`` GPUs.
 
-    A fraction lives on one GPU; several GPUs are only ever taken whole. Raises ValueError for anything else.
+    A fraction is on one GPU; a share of several GPUs has whole ones. Raises ValueError for other values.
     """
 
     units: int = UNITS_PER_GPU
@@ -25,18 +25,18 @@ class Share:
         if type(self.units) is not int or not 1 <= self.units <= UNITS_PER_GPU:
             raise ValueError(f"a share has 1 to {UNITS_PER_GPU} units of 1 % per GPU, not {self.units!r}")
         if type(self.count) is not int or not 1 <= self.count <= 64:
-            raise ValueError(f"a share lies on 1 to 64 GPUs, not {self.count!r}")
+            raise ValueError(f"a share is on 1 to 64 GPUs, not {self.count!r}")
         if self.count > 1 and self.units != UNITS_PER_GPU:
-            raise ValueError("a fraction lives on one GPU; several GPUs are taken whole")
+            raise ValueError("a fraction is on one GPU; a share of several GPUs has whole GPUs")
 
     @classmethod
     def from_fraction(cls, value: Any) -> Share:
-        """0.25, "0.25" or 1 -> a share. Raises ValueError, saying what would be right."""
+        """Return the share for 0.25, "0.25" or 1. Raises ValueError, which says what would be right."""
         return cls(units=units_from_fraction(value))
 
     @property
     def fraction(self) -> float:
-        """GPUs in all: 0.25 for 25 units, 2.0 for two whole GPUs."""
+        """The share in GPUs: 0.25 for 25 units, 2.0 for two whole GPUs."""
         return self.units * self.count / UNITS_PER_GPU
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a notebook server has of its GPUs at one moment, as the agent tells it. Pure data."""
+"""A notebook server's GPU share at one moment, as the agent reports it. Pure data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GpuStatus:
     lease: str
     """none, waiting or held."""
     sessions: int
-    """Sessions on this GPU, this one too."""
+    """Sessions on this GPU, including this one."""
     sessions_with_work: int
 
 
@@ -55,7 +55,7 @@ class ProcessMemory:
     gpu: str
     memory_bytes: int
     name: str = ""
-    """What the user calls it; empty: not looked up."""
+    """The user's name for the process; empty: not looked up."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class LimitHit:
     seconds_ago: float
     requested_bytes: int
     allocated_bytes: int
-    """What the session had allocated on that GPU then."""
+    """What the session had allocated on that GPU at that time."""
     pid: int
     count: int
-    """Allocations refused since the session was opened, this one too."""
+    """Allocations refused since the session was opened, including this one."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step down that has been announced."""
+class PendingAction:
+    """An idle action that the user has a notice of."""
 
     tier: Tier
     at: float
@@ -82,7 +82,7 @@ class Step:
     effective_units: int
     cause: IdleCause = IdleCause.IDLE
     after_seconds: float = 0.0
-    """The idle time, or the server's age, at which it comes; 0: the agent did not say."""
+    """The idle time, or the server's age, at which the action comes; 0: the agent did not send it."""
 
 
 @dataclass(frozen=True)
@@ -92,25 +92,25 @@ class ShareStatus:
     shared: bool = True
     """False where the server has no share of a GPU."""
     problem: str = ""
-    """Why nothing is known; empty when all is well."""
+    """Why the share is unknown; empty: it is known."""
     share_units: int = 0
     tier: Tier = Tier.ACTIVE
     effective_units: int = 0
     """What the tier leaves of the share."""
     borrowed_units: int = 0
-    """Lent by idle neighbours; they go back when the owners return."""
+    """Units that idle sessions lend; their owners reclaim them with their next GPU work."""
     guaranteed_units: int = 0
-    """What it would get now if everybody wanted the GPU."""
+    """What the session gets now while all other sessions work."""
     idle_seconds: float | None = None
-    """Since the last GPU work, 0 while there is some; None: none yet."""
+    """Time since the last GPU work, 0 during GPU work; None: no GPU work yet."""
     gpus: tuple[GpuStatus, ...] = field(default=())
-    announced: Step | None = None
+    announced: PendingAction | None = None
     processes: tuple[ProcessMemory, ...] = ()
-    """The largest ones, where the agent says."""
+    """The largest ones, if the agent sends them."""
     limit_hit: LimitHit | None = None
-    """None: no allocation was refused, or the agent does not say."""
+    """None: no allocation was refused, or the agent does not send it."""
     delivered: DeliveredStatus | None = None
-    """None: the agent does not say."""
+    """None: the agent does not send it."""
 
     @property
     def known(self) -> bool:
@@ -119,45 +119,45 @@ class ShareStatus:
 
     @property
     def memory_bytes(self) -> int:
-        """Device memory allocated on all its GPUs."""
+        """Device memory that is allocated on all its GPUs."""
         return sum(gpu.memory_bytes for gpu in self.gpus)
 
     @property
     def resident_bytes(self) -> int:
-        """The part of it that is on the GPUs."""
+        """The part of the allocated memory that is on the GPUs."""
         return sum(gpu.resident_bytes for gpu in self.gpus)
 
     @property
     def limit_bytes(self) -> int:
-        """What CUDA shows as total memory, over its GPUs."""
+        """What CUDA shows as total memory, summed over its GPUs."""
         return sum(gpu.limit_bytes for gpu in self.gpus)
 
     @property
     def lease(self) -> str:
-        """held if it holds the lease of any of its GPUs, else waiting if it waits for one, else none."""
+        """held if the session holds the lease of any of its GPUs, else waiting if it waits for one, else none."""
         leases = {gpu.lease for gpu in self.gpus}
         return next((state for state in ("held", "waiting") if state in leases), "none")
 
     @property
     def neighbours(self) -> int:
-        """Other sessions on its GPU; on the fullest one, if it has several."""
+        """The number of other sessions on its GPU; with several GPUs, on the one with most."""
         return max((gpu.sessions - 1 for gpu in self.gpus), default=0)
 
     @classmethod
     def without_share(cls) -> Self:
-        """The status of a server that no GPU was asked for."""
+        """Return the status of a server without a GPU share."""
         return cls(shared=False)
 
     @classmethod
     def unknown(cls, problem: str) -> Self:
-        """The status of a server whose agent does not answer."""
+        """Return the status of a server whose agent is unavailable."""
         return cls(problem=problem)
 
     @classmethod
     def of(cls, frames: Sequence[Frame]) -> Self:
-        """From the agent's answer to QUERY: one STATUS for each GPU, and what else the agent sends with it.
+        """Return the status from the agent's answer to QUERY: one STATUS for each GPU, and frames of other kinds.
 
-        Raises ValueError for frames that are no such answer.
+        Raises ValueError for other frames.
         """
         by_gpu = [frame for frame in frames if frame.kind is Kind.STATUS]
         said = [frame for frame in frames if frame.kind is Kind.DELIVERED]
@@ -170,7 +170,7 @@ class ShareStatus:
         at = first.fields[11]
         step = None
         if at:
-            step = Step(Tier.from_depth(first.flags & 0xFF), at / NANOSECONDS, first.flags >> 8 & 0xFF)
+            step = PendingAction(Tier.from_depth(first.flags & 0xFF), at / NANOSECONDS, first.flags >> 8 & 0xFF)
             if announced:
                 cause, after = announced[-1].fields[3:5]
                 step = replace(step, cause=IdleCause.from_code(cause), after_seconds=after / NANOSECONDS)
@@ -196,7 +196,7 @@ class ShareStatus:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for JSON; the totals over the GPUs too."""
+        """Return plain data for JSON, with the totals over the GPUs."""
         totals = ("known", "memory_bytes", "resident_bytes", "limit_bytes", "lease", "neighbours")
         return {**asdict(self), **{name: getattr(self, name) for name in totals}}
 
@@ -217,7 +217,7 @@ def _limit_hit(frame: Frame) -> LimitHit | None:
     try:
         name = MemoryLimit(limit).label
     except ValueError:
-        return None  # a limit that only a newer agent has
+        return None  # a limit that only a newer agent knows
     return LimitHit(name, ago / NANOSECONDS, requested, allocated, pid, number)
 
 

@@ -8,14 +8,18 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds, format_seconds
+from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, units_from_fraction
 from gpushare_spawner.model.tier import Tier
 
+IDLE_ORDER = "idle_order"
+"""Type of the error of idle actions in the wrong order; its context has the names and seconds of two of them."""
+
 
 class _Part(BaseModel):
-    # A misspelt field must be an error, not a setting that silently does nothing.
+    # A misspelt field must be an error, not a setting without effect.
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
@@ -32,43 +36,44 @@ class GpuMemory(_Part):
     """Device memory of a session."""
 
     oversubscribe: bool = True
-    """Notebooks together may allocate more than the GPU has: device memory becomes CUDA managed memory, and what is not
-    in use moves to host memory."""
+    """Sessions together can allocate more memory than the GPU has: device memory becomes CUDA managed memory, and
+    memory that is not in use is paged out to host memory."""
     guarantee: PercentOrBytes | None = None
-    """GPU memory that the session can allocate whatever its neighbours have allocated, within its server's host memory.
-    While sessions take turns its pages may be in host memory. Not given: the fraction of the GPU's memory."""
+    """GPU memory that the session can allocate whatever other sessions have allocated, within its server's host
+    memory. While sessions take turns it can be paged out to host memory. Not given: the fraction of the GPU's
+    memory."""
     limit: PercentOrBytes = "100%"
-    """What CUDA shows as the GPU's total memory. All processes of the session together may allocate as much; an
-    allocation beyond it fails as on a GPU of that size."""
+    """What CUDA shows as the GPU's total memory. It limits all processes of the session together; an allocation
+    beyond it fails as on a GPU of that size."""
 
 
 class Gpu(_Part):
-    """Which part of a GPU, or how many whole ones."""
+    """A fraction of one GPU, or a number of whole GPUs."""
 
     fraction: Fraction | None = None
-    """A part of one GPU, in steps of 0.01: guaranteed while neighbours work, and more while they are idle. Give either
-    `fraction` or `count`."""
+    """A part of one GPU, in steps of 0.01: guaranteed while other sessions work, and more while they are idle. Give
+    either `fraction` or `count`."""
     count: Annotated[int, Field(ge=1, le=64, strict=True)] | None = None
-    """Whole GPUs, instead of a fraction. Several lie on one machine and are of one model."""
+    """Whole GPUs, instead of a fraction. Several GPUs are on one machine and of one model."""
     memory: GpuMemory = GpuMemory()
     """Memory of the GPU."""
     models: tuple[str, ...] = ()
-    """Patterns of GPU model names that will do, like `["*A100*", "*H100*"]`; `*` stands for anything, upper and lower
-    case are the same. Not given: any GPU."""
+    """Patterns of suitable GPU model names, like `["*A100*", "*H100*"]`; `*` stands for any text, case is ignored. Not
+    given: any GPU."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Gpu:
         if (self.fraction is None) == (self.count is None):
-            raise ValueError("give either fraction (a part of one GPU) or count (whole GPUs), one of the two")
+            raise ValueError("give either fraction (a part of one GPU) or count (whole GPUs)")
         return self
 
     @cached_property
     def share(self) -> Share:
-        """The share that the template asks for."""
+        """The template's share."""
         return Share(count=self.count) if self.count is not None else Share.from_fraction(self.fraction)
 
     def accepts(self, model: str) -> bool:
-        """Whether a GPU of this model name will do; upper and lower case are the same."""
+        """Return whether a GPU with this model name is suitable; case is ignored."""
         return not self.models or any(fnmatchcase(model.lower(), pattern.lower()) for pattern in self.models)
 
 
@@ -87,23 +92,23 @@ class Cpu(Range):
     """CPU cores."""
 
     guarantee: Cores | None = None
-    """Cores that the server can count on. Not given: the spawner's setting."""
+    """Cores that are guaranteed to the server. Not given: the spawner's setting."""
     limit: Cores | None = None
-    """Cores that the server may use while they are free. Not given: the spawner's setting."""
+    """Cores that the server can use at most. Not given: the spawner's setting."""
 
 
 class HostMemory(Range):
     """Host memory."""
 
     guarantee: Bytes | None = None
-    """Host memory that the server can count on. Not given: the spawner's setting."""
+    """Host memory that is guaranteed to the server. Not given: the spawner's setting."""
     limit: Bytes | None = None
-    """Host memory that the server may use; beyond that the system ends a process of it. GPU memory that is paged out
-    counts too. Not given: the spawner's setting."""
+    """Host memory that the server can use at most; beyond it the system ends one of the server's processes. GPU memory
+    that is paged out counts too. Not given: the spawner's setting."""
 
 
 class Resources(_Part):
-    """What the notebook server gets beside the GPU."""
+    """CPU and host memory of the notebook server."""
 
     cpu: Cpu = Cpu()
     """Cores for its processes."""
@@ -112,45 +117,45 @@ class Resources(_Part):
 
 
 class Access(_Part):
-    """Who may use the template: members of any of the groups, and the users; both empty: everybody."""
+    """Who may use the template: members of any of the groups, and the users; both empty: all users."""
 
     groups: tuple[str, ...] = ()
     """JupyterHub groups. Members of any of them may use the template."""
     users: tuple[str, ...] = ()
-    """Names of users that may use the template. Whoever may not use a template does not see its card, and cannot start
-    it through the API."""
+    """Names of users who may use the template. Other users do not see its card, and cannot use the template through
+    the API."""
 
     def allows(self, user: str, groups: frozenset[str] | set[str]) -> bool:
-        """Whether this user, a member of these groups, may use the template."""
+        """Return whether this user, a member of these groups, may use the template."""
         if not self.groups and not self.users:
             return True
         return user in self.users or not groups.isdisjoint(self.groups)
 
 
 class Limits(_Part):
-    """How often the template may be used."""
+    """How often the template may be used at a time."""
 
     per_user: Annotated[int, Field(ge=1, strict=True)] | None = None
     """Servers of one user with this template at a time. Not given: any number."""
 
 
 class Idle(_Part):
-    """What happens to a session whose GPU is idle, and when. Each step is optional.
+    """When a session's idle actions come. Each action is optional.
 
     Times count from the last GPU work.
     """
 
     downgrade_after: Seconds | None = None
-    """The session is downgraded to `downgrade_to` after this long without GPU work. Not given: never."""
+    """The share is downgraded to `downgrade_to` after this long without GPU work. Not given: never."""
     downgrade_to: Fraction | None = None
-    """The smaller share, a fraction of one GPU, less than the share itself. Belongs to `downgrade_after`."""
+    """The smaller share, a fraction of one GPU, less than the share itself. Needs `downgrade_after`."""
     release_after: Seconds | None = None
-    """The share is released after this long without GPU work. The kernel lives on, its GPU memory is kept, and its next
-    GPU work restores the share. Not given: never."""
+    """The share is released after this long without GPU work. Kernels keep running and keep their GPU memory, and the
+    next GPU work restores the share. Not given: never."""
     stop_after: Seconds | None = None
-    """The server is stopped after this long without GPU work, busy kernel or notebook activity. Not given: never."""
+    """The server is stopped after this long without GPU work, busy kernels or other activity. Not given: never."""
     warn_before: Seconds = 300.0
-    """The notice period: how long before each idle action the user is told."""
+    """The notice period: how long before each idle action the user is notified."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Idle:
@@ -163,13 +168,15 @@ class Idle(_Part):
                 raise ValueError(f"{name} must be more than 0 s")
         for (first, earlier), (second, later) in pairwise(given):
             if earlier >= later:
-                raise ValueError(
-                    f"{second} ({format_seconds(later)}) must come after {first} ({format_seconds(earlier)})"
+                raise PydanticCustomError(
+                    IDLE_ORDER,
+                    "{second} ({later} s) must be more than {first} ({earlier} s)",
+                    {"first": first, "earlier": earlier, "second": second, "later": later},
                 )
         return self
 
     def after(self, tier: Tier) -> float | None:
-        """Idle seconds after which a session goes to this tier; None where it never does."""
+        """Return the idle seconds after which a session changes to this tier; None: never."""
         return {
             Tier.DOWNGRADED: self.downgrade_after,
             Tier.RELEASED: self.release_after,
@@ -177,7 +184,7 @@ class Idle(_Part):
         }.get(tier)
 
     def units(self, tier: Tier, share: Share) -> int:
-        """Units (per GPU) that a session of this share holds in this tier."""
+        """Return the units (per GPU) that a session with this share holds in this tier."""
         if tier is Tier.ACTIVE:
             return share.units
         if tier is Tier.DOWNGRADED and self.downgrade_to is not None:
@@ -189,14 +196,14 @@ class Template(_Part):
     """One card on the form. Raises pydantic.ValidationError, which names each wrong field."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-    """Lower case letters, digits and dashes, at most 63; unique in the folder. API starts and reports use it, so keep
-    it once it is in use."""
+    """At most 63 lower case letters, digits and dashes; unique in the folder. The API and reports use the name, so do
+    not change it later."""
     display_name: Annotated[str, Field(min_length=1, max_length=80)]
     """The title on the card."""
     description: Annotated[str, Field(max_length=2000)] = ""
     """A sentence or two on the card."""
     default: bool = False
-    """Chosen beforehand on the form; in one template only."""
+    """Selected when the form opens; in one template only."""
     gpu: Gpu | None = None
     """The share of a GPU. Not given: no GPU."""
     resources: Resources = Resources()
@@ -206,13 +213,13 @@ class Template(_Part):
     access: Access = Access()
     """Who may use the template. Not given: everybody."""
     limits: Limits = Limits()
-    """Limits on its use."""
+    """How often it may be used at a time."""
     idle: Idle = Idle()
-    """What happens while the GPU is idle."""
+    """Idle actions: what happens while the GPU is idle."""
     profile_options: dict[str, Any] = {}
-    """Further choices on the card, as in KubeSpawner's `profile_options`."""
+    """More choices on the card, as in KubeSpawner's `profile_options`."""
     kubespawner_override: dict[str, Any] = {}
-    """Any further settings of the spawner; they have the last word."""
+    """More settings of the spawner; they override all others."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Template:
@@ -233,5 +240,5 @@ class Template(_Part):
 
     @property
     def share(self) -> Share | None:
-        """The share it asks for; None without a GPU."""
+        """The template's share; None without a GPU."""
         return self.gpu.share if self.gpu is not None else None

@@ -1,4 +1,4 @@
-"""Tiers: how much of its share a session holds at the moment."""
+"""Tiers: how much of its share a session holds now."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from enum import StrEnum
 
 
 class Tier(StrEnum):
-    """From what a working session has, down to none.
+    """From the full share down to none.
 
-    The service decides the way down, one step at a time; the agent goes back up to ACTIVE by itself, on the next burst.
+    The service decides on deeper tiers, one at a time. The agent restores ACTIVE by itself, with the next burst.
     """
 
     ACTIVE = "active"
-    """The whole share."""
+    """The full share."""
     DOWNGRADED = "downgraded"
-    """The smaller share that the template names; the rest of its units is lent."""
+    """The template's smaller share; the other units are lent."""
     RELEASED = "released"
-    """No units: the session's pages may go to host memory, the kernel lives on."""
+    """No units: all are lent. The session's memory can be paged out; its kernels keep running."""
     STOPPED = "stopped"
-    """The notebook server is gone."""
+    """The notebook server is stopped."""
 
     @property
     def depth(self) -> int:
@@ -27,7 +27,7 @@ class Tier(StrEnum):
 
     @classmethod
     def from_depth(cls, depth: int) -> Tier:
-        """The inverse of `depth`. Raises ValueError for a number that stands for no tier."""
+        """Return the tier of this depth. Raises ValueError for a number that stands for no tier."""
         tiers = list(cls)
         if not 0 <= depth < len(tiers):
             raise ValueError(f"{depth} stands for no tier; tiers are 0 ({tiers[0]}) to {len(tiers) - 1} ({tiers[-1]})")

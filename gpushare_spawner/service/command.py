@@ -32,7 +32,7 @@ log = logging.getLogger("gpushare.service")
 
 DEFAULT_CULL_EVERY = 10.0
 PARENT_EVERY = 1.0
-"""Seconds between two looks at whether the hub that started the service is alive, with --end-with-hub."""
+"""Seconds between two checks whether the hub that started the service still runs, with --end-with-hub."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -54,53 +54,59 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=default_control_socket(),
         metavar="PATH",
-        help="one machine: the agent's control socket; default $GPUSHARE_CONTROL, else /run/gpushare/control.sock",
+        help="on one machine: the agent's control socket; default $GPUSHARE_CONTROL, else /run/gpushare/control.sock",
     )
     kind.add_argument(
         "--namespace",
         default="",
         metavar="NAME",
-        help="a cluster: the namespace of the users' pods and of the agents' reports",
+        help="in a cluster: the namespace of the users' pods and of the agents' reports",
     )
     where.add_argument(
         "--all-namespaces",
         action="store_true",
-        help="a cluster with a namespace for each user: look for their pods in all of them",
+        help="in a cluster with a namespace for each user: read the pods of all namespaces",
     )
     where.add_argument(
         "--ip",
         metavar="ADDRESS",
-        help="where the dashboard listens, if not at the host of its URL; *: everywhere, as in a pod behind a Service",
+        help="address that the dashboard listens on, if not the host of its URL; *: all addresses, as in a pod behind "
+        "a Service",
     )
-    _switch(where, "--ssl-enabled", False, "the hub's API wants TLS with the hub's internal certificates")
+    _switch(where, "--ssl-enabled", False, "use TLS with the hub's internal certificates for the hub's API")
     where.add_argument(
         "--internal-certs-location",
         default="internal-ssl",
         metavar="DIR",
-        help="where those are, with --ssl-enabled; not needed where the hub starts the service; default internal-ssl",
+        help="folder of the hub's internal certificates, with --ssl-enabled; not needed where the hub starts the "
+        "service; default internal-ssl",
     )
 
     idle = parser.add_argument_group(
-        "idleness", "Templates say when their servers step down and stop. These options are for what has no template."
+        "idle servers",
+        "Templates say when an idle share is downgraded and released, and when a server is stopped. These options "
+        "are for servers without a template.",
     )
-    _time(idle, "--timeout", 0, "stop servers without a template after this time without activity, like 3600 or 1h")
+    _time(idle, "--timeout", 0, "stop servers without a template after this long without activity, like 3600 or 1h")
     _time(
         idle,
         "--max-age",
         0,
-        "stop every server that is this old, with or without a template, busy or not, after a notice to sessions",
+        "stop each server that has run for this long, busy or not, with or without a template; users of a session "
+        "get a notice before",
     )
     _time(
         idle,
         "--cull-every",
         DEFAULT_CULL_EVERY,
-        "time between two rounds; the hub is asked in every third one, and when an idle action is due",
+        "time between two rounds; every third round reads the hub's list of servers, and also a round with an idle "
+        "action",
     )
     _switch(
         idle,
         "--cull-default-servers",
         True,
-        "whether default servers may be stopped; their shares are released all the same",
+        "whether default servers may be stopped; idle shares are released in any case",
     )
     _switch(idle, "--cull-named-servers", True, "whether named servers may be stopped")
     _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")
@@ -108,7 +114,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         idle,
         "--cull-users",
         False,
-        "delete users who have no server and were idle for --timeout, or are older than --max-age",
+        "delete users without a server after --timeout without activity, or when they are older than --max-age",
     )
     _switch(idle, "--cull-admin-users", True, "whether --cull-users deletes admins too")
 
@@ -121,12 +127,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="requests to the hub at a time, 0: any number; default 10",
     )
     load.add_argument(
-        "--api-page-size", type=int, default=0, metavar="N", help="users a page, 0: what the hub prefers; default 0"
+        "--api-page-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="users on each page of the hub's list, 0: the hub's own setting; default 0",
     )
     parser.add_argument(
         "--end-with-hub",
         action="store_true",
-        help="end when the process that started this is gone, so that a killed hub leaves no service behind",
+        help="end when the process that started the service ends, so that a killed hub leaves no service behind",
     )
     levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
     parser.add_argument("--log-level", default="INFO", choices=levels, help="default INFO")
@@ -135,13 +145,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
     """Run until SIGTERM or SIGINT. `cluster_agents` is used with `--namespace`.
 
-    Returns 2, with a sentence, where something needed is not given.
+    Returns 2, and logs a sentence, if a setting is missing.
     """
-    # the libraries say a lot at INFO, some of it about logins
+    # libraries log much at INFO, some of it about logins
     logging.basicConfig(level="WARNING", format="[%(levelname).1s %(asctime)s gpushare] %(message)s")
     logging.getLogger("gpushare").setLevel(options.log_level)
     token = os.environ.get("JUPYTERHUB_API_TOKEN", "")
-    # what the hub calls itself, also in its pods; --url may be a shorter way to it
+    # the hub's own name for its API, as its pods have it; --url can be another address of it
     hub_name = os.environ.get("JUPYTERHUB_API_URL", "")
     if options.url:
         # the dashboard's logins ask the same hub
@@ -160,9 +170,9 @@ def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
 
 def _wanting(options: argparse.Namespace, token: str) -> str:
     if not options.url:
-        return "Which hub? Give --url, or let the hub start this as a service: then $JUPYTERHUB_API_URL says it."
+        return "The address of the hub is not set: give --url, or let the hub start the service."
     if not token:
-        return "$JUPYTERHUB_API_TOKEN is not set; the hub sets it for the services that it starts."
+        return "$JUPYTERHUB_API_TOKEN is not set. The hub sets it for each service that it starts."
     if options.all_namespaces and not options.namespace:
         return "--all-namespaces is for a cluster: give --namespace, where the agents publish their reports."
     if options.concurrency < 0 or options.api_page_size < 0:
@@ -226,7 +236,7 @@ async def _run_until_stopped(
     sources = DashboardSources(
         reports=RecentReports(agents),
         templates=templates,
-        hub_view=lambda: culler.hub_view,
+        hub_snapshot=lambda: culler.hub_snapshot,
         counters=culler.counters,
         notes=lambda: [*lacking, *templates.problems],
         settings=settings,
@@ -252,32 +262,32 @@ async def _run_until_stopped(
 
 
 async def _stop_without_parent(stop: asyncio.Event) -> None:
-    """A hub that was killed ends none of its services, and the next hub's would find the port taken."""
+    """Set ``stop`` when the parent ends: a killed hub ends no service, and the next hub's service needs the port."""
     parent = os.getppid()
     while os.getppid() == parent:
         await asyncio.sleep(PARENT_EVERY)
-    log.warning("The hub that started this service is gone; so the service ends, the next hub starts its own")
+    log.warning("The hub that started this service has ended; the service ends too")
     stop.set()
 
 
 async def _check_scopes(hub: Hub, cull_users: bool, lacking: list[str]) -> None:
-    """Says at once, and on the dashboard, what will not work."""
+    """Log the missing scopes, and put them on the dashboard."""
     try:
         lacking[:] = missing(await hub.own_scopes(), cull_users)
     except HubFailed as error:
-        log.warning("What the service may do cannot be checked. %s", error)
+        log.warning("The service's scopes cannot be checked. %s", error)
     for sentence in lacking:
         log.warning("%s", sentence)
 
 
 def _listen(sources: DashboardSources, ip: str | None) -> HTTPServer | None:
-    """Serve the pages where the hub expects them; without $JUPYTERHUB_SERVICE_URL there are none.
+    """Serve the pages at $JUPYTERHUB_SERVICE_URL; without it there are none.
 
-    ``ip`` is for a URL that leads here but whose host is not ours, like that of a Kubernetes Service; *: everywhere.
+    ``ip`` is for a URL whose host is not this machine, like that of a Kubernetes Service; *: all addresses.
     """
     url = urlparse(os.environ.get("JUPYTERHUB_SERVICE_URL") or "")
     if not url.hostname:
-        log.info("No $JUPYTERHUB_SERVICE_URL: the culler runs without a dashboard")
+        log.info("$JUPYTERHUB_SERVICE_URL is not set: the idle culler runs without a dashboard")
         return None
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
     application = dashboard_application(sources, prefix, os.environ.get("JUPYTERHUB_BASE_URL", "/") + "hub/")

@@ -7,30 +7,32 @@ from typing import Literal
 
 from gpushare_spawner.model.tier import Tier
 
-Where = Literal["agent", "hub", "session", "round"]
+Component = Literal["agent", "hub", "session", "round"]
 
 
 class Counters:
-    """Counts up, and remembers when the last round ended (seconds since the epoch; None: not yet)."""
+    """Counts idle actions, notices and failures. ``last_round``: end of the last round in seconds since the epoch."""
 
     def __init__(self) -> None:
-        self.steps: Counter[Tier] = Counter()
-        self.announcements: Counter[Tier] = Counter()
-        self.withdrawals: Counter[Tier] = Counter()
-        self.failures: Counter[Where] = Counter()
+        self.actions: Counter[Tier] = Counter()
+        self.notices: Counter[Tier] = Counter()
+        self.withdrawn: Counter[Tier] = Counter()
+        """Notices that were withdrawn."""
+        self.failures: Counter[Component] = Counter()
         self.last_round: float | None = None
+        """None: no round has ended yet."""
 
-    def stepped(self, tier: Tier) -> None:
-        self.steps[tier] += 1
+    def acted(self, tier: Tier) -> None:
+        self.actions[tier] += 1
 
-    def announced(self, tier: Tier) -> None:
-        self.announcements[tier] += 1
+    def notified(self, tier: Tier) -> None:
+        self.notices[tier] += 1
 
     def withdrew(self, tier: Tier) -> None:
-        self.withdrawals[tier] += 1
+        self.withdrawn[tier] += 1
 
-    def failed(self, where: Where) -> None:
-        self.failures[where] += 1
+    def failed(self, component: Component) -> None:
+        self.failures[component] += 1
 
     def round_done(self, at: float) -> None:
         self.last_round = at

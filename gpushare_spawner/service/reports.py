@@ -1,4 +1,4 @@
-"""The agents' reports, asked for together."""
+"""Reads the reports of all agents at once."""
 
 from __future__ import annotations
 
@@ -30,44 +30,44 @@ class Agent(Protocol):
 
 
 @dataclass(frozen=True)
-class NodeView:
-    """One agent, and its report or the reason why there is none."""
+class NodeSnapshot:
+    """One agent's report, or the reason why there is none."""
 
     agent: Agent
     report: Report | None
     problem: str = ""
     age: float = 0.0
-    """Seconds since the agent made the report: what happened after is not in it."""
+    """Age of the report in seconds; later events are not in it."""
 
 
-async def ask(agent: Agent) -> NodeView:
-    """Never raises for an agent that fails: what it says instead is in ``problem``."""
+async def ask(agent: Agent) -> NodeSnapshot:
+    """Return the agent's report. Raises nothing: the reason of a failure is in ``problem``."""
     try:
         report = await agent.report()
-        return NodeView(agent, report, age=agent.report_age())
+        return NodeSnapshot(agent, report, age=agent.report_age())
     except (AgentUnreachable, ControlRefused) as error:
-        return NodeView(agent, None, str(error))
+        return NodeSnapshot(agent, None, str(error))
 
 
-async def ask_all(agents: Iterable[Agent]) -> list[NodeView]:
-    """All agents at once; one that fails does not hold up the others."""
+async def ask_all(agents: Iterable[Agent]) -> list[NodeSnapshot]:
+    """Ask all agents at once; one that fails does not delay the others."""
     return list(await asyncio.gather(*(ask(agent) for agent in agents)))
 
 
 class RecentReports:
-    """Reports that are at most ``max_age`` seconds old: many open dashboards cost the agents one question a second."""
+    """Reports that are at most ``max_age`` seconds old: many open dashboards cost each agent one request a second."""
 
     def __init__(self, agents: Iterable[Agent], max_age: float = 1.0) -> None:
         self._agents = agents
         self._max_age = max_age
-        self._views: list[NodeView] = []
+        self._snapshots: list[NodeSnapshot] = []
         self._asked_at = float("-inf")
-        self._turn = asyncio.Lock()
+        self._asking = asyncio.Lock()
 
-    async def views(self) -> list[NodeView]:
-        """One view for each agent."""
-        async with self._turn:
+    async def snapshots(self) -> list[NodeSnapshot]:
+        """Return one snapshot for each agent."""
+        async with self._asking:
             if time.monotonic() - self._asked_at >= self._max_age:
-                self._views = await ask_all(self._agents)
+                self._snapshots = await ask_all(self._agents)
                 self._asked_at = time.monotonic()
-            return self._views
+            return self._snapshots

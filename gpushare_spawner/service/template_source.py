@@ -1,4 +1,4 @@
-"""The templates in force, by name, as the culler and the dashboard want them."""
+"""The templates in force, by name, for the culler and the dashboard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpushare_spawner.templates.folder import TemplateFolder
 
 
 class TemplateSource:
-    """Reads the folder again when files change; called, it gives the templates."""
+    """Reads the folder again when files change. Call it to get the templates."""
 
     def __init__(self, path: Path) -> None:
         self._folder = TemplateFolder(path)

@@ -12,15 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpushare_spawner.model.quantity import format_bytes, format_seconds, resolve_bytes
+from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, TemplateFolder, Templates, default_folder
 from gpushare_spawner.templates.schema import template_schema
+from gpushare_spawner.wording.amounts import memory, plural
+from gpushare_spawner.wording.cards import idle_actions
 
 LARGEST_GPU = 80 * 2**30
-"""Bytes; what the shipped templates are made for."""
+"""Bytes; the shipped templates are made for GPUs up to this size."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,21 +29,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = parts.add_parser(
         "check",
-        help="say whether the templates of a folder are right",
-        description="Reads every *.yaml and *.yml file of the folder. Exit status 1 if anything is wrong.",
+        help="check the templates of a folder",
+        description="Reads each *.yaml and *.yml file of the folder. The exit status is 1 if there is a problem.",
     )
     check.add_argument(
         "folder",
         metavar="DIR",
         nargs="?",
         type=Path,
-        help=f"default: the hub's, $GPUSHARE_TEMPLATES or {DEFAULT_FOLDER}",
+        help=f"folder of template files; default: the folder of this machine's hub, $GPUSHARE_TEMPLATES or "
+        f"{DEFAULT_FOLDER}",
     )
     parts.add_parser(
         "schema",
         help="print the JSON Schema of a template file",
-        description="Editors complete and check templates with it: save it beside them and begin each file with "
-        "# yaml-language-server: $schema=template.schema.json",
+        description="Editors use the schema to complete and check templates. Save it in the templates' folder as "
+        "template.schema.json, and begin each file with # yaml-language-server: $schema=template.schema.json",
     )
 
 
@@ -54,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     if options.folder is not None:
         return check(options.folder)
     folder = default_folder()
-    print(f"The folder of this machine's hub: {folder}")
+    print(f"Checking the folder of this machine's hub: {folder}")
     return check(folder)
 
 
@@ -62,29 +64,29 @@ def check(folder: Path) -> int:
     """Print the templates of the folder, and each problem on a line of its own. 0 when there is none."""
     quiet = logging.Logger("gpushare.templates", logging.CRITICAL)
     templates = TemplateFolder(folder, log=quiet).load()
-    # a log or a file has no width to keep to
+    # a log or a file has no width limit
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if templates.templates:
         out.print(_table(templates))
     for problem in templates.problems:
-        # one line each, unwrapped: editors and people jump to file:line
+        # one unwrapped line each, so that editors can jump to file:line
         out.print(Text(_printable(str(problem)), style="red"), soft_wrap=True)
     if templates.problems:
-        out.print(f"{_number(len(templates.problems), 'problem')}, {_number(len(templates), 'good template')}.")
+        out.print(f"{plural(len(templates.problems), 'problem')}, {plural(len(templates), 'valid template')}.")
         return 1
     if not templates.templates:
-        out.print(f"{folder}: no templates. A template is a file that ends in .yaml or .yml.")
+        out.print(f"{folder}: no templates. Template files end in .yaml or .yml.")
         return 1
     for template in templates:
         if (note := _note(template)) is not None:
             out.print(Text(_printable(f"{templates.files[template.name]}: {note}"), style="yellow"), soft_wrap=True)
-    out.print(f"{_number(len(templates), 'template')}, no problems.")
+    out.print(f"{plural(len(templates), 'template')}, no problems.")
     return 0
 
 
 def _table(templates: Templates) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("File", "Name", "Share", "Idle", "For"):
+    for heading in ("File", "Name", "Share", "Idle", "Access"):
         table.add_column(heading, overflow="fold")
     for template in templates:
         name = template.name + (" (default)" if template.default else "")
@@ -98,16 +100,7 @@ def _share(template: Template) -> str:
 
 
 def _idle(template: Template) -> str:
-    idle, steps = template.idle, []
-    for tier, words in (
-        (Tier.DOWNGRADED, f"{idle.downgrade_to or 0:.2f} GPU"),
-        (Tier.RELEASED, "released"),
-        (Tier.STOPPED, "stopped"),
-    ):
-        after = idle.after(tier)
-        if after is not None:
-            steps.append(f"{words} after {format_seconds(after)}")
-    return ", ".join(steps) or "nothing happens"
+    return "; ".join(idle_actions(template)) or "no idle actions"
 
 
 def _access(template: Template) -> str:
@@ -116,7 +109,7 @@ def _access(template: Template) -> str:
 
 
 def _note(template: Template) -> str | None:
-    """What the template promises on a GPU of up to `LARGEST_GPU` that the memory of its servers does not allow."""
+    """Return how the servers' host memory limits the guaranteed GPU memory on GPUs of up to `LARGEST_GPU`."""
     limit = template.resources.memory.limit
     gpu = template.gpu
     if limit is None or gpu is None or not gpu.memory.oversubscribe or gpu.share.units == UNITS_PER_GPU:
@@ -127,19 +120,15 @@ def _note(template: Template) -> str | None:
     where = ""
     if str(guarantee).endswith("%"):
         part = resolve_bytes(guarantee, LARGEST_GPU) / LARGEST_GPU
-        where = f" on GPUs of more than {format_bytes(limit / part)}"
+        where = f" on GPUs of more than {memory(limit / part)}"
     return (
-        f"resources.memory.limit of {format_bytes(limit)} is less than the GPU memory that is guaranteed{where}: "
-        "memory that could not be paged out is not allocated. "
-        "Raise it to the guarantee and what the programs need beside it"
+        f"resources.memory.limit ({memory(limit)}) is less than the guaranteed GPU memory{where}: GPU memory that "
+        "cannot be paged out to host memory is refused. Set the limit to at least the guarantee and what the programs "
+        "need themselves."
     )
 
 
-def _number(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-
 def _printable(text: str) -> str:
-    # a file's name may hold bytes that no encoding has, and a problem may quote control characters
+    # a file's name can contain bytes that no encoding has, and a problem can quote control characters
     safe = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in safe)

@@ -25,12 +25,12 @@ Signature = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class Templates:
-    """What a folder offers now. Iterates over the templates, in the order of their files' names."""
+    """The templates of a folder. Iterates over them in the order of their files' names."""
 
     templates: tuple[Template, ...] = ()
     problems: tuple[Problem, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
-    """The file's name for each template's name."""
+    """File names by template names."""
 
     def __iter__(self) -> Iterator[Template]:
         return iter(self.templates)
@@ -39,33 +39,33 @@ class Templates:
         return len(self.templates)
 
     def get(self, name: str) -> Template | None:
-        """The template of this name, if there is one."""
+        """Return the template with this name, if there is one."""
         return next((template for template in self.templates if template.name == name), None)
 
 
 @dataclass
 class _File:
-    """What is known of one file."""
+    """One file as it was read last."""
 
     signature: Signature | None
     read_at: float
     parsed: Parsed
     good: Parsed | None = None
-    """Its last good version."""
+    """The last valid version."""
 
 
 def default_folder() -> Path:
-    """The folder that hub and service read unless they are told another: ``$GPUSHARE_TEMPLATES``, else
+    """Return the folder that hub and service read by default: ``$GPUSHARE_TEMPLATES``, else
     /etc/gpushare/templates."""
     return Path(os.environ.get("GPUSHARE_TEMPLATES") or DEFAULT_FOLDER)
 
 
 class TemplateFolder:
-    """The ``*.yaml`` and ``*.yml`` files of one folder, not of folders in it. Hidden files are left out.
+    """The ``*.yaml`` and ``*.yml`` files of one folder, without its subfolders and without hidden files.
 
-    A bad file takes no other down. If it was good before, its last good version stays in force, and the problem says
-    so. Of two files with the same template name the first one (by file name) counts. Problems are logged once, when
-    they appear.
+    A file with an error does not affect the others. If the file was valid before, its last valid version stays in
+    force, and the problem says so. Of two files with the same template name the first one (by file name) counts.
+    Problems are logged once, when they appear.
     """
 
     def __init__(self, path: str | Path, log: logging.Logger | None = None) -> None:
@@ -74,29 +74,29 @@ class TemplateFolder:
         self._files: dict[str, _File] = {}
         self._folder_problem: Problem | None = None
         self._now = Templates()
-        self._looked_at: float | None = None
+        self._read_at: float | None = None
 
     def load(self, max_age: float = 0.0) -> Templates:
-        """The templates in force and what is wrong. Cheap while no file changes; never raises, whatever files hold.
+        """Return the templates in force, and the problems. Cheap while no file changes. Raises nothing.
 
-        What was looked for at most ``max_age`` seconds ago is not looked for again: a folder may be on a slow disk.
+        A result that is at most ``max_age`` seconds old is returned again: the folder can be on a slow disk.
         """
         now = time.monotonic()
-        if self._looked_at is not None and now - self._looked_at < max_age:
+        if self._read_at is not None and now - self._read_at < max_age:
             return self._now
-        self._looked_at = now
-        changed = self._look()
+        self._read_at = now
+        changed = self._read_changes()
         if changed:
             before, self._now = self._now, self._gather()
-            self._tell(before)
+            self._log_changes(before)
         return self._now
 
-    def _look(self) -> bool:
-        """Read what changed; whether anything did."""
+    def _read_changes(self) -> bool:
+        """Read the files that changed. Returns whether there were any."""
         try:
             found = _entries(self.path)
         except OSError as error:
-            keeping = "the templates read before stay in force" if self._files else ""
+            keeping = "the templates that were read before stay in force" if self._files else ""
             problem = Problem(str(self.path), None, "", f"cannot be listed: {error.strerror or error}", keeping)
             changed, self._folder_problem = problem != self._folder_problem, problem
             return changed
@@ -129,12 +129,12 @@ class TemplateFolder:
                 continue
             template, lines = file.good.template, file.good.lines
             if template.name in templates:
-                what = f"{template.name} is the name of the template in {files[template.name]} already"
-                advice = f"this file is left out; give one of the two another name (both in {self.path})"
+                what = f"the template in {files[template.name]} already has the name {template.name}"
+                advice = f"this file is ignored; give one of the two another name (both in {self.path})"
                 problems.append(Problem(name, lines.get(("name",)), "name", what, advice))
                 continue
             if template.default and default is not None:
-                what = f"the template in {files[default]} is the default already"
+                what = f"the template in {files[default]} is already the default"
                 problems.append(
                     Problem(name, lines.get(("default",)), "default", what, "keep default: true in one file")
                 )
@@ -145,20 +145,20 @@ class TemplateFolder:
             files[template.name] = name
         return Templates(tuple(templates.values()), tuple(problems), files)
 
-    def _tell(self, before: Templates) -> None:
+    def _log_changes(self, before: Templates) -> None:
         old = set(before.problems)
         for problem in self._now.problems:
             if problem not in old:
                 self._log.error("Template %s", problem)
         if before.problems and not self._now.problems:
-            self._log.info("Templates in %s: all problems are gone", self.path)
+            self._log.info("Templates in %s: all problems are solved", self.path)
         if before.templates != self._now.templates:
             names = ", ".join(template.name for template in self._now.templates) or "none"
             self._log.info("Templates in force from %s: %s", self.path, names)
 
 
 def _entries(folder: Path) -> dict[str, Signature | None]:
-    """Names of template files and their signatures; None for what cannot be looked at. Raises OSError."""
+    """Return names of template files and their signatures; None for a file that cannot be read. Raises OSError."""
     found: dict[str, Signature | None] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -183,23 +183,23 @@ def _may_hide_a_change(file: _File) -> bool:
 
 
 def _parse(path: Path, name: str) -> Parsed:
-    """Read a file, its size first: a file of 100 MB costs nothing."""
+    """Read a file. The size is checked before: a file of 100 MB costs nothing."""
     try:
-        # without O_NONBLOCK a named pipe would hold the hub up until somebody writes into it
+        # without O_NONBLOCK a named pipe would block the hub until a program writes into it
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                return Parsed(None, (Problem(name, None, "", "is not a plain file", "put a plain file there"),))
+                return Parsed(None, (Problem(name, None, "", "is not a plain file", "replace it with a plain file"),))
             if status.st_size > MAX_BYTES:
                 return Parsed(None, (too_long(name, status.st_size),))
             return parse_template(file.read(MAX_BYTES + 1), name)
     except OSError as error:
         what = f"cannot be read: {error.strerror or error}"
-        return Parsed(None, (Problem(name, None, "", what, "check that it exists and may be read"),))
+        return Parsed(None, (Problem(name, None, "", what, "check that it exists and that the hub may read it"),))
 
 
 def _still_in_force(problem: Problem, file: _File) -> Problem:
     if file.good is None or file.good.template is None:
         return problem
-    kept = f"the version of {file.good.template.name} read before stays in force"
+    kept = f"the last valid version of {file.good.template.name} stays in force"
     return replace(problem, advice=f"{problem.advice}; {kept}" if problem.advice else kept)

@@ -1,8 +1,8 @@
-"""A template file's text becomes a template, or a list of what is wrong with it. Never an exception.
+"""Reads a template file's text into a template, or into a list of problems. Raises no exception.
 
-YAML is read by the core schema of YAML 1.2 (``no`` is a word, ``1:30`` is not a number), one document, no tags, no
-merge keys. What could exhaust memory or time is refused before it is built: text over 1 MiB, deep nesting, aliases
-that expand to too much.
+YAML is read by the core schema of YAML 1.2 (``no`` is a word, ``1:30`` is not a number): one document, no tags, no
+merge keys. Input that could exhaust memory or time is rejected early: text over 1 MiB, deep nesting, aliases that
+expand to many values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.problems import Problem, problems_of
 
 MAX_BYTES = 1024 * 1024
-"""A longer file is refused unread: a template has a few hundred bytes."""
+"""A longer file is rejected unread: a template has a few hundred bytes."""
 MAX_NODES = 10_000
 """Values in one file, aliases expanded."""
 MAX_DEPTH = 32
@@ -31,7 +31,7 @@ _MAP, _SEQ, _STR = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str"
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a file holds: a template, or problems."""
+    """The content of a file: a template, or problems."""
 
     template: Template | None
     problems: tuple[Problem, ...] = ()
@@ -40,7 +40,7 @@ class Parsed:
 
 
 class _Refused(Exception):
-    """The text is no YAML that we take."""
+    """The text is not valid YAML of a template."""
 
     def __init__(self, line: int | None, what: str, advice: str = "", where: Path = ()) -> None:
         super().__init__(what)
@@ -51,7 +51,7 @@ class _Refused(Exception):
 
 
 def parse_template(source: bytes | str, file: str) -> Parsed:
-    """Read one template file. ``file`` is the name to use in problems. Raises nothing, whatever the bytes are."""
+    """Read one template file. ``file`` is the name for problems. Raises nothing, whatever the bytes are."""
     try:
         text = _decoded(source)
         _guard(text)
@@ -59,7 +59,7 @@ def parse_template(source: bytes | str, file: str) -> Parsed:
         data = reader.read(cast(yaml.Node, yaml.compose(text, Loader=yaml.BaseLoader)))
     except _Refused as refused:
         return Parsed(None, (refused.problem(file),))
-    except Exception as error:  # PyYAML has no closed list of what it raises: \U00110000 is a ValueError of chr()
+    except Exception as error:  # PyYAML raises errors of any kind: \U00110000 is a ValueError of chr()
         return Parsed(None, (_yaml_problem(error, file),))
     if reader.refused:
         return Parsed(None, tuple(refused.problem(file) for refused in reader.refused))
@@ -71,9 +71,9 @@ def parse_template(source: bytes | str, file: str) -> Parsed:
 
 
 def too_long(file: str, size: int) -> Problem:
-    """The problem of a file of ``size`` bytes, more than MAX_BYTES."""
-    what = f"the file has {size:,} bytes; a template may have {MAX_BYTES:,}"
-    return Problem(file, None, "", what, "one template a file; keep data and scripts elsewhere")
+    """Return the problem of a file of ``size`` bytes, more than MAX_BYTES."""
+    what = f"the file has {size:,} bytes, more than the limit of {MAX_BYTES:,}"
+    return Problem(file, None, "", what, "write one template in each file; keep data and scripts elsewhere")
 
 
 def _decoded(source: bytes | str) -> str:
@@ -90,7 +90,7 @@ def _decoded(source: bytes | str) -> str:
 
 
 def _guard(text: str) -> None:
-    """Refuse what would be too much once it is built, and what is not one document, looking at event after event."""
+    """Reject input that expands to too many values, and more than one document, from the parser's events."""
     total = depth = documents = 0
     opened: list[tuple[str | None, int]] = []
     sizes: dict[str, int] = {}
@@ -99,7 +99,7 @@ def _guard(text: str) -> None:
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                raise _Refused(line, "a second document starts here", "one template a file: make it a file of its own")
+                raise _Refused(line, "a second document starts here", "write each template in a file of its own")
         elif isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             total += 1
@@ -117,26 +117,26 @@ def _guard(text: str) -> None:
                 sizes[event.anchor] = 1
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in opened):
-                raise _Refused(line, f"*{event.anchor} stands inside of itself", "write the value out")
+                raise _Refused(line, f"the alias *{event.anchor} contains itself", "write the value out")
             total += sizes.get(event.anchor or "", 1)
         if total > MAX_NODES:
-            what = f"more than {MAX_NODES:,} values, aliases counted as often as they are used"
+            what = f"more than {MAX_NODES:,} values, with aliases expanded"
             raise _Refused(line, what, "a template has about 30")
     if not documents:
-        raise _Refused(None, "the file is empty", "it needs at least name and display_name")
+        raise _Refused(None, "the file is empty", "write at least name and display_name")
 
 
 class _Reader:
-    """Turns nodes into plain data and remembers the line of each field."""
+    """Converts nodes to plain data and keeps the line of each field."""
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
         self.refused: list[_Refused] = []
 
     def read(self, node: yaml.Node) -> dict[str, Any]:
-        """The data of the whole document; what cannot be read is in ``refused``."""
+        """Return the data of the whole document; problems are in ``refused``."""
         if not isinstance(node, yaml.MappingNode):
-            what = f"holds {_kind(node)}, not fields"
+            what = f"has {_kind(node)}, not fields"
             raise _Refused(_line(node), what, "begin with a line like  name: quarter-gpu")
         self.lines[()] = _line(node)
         return cast(dict[str, Any], self._value(node, ()))
@@ -144,7 +144,7 @@ class _Reader:
     def _value(self, node: yaml.Node, path: Path) -> Any:
         line = _line(node)
         self.lines.setdefault(path, line)
-        if len(path) > MAX_DEPTH:  # by way of aliases; the guard has seen what is written out
+        if len(path) > MAX_DEPTH:  # through aliases; the guard has checked nesting that is written out
             raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep", "a template needs about 5")
         expected = _MAP if isinstance(node, yaml.MappingNode) else _SEQ if isinstance(node, yaml.SequenceNode) else _STR
         if node.tag not in (expected, "!"):
@@ -176,7 +176,7 @@ class _Reader:
             if key == "<<" and key_node.style is None:
                 self.refused.append(_Refused(line, "merge keys are not supported", "write the fields out", here))
             elif key in data:
-                what = f"stands here again, after line {self.lines[here]}"
+                what = f"appears again, after line {self.lines[here]}"
                 self.refused.append(_Refused(line, what, "keep one of the two", here))
             else:
                 self.lines[here] = line
@@ -185,13 +185,13 @@ class _Reader:
 
 
 def _scalar(text: str) -> Any:
-    """A plain scalar by YAML 1.2's core schema. Raises ValueError for what two readers would read as two things."""
+    """Return a plain scalar by YAML 1.2's core schema. Raises ValueError for an ambiguous number."""
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true"
     if re.fullmatch(r"[-+]?0\d+", text):
-        raise ValueError(f"{text} starts with 0, which some read as octal: write 0o644 for octal, or put it in quotes")
+        raise ValueError(f"{text} starts with 0, so it can mean an octal number: write 0o644 for octal, or use quotes")
     if re.fullmatch(r"[-+]?\d{1,300}", text):
         return int(text)
     if re.fullmatch(r"0o[0-7]{1,300}|0x[0-9a-fA-F]{1,300}", text):
@@ -220,7 +220,7 @@ def _yaml_problem(error: Exception, file: str) -> Problem:
         return Problem(file, mark.line + 1, "", f"is not YAML: {reason} (column {mark.column + 1})", advice)
     if isinstance(error, yaml.reader.ReaderError):
         what = f"is not YAML: the character {_character(error.character)} at position {error.position} is not allowed"
-        return Problem(file, None, "", what, "take it out; YAML is plain text")
+        return Problem(file, None, "", what, "remove it; YAML is plain text")
     return Problem(file, None, "", f"is not YAML: {error or type(error).__name__}", advice)
 
 

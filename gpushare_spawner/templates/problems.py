@@ -1,4 +1,4 @@
-"""What is wrong with a template file, in words for the admin who wrote it."""
+"""Problems of a template file, in words for its admin."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.template import IDLE_ORDER, Template
+from gpushare_spawner.wording.amounts import duration
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. ``str()`` gives one line: file, line, field, what, and what would be right."""
+    """One problem. ``str()`` gives one line: file, line, field, what is wrong, and what would be right."""
 
     file: str
     line: int | None
-    """Counted from 1; None where the whole file is meant."""
+    """Counted from 1; None: the whole file."""
     field: str
-    """With dots, like ``gpu.fraction``; empty where the whole file is meant."""
+    """With dots, like ``gpu.fraction``; empty: the whole file."""
     what: str
     advice: str = ""
 
@@ -32,7 +33,7 @@ class Problem:
 
 
 def problems_of(error: ValidationError, file: str, lines: Mapping[tuple[str | int, ...], int]) -> Iterator[Problem]:
-    """A problem for each field that pydantic refused. ``lines`` has the line of each field."""
+    """Yield a problem for each field that pydantic rejects. ``lines`` has the line of each field."""
     for details in error.errors(include_url=False, include_context=True):
         path = _path(details)
         model = _model_at(path[:-1])
@@ -41,12 +42,12 @@ def problems_of(error: ValidationError, file: str, lines: Mapping[tuple[str | in
 
 
 def _one_line(text: str) -> str:
-    """The text with line breaks and control characters as escapes: names of fields are whatever somebody wrote."""
+    """Return the text with line breaks and control characters as escapes: a field's name can be any text."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _path(details: ErrorDetails) -> tuple[str | int, ...]:
-    # A rule over several parts of a template is refused at its root; its message begins with the part it means.
+    # A rule over several parts of a template fails at its root; its message begins with the part that it is about.
     part, separator, _ = details["msg"].removeprefix("Value error, ").partition(": ")
     if not details["loc"] and separator and part in Template.model_fields:
         return (part,)
@@ -61,7 +62,7 @@ def _line(path: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], int
 
 
 def _model_at(path: Sequence[str | int]) -> type[BaseModel] | None:
-    """The model whose fields stand at this path of a template; None within free-form parts."""
+    """Return the model whose fields are at this path of a template; None within free-form parts."""
     model: type[BaseModel] = Template
     for name in path:
         found = model.model_fields.get(name) if isinstance(name, str) else None
@@ -77,32 +78,32 @@ def _is_model(annotation: Any) -> bool:
 
 
 def _words(details: ErrorDetails, path: tuple[str | int, ...], model: type[BaseModel] | None) -> tuple[str, str]:
-    """What is wrong, and what would be right."""
+    """Return what is wrong, and what would be right."""
     given, limits = _shown(details["input"]), details.get("ctx", {})
     known = list(model.model_fields) if model else []
     match details["type"]:
         case "missing":
             return "is missing", _example(str(path[-1]))
         case "extra_forbidden":
-            return "there is no such field", _nearest(str(path[-1]), known)
+            return f"unknown field{_nearest(str(path[-1]), known)}", ""
         case "string_type":
             return f"must be text, not {given}", f'put it in quotes: "{given}"' if _simple(details["input"]) else ""
         case "string_pattern_mismatch" if path == ("name",):
             return (
-                f"{given} is no good as a name",
-                "lower case letters, digits and dashes, 63 at most, like quarter-gpu",
+                f"'{given}' is not a valid name",
+                "use at most 63 lower case letters, digits and dashes, like quarter-gpu",
             )
         case "string_too_short":
-            return "is empty", "write something, or leave the field out"
+            return "is empty", "write a value, or remove the field"
         case "string_too_long":
-            return f"has {len(details['input'])} characters", f"at most {limits.get('max_length')} are allowed"
+            return f"has {len(details['input'])} characters", f"use at most {limits.get('max_length')}"
         case "int_type" | "int_parsing" | "int_from_float":
             quoted = f'"{given}"' if isinstance(details["input"], str) else given
             return f"must be a whole number, not {quoted}", "write a number without quotes, like 1"
         case "greater_than_equal":
-            return f"{given} is too small", f"at least {limits.get('ge')}"
+            return f"{given} is too small", f"write at least {limits.get('ge')}"
         case "less_than_equal":
-            return f"{given} is too big", f"at most {limits.get('le')}"
+            return f"{given} is too large", f"write at most {limits.get('le')}"
         case "bool_type" | "bool_parsing":
             return f"must be true or false, not {given}", ""
         case "tuple_type" | "list_type":
@@ -110,11 +111,17 @@ def _words(details: ErrorDetails, path: tuple[str | int, ...], model: type[BaseM
                 details["input"]
             ) else "write [one, two]"
         case "dict_type":
-            return f"must hold fields, not {given}", "write  field: value  lines below it"
+            return f"must have fields, not {given}", "write  field: value  lines below it"
         case "model_type" | "model_attributes_type":
             inner = _model_at(path)
             names = ", ".join(inner.model_fields) if inner else ""
-            return f"must hold fields, not {given}", f"its fields are {names}" if names else ""
+            return f"must have fields, not {given}", f"its fields are {names}" if names else ""
+        case kind if kind == IDLE_ORDER:
+            first, second = (
+                f"{limits[name]} ({duration(limits[seconds])})"
+                for name, seconds in (("first", "earlier"), ("second", "later"))
+            )
+            return f"{second} must be more than {first}", ""
         case "value_error":
             message = details["msg"].removeprefix("Value error, ").removeprefix(f"{path[-1]}: " if path else "")
             what, _, advice = message.partition(": ")
@@ -126,8 +133,8 @@ def _words(details: ErrorDetails, path: tuple[str | int, ...], model: type[BaseM
 def _nearest(name: str, known: list[str]) -> str:
     close = get_close_matches(name.lower().replace("-", "_"), known, n=1)
     if close:
-        return f"do you mean {close[0]}?"
-    return f"known fields are {', '.join(known)}" if known else ""
+        return f"; did you mean '{close[0]}'?"
+    return f"; known fields are {', '.join(known)}" if known else ""
 
 
 def _example(name: str) -> str:
@@ -137,7 +144,7 @@ def _example(name: str) -> str:
 
 def _shown(value: Any) -> str:
     if value is None:
-        return "nothing"
+        return "empty"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

@@ -12,10 +12,10 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def template_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of what may stand in a template file, with a description of each field.
+    """Return the JSON Schema (draft 2020-12) of a template file, with a description of each field.
 
-    It knows every field and its type. What depends on several fields, like the order of the idle steps, only the
-    check of the file knows.
+    The schema has each field and its type. Rules over several fields, like the order of the idle actions, are only in
+    the check of the file.
     """
     schema = Template.model_json_schema(mode="validation")
     parts = [schema, *schema.get("$defs", {}).values()]

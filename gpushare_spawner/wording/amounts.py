@@ -1,6 +1,6 @@
-"""Amounts as people read them: GPU shares, memory, durations, instants.
+"""Amounts as people read them: GPU shares, memory, durations, instants. The only place that writes them.
 
-What admins write ("4Gi", "15m") is read in `model.quantity`.
+`model.quantity` reads what admins write ("4Gi", "15m").
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from datetime import datetime
 
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
-GIB = 2**30
+MIB, GIB, TIB = 2**20, 2**30, 2**40
 
 
 def clock(at: float) -> str:
@@ -26,13 +26,14 @@ def gpu_share(units: int, gpus: int = 1) -> str:
     return f"{count:.2f} GPU"
 
 
-def memory(size: int) -> str:
-    """Return bytes in the unit that is easiest to read: "3.1 GiB", "256 MiB"; 0 is "0 GiB"."""
-    if size == 0:
+def memory(size: float) -> str:
+    """Return bytes in the unit that is easiest to read: "256 MiB", "3.1 GiB", "1.5 TiB"; 0 is "0 GiB"."""
+    if size <= 0:
         return "0 GiB"
-    if size < GIB:
-        return f"{max(round(size / 2**20), 1)} MiB"
-    return f"{size / GIB:.1f}".removesuffix(".0") + " GiB"
+    if round(size / MIB) < 1024:
+        return f"{max(round(size / MIB), 1)} MiB"
+    number, unit = (size / GIB, "GiB") if round(size / GIB) < 1024 else (size / TIB, "TiB")
+    return (f"{number:.1f}".removesuffix(".0") if number < 100 else f"{number:.0f}") + f" {unit}"
 
 
 def memory_of(size: int, total: int) -> str:
@@ -43,17 +44,33 @@ def memory_of(size: int, total: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in at most two units: 75 -> "1 min", 4000 -> "1 h 6 min"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    hours, minutes = divmod(minutes, 60)
-    return " ".join([f"{hours} h"] * bool(hours) + [f"{minutes} min"] * bool(minutes or not hours))
+    """Return seconds in at most two units: 0.5 -> "0.5 s", 75 -> "1 min 15 s", 4000 -> "1 h 6 min"; at least "0 s"."""
+    if 0 < seconds < 0.95:
+        return f"{max(seconds, 0.001):.2g} s"
+    whole = round(max(seconds, 0.0))
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    parts = [f"{hours} h"] * bool(hours) + [f"{minutes} min"] * bool(minutes) + [f"{left} s"] * bool(left and not hours)
+    return " ".join(parts)
+
+
+def elapsed(seconds: float) -> str:
+    """Return a time that grows, in whole seconds, and from 5 min on in whole minutes: it changes seldom on a page."""
+    return duration(round(seconds) if seconds < 300 else 60 * (seconds // 60))
+
+
+def latency(seconds: float) -> str:
+    """Return a short wait, with milliseconds: 0.0337 -> "34 ms", 1.74 -> "1.7 s", 75 -> "1 min 15 s"."""
+    if round(seconds * 1000) < 1000:
+        return f"{max(seconds, 0.0) * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 59.95 else duration(seconds)
 
 
 def unbroken(text: str) -> str:
-    """Return the text with no-break spaces between numbers and their units, for pages that break lines."""
-    return re.sub(r"(?<=\d) (?=(?:[KMGT]iB|min|h|s|%|GPUs?)\b|%)", "\u00a0", text)
+    """Return the text with no-break spaces between numbers and their units, for places that break lines."""
+    return re.sub(r"(?<=\d) (?=(?:[KMGT]iB|min|h|ms|s|units?|GPUs?)\b|%)", "\u00a0", text)
 
 
 def plural(count: int, one: str, more: str | None = None) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpushare_spawner.model.quantity import format_bytes, format_seconds, resolve_bytes
+from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Gpu, Idle, Resources, Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording.amounts import gpu_share
+from gpushare_spawner.wording.amounts import duration, gpu_share, memory
 
 
 def guaranteed(gpu: Gpu, memory_bytes: int | None) -> str:
@@ -31,24 +31,24 @@ def maximum(gpu: Gpu, memory_bytes: int | None) -> str:
 
 def _memory(written: str, memory_bytes: int | None) -> str:
     if memory_bytes is not None:
-        return f"{format_bytes(resolve_bytes(written, memory_bytes))} of memory"
+        return f"{memory(resolve_bytes(written, memory_bytes))} of memory"
     if written == "100%":
         return "all of its memory"
     return f"{written[:-1].strip()} % of its memory" if written.endswith("%") else f"{written} of memory"
 
 
 def idle_actions(template: Template) -> list[str]:
-    """Return what happens to an idle session, action by action."""
+    """Return what happens to an idle session, one phrase for each action; empty: nothing."""
     idle: Idle = template.idle
     actions = []
     share = template.share
     if idle.downgrade_after is not None and share is not None:
         smaller = gpu_share(idle.units(Tier.DOWNGRADED, share))
-        actions.append(f"after {format_seconds(idle.downgrade_after)}, downgraded to {smaller}")
+        actions.append(f"after {duration(idle.downgrade_after)}, downgraded to {smaller}")
     if idle.release_after is not None:
-        actions.append(f"after {format_seconds(idle.release_after)}, released and lent")
+        actions.append(f"after {duration(idle.release_after)}, released and lent")
     if idle.stop_after is not None:
-        actions.append(f"after {format_seconds(idle.stop_after)}, the server is stopped")
+        actions.append(f"after {duration(idle.stop_after)}, the server is stopped")
     return actions
 
 
@@ -59,10 +59,10 @@ def takes_idle_share(template: Template) -> bool:
 
 def machine(resources: Resources) -> str:
     """Return CPU and memory of the server, beside the GPU."""
-    cpu, memory = resources.cpu, resources.memory
+    cpu, host = resources.cpu, resources.memory
     parts = [
         _between(cpu.guarantee, cpu.limit, lambda cores: f"{cores:g}", "CPU cores"),
-        _between(memory.guarantee, memory.limit, format_bytes, "memory"),
+        _between(host.guarantee, host.limit, memory, "memory"),
     ]
     return " · ".join(part for part in parts if part)
 

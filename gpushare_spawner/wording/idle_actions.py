@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from gpushare_spawner.idle import Decision, IdleAction, NoAction, Overdue
 from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.quantity import format_seconds
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording.amounts import gpu_share
+from gpushare_spawner.wording.amounts import duration, elapsed, gpu_share
 
 _NO_ACTION = {
     NoAction.GPU_BUSY: "GPU busy",
@@ -19,7 +18,7 @@ _NO_ACTION = {
     NoAction.ACTIVITY_UNKNOWN: "the hub has not reported the server's last activity",
     NoAction.TEMPLATE_GONE: "the template no longer exists",
     NoAction.NOT_YET: "not idle for long enough",
-    NoAction.ANNOUNCED: "the notice period is running",
+    NoAction.NOTICE_PERIOD: "the notice period is running",
 }
 _DATA_STAYS = "Kernels keep running and keep their data. The next GPU work restores the share."
 _VARIABLES_LOST = "Files stay. Variables in kernels are lost."
@@ -32,7 +31,7 @@ def why_none(reason: NoAction) -> str:
 
 def explained(action: IdleAction, share: Share) -> str:
     """Return what an idle action does to a session with this share, and why, in some sentences."""
-    after = format_seconds(action.after)
+    after = duration(action.after)
     match action.tier:
         case Tier.DOWNGRADED:
             left = gpu_share(action.units) + (f" on each of its {share.count} GPUs" if share.count > 1 else "")
@@ -68,5 +67,5 @@ def upcoming(tier: Tier, units: int) -> str:
 
 def overdue(found: Overdue) -> str:
     """Return why a server or a user is to go, as a part of a sentence: "no activity for 8 h"."""
-    time = format_seconds(found.seconds)
+    time = elapsed(found.seconds)
     return f"{time} old" if found.cause is IdleCause.MAX_AGE else f"no activity for {time}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpushare_spawner.model.share_status import LimitHit, ShareStatus
-from gpushare_spawner.wording.amounts import duration, memory
+from gpushare_spawner.wording.amounts import elapsed, memory
 
 
 def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
     """Return which limit refused the last failed allocation, and what helps."""
-    ago = "just now" if hit.seconds_ago < 1 else f"{duration(hit.seconds_ago)} ago"
+    ago = "just now" if hit.seconds_ago < 1 else f"{elapsed(hit.seconds_ago)} ago"
     failed = f"An allocation of {memory(hit.requested_bytes)} failed {ago} (CUDA out of memory): "
     restart = [advice for advice in [_restart(status)] if advice]
     match hit.limit:

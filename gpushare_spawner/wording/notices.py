@@ -7,7 +7,7 @@ zone.
 from __future__ import annotations
 
 from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.share_status import ShareStatus, Step
+from gpushare_spawner.model.share_status import PendingAction, ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import duration, gpu_share
 
@@ -15,7 +15,7 @@ TOAST_LETTERS = 140
 """JupyterLab cuts longer notifications."""
 
 
-def notice(status: ShareStatus, action: Step) -> str:
+def notice(status: ShareStatus, action: PendingAction) -> str:
     """Return what happens at ``{time}``, and how to avert it; at most TOAST_LETTERS long."""
     keep = "Run a GPU cell to keep it."
     match action.tier:
@@ -30,7 +30,7 @@ def notice(status: ShareStatus, action: Step) -> str:
             return f"Your GPU share will be {gpu_share(action.effective_units, len(status.gpus))} at {{time}}."
 
 
-def _stop_notice(action: Step) -> str:
+def _stop_notice(action: PendingAction) -> str:
     match action.cause:
         case IdleCause.MAX_AGE:
             limit = f"it has run for {duration(action.after_seconds)}, the limit here"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpushare_spawner.model.quantity import format_wait
 from gpushare_spawner.model.share_status import GpuStatus, ShareStatus
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording.amounts import clock, duration, gpu_share, memory, memory_of, plural
+from gpushare_spawner.wording.amounts import clock, elapsed, gpu_share, latency, memory, memory_of, plural
 from gpushare_spawner.wording.memory_limits import holders, limit_hit
 from gpushare_spawner.wording.notices import notice
 
@@ -76,10 +75,10 @@ def delivered(status: ShareStatus) -> list[tuple[str, str]]:
     got = status.delivered
     said = []
     if got is not None and got.entitled_seconds >= 1:
-        received, entitled = duration(got.delivered_seconds), duration(got.entitled_seconds)
+        received, entitled = elapsed(got.delivered_seconds), elapsed(got.entitled_seconds)
         said.append(("GPU time", f"received {received}, entitled to {entitled} while other sessions competed"))
     if got is not None and got.waits:
-        half, most = format_wait(got.wait_p50_seconds), format_wait(got.wait_p95_seconds)
+        half, most = latency(got.wait_p50_seconds), latency(got.wait_p95_seconds)
         said.append(("waits", f"{got.waits}: half under {half}, 95 % under {most}"))
     return said
 
@@ -150,4 +149,4 @@ def _tier(status: ShareStatus) -> str:
 def _idle(status: ShareStatus) -> str:
     if status.idle_seconds is None:
         return "no GPU work yet"
-    return "working now" if status.idle_seconds < 1 else f"for {duration(status.idle_seconds)}"
+    return "working now" if status.idle_seconds < 1 else f"for {elapsed(status.idle_seconds)}"

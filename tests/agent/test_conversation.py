@@ -11,7 +11,7 @@ from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, SE
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
@@ -143,7 +143,7 @@ async def test_an_observer_with_the_feature_is_told_why_an_idle_action_comes(age
     newer = Peer(path)
     agent.peers.append(newer)
     await newer.connect(Role.OBSERVER, Feature.CAUSE)
-    step = Announcement(
+    step = Notice(
         tier=Tier.STOPPED, at=time.time() + 300, reason="too old", cause=IdleCause.MAX_AGE, after_seconds=86400
     )
     agent.node.requests.announce(AnnounceRequest.of("ada", step))

@@ -170,7 +170,7 @@ def test_fields_of_a_class_come_with_type_default_and_text_also_those_of_its_bas
     assert shown["`version`"][1] == "`1`"
     assert shown["`op`"][1] == "`'open'`"
     assert shown["`confirm_within`"][1:3] == ["`float`", "`600.0`"]
-    assert shown["`uid`"][3] == "Who may connect to the session's socket."
+    assert shown["`uid`"][3] == "The user id that can connect to the session's socket."
 
 
 def test_the_frames_of_the_protocol_are_those_of_the_code() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpushare_spawner.idle import Decision, Observation
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Idle
 from gpushare_spawner.model.tier import Tier
@@ -31,12 +31,12 @@ def observed(**changes: Any) -> Observation:
     return Observation(**(values | changes))
 
 
-def told(decision: Decision) -> Announcement | None:
-    """The announcement as the agent would report it once it has been told of the decision."""
-    step = decision.announcement
+def told(decision: Decision) -> Notice | None:
+    """The notice as the agent would report it once it has been told of the decision."""
+    step = decision.notice
     if step is None:
         return None
-    return Announcement(
+    return Notice(
         tier=step.tier,
         at=step.at,
         reason="idle",

@@ -9,7 +9,7 @@ import pytest
 from gpushare_spawner.idle import NoAction, decide
 from gpushare_spawner.idle.schedule import fair_notice
 from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.report import Announcement, SessionReport
+from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Idle
 from gpushare_spawner.model.tier import Tier
@@ -18,44 +18,44 @@ from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
 ACTIVE, DOWNGRADED, RELEASED, STOPPED = Tier
 
 
-def announcement(tier: Tier, at: float, units: int = 0) -> Announcement:
-    return Announcement(tier=tier, at=at, reason="as told", effective_units=units)
+def notice(tier: Tier, at: float, units: int = 0) -> Notice:
+    return Notice(tier=tier, at=at, reason="as told", effective_units=units)
 
 
 def test_nothing_happens_before_the_notice_is_due():
     decision = decide(IDLE, observed(), now=10 * MINUTE - 1)
     assert decision.tier is ACTIVE
-    assert decision.announcement is None
+    assert decision.notice is None
     assert (decision.upcoming.tier, decision.upcoming.at, decision.upcoming.units) == (DOWNGRADED, 15 * MINUTE, 10)
-    assert decision.look_again_at == 10 * MINUTE
+    assert decision.decide_again_at == 10 * MINUTE
     assert (decision.no_action, decision.units, decision.idle_since) == (NoAction.NOT_YET, 25, 0.0)
 
 
 def test_each_step_is_announced_five_minutes_before():
     decision = decide(IDLE, observed(), now=10 * MINUTE)
     assert decision.tier is ACTIVE
-    assert (decision.announcement.tier, decision.announcement.at) == (DOWNGRADED, 15 * MINUTE)
-    assert decision.announcement.units == 10
-    assert (decision.announcement.after, decision.announcement.cause) == (15 * MINUTE, IdleCause.IDLE)
-    assert decision.look_again_at == 15 * MINUTE
-    assert decision.upcoming == decision.announcement
-    assert (decision.no_action, decision.units, decision.idle_since) == (NoAction.ANNOUNCED, 25, 0.0)
+    assert (decision.notice.tier, decision.notice.at) == (DOWNGRADED, 15 * MINUTE)
+    assert decision.notice.units == 10
+    assert (decision.notice.after, decision.notice.cause) == (15 * MINUTE, IdleCause.IDLE)
+    assert decision.decide_again_at == 15 * MINUTE
+    assert decision.upcoming == decision.notice
+    assert (decision.no_action, decision.units, decision.idle_since) == (NoAction.NOTICE_PERIOD, 25, 0.0)
 
 
 def test_a_standing_announcement_is_told_again_until_its_time():
-    session = observed(announcement=announcement(DOWNGRADED, 16 * MINUTE, 10), last_gpu_activity=MINUTE)
+    session = observed(notice=notice(DOWNGRADED, 16 * MINUTE, 10), last_gpu_activity=MINUTE)
     decision = decide(IDLE, session, now=12 * MINUTE)
-    assert (decision.tier, decision.units, decision.no_action) == (ACTIVE, 25, NoAction.ANNOUNCED)
-    assert decision.announcement == decision.upcoming
-    assert decision.announcement.at == 16 * MINUTE
-    assert (decision.look_again_at, decision.idle_since) == (16 * MINUTE, MINUTE)
+    assert (decision.tier, decision.units, decision.no_action) == (ACTIVE, 25, NoAction.NOTICE_PERIOD)
+    assert decision.notice == decision.upcoming
+    assert decision.notice.at == 16 * MINUTE
+    assert (decision.decide_again_at, decision.idle_since) == (16 * MINUTE, MINUTE)
 
 
 def test_a_step_that_has_come_says_which_work_would_make_it_void_and_that_it_was_announced():
-    session = observed(announcement=announcement(DOWNGRADED, 16 * MINUTE, 10), last_gpu_activity=MINUTE)
+    session = observed(notice=notice(DOWNGRADED, 16 * MINUTE, 10), last_gpu_activity=MINUTE)
     decision = decide(IDLE, session, now=16 * MINUTE)
-    assert (decision.tier, decision.idle_since, decision.look_again_at) == (DOWNGRADED, MINUTE, None)
-    assert decision.announcement == decision.upcoming
+    assert (decision.tier, decision.idle_since, decision.decide_again_at) == (DOWNGRADED, MINUTE, None)
+    assert decision.notice == decision.upcoming
     assert (decision.upcoming.tier, decision.upcoming.at) == (DOWNGRADED, 16 * MINUTE)
 
 
@@ -65,8 +65,8 @@ def test_a_step_that_has_come_says_which_work_would_make_it_void_and_that_it_was
 )
 def test_an_announced_instant_may_differ_by_a_second_from_the_exact_one(at, stands):
     """Earlier: work has overtaken it. Later: the user may keep the notice, but does not wait longer than that."""
-    decision = decide(IDLE, observed(announcement=announcement(DOWNGRADED, at, 10)), now=10 * MINUTE)
-    assert decision.announcement.at == (at if stands else 15 * MINUTE)
+    decision = decide(IDLE, observed(notice=notice(DOWNGRADED, at, 10)), now=10 * MINUTE)
+    assert decision.notice.at == (at if stands else 15 * MINUTE)
 
 
 def test_a_late_look_shows_when_the_step_will_come_and_an_early_one_when_it_is_due():
@@ -77,7 +77,7 @@ def test_a_late_look_shows_when_the_step_will_come_and_an_early_one_when_it_is_d
 def test_a_step_that_is_due_before_its_full_notice_is_told_at_its_exact_instant():
     """A notice that was cut to half of the wait is not stretched by an early look."""
     early = decide(Idle(release_after=60, warn_before="5m"), observed(), now=29)
-    assert (early.announcement, early.upcoming.at) == (None, 60)
+    assert (early.notice, early.upcoming.at) == (None, 60)
 
 
 @pytest.mark.parametrize(
@@ -100,16 +100,16 @@ def test_the_end_of_an_old_server_says_that_work_does_not_help():
 
 
 def test_a_maximum_age_of_a_second_is_one():
-    assert decide(IDLE, observed(), now=1, max_age=1).announcement.tier is STOPPED
+    assert decide(IDLE, observed(), now=1, max_age=1).notice.tier is STOPPED
 
 
 def test_the_next_look_is_the_earlier_of_the_step_and_the_notice_of_the_end():
     """The downgrade is announced at 10 min. The end is announced before it, with it or after it."""
     for max_age, look in ((14 * MINUTE, 9 * MINUTE), (15 * MINUTE, 10 * MINUTE), (16 * MINUTE, 10 * MINUTE)):
-        assert decide(IDLE, observed(), now=MINUTE, max_age=max_age).look_again_at == look
+        assert decide(IDLE, observed(), now=MINUTE, max_age=max_age).decide_again_at == look
     # nothing to look for: the step has come
-    due = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
-    assert decide(IDLE, due, now=15 * MINUTE, max_age=24 * HOUR).look_again_at is None
+    due = observed(notice=notice(DOWNGRADED, 15 * MINUTE, 10))
+    assert decide(IDLE, due, now=15 * MINUTE, max_age=24 * HOUR).decide_again_at is None
 
 
 @pytest.mark.parametrize(("tier", "since"), [(ACTIVE, 50.0), (DOWNGRADED, 30.0), (RELEASED, 30.0)])
@@ -139,7 +139,7 @@ def test_a_session_is_quiet_since_the_latest_of_its_signs_of_life(latest):
     ],
 )
 def test_a_step_comes_when_its_time_has_come_and_was_announced(tier, next_tier, units, due):
-    session = observed(tier=tier, announcement=announcement(next_tier, due, units))
+    session = observed(tier=tier, notice=notice(next_tier, due, units))
     assert decide(IDLE, session, now=due - 1).tier is tier
     decision = decide(IDLE, session, now=due)
     assert (decision.tier, decision.units, decision.no_action) == (next_tier, units, None)
@@ -149,7 +149,7 @@ def test_without_an_announcement_no_step_however_idle_and_the_notice_is_full():
     """As after an outage of the service, or when a template was made stricter."""
     decision = decide(IDLE, observed(), now=7 * HOUR)
     assert decision.tier is ACTIVE
-    assert (decision.announcement.tier, decision.announcement.at) == (DOWNGRADED, 7 * HOUR + 5 * MINUTE)
+    assert (decision.notice.tier, decision.notice.at) == (DOWNGRADED, 7 * HOUR + 5 * MINUTE)
 
 
 def test_one_step_at_a_time_however_late():
@@ -161,33 +161,33 @@ def test_one_step_at_a_time_however_late():
             session = replace(session, tier=decision.tier, effective_units=decision.units, tier_since=now)
             if decision.tier is STOPPED:
                 break
-        session = replace(session, announcement=told(decision))
+        session = replace(session, notice=told(decision))
         now += MINUTE
-    # 5 minutes of notice for each, and a round between a step and the next announcement
+    # 5 minutes of notice for each, and a round between a step and the next notice
     assert seen == [(DOWNGRADED, 5), (RELEASED, 11), (STOPPED, 30)]
 
 
 def test_a_late_announcement_is_kept_and_not_pushed_on_by_each_look():
-    session = observed(announcement=told(decide(IDLE, observed(), now=7 * HOUR)))
+    session = observed(notice=told(decide(IDLE, observed(), now=7 * HOUR)))
     decision = decide(IDLE, session, now=7 * HOUR + 3 * MINUTE)
-    assert decision.announcement.at == 7 * HOUR + 5 * MINUTE
+    assert decision.notice.at == 7 * HOUR + 5 * MINUTE
     assert decide(IDLE, session, now=7 * HOUR + 5 * MINUTE).tier is DOWNGRADED
 
 
 def test_work_takes_an_announcement_back():
-    session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
+    session = observed(notice=notice(DOWNGRADED, 15 * MINUTE, 10))
     busy = decide(IDLE, replace(session, gpu_busy=True), now=14 * MINUTE)
-    assert (busy.tier, busy.announcement, busy.no_action) == (ACTIVE, None, NoAction.GPU_BUSY)
+    assert (busy.tier, busy.notice, busy.no_action) == (ACTIVE, None, NoAction.GPU_BUSY)
     worked = decide(IDLE, replace(session, last_gpu_activity=13 * MINUTE), now=16 * MINUTE)
-    assert (worked.tier, worked.announcement) == (ACTIVE, None)
+    assert (worked.tier, worked.notice) == (ACTIVE, None)
 
 
 def test_an_announcement_from_before_the_last_work_counts_for_nothing():
     """Told at 10 min, service dead, work at 14 min, service back when it is idle for long again."""
-    session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10), last_gpu_activity=14 * MINUTE)
+    session = observed(notice=notice(DOWNGRADED, 15 * MINUTE, 10), last_gpu_activity=14 * MINUTE)
     decision = decide(IDLE, session, now=2 * HOUR)
     assert decision.tier is ACTIVE
-    assert decision.announcement.at == 2 * HOUR + 5 * MINUTE
+    assert decision.notice.at == 2 * HOUR + 5 * MINUTE
 
 
 def test_gpu_idleness_decides_even_if_a_cell_runs_and_the_tab_is_open():
@@ -195,7 +195,7 @@ def test_gpu_idleness_decides_even_if_a_cell_runs_and_the_tab_is_open():
         kernels_busy=1,
         last_kernel_activity=15 * MINUTE,
         hub_last_activity=15 * MINUTE,
-        announcement=announcement(DOWNGRADED, 15 * MINUTE, 10),
+        notice=notice(DOWNGRADED, 15 * MINUTE, 10),
     )
     assert decide(IDLE, session, now=15 * MINUTE).tier is DOWNGRADED
 
@@ -209,9 +209,9 @@ def test_gpu_idleness_decides_even_if_a_cell_runs_and_the_tab_is_open():
     ],
 )
 def test_what_keeps_a_server_from_being_stopped_at_all(signs, why):
-    session = observed(tier=RELEASED, announcement=announcement(STOPPED, 8 * HOUR), **signs)
+    session = observed(tier=RELEASED, notice=notice(STOPPED, 8 * HOUR), **signs)
     decision = decide(IDLE, session, now=20 * HOUR)
-    assert (decision.tier, decision.announcement, decision.no_action) == (RELEASED, None, why)
+    assert (decision.tier, decision.notice, decision.no_action) == (RELEASED, None, why)
 
 
 @pytest.mark.parametrize("sign", ["last_gpu_activity", "hub_last_activity", "last_kernel_activity"])
@@ -223,10 +223,10 @@ def test_stop_counts_from_the_last_activity_of_any_kind(sign):
 
 
 def test_activity_while_the_stop_is_announced_moves_it():
-    session = observed(tier=RELEASED, hub_last_activity=60.0, announcement=announcement(STOPPED, 8 * HOUR))
+    session = observed(tier=RELEASED, hub_last_activity=60.0, notice=notice(STOPPED, 8 * HOUR))
     decision = decide(IDLE, session, now=8 * HOUR)
     assert decision.tier is RELEASED
-    assert decision.announcement.at == 8 * HOUR + 5 * MINUTE  # due a minute from now, but the notice is five
+    assert decision.notice.at == 8 * HOUR + 5 * MINUTE  # due a minute from now, but the notice is five
 
 
 def test_an_active_session_counts_from_when_it_came_up_again():
@@ -254,28 +254,28 @@ def test_a_downgrade_that_would_take_nothing_is_left_out():
 
 
 def test_a_template_that_is_gone_changes_nothing_and_says_so():
-    session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
+    session = observed(notice=notice(DOWNGRADED, 15 * MINUTE, 10))
     decision = decide(None, session, now=99 * HOUR, max_age=HOUR)
-    assert (decision.tier, decision.units, decision.announcement) == (ACTIVE, 25, None)
+    assert (decision.tier, decision.units, decision.notice) == (ACTIVE, 25, None)
     assert decision.no_action == NoAction.TEMPLATE_GONE
 
 
 def test_a_changed_template_is_announced_anew():
     """The user was told of 0.10; it must not become 0.05 without a word."""
-    session = observed(announcement=announcement(DOWNGRADED, 15 * MINUTE, 10))
+    session = observed(notice=notice(DOWNGRADED, 15 * MINUTE, 10))
     decision = decide(IDLE.model_copy(update={"downgrade_to": 0.05}), session, now=15 * MINUTE)
-    assert (decision.tier, decision.announcement.units, decision.announcement.at) == (ACTIVE, 5, 20 * MINUTE)
+    assert (decision.tier, decision.notice.units, decision.notice.at) == (ACTIVE, 5, 20 * MINUTE)
 
 
 def test_a_step_that_comes_sooner_than_announced_keeps_its_notice():
-    session = observed(announcement=announcement(DOWNGRADED, 5 * HOUR, 10))
-    assert decide(IDLE, session, now=20 * MINUTE).announcement.at == 25 * MINUTE
+    session = observed(notice=notice(DOWNGRADED, 5 * HOUR, 10))
+    assert decide(IDLE, session, now=20 * MINUTE).notice.at == 25 * MINUTE
 
 
 def test_a_clock_that_was_set_back_culls_nobody_early():
     session = observed(opened_at=10 * HOUR, tier_since=10 * HOUR, last_gpu_activity=11 * HOUR)
     decision = decide(IDLE, session, now=9 * HOUR)
-    assert (decision.tier, decision.announcement) == (ACTIVE, None)
+    assert (decision.tier, decision.notice) == (ACTIVE, None)
     assert decision.upcoming.at == 11 * HOUR + 15 * MINUTE
 
 
@@ -288,41 +288,41 @@ def test_the_notice_is_shortened_where_the_wait_is_short(warn_before, wait, noti
 
 def test_a_short_wait_between_two_steps_shortens_the_second_ones_notice():
     idle = Idle(downgrade_after=20, downgrade_to=0.1, release_after=40, warn_before="5m")
-    assert decide(idle, observed(), now=9).announcement is None
-    assert decide(idle, observed(), now=10).announcement.at == 20
-    assert decide(idle, observed(tier=DOWNGRADED, tier_since=20), now=29).announcement is None
-    assert decide(idle, observed(tier=DOWNGRADED, tier_since=20), now=30).announcement.at == 40
+    assert decide(idle, observed(), now=9).notice is None
+    assert decide(idle, observed(), now=10).notice.at == 20
+    assert decide(idle, observed(tier=DOWNGRADED, tier_since=20), now=29).notice is None
+    assert decide(idle, observed(tier=DOWNGRADED, tier_since=20), now=30).notice.at == 40
 
 
 def test_without_a_notice_a_step_still_is_announced_first():
     idle = Idle(release_after=60, warn_before=0)
     first = decide(idle, observed(), now=60)
-    assert (first.tier, first.announcement.at) == (ACTIVE, 60)
-    assert decide(idle, observed(announcement=told(first)), now=60).tier is RELEASED
+    assert (first.tier, first.notice.at) == (ACTIVE, 60)
+    assert decide(idle, observed(notice=told(first)), now=60).tier is RELEASED
 
 
 def test_max_age_stops_busy_sessions_too_but_not_unannounced():
     busy = observed(gpu_busy=True, kernels_busy=1)
-    assert decide(IDLE, busy, now=HOUR, max_age=24 * HOUR).announcement is None
+    assert decide(IDLE, busy, now=HOUR, max_age=24 * HOUR).notice is None
     warned = decide(IDLE, busy, now=24 * HOUR - 5 * MINUTE, max_age=24 * HOUR)
-    assert (warned.tier, warned.announcement.tier, warned.announcement.at) == (ACTIVE, STOPPED, 24 * HOUR)
-    assert (warned.announcement.cause, warned.announcement.after) == (IdleCause.MAX_AGE, 24 * HOUR)
-    stopped = decide(IDLE, replace(busy, announcement=told(warned)), now=24 * HOUR, max_age=24 * HOUR)
+    assert (warned.tier, warned.notice.tier, warned.notice.at) == (ACTIVE, STOPPED, 24 * HOUR)
+    assert (warned.notice.cause, warned.notice.after) == (IdleCause.MAX_AGE, 24 * HOUR)
+    stopped = decide(IDLE, replace(busy, notice=told(warned)), now=24 * HOUR, max_age=24 * HOUR)
     assert stopped.tier is STOPPED
 
 
 def test_max_age_leaves_the_idle_steps_before_it_alone():
     decision = decide(IDLE, observed(), now=10 * MINUTE, max_age=24 * HOUR)
-    assert decision.announcement.tier is DOWNGRADED
+    assert decision.notice.tier is DOWNGRADED
     near = decide(IDLE, observed(), now=5 * MINUTE, max_age=13 * MINUTE)
-    assert near.look_again_at == 8 * MINUTE  # the end is announced before the downgrade would be
-    assert decide(IDLE, observed(), now=8 * MINUTE, max_age=13 * MINUTE).announcement.tier is STOPPED
+    assert near.decide_again_at == 8 * MINUTE  # the end is announced before the downgrade would be
+    assert decide(IDLE, observed(), now=8 * MINUTE, max_age=13 * MINUTE).notice.tier is STOPPED
 
 
 def test_an_observation_from_a_report():
     from gpushare_spawner.idle import Observation
 
-    told = announcement(DOWNGRADED, 20.0, 10)
+    told = notice(DOWNGRADED, 20.0, 10)
     session = SessionReport(
         id="ann", user="ann", template="quarter", gpus=("GPU-0",), share_units=25, tier=RELEASED, tier_since=6,
         effective_units=3, guaranteed_units=25, opened_at=5, waiting=True, last_gpu_activity=7, kernels=None,
@@ -331,7 +331,7 @@ def test_an_observation_from_a_report():
     assert Observation.of(session, hub_last_activity=9) == Observation(
         share=Share(units=25), tier=RELEASED, tier_since=6, effective_units=3, opened_at=5,
         gpu_busy=True,  # who waits for the GPU is not idle
-        last_gpu_activity=7, kernels_busy=0, last_kernel_activity=8, hub_last_activity=9, announcement=told,
+        last_gpu_activity=7, kernels_busy=0, last_kernel_activity=8, hub_last_activity=9, notice=told,
     )  # fmt: skip
     more = session.model_copy(
         update={"gpus": ("GPU-0", "GPU-1"), "share_units": 100, "waiting": False, "kernels_busy": 2}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.idle import Observation, decide
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Idle
 from gpushare_spawner.model.tier import Tier
@@ -30,8 +30,8 @@ def templates(draw: st.DrawFn) -> Idle:
     )
 
 
-announcements = st.none() | st.builds(
-    Announcement,
+notices = st.none() | st.builds(
+    Notice,
     tier=st.sampled_from([Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED]),
     at=instants,
     reason=st.just("x"),
@@ -53,7 +53,7 @@ def sessions(draw: st.DrawFn) -> Observation:
         kernels_busy=draw(st.integers(0, 2)),
         last_kernel_activity=draw(st.none() | instants),
         hub_last_activity=draw(st.none() | instants),
-        announcement=draw(announcements),
+        notice=draw(notices),
     )
 
 
@@ -66,10 +66,10 @@ def signs_of_life(session: Observation) -> list[float]:
 def test_no_step_without_an_announcement_of_just_that_step_whose_time_has_come(idle, session, now):
     decision = decide(idle, session, now)
     if decision.tier is not session.tier:
-        assert session.announcement is not None
-        assert session.announcement.tier is decision.tier
-        assert session.announcement.at <= now
-        assert session.announcement.effective_units == decision.units
+        assert session.notice is not None
+        assert session.notice.tier is decision.tier
+        assert session.notice.at <= now
+        assert session.notice.effective_units == decision.units
 
 
 @given(templates(), sessions(), instants)
@@ -119,8 +119,8 @@ def test_who_is_idle_for_longer_is_not_in_a_higher_tier(idle, session, now, more
 
 @given(templates(), sessions(), instants)
 def test_what_is_announced_is_at_least_the_notice_away_when_it_is_new(idle, session, now):
-    step = decide(idle, session, now).announcement
-    if step is None or (session.announcement is not None and step.at == session.announcement.at):
+    step = decide(idle, session, now).notice
+    if step is None or (session.notice is not None and step.at == session.notice.at):
         return
     waits = [w for w in (idle.downgrade_after, idle.release_after, idle.stop_after) if w is not None]
     shortest = min(b - a for a, b in zip([0.0, *waits], waits, strict=False))
@@ -130,7 +130,7 @@ def test_what_is_announced_is_at_least_the_notice_away_when_it_is_new(idle, sess
 @settings(deadline=None)
 @given(templates(), st.lists(st.tuples(st.integers(1, 400), st.booleans(), st.booleans()), max_size=60))
 def test_a_session_over_time_is_always_told_before_and_settles(idle, events):
-    """A random life: time passes, bursts happen, the service misses looks. The agent keeps tier and announcement."""
+    """A random life: time passes, bursts happen, the service misses looks. The agent keeps tier and notice."""
     session = Observation(Share(units=25), Tier.ACTIVE, 0.0, 25, 0.0, hub_last_activity=0.0)
     now, last_work, told_at = 0.0, 0.0, None
     for pause, works, service_looks in events:
@@ -149,17 +149,17 @@ def test_a_session_over_time_is_always_told_before_and_settles(idle, events):
             if decision.tier is Tier.STOPPED:
                 break
             session = replace(session, tier=decision.tier, effective_units=decision.units, tier_since=now)
-        announcement = told(decision)
-        if announcement != session.announcement:
-            told_at = now if announcement is not None else None
-        session = replace(session, announcement=announcement)
+        notice = told(decision)
+        if notice != session.notice:
+            told_at = now if notice is not None else None
+        session = replace(session, notice=notice)
 
 
 @given(templates(), sessions(), instants)
 def test_a_decision_may_be_made_twice(idle, session, now):
-    """Killed between decision and deed: the next look, with the announcement made or not, comes to the same."""
+    """Killed between decision and deed: the next look, with the notice made or not, comes to the same."""
     first = decide(idle, session, now)
     assert decide(idle, session, now) == first
     if first.tier is session.tier:
-        again = decide(idle, replace(session, announcement=told(first)), now)
-        assert again.announcement == first.announcement
+        again = decide(idle, replace(session, notice=told(first)), now)
+        assert again.notice == first.notice

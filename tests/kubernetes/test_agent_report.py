@@ -12,7 +12,7 @@ import pytest
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.report import Announcement, GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
 
 from .agent_account import AGENT_RULES
@@ -122,7 +122,7 @@ async def test_a_change_of_capacity_is_written_at_once(publisher: Publisher) -> 
 async def test_a_server_about_to_be_stopped_that_works_is_told_of_at_once(publisher: Publisher) -> None:
     publisher.start(replace(SETTINGS, at_most_every=60.0))
     await publisher.written(lambda report: True)
-    coming = Announcement(tier=Tier.STOPPED, at=time.time() + 60, reason="idle")
+    coming = Notice(tier=Tier.STOPPED, at=time.time() + 60, reason="idle")
     publisher.session(announcement=coming)
     publisher.session(announcement=coming, kernels=1, kernels_busy=1)
     await publisher.written(lambda report: report.sessions[0].kernels_busy == 1)

@@ -15,7 +15,7 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.kubernetes import announcement_patch, tier_patch
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
@@ -161,7 +161,7 @@ async def test_announcements_come_and_are_taken_back(agent: NodeAgent) -> None:
     observer = Peer(agent.node.sessions["ada"].socket.path)  # type: ignore[union-attr]
     await observer.connect(Role.OBSERVER)
     before = (await agent.annotations("ada")).tier_since
-    step = Announcement(tier=Tier.DOWNGRADED, at=time.time() + 300, reason="idle", effective_units=10)
+    step = Notice(tier=Tier.DOWNGRADED, at=time.time() + 300, reason="idle", effective_units=10)
     await agent.annotate("ada", announcement_patch(step))
     told = await observer.until(Kind.ANNOUNCE)
     assert told.fields[0] == Tier.DOWNGRADED.depth

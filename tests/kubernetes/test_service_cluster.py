@@ -10,7 +10,7 @@ import pytest
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
-from gpushare_spawner.model.report import Announcement, Report
+from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -115,7 +115,7 @@ async def test_a_report_that_cannot_be_read_is_said_once(room, nodes, caplog):
     for _ in range(3):
         with pytest.raises(AgentUnreachable):
             await next(iter(nodes)).report()
-    said = [record.message for record in caplog.records if "no report that this version can read" in record.message]
+    said = [record.message for record in caplog.records if "not a report that this version can read" in record.message]
     assert len(said) == 1
     assert "version" in said[0]
 
@@ -174,7 +174,7 @@ async def test_announcements_come_and_go(room, nodes):
     coming = AnnounceRequest(id="ann", tier=Tier.RELEASED, at=room.now() + 300, reason="Idle.", effective_units=0)
     await agent.announce(coming)
     said = (await room.session("ann")).announcement
-    assert said == Announcement(tier=Tier.RELEASED, at=coming.at, reason="Idle.", effective_units=0)
+    assert said == Notice(tier=Tier.RELEASED, at=coming.at, reason="Idle.", effective_units=0)
     agent = await seen(nodes, "node-a", has("ann", announcement=said))
     await agent.announce(AnnounceRequest(id="ann", tier=None))
     assert (await room.session("ann")).announcement is None
@@ -353,7 +353,7 @@ async def test_without_rights_it_says_so_and_goes_on_trying(room, caplog, monkey
     monkeypatch.setattr(object_watch, "_LONGEST_PAUSE", 0.2)
     async with as_the_hub(room, patience=0.3) as nodes:
         (agent,) = nodes
-        with pytest.raises(AgentUnreachable, match=r"pods of the namespace .* cannot be read.*does not allow it"):
+        with pytest.raises(AgentUnreachable, match=r"pods of the namespace .* cannot be read.*refuses"):
             await agent.report()
         assert sum("pods of the namespace" in record.message for record in caplog.records) == 1
         await room.rights(HUB_RULES)
@@ -422,7 +422,7 @@ async def test_a_stop_waits_for_a_fresh_report(room, nodes, make_culler, hub_ser
     hub_server.add("ann", last_activity=clock())
     await room.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, clock(), 0))
     clock.forward(8 * 60 * MINUTE)
-    told = Announcement(tier=Tier.STOPPED, at=clock(), reason="told")
+    told = Notice(tier=Tier.STOPPED, at=clock(), reason="told")
     await room.annotate("ann", kubernetes.announcement_patch(told))
     await room.publish()
     await seen(nodes, "node-a", has("ann", announcement=told))

@@ -96,7 +96,7 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
             await round_at(began + 1.3 * HOUR)
             await until(lambda: not running.spawner("ada").active, 60)
             await until_gone(cluster, "jupyter-ada")
-            assert culler.counters.steps == {Tier.STOPPED: 1}
+            assert culler.counters.actions == {Tier.STOPPED: 1}
             assert not await nodes.held()
             assert not running.reservations.in_flight()
         finally:

@@ -80,7 +80,7 @@ async def test_two_services_at_once_take_each_step_once(room, hub, templates, cl
             await asyncio.gather(*(seen(nodes, "node-a", up_to_date) for nodes in (first, second)))
             await asyncio.gather(*(culler.round() for culler in cullers))
         assert (await room.session("ann")).tier is Tier.RELEASED
-    for counted in ("steps", "announcements"):
+    for counted in ("actions", "notices"):
         for tier in (Tier.DOWNGRADED, Tier.RELEASED):
             assert sum(getattr(culler.counters, counted)[tier] for culler in cullers) == 1, (counted, tier)
     assert not sum(culler.counters.failures["agent"] for culler in cullers)

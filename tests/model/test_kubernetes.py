@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession, pod_session
-from gpushare_spawner.model.report import Announcement, Report
+from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.tier import Tier
 
 SESSION = PodSession(
@@ -23,7 +23,7 @@ SESSION = PodSession(
     effective_units=10,
     borrowed_units=5,
     tier=Tier.DOWNGRADED,
-    announcement=Announcement(tier=Tier.RELEASED, at=1767225900.0, reason="idle {45} min", effective_units=0),
+    announcement=Notice(tier=Tier.RELEASED, at=1767225900.0, reason="idle {45} min", effective_units=0),
 )
 
 uuids = some.from_regex(r"GPU-[0-9a-f-]{1,36}", fullmatch=True)
@@ -45,7 +45,7 @@ def sessions(draw) -> PodSession:
         memory_limit=draw(some.sampled_from(["100%", "80%", "12Gi"])),
         oversubscribe=draw(some.booleans()),
         tier=draw(some.sampled_from([Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED])),
-        announcement=draw(some.none() | some.builds(Announcement, reason=some.text(), at=some.floats(0, 1e12))),
+        announcement=draw(some.none() | some.builds(Notice, reason=some.text(), at=some.floats(0, 1e12))),
     )
 
 
@@ -59,7 +59,7 @@ def test_annotations_and_back(session: PodSession) -> None:
 def test_what_the_annotations_look_like() -> None:
     written = SESSION.annotations()
     announcement = written.pop("gpushare-spawner.io/announcement")
-    assert Announcement.model_validate_json(announcement) == SESSION.announcement
+    assert Notice.model_validate_json(announcement) == SESSION.announcement
     assert written == {
         "gpushare-spawner.io/session": "ann@example.org+lab",
         "gpushare-spawner.io/template": "quarter-gpu",

@@ -5,8 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare_spawner.model.quantity import (
-    format_bytes,
-    format_seconds,
     parse_bytes,
     parse_cores,
     parse_percent_or_bytes,
@@ -59,27 +57,3 @@ def test_part_of_a_gpu():
     assert resolve_bytes("12Gi", 16 * GI) == 12 * GI
     with pytest.raises(ValueError, match="percentage"):
         resolve_bytes("0%", 16 * GI)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (0.25, "0.25 s"),
-        (45, "45 s"),
-        (90, "1 min 30 s"),
-        (900, "15 min"),
-        (5400, "1 h 30 min"),
-        (28800, "8 h"),
-        (59.7, "1 min"),
-    ],
-)
-def test_durations_for_people(seconds, text):
-    assert format_seconds(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("amount", "text"), [(0, "0 B"), (512, "512 B"), (4 * GI, "4 GiB"), (1.5 * GI, "1.5 GiB"), (1000 * GI, "1000 GiB")]
-)
-def test_bytes_for_people(amount, text):
-    assert format_bytes(amount) == text

@@ -34,7 +34,7 @@ def test_every_unit_survives_the_way_through_a_float(units):
     [{"units": 0}, {"units": 101}, {"units": 25.0}, {"count": 0}, {"units": 50, "count": 2}, {"units": True}],
 )
 def test_impossible_shares_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"share lies|share has|taken whole"):
+    with pytest.raises(ValueError, match=r"share is on|share has|whole GPUs"):
         Share(**wrong)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpushare_spawner.cli import main
 from gpushare_spawner.model.frames import Frame, Kind, LeaseState
-from gpushare_spawner.model.share_status import DeliveredStatus, ShareStatus, Step
+from gpushare_spawner.model.share_status import DeliveredStatus, PendingAction, ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import status
 from gpushare_spawner.wording import notices, share_status
@@ -44,7 +44,7 @@ def test_an_announced_step_a_burst_and_two_gpus(agent):
     script.step = (Tier.DOWNGRADED, 1_700_000_000.5, 10)
     script.quiet, script.lease = 90 * 10**9, LeaseState.HELD
     now = status()
-    assert now.announced == Step(Tier.DOWNGRADED, 1_700_000_000.5, 10)
+    assert now.announced == PendingAction(Tier.DOWNGRADED, 1_700_000_000.5, 10)
     assert [gpu.uuid for gpu in now.gpus] == [GPU, OTHER_GPU]
     assert now.idle_seconds == 90
     assert now.memory_bytes == 2 * int(3.1 * GIB)
@@ -125,11 +125,11 @@ def test_the_explanation_tells_what_happens_to_the_work():
     ("step", "said"),
     [
         (
-            Step(Tier.DOWNGRADED, 1.0, 10),
+            PendingAction(Tier.DOWNGRADED, 1.0, 10),
             "Your GPU share will be downgraded to 0.10 GPU at {time}: the GPU is idle.",
         ),
-        (Step(Tier.RELEASED, 1.0, 0), "Your GPU share will be released at {time}. Run a GPU cell to keep it."),
-        (Step(Tier.STOPPED, 1.0, 0), "Your server will stop at {time}: idle."),
+        (PendingAction(Tier.RELEASED, 1.0, 0), "Your GPU share will be released at {time}. Run a GPU cell to keep it."),
+        (PendingAction(Tier.STOPPED, 1.0, 0), "Your server will stop at {time}: idle."),
     ],
 )
 def test_announcements(step, said):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
-from gpushare_spawner.model.report import Announcement, DeliveredReport, GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import DeliveredReport, GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.culler.decisions import HubView, look
+from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.reports import NodeView
+from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.dashboard import page_environment
 from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 
@@ -69,7 +69,7 @@ def afternoon(*more: SessionReport) -> Report:
                     memory_limit_hits=MemoryLimitHits(count=3)),
             session(
                 "bob", server="thesis", tier=Tier.DOWNGRADED, effective_units=10, last_gpu_activity=NOW - 41 * MINUTE,
-                announcement=Announcement(tier=Tier.RELEASED, at=NOW + 4 * MINUTE, reason="told"),
+                announcement=Notice(tier=Tier.RELEASED, at=NOW + 4 * MINUTE, reason="told"),
             ),
             session("carol", template="half", share_units=50, tier=Tier.RELEASED, effective_units=0, kernels=3,
                     last_gpu_activity=NOW - 80 * MINUTE, memory_bytes=9 * GIB, resident_bytes=0),
@@ -82,11 +82,11 @@ def afternoon(*more: SessionReport) -> Report:
     )  # fmt: skip
 
 
-def view(report: Report | None = None, viewer: Viewer = ADMIN, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+def shown(report: Report | None = None, viewer: Viewer = ADMIN, notes: tuple[str, ...] = ()) -> dict[str, Any]:
     """The dashboard of that afternoon."""
-    views = [NodeView(None, report if report is not None else afternoon())]
-    looked = look(views, HubView(), TEMPLATES, NOW, CullerSettings())
-    return dashboard_data(views, looked, TEMPLATES, viewer, NOW, notes)
+    snapshots = [NodeSnapshot(None, report if report is not None else afternoon())]
+    decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings())
+    return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes)
 
 
 def page(dashboard: dict[str, Any], prefix: str = "/services/gpushare/") -> str:

@@ -17,7 +17,7 @@ from gpushare_spawner.model.control import (
     Request,
     TierRequest,
 )
-from gpushare_spawner.model.report import Announcement, GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.session_id import session_id
 from gpushare_spawner.model.tier import Tier
 
@@ -32,7 +32,7 @@ class FakeAgent:
         self.clock = clock
         self.sessions: dict[str, SessionReport] = {}
         self.asked: list[Request] = []
-        self.kept: Callable[[AnnounceRequest], Announcement | None] = lambda request: request.announcement
+        self.kept: Callable[[AnnounceRequest], Notice | None] = lambda request: request.notice
         self.before: Callable[[Request], None] = lambda request: None
         self.gpus = (
             GpuReport(index=0, uuid="GPU-0", model="Simulated GPU 16 GiB", memory_bytes=16 * GIB, simulated=True),

@@ -11,7 +11,7 @@ import pytest
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -54,7 +54,7 @@ async def test_the_way_down_each_step_told_before(culler, agent, hub_server, clo
     assert hub_server.deleted == ["/users/ann/server"]
     assert clock() - 1_000_000 == 481 * MINUTE
     assert agent.sessions[ann].tier is Tier.RELEASED
-    assert dict(one.counters.steps) == {Tier.DOWNGRADED: 1, Tier.RELEASED: 1, Tier.STOPPED: 1}
+    assert dict(one.counters.actions) == {Tier.DOWNGRADED: 1, Tier.RELEASED: 1, Tier.STOPPED: 1}
 
 
 async def test_announcements_say_when_what_is_left_and_why(culler, agent, clock):
@@ -145,7 +145,7 @@ def released(agent, hub_server, clock, **changes):
     ann = agent.add("ann", tier=Tier.RELEASED, effective_units=0, guaranteed_units=0, **changes)
     hub_server.add("ann", last_activity=opened)
     clock.forward(8 * HOUR)
-    agent.change(ann, announcement=Announcement(tier=Tier.STOPPED, at=clock(), reason="told"))
+    agent.change(ann, announcement=Notice(tier=Tier.STOPPED, at=clock(), reason="told"))
     return ann
 
 
@@ -214,7 +214,7 @@ async def test_the_gpu_steps_need_no_hub(culler, agent, hub_server, clock, caplo
     await one.round()
     assert agent.sessions[ann].tier is Tier.DOWNGRADED
     assert one.counters.failures["hub"] == 2
-    said = [record for record in caplog.records if "Servers are not stopped until" in record.message]
+    said = [record for record in caplog.records if "No server is stopped until" in record.message]
     assert len(said) == 1  # not in every round
 
 
@@ -258,7 +258,7 @@ async def test_a_deletion_that_the_hub_turns_away_is_decided_anew(culler, agent,
     agent.change(ann, kernels_busy=1)
     await one.round()
     assert hub_server.deleted == ["/users/ann/server"]
-    agent.change(ann, kernels_busy=0, announcement=Announcement(tier=Tier.STOPPED, at=clock(), reason="told"))
+    agent.change(ann, kernels_busy=0, announcement=Notice(tier=Tier.STOPPED, at=clock(), reason="told"))
     await one.round()
     assert hub_server.users["ann"]["servers"] == {}
 
@@ -352,7 +352,7 @@ async def test_a_gpu_server_that_no_agent_knows_is_left_alone_and_it_is_said(cul
     await one.round()
     assert hub_server.deleted == []
     assert [r.message for r in caplog.records if "ann" in r.message] == [
-        "ann: no agent knows its GPU share; it is left as it is"
+        "ann: not stopped: its template has a GPU share, and no agent reports the session"
     ]
 
 
@@ -392,7 +392,7 @@ async def test_a_busy_user_is_told_that_the_server_is_too_old(culler, agent, hub
 
 async def test_an_older_agent_that_forgets_the_cause_is_told_once(culler, agent, hub_server, clock):
     def without_cause(request):
-        step = request.announcement
+        step = request.notice
         return step and step.model_copy(update={"cause": None, "after_seconds": 0.0})
 
     agent.kept = without_cause

@@ -55,7 +55,7 @@ def test_it_ends_when_the_hub_that_started_it_was_killed(tmp_path):
     hub.send_signal(signal.SIGKILL)
     hub.wait()
     assert wait_for(lambda: not alive(service))
-    assert "hub that started this service is gone" in (tmp_path / "service.log").read_text()
+    assert "hub that started this service has ended" in (tmp_path / "service.log").read_text()
 
 
 def test_without_the_option_it_goes_on(tmp_path):

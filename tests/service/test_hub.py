@@ -98,14 +98,14 @@ async def test_a_missing_scope_is_not_asked_for_again(hub, hub_server):
 )
 async def test_answers_that_make_no_sense(hub, hub_server, answer):
     hub_server.faults = [answer]
-    with pytest.raises(HubFailed, match="cannot be read"):
+    with pytest.raises(HubFailed, match=r"unknown form|cannot be read"):
         await hub.users()
 
 
 async def test_pages_that_go_round_in_a_circle(hub, hub_server):
     page = b'{"items": [], "_pagination": {"next": {"offset": 5, "limit": 5}}}'
     hub_server.faults = [page, page]
-    with pytest.raises(HubFailed, match="circle"):
+    with pytest.raises(HubFailed, match="repeat at offset"):
         await hub.users()
 
 
@@ -142,8 +142,6 @@ async def test_the_services_scopes(hub, hub_server):
     assert missing(await hub.own_scopes()) == []
     hub_server.scopes = ["list:users"]
     activity, deletion = missing(await hub.own_scopes())
-    assert activity.startswith(
-        "The service lacks the scope read:servers: it does not see when servers were last active"
-    )
-    assert deletion.startswith("The service lacks the scope delete:servers: servers whose stop_after")
+    assert activity.startswith("The service lacks the scope read:servers: it cannot read the servers' last activity")
+    assert deletion.startswith("The service lacks the scope delete:servers: no server is stopped after")
     assert any("delete:users" in sentence for sentence in missing(await hub.own_scopes(), cull_users=True))

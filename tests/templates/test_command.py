@@ -14,7 +14,7 @@ SHIPPED = Path(__file__).parents[2] / "templates"
 def test_check_of_the_shipped_templates(capsys):
     assert main(["templates", "check", str(SHIPPED)]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"quarter-gpu \(default\) +0.25 GPU +0.10 GPU after 15 min, released after 45 min", said)
+    assert re.search(r"quarter-gpu \(default\) +0.25 GPU +after 15 min, downgraded to 0.10 GPU; after 45 min, ", said)
     assert "5 templates, no problems." in said
     assert "resources.memory.limit" not in said, "each guarantee is kept on GPUs of up to 80 GiB"
 
@@ -27,7 +27,7 @@ def test_check_of_a_bad_folder(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("b.yaml:3: gpu.fraction: nan is not a fraction; write")]
     assert [line for line in lines if line.startswith("c.yaml:1: nested more than 32 levels deep")]
-    assert lines[-1] == "2 problems, 1 good template."
+    assert lines[-1] == "2 problems, 1 valid template."
 
 
 def test_check_names_a_memory_limit_that_does_not_hold_what_is_guaranteed(tmp_path, capsys):
@@ -43,8 +43,8 @@ def test_check_names_a_memory_limit_that_does_not_hold_what_is_guaranteed(tmp_pa
     assert main(["templates", "check", str(tmp_path)]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "resources.memory.limit" in line]
     assert [line.split(":")[0] for line in said] == ["bytes.yaml", "low.yaml"]
-    assert "limit of 8 GiB is less than the GPU memory that is guaranteed: memory" in said[0]
-    assert "limit of 16 GiB is less than the GPU memory that is guaranteed on GPUs of more than 64 GiB" in said[1]
+    assert "limit (8 GiB) is less than the guaranteed GPU memory: GPU memory" in said[0]
+    assert "limit (16 GiB) is less than the guaranteed GPU memory on GPUs of more than 64 GiB" in said[1]
 
 
 def test_check_of_a_folder_without_templates(tmp_path, capsys):
@@ -71,7 +71,7 @@ def test_check_without_a_folder_checks_the_hubs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["templates", "check"]) == 0
     said = capsys.readouterr().out
-    assert f"The folder of this machine's hub: {SHIPPED}" in said
+    assert f"Checking the folder of this machine's hub: {SHIPPED}" in said
     assert "quarter-gpu" in said
     monkeypatch.setenv("GPUSHARE_TEMPLATES", str(tmp_path / "none"))
     assert main(["templates", "check"]) == 1

@@ -34,6 +34,12 @@ def test_a_share_is_said_in_gpus(units, gpus, said):
         (GIB, "1 GiB"),
         (int(3.14 * GIB), "3.1 GiB"),
         (16 * GIB, "16 GiB"),
+        (GIB - 1, "1 GiB"),
+        (int(79.6 * GIB), "79.6 GiB"),
+        (int(251.7 * GIB), "252 GiB"),
+        (1000 * GIB, "1000 GiB"),
+        (1536 * GIB, "1.5 TiB"),
+        (-1, "0 GiB"),
     ],
 )
 def test_memory_has_the_unit_that_is_easiest_to_read(size, said):
@@ -48,14 +54,55 @@ def test_a_part_of_a_total_names_its_unit_once_where_both_have_the_same():
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0, "0 s"), (59, "59 s"), (60, "1 min"), (75, "1 min"), (3600, "1 h"), (4000, "1 h 6 min"), (86400, "24 h")],
+    [
+        (-0.4, "0 s"),
+        (-90, "0 s"),
+        (0, "0 s"),
+        (0.25, "0.25 s"),
+        (59, "59 s"),
+        (59.7, "1 min"),
+        (60, "1 min"),
+        (75, "1 min 15 s"),
+        (900, "15 min"),
+        (3600, "1 h"),
+        (4000, "1 h 6 min"),
+        (86400, "24 h"),
+    ],
 )
-def test_a_duration_has_at_most_two_units(seconds, said):
+def test_a_duration_has_at_most_two_units_and_is_never_negative(seconds, said):
     assert amounts.duration(seconds) == said
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-1, "0 s"),
+        (0.4, "0 s"),
+        (59.6, "1 min"),
+        (75, "1 min 15 s"),
+        (299, "4 min 59 s"),
+        (301, "5 min"),
+        (359.9, "5 min"),
+        (3599, "59 min"),
+        (4000, "1 h 6 min"),
+    ],
+)
+def test_an_elapsed_time_has_no_seconds_from_five_minutes_on(seconds, said):
+    assert amounts.elapsed(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 ms"), (0.0337, "34 ms"), (0.9996, "1.0 s"), (1.74, "1.7 s"), (59.96, "1 min"), (75, "1 min 15 s")],
+)
+def test_a_latency_shows_milliseconds(seconds, said):
+    assert amounts.latency(seconds) == said
+
+
 def test_no_line_breaks_between_a_number_and_its_unit():
-    assert amounts.unbroken("release in 1 h 5 min of 0.25 GPU") == ("release in 1\u00a0h 5\u00a0min of 0.25\u00a0GPU")
+    assert amounts.unbroken("release in 1 h 5 min of 0.25 GPU") == "release in 1\u00a0h 5\u00a0min of 0.25\u00a0GPU"
+    assert amounts.unbroken("34 ms, 3 s, 95 %, 256 MiB") == "34\u00a0ms, 3\u00a0s, 95\u00a0%, 256\u00a0MiB"
+    assert amounts.unbroken("3 sessions of 2 users") == "3 sessions of 2 users"
 
 
 def test_a_number_goes_with_its_noun():

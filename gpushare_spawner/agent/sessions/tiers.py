@@ -9,7 +9,7 @@ from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, Failure, TierRequest
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Tiers:
 
     def announce(self, session: Session, request: AnnounceRequest) -> None:
         """Send the user a notice, or withdraw it."""
-        self._announce(session, request.announcement)
+        self._announce(session, request.notice)
         self._save(session)
 
     def move(self, session: Session, tier: Tier, units: int, reason: str) -> None:
@@ -87,7 +87,7 @@ class Tiers:
                 session.conversation.tell_tier()
             self._save(session)
 
-    def _announce(self, session: Session, announcement: Announcement | None) -> None:
+    def _announce(self, session: Session, announcement: Notice | None) -> None:
         session.record.announcement = announcement
         if session.conversation is not None:
             session.conversation.tell_announcement()

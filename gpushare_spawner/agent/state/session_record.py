@@ -10,7 +10,7 @@ from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.delivered import NOTHING, Delivered
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
-from gpushare_spawner.model.report import Announcement, Instant, Units
+from gpushare_spawner.model.report import Instant, Notice, Units
 from gpushare_spawner.model.tier import Tier
 
 
@@ -58,7 +58,7 @@ class SessionRecord(BaseModel):
     """The notebook server; None until it is confirmed."""
     pod: PodOwner | None = None
     """Where it is a pod, there is no process."""
-    announcement: Announcement | None = None
+    announcement: Notice | None = None
     gpu_busy: bool = False
     """There was work when this was written."""
     last_gpu_activity: Instant | None = None

@@ -1,4 +1,4 @@
-"""Brings together what the agents, the hub and the templates say of each session, and what follows from it."""
+"""Joins what agents, hub and templates say about each session, and decides on the session's tier."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer, HubUser
-from gpushare_spawner.service.reports import Agent, NodeView
+from gpushare_spawner.service.reports import Agent, NodeSnapshot
 
 
 @dataclass(frozen=True)
-class HubView:
+class HubSnapshot:
     """The hub's users, and their servers by (user, server name)."""
 
     users: tuple[HubUser, ...] = ()
@@ -25,8 +25,8 @@ class HubView:
 
 
 @dataclass(frozen=True)
-class Looked:
-    """One session, and what should be so for it."""
+class SessionDecision:
+    """One session, what is known about it, and its decision."""
 
     agent: Agent
     node: str
@@ -41,24 +41,28 @@ class Looked:
         return self.session.user + (f"/{self.session.server}" if self.session.server else "")
 
 
-def look(
-    views: Sequence[NodeView],
-    hub: HubView | None,
+def decide_sessions(
+    snapshots: Sequence[NodeSnapshot],
+    hub: HubSnapshot | None,
     templates: Mapping[str, Template],
     now: float,
     settings: CullerSettings,
-) -> list[Looked]:
-    """All sessions of all agents that answered. ``hub`` is None where the hub did not."""
+) -> list[SessionDecision]:
+    """Decide on all sessions of all agents that answered. ``hub`` is None where the hub did not answer."""
     servers = hub.servers if hub is not None else {}
+
+    def server_of(session: SessionReport) -> HubServer | None:
+        return servers.get((session.user, session.server))
+
     return [
-        look_at(view.agent, view.report, session, servers.get((session.user, session.server)), templates, now, settings)
-        for view in views
-        if view.report is not None
-        for session in view.report.sessions
+        decide_session(node.agent, node.report, session, server_of(session), templates, now, settings)
+        for node in snapshots
+        if node.report is not None
+        for session in node.report.sessions
     ]
 
 
-def look_at(
+def decide_session(
     agent: Agent,
     report: Report,
     session: SessionReport,
@@ -66,12 +70,12 @@ def look_at(
     templates: Mapping[str, Template],
     now: float,
     settings: CullerSettings,
-) -> Looked:
-    """One session. Where servers like its own may not be stopped, that step is neither decided nor announced."""
+) -> SessionDecision:
+    """Decide on one session. A stop that the settings forbid is neither decided nor announced."""
     template = templates.get(session.template)
     idle, max_age = template.idle if template is not None else None, settings.max_age
     if idle is not None and not settings.may_stop(session.server):
         idle, max_age = idle.model_copy(update={"stop_after": None}), 0.0
     observation = Observation.of(session, server.seen if server is not None else None)
     decision = decide(idle, observation, now, max_age)
-    return Looked(agent, report.node, session, server, template, decision)
+    return SessionDecision(agent, report.node, session, server, template, decision)

@@ -7,17 +7,20 @@ import time
 
 from gpushare_spawner.idle import IdleAction
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import Looked
+from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.wording.idle_actions import decided, explained
 
 log = logging.getLogger("gpushare.service")
 
 
-async def step_down(one: Looked, counters: Counters) -> bool:
-    """Ask the agent for the tier that was decided. It refuses where there was GPU work since. True: it is done."""
+async def take_gpu_action(one: SessionDecision, counters: Counters) -> bool:
+    """Ask the agent for the tier that was decided. Returns True.
+
+    The agent refuses (ControlRefused) if the session has worked on the GPU since.
+    """
     session, decision, share = one.session, one.decision, one.session.share
     await one.agent.tier(
         TierRequest(
@@ -30,30 +33,30 @@ async def step_down(one: Looked, counters: Counters) -> bool:
     )
     left = f"{decision.units} of {session.share_units} units left"
     log.info("%s: %s, %s. %s", one.name, decision.tier, left, decided(decision, share))
-    counters.stepped(decision.tier)
+    counters.acted(decision.tier)
     return True
 
 
-async def tell(one: Looked, counters: Counters) -> bool:
-    """Make the announcement that should stand, or take back one that should not. Always False: no step was taken."""
-    told, coming = one.session.announcement, one.decision.announcement
+async def update_notice(one: SessionDecision, counters: Counters) -> bool:
+    """Send the notice that should stand, or withdraw one that should not. Returns False: the tier stays."""
+    told, coming = one.session.announcement, one.decision.notice
     share = one.session.share
     if coming is None:
         if told is not None:
             await one.agent.announce(AnnounceRequest(id=one.session.id, tier=None, reason=decided(one.decision, share)))
             why = decided(one.decision, share)
-            log.info("%s: the notice of %s at %s is withdrawn: %s", one.name, told.tier, _time(told.at), why)
+            log.info("%s: notice withdrawn (%s at %s): %s", one.name, told.tier, _time(told.at), why)
             counters.withdrew(told.tier)
     elif told is None or not _same(told, coming):
-        await one.agent.announce(AnnounceRequest.of(one.session.id, announced(coming, share)))
-        log.info("%s: the user is notified: %s at %s", one.name, coming.tier, _time(coming.at))
-        counters.announced(coming.tier)
+        await one.agent.announce(AnnounceRequest.of(one.session.id, notice_of(coming, share)))
+        log.info("%s: user notified: %s at %s", one.name, coming.tier, _time(coming.at))
+        counters.notified(coming.tier)
     return False
 
 
-def announced(action: IdleAction, share: Share) -> Announcement:
-    """Return what the session's agent is told of a coming action."""
-    return Announcement(
+def notice_of(action: IdleAction, share: Share) -> Notice:
+    """Return the notice of a coming action, as the session's agent gets it."""
+    return Notice(
         tier=action.tier,
         at=action.at,
         reason=explained(action, share),
@@ -63,8 +66,8 @@ def announced(action: IdleAction, share: Share) -> Announcement:
     )
 
 
-def _same(told: Announcement, coming: IdleAction) -> bool:
-    """Whether the user was told of this action, its time and its cause; an older agent does not keep the cause."""
+def _same(told: Notice, coming: IdleAction) -> bool:
+    """Return whether the user was told of this action, its time and its cause; an older agent keeps no cause."""
     same_cause = told.cause in (None, coming.cause)
     return same_cause and (told.tier, told.at, told.effective_units) == (coming.tier, coming.at, coming.units)
 

@@ -1,7 +1,7 @@
 """Idle actions through the hub: stop a server, delete a user.
 
-A deletion has no guard as an agent's tier has, and the hub's list may be a minute old: everything is looked at once
-more just before, and a deletion that the hub turns away is not repeated but decided anew.
+The hub's API cannot refuse a deletion because of activity, as an agent can, and the hub's list can be a minute old.
+So each method checks again just before the deletion. A deletion that fails is not repeated but decided anew.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import Looked, look_at
-from gpushare_spawner.service.culler.gpu_actions import tell
+from gpushare_spawner.service.culler.decisions import SessionDecision, decide_session
+from gpushare_spawner.service.culler.gpu_actions import update_notice
 from gpushare_spawner.service.culler.servers_without_share import judge
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
@@ -23,14 +23,14 @@ from gpushare_spawner.wording.idle_actions import decided
 log = logging.getLogger("gpushare.service")
 
 FRESH_SECONDS = 5.0
-"""A server is stopped on a report that is no older: what its kernels and its GPU did since is not in it."""
+"""A server is stopped on a report that is at most this old: later activity is not in the report."""
 
 Templates = Callable[[], Mapping[str, Template]]
-"""The good templates as they are now, by name."""
+"""Returns the valid templates by name."""
 
 
 class HubActions:
-    """Each method returns whether it was done; HubFailed and the agent's errors pass through."""
+    """Each method returns whether it changed something. Raises HubFailed and the agent's errors."""
 
     def __init__(
         self, hub: Hub, templates: Templates, settings: CullerSettings, counters: Counters, clock: Callable[[], float]
@@ -41,24 +41,25 @@ class HubActions:
         self._counters = counters
         self._clock = clock
         self.awaiting_reports = False
-        """Whether a stop was put off until the agent publishes its next report."""
+        """Whether a stop waits for the agent's next report."""
 
-    async def stop_session(self, one: Looked) -> bool:
-        """Stop the server of a session, if that is still right."""
+    async def stop_session(self, one: SessionDecision) -> bool:
+        """Stop the server of a session, if that is still due."""
         session = one.session
         if self._too_old(one.agent.report_age()):
             return False
         server = await self._hub.server(session.user, session.server)
-        view = await ask(one.agent)
-        current = view.report.session(session.id) if view.report is not None else None
-        if view.report is None or current is None or server is None or not server.settled:
+        snapshot = await ask(one.agent)
+        current = snapshot.report.session(session.id) if snapshot.report is not None else None
+        if snapshot.report is None or current is None or server is None or not server.settled:
             return False
-        if self._too_old(view.age):
+        if self._too_old(snapshot.age):
             return False
-        fresh = look_at(one.agent, view.report, current, server, self._templates(), self._clock(), self._settings)
+        templates, now = self._templates(), self._clock()
+        fresh = decide_session(one.agent, snapshot.report, current, server, templates, now, self._settings)
         if fresh.decision.tier is current.tier:
-            log.info("%s: not stopped after all: %s", one.name, decided(fresh.decision, current.share))
-            return await tell(fresh, self._counters)
+            log.info("%s: not stopped: %s", one.name, decided(fresh.decision, current.share))
+            return await update_notice(fresh, self._counters)
         if fresh.decision.tier is not Tier.STOPPED:
             return False
         return await self._stop(server, decided(fresh.decision, current.share))
@@ -68,7 +69,7 @@ class HubActions:
         return age > FRESH_SECONDS
 
     async def stop_unshared(self, listed: HubServer) -> bool:
-        """Stop a server without a share, if that is still right."""
+        """Stop a server without a share, if that is still due."""
         server = await self._hub.server(listed.user, listed.name)
         if server is None:
             return False
@@ -84,5 +85,5 @@ class HubActions:
     async def _stop(self, server: HubServer, reason: str) -> bool:
         await self._hub.stop(server.user, server.name, self._settings.remove_named_servers)
         log.info("%s: stopped: %s", server.label, reason)
-        self._counters.stepped(Tier.STOPPED)
+        self._counters.acted(Tier.STOPPED)
         return True

@@ -1,4 +1,4 @@
-"""Servers that hold no GPU share, and users without servers: only the hub knows of them."""
+"""Servers without a GPU share, and users without servers: which of them are idle, by the hub's list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpushare_spawner.idle import overdue
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.culler.decisions import HubView
+from gpushare_spawner.service.culler.decisions import HubSnapshot
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.wording import idle_actions
@@ -15,7 +15,7 @@ from gpushare_spawner.wording import idle_actions
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a server is to be stopped, or is left alone against expectation. Both empty: it just goes on."""
+    """Why a server is stopped, or why an idle server is not. Both empty: the server is in use."""
 
     stop_because: str = ""
     left_because: str = ""
@@ -24,10 +24,10 @@ class Verdict:
 def judge(
     server: HubServer, templates: Mapping[str, Template], settings: CullerSettings, now: float, agents_answered: bool
 ) -> Verdict:
-    """A server that no agent's report names.
+    """Judge a server that no agent's report names.
 
-    ``agents_answered``: no report is missing. Where one is, a server that may have a share after all is left alone:
-    nobody knows whether its GPU works, and a silent training must not be taken for idleness.
+    ``agents_answered``: no report is missing. Where one is missing, a server that can have a share is not stopped:
+    its GPU work is unknown, and a training run without output must not count as idle.
     """
     if not server.settled or not settings.may_stop(server.name):
         return Verdict()
@@ -37,17 +37,17 @@ def judge(
             return Verdict()
         timeout = settings.timeout
     elif template.gpu is not None:
-        return Verdict(left_because="no agent knows its GPU share; it is left as it is")
+        return Verdict(left_because="not stopped: its template has a GPU share, and no agent reports the session")
     else:
         timeout = template.idle.stop_after or 0.0
     found = overdue(server.last_activity, server.started, now, timeout, settings.max_age)
     return Verdict(stop_because=idle_actions.overdue(found) if found is not None else "")
 
 
-def users_to_delete(hub: HubView, settings: CullerSettings, now: float) -> Iterator[tuple[HubUser, str]]:
-    """Users without servers who are idle for long enough, with the reason.
+def users_to_delete(hub: HubSnapshot, settings: CullerSettings, now: float) -> Iterator[tuple[HubUser, str]]:
+    """Yield the idle users without servers, with the reason.
 
-    Where admins are kept, so is every user of whom the hub does not say whether they are an admin.
+    Without ``cull_admin_users`` a user is kept unless the hub says that the user is no admin.
     """
     for user in hub.users:
         if user.servers or (not settings.cull_admin_users and user.admin is not False):

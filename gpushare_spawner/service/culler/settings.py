@@ -1,4 +1,4 @@
-"""What the culler is told on the command line."""
+"""The culler's settings, from the command line of `gpushare service`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CullerSettings:
     cull_named_servers: bool = True
     remove_named_servers: bool = False
     concurrency: int = 10
-    """Deeds at a time."""
+    """Idle actions at a time; 0: any number."""
 
     def may_stop(self, server_name: str) -> bool:
-        """Whether servers of this name (empty: default servers) may be stopped at all."""
+        """Return whether the culler may stop servers of this name (empty: default servers)."""
         return self.cull_named_servers if server_name else self.cull_default_servers

@@ -1,4 +1,4 @@
-"""The part of the hub's REST API that the service needs: who has servers, and stopping them."""
+"""The part of the hub's REST API that the service needs: list servers, stop a server, delete a user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_PAGE_BYTES = 256 * 1024 * 1024
 
 
 class HubFailed(Exception):
-    """The hub did not do what was asked; the text says why, for people."""
+    """A request to the hub failed; the text says why, for people."""
 
 
 class ScopeMissing(HubFailed):
@@ -32,7 +32,7 @@ class ScopeMissing(HubFailed):
 
 @dataclass(frozen=True)
 class HubServer:
-    """One notebook server, as the hub sees it. Instants are seconds since the epoch."""
+    """One notebook server in the hub's list. Instants are seconds since the epoch."""
 
     user: str
     name: str
@@ -47,7 +47,7 @@ class HubServer:
 
     @property
     def seen(self) -> float | None:
-        """Last activity, or the start where there was none yet."""
+        """Last activity, or the start if there was none yet."""
         return self.last_activity if self.last_activity is not None else self.started
 
     @property
@@ -73,12 +73,12 @@ class HubUser:
 
 
 class Hub:
-    """Asks the hub. Every method raises HubFailed (ScopeMissing for a 403) with a sentence for people.
+    """A client of the hub. Each method raises HubFailed (ScopeMissing for a 403) with a sentence for people.
 
-    Questions that a busy or a restarting hub turns away (429, 5xx, time-outs, refused connections) are asked again,
-    ``attempts`` times in all, with pauses that double from ``backoff`` seconds, or as long as the hub's Retry-After
-    says. Deletions are not repeated: what was right to delete may be in use by then. At most ``concurrency`` requests
-    are in flight (0: any number).
+    A GET that a busy or restarting hub rejects (429, 5xx, timeouts, refused connections) is repeated, ``attempts``
+    times in all, with pauses that double from ``backoff`` seconds, or as long as the hub's Retry-After says.
+    Deletions are not repeated: what was idle can be in use by then. At most ``concurrency`` requests run at a time
+    (0: any number).
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Hub:
         self._attempts = attempts
         self._backoff = backoff
         # tornado counts the wait in its own queue as connecting: keep that queue empty
-        self._turn = asyncio.Semaphore(concurrency or 1000)
+        self._slots = asyncio.Semaphore(concurrency or 1000)
         self._client = AsyncHTTPClient(
             force_instance=True,
             max_clients=concurrency or 1000,
@@ -114,12 +114,12 @@ class Hub:
         return frozenset(str(scope) for scope in (await self._json("GET", "/user")).get("scopes") or ())
 
     async def users(self, with_ready_servers: bool = True) -> list[HubUser]:
-        """All users who have a ready server, or all users there are. Needs list:users and read:servers."""
+        """Return the users who have a ready server, or all users. Needs list:users and read:servers."""
         query = {"state": "ready"} if with_ready_servers else {}
         return [_user(item) async for item in self._pages("/users", query)]
 
     async def server(self, user: str, name: str) -> HubServer | None:
-        """One server as it is now; None if the hub knows of none."""
+        """Return one server as it is now; None if the hub has no such server."""
         try:
             found = _user(await self._json("GET", f"/users/{quote(user, safe='')}"))
         except _NotFound:
@@ -129,20 +129,20 @@ class Hub:
     async def stop(self, user: str, name: str, remove: bool = False) -> None:
         """Stop a server, and remove it if it is a named one and ``remove`` is set. Needs delete:servers.
 
-        A server that is gone already is fine. The hub may go on stopping it after this has returned.
+        A server that has stopped already is no error. The hub can still be stopping the server when this returns.
         """
         path = f"/users/{quote(user, safe='')}/server" + (f"s/{quote(name, safe='')}" if name else "")
         try:
             await self._ask("DELETE", path, {"remove": True} if name and remove else None)
         except _NotFound:
-            log.debug("The server of %s is gone already", user)
+            log.debug("The server of %s has stopped already", user)
 
     async def delete_user(self, user: str) -> None:
         """Delete a user who has no servers. Needs delete:users, or admin:users."""
         try:
             await self._ask("DELETE", f"/users/{quote(user, safe='')}")
         except _NotFound:
-            log.debug("User %s is gone already", user)
+            log.debug("User %s is deleted already", user)
 
     def close(self) -> None:
         """Drop the connections."""
@@ -160,7 +160,7 @@ class Hub:
             if not following:
                 return
             if int(following["offset"]) <= offset:
-                raise HubFailed(f"The hub's pages of {path} go round in a circle at offset {offset}.")
+                raise HubFailed(f"The hub's pages of {path} repeat at offset {offset}.")
             offset, limit = int(following["offset"]), int(following.get("limit") or limit)
 
     async def _json(self, method: str, path: str, accept: str | None = None) -> dict[str, Any]:
@@ -195,11 +195,11 @@ class Hub:
                 ssl_options=self._ssl,
             )
             try:
-                async with self._turn:
+                async with self._slots:
                     return await self._client.fetch(request)
             except HTTPClientError as error:
                 if error.code == 404:
-                    raise _NotFound(f"The hub knows nothing under {path}.") from None
+                    raise _NotFound(f"The hub has no {path}.") from None
                 if error.code == 403:
                     raise ScopeMissing(
                         f"The hub forbids {method} {path}: the service's role lacks a scope ({_said(error)})."
@@ -224,7 +224,7 @@ class _NotFound(HubFailed):
 
 
 def _said(error: HTTPClientError) -> str:
-    """The hub's own words in an error, on one line."""
+    """Return the hub's message in an error, on one line."""
     if error.response is not None and error.response.body:
         try:
             return str(json.loads(error.response.body)["message"])[:300].rstrip(".")
@@ -254,7 +254,7 @@ def _user(item: dict[str, Any]) -> HubUser:
             servers=tuple(_server(name, key, value) for key, value in servers.items()),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise HubFailed(f"The hub described a user in a way that cannot be read: {error!r}.") from None
+        raise HubFailed(f"The hub's answer describes a user in an unknown form: {error!r}.") from None
 
 
 def _server(user: str, name: str, item: dict[str, Any]) -> HubServer:

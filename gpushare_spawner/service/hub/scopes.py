@@ -1,27 +1,27 @@
-"""What the service must be allowed to do, and what does not work without it."""
+"""The scopes that the service needs, and what does not work without each of them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 SEE_ALL = "custom:gpushare:read"
-"""Lets a user or a service see everybody's sessions on the dashboard. Admins need no scope for it."""
+"""Lets a user or a service see the sessions of all users on the dashboard. Admins need no scope for it."""
 METRICS = "custom:gpushare:metrics"
 """Lets a service (Prometheus) read the metrics."""
 
 _ALWAYS = {
-    "list:users": "it cannot find the servers; no server is ever stopped",
-    "read:servers": "it does not see when servers were last active; no server is ever stopped",
-    "delete:servers": "servers whose stop_after or --timeout has come are not stopped",
+    "list:users": "it cannot list servers, so no server is stopped",
+    "read:servers": "it cannot read the servers' last activity, so no server is stopped",
+    "delete:servers": "no server is stopped after stop_after or --timeout",
 }
 _TO_CULL_USERS = {
-    "read:users:activity": "it does not see when users were last active; --cull-users deletes nobody",
-    "delete:users": "--cull-users deletes nobody",
+    "read:users:activity": "it cannot read the users' last activity, so --cull-users deletes no user",
+    "delete:users": "--cull-users deletes no user",
 }
 
 
 def missing(own: Collection[str], cull_users: bool = False) -> list[str]:
-    """A sentence for each scope that is wanted and not among ``own`` (expanded, as the hub lists them).
+    """Return a sentence for each scope that is needed and not among ``own`` (expanded, as the hub lists them).
 
     A scope that is narrowed by a filter, like ``delete:servers!group=ml``, counts: the admin meant it so.
     """

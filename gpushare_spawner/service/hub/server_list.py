@@ -1,4 +1,4 @@
-"""What the hub says of its servers, asked for in the background: a hub that hangs holds up no GPU step."""
+"""The hub's list of users and servers, read in the background: a hub that hangs delays no downgrade or release."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import logging
 import time
 
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import HubView
+from gpushare_spawner.service.culler.decisions import HubSnapshot
 from gpushare_spawner.service.hub.client import Hub, HubFailed
 
 log = logging.getLogger("gpushare.service")
 
 
 class HubWatch:
-    """The hub's list of users and servers, at most ``max_age`` seconds old where the hub answers."""
+    """Keeps the hub's list at most ``max_age`` seconds old while the hub answers."""
 
     def __init__(self, hub: Hub, max_age: float, everybody: bool, counters: Counters) -> None:
-        self.view: HubView | None = None
-        """What the hub said last; None: nothing yet, or it failed since."""
+        self.snapshot: HubSnapshot | None = None
+        """The hub's last answer; None: no answer yet, or a failure since."""
         self._hub = hub
         self._max_age = max_age
         self._everybody = everybody
@@ -28,11 +28,11 @@ class HubWatch:
         self._problem = ""
 
     def outdated(self) -> None:
-        """Something was stopped: ask again next time."""
+        """Mark the list as old, after a server was stopped: the next `refresh` asks again."""
         self._asked_at = float("-inf")
 
     async def refresh(self, patience: float) -> None:
-        """Ask if the list is old, and wait ``patience`` seconds for the answer; a later one counts next time."""
+        """Ask if the list is old, and wait ``patience`` seconds for the answer. A later answer counts next time."""
         if self._asking is None and time.monotonic() - self._asked_at >= self._max_age:
             self._asking = asyncio.create_task(self._ask())
         if self._asking is not None:
@@ -42,7 +42,7 @@ class HubWatch:
                 asking.result()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Cancel a request that runs."""
         if self._asking is not None:
             self._asking.cancel()
 
@@ -51,10 +51,10 @@ class HubWatch:
         try:
             users = await self._hub.users(with_ready_servers=not self._everybody)
         except HubFailed as error:
-            problem = f"Servers are not stopped until the hub says which there are. {error}"
+            problem = f"No server is stopped until the hub lists its servers again. {error}"
             if problem != self._problem:
                 log.warning("%s", problem)
-            self.view, self._problem = None, problem
+            self.snapshot, self._problem = None, problem
             self._counters.failed("hub")
         else:
-            self.view, self._problem, self._asked_at = HubView(tuple(users)), "", began
+            self.snapshot, self._problem, self._asked_at = HubSnapshot(tuple(users)), "", began

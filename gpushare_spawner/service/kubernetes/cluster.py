@@ -1,4 +1,4 @@
-"""All nodes of the hub's cluster, kept up to date by two watches."""
+"""All nodes of the hub's cluster, kept current by two watches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Read:
     version: str
     """Its resourceVersion."""
     report: Report | None
-    """None: it is none that this version can read."""
+    """None: not a report that this version can read."""
     at: float
     """When it was read (`time.monotonic`)."""
 
@@ -79,7 +79,7 @@ class Cluster:
         await self._maps.loaded(patience)
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         await self._pods.close()
         await self._maps.close()
 
@@ -89,19 +89,19 @@ class Cluster:
         return iter([NodeAgent(name, self, self._api, self._clock) for name in sorted(names)])
 
     def report(self, node: str) -> tuple[Report, float]:
-        """The node's report with the pods' word on tiers, and its age in seconds.
+        """Return the node's report, with tiers as the pods' annotations have them, and its age in seconds.
 
-        The age is counted from when a watch brought it, so that clocks need not agree. Raises AgentUnreachable where
-        there is none, or an old one.
+        The age counts from the time when a watch brought the report, so the machines' clocks can differ. Raises
+        AgentUnreachable if there is no report, or only an old one.
         """
         for watched in (self._pods, self._maps):
             if not watched.known:
-                raise AgentUnreachable(watched.problem or f"nothing is heard of the {watched.what}")
+                raise AgentUnreachable(watched.problem or f"no news of the {watched.what} from the API server")
         name, read = self._reports().get(node, ("", None))
         if read is None or read.report is None:
             raise AgentUnreachable(f"node {node}: its agent has published no report")
         report = read.report
-        # twice: an agent that is gone is not believed longer because the clocks of the two machines differ
+        # by both clocks: a report of an agent that has ended must not stay valid because the machines' clocks differ
         age = max(self._clock() - report.published_at, time.monotonic() - read.at)
         if age > kubernetes.REPORT_STALE_SECONDS:
             said = time.strftime("%H:%M:%S", time.localtime(report.published_at))
@@ -111,7 +111,7 @@ class Cluster:
         return merged(report, self.pods(node).values()), age
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
-        """The node's sessions by their ids; of two pods of one session the younger."""
+        """Return the node's sessions by their ids; of two pods of one session the younger one."""
         return self._pods_by_node().get(node, {})
 
     def _changed(self) -> None:
@@ -125,7 +125,7 @@ class Cluster:
             self._by_node = {}
             for pod in sorted(good, key=lambda pod: pod.created):
                 self._by_node.setdefault(pod.node, {})[pod.session.session] = pod
-            self._say_once({f"Pod {name}": f"left as it is: {problem}" for name, problem in bad.items()})
+            self._say_once({f"Pod {name}": f"ignored: {problem}" for name, problem in bad.items()})
         return self._by_node
 
     def _reports(self) -> dict[str, tuple[str, _Read]]:
@@ -151,7 +151,7 @@ class Cluster:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or kubernetes.REPORT_KEY
-            log.warning("ConfigMap %s is no report that this version can read: %s: %s", name, where, first["msg"])
+            log.warning("ConfigMap %s: not a report that this version can read: %s: %s", name, where, first["msg"])
             return _Read(version, None, now)
         if (problem := kubernetes.misplaced_report(item["metadata"]["name"], report)) is not None:
             log.warning("%s: this report is ignored", problem)

@@ -1,4 +1,4 @@
-"""A node as the culler sees it at one moment: an agent that is asked through the API server."""
+"""One node of a cluster as an agent for the culler: reports from a ConfigMap, idle actions as patches of pods."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PATCH_TIMEOUT = 10.0
 """Seconds for one patch."""
 
 
-class View(Protocol):
-    """What is known of a node now."""
+class KnownNodes(Protocol):
+    """Reports and pods, as the watches have them now."""
 
     def report(self, node: str) -> tuple[Report, float]:
         """The merged report and its age in seconds. Raises AgentUnreachable."""
@@ -30,34 +30,34 @@ class View(Protocol):
 
 
 class NodeAgent:
-    """Decisions are made on what `report` said last; a deed is refused if the session has moved since.
+    """Decisions are made on the last answer of `report`; an idle action is refused if the session has changed since.
 
-    Made anew for every round, so that nobody else's question comes between a decision and its deed.
+    Each round makes its own NodeAgent, so that no other reader changes what a decision was made on.
     """
 
-    def __init__(self, node: str, view: View, api: CoreV1Api, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, node: str, known: KnownNodes, api: CoreV1Api, clock: Callable[[], float] = time.time) -> None:
         self.node = node
-        self._view = view
+        self._known = known
         self._api = api
         self._clock = clock
         self._decided_on: Mapping[str, SessionPod] = {}
         self._age = float("inf")
 
     async def report(self) -> Report:
-        """The node's report with the pods' word on tiers."""
-        report, self._age = self._view.report(self.node)
-        self._decided_on = self._view.pods(self.node)
+        """Return the node's report, with tiers as the pods' annotations have them."""
+        report, self._age = self._known.report(self.node)
+        self._decided_on = self._known.pods(self.node)
         return report
 
     def report_age(self) -> float:
-        """Seconds since the agent published what `report` returned last; what happened after is not in it."""
+        """Return the age in seconds of the last answer of `report`; later events are not in it."""
         return self._age
 
     async def tier(self, request: TierRequest) -> None:
-        """A step, written to the pod. The agent follows within seconds, or undoes it if there was work meanwhile."""
-        pod = self._unmoved(request.id)
+        """Write the tier to the pod. The agent applies it within seconds, or undoes it after GPU work meanwhile."""
+        pod = self._unchanged(request.id)
         if request.if_idle_since is not None:
-            current = self._view.report(self.node)[0].session(request.id)
+            current = self._known.report(self.node)[0].session(request.id)
             worked = current is not None and (
                 current.gpu_busy or current.waiting or (current.last_gpu_activity or 0.0) > request.if_idle_since
             )
@@ -70,13 +70,13 @@ class NodeAgent:
         )
 
     async def announce(self, request: AnnounceRequest) -> None:
-        """An announcement, or the end of one, written to the pod."""
-        patch = kubernetes.announcement_patch(request.announcement)
-        await self._patch(request.id, self._unmoved(request.id), patch)
+        """Write a notice to the pod, or remove it."""
+        patch = kubernetes.announcement_patch(request.notice)
+        await self._patch(request.id, self._unchanged(request.id), patch)
 
-    def _unmoved(self, session: str) -> SessionPod:
-        """The session's pod now, if its annotations are still those that the decision was made on."""
-        now, then = self._view.pods(self.node).get(session), self._decided_on.get(session)
+    def _unchanged(self, session: str) -> SessionPod:
+        """Return the session's pod, if its annotations are still those that the decision was made on."""
+        now, then = self._known.pods(self.node).get(session), self._decided_on.get(session)
         if now is None or then is None or now.name != then.name or not now.runs:
             raise _refusal("unknown-session", f"there is no running pod of session {session} on node {self.node}")
         if now.session != then.session:
@@ -84,7 +84,7 @@ class NodeAgent:
         return now
 
     async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
-        # the API server refuses (409) where somebody, like the agent, has changed the pod since this version
+        # the API server refuses (409) if the pod has changed since this version, for example by the agent
         body = {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}}
         try:
             # the client's types leave out `_content_type`, which its generated code reads

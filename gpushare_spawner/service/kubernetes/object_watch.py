@@ -1,4 +1,4 @@
-"""The objects of one kind, kept up to date by a list and a watch."""
+"""The objects of one kind, kept current by a list and a watch."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Object = dict[str, Any]
 WATCH_SECONDS = 60
 """The API server ends a watch after this time; the next one goes on where it ended."""
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
-"""The connection is; a watch may go on where it was."""
+"""Errors of the connection; the next watch can continue where this one ended."""
 _SILENCE = 15.0
-"""So much longer than that nothing at all is heard: the connection is dead."""
+"""A watch that is silent for this long after its end is due has a dead connection."""
 _LONGEST_PAUSE = 20.0
 _AT_LEAST = 0.5
-"""A watch that ends sooner (the API server is going down, or a proxy cuts it) is not begun again at once."""
+"""A watch that ends sooner (the API server stops, or a proxy cuts it) is not started again at once."""
 _CATCHING_UP = 2.0
-"""Seconds in which a new watch has brought what happened before it began."""
+"""Seconds in which a new watch brings what happened before it began."""
 LOST_AFTER = WATCH_SECONDS + _SILENCE + 2 * _LONGEST_PAUSE
-"""Seconds without word from the API server after which what it said last no longer counts."""
+"""Seconds without an answer of the API server after which its last answer is out of date."""
 
 
 def key(item: Object) -> str:
@@ -201,15 +201,15 @@ class Watched:
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, ApiException) and error.status in (401, 403):
-            why = f"the API server does not allow it ({error.reason})"
+            why = f"the API server refuses ({error.reason})"
         elif isinstance(error, ApiException):
             why = f"the API server answers {error.status} ({error.reason})"
         elif isinstance(error, _BROKEN):
             why = f"the API server cannot be reached ({str(error) or type(error).__name__})"
         elif isinstance(error, ConfigException):
-            why = f"there is no token for it ({error})"
+            why = f"no token ({error})"
         else:
-            why = f"what the API server sends makes no sense ({type(error).__name__}: {error})"
+            why = f"unexpected answer of the API server ({type(error).__name__}: {error})"
         problem = f"the {self.what} of {self._where} cannot be read: {why}"
         if problem != self.problem:
             log.warning("%s", problem)

@@ -1,4 +1,4 @@
-"""One node: what its agent reports, with the pods' word on tiers and announcements."""
+"""One node's report, joined with its pods: tiers and notices are those of the pods' annotations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SessionPod:
 
 
 def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
-    """As much of a pod as is looked at here: a hub may have thousands, and a whole one takes far more memory."""
+    """Return the parts of a pod that are used here: whole pods of a large hub would take much more memory."""
     kept = ("namespace", "name", "resourceVersion", "creationTimestamp", "deletionTimestamp")
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     annotations = metadata.get("annotations") or {}
@@ -62,13 +62,13 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def made_by(pod: dict[str, Any], hub: str) -> bool:
-    """Whether it is a pod of this hub (the address of its API), or says nothing of the hub that made it."""
+    """Return whether the pod is one of this hub (the address of its API), or does not name its hub."""
     annotations = pod["metadata"].get("annotations") or {}
     return bool(annotations.get(kubernetes.HUB, hub) == hub)
 
 
 def session_pods(pods: Iterable[dict[str, Any]]) -> tuple[list[SessionPod], dict[str, str]]:
-    """The pods whose annotations can be read, and what is wrong with the others, by name. Ended ones are left out."""
+    """Return the pods whose annotations are valid, and the problems of the others by name. Ended pods are left out."""
     good: list[SessionPod] = []
     bad: dict[str, str] = {}
     for pod in pods:

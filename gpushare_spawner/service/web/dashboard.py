@@ -16,17 +16,16 @@ from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler, authenticated
 
 from gpushare_spawner import __version__
-from gpushare_spawner.model.quantity import format_bytes, format_seconds, format_wait
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import HubView, Looked, look
+from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.scopes import METRICS, SEE_ALL
-from gpushare_spawner.service.reports import NodeView, RecentReports
+from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
 from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 from gpushare_spawner.service.web.metrics import CONTENT_TYPE, exposition
-from gpushare_spawner.wording.amounts import unbroken
+from gpushare_spawner.wording.amounts import elapsed, latency, memory, plural, unbroken
 
 log = logging.getLogger("gpushare.service.dashboard")
 
@@ -35,22 +34,23 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class DashboardSources:
-    """Where the pages take from what they show."""
+    """What the pages show, and where they get it."""
 
     reports: RecentReports
     templates: Callable[[], Mapping[str, Template]]
-    hub_view: Callable[[], HubView | None]
+    hub_snapshot: Callable[[], HubSnapshot | None]
     counters: Counters
     notes: Callable[[], Sequence[str]] = lambda: ()
     """Sentences for admins: missing scopes, templates with errors."""
     settings: CullerSettings = field(default_factory=CullerSettings)
     clock: Callable[[], float] = time.time
 
-    async def now(self) -> tuple[list[NodeView], list[Looked], Mapping[str, Template], float]:
-        """The agents' views, the sessions with their decisions, the templates, and the instant that all this is of."""
-        views = await self.reports.views()
+    async def now(self) -> tuple[list[NodeSnapshot], list[SessionDecision], Mapping[str, Template], float]:
+        """Return the agents' snapshots, the decisions on their sessions, the templates, and the time of all these."""
+        snapshots = await self.reports.snapshots()
         templates, instant = self.templates(), self.clock()
-        return views, look(views, self.hub_view(), templates, instant, self.settings), templates, instant
+        decisions = decide_sessions(snapshots, self.hub_snapshot(), templates, instant, self.settings)
+        return snapshots, decisions, templates, instant
 
 
 def dashboard_application(sources: DashboardSources, prefix: str, hub_prefix: str = "/hub/") -> Application:
@@ -73,13 +73,13 @@ def dashboard_application(sources: DashboardSources, prefix: str, hub_prefix: st
 
 
 def _log_request(page: RequestHandler) -> None:
-    """Without the query: a login brings a code there that is nobody's business."""
+    """Log a request without its query: the query of a login has a secret code."""
     level = logging.DEBUG if page.get_status() < 500 else logging.ERROR
     log.log(level, "%s %s: %d", page.request.method, page.request.path, page.get_status())
 
 
 def page_environment(prefix: str, hub_prefix: str) -> Environment:
-    """Renders the pages."""
+    """Return the environment that renders the pages."""
     pages = Environment(
         loader=FileSystemLoader(HERE / "pages"),
         autoescape=True,
@@ -88,31 +88,27 @@ def page_environment(prefix: str, hub_prefix: str) -> Environment:
         lstrip_blocks=True,
     )
     pages.filters |= {
-        "size": format_bytes,
-        "duration": format_duration,
-        "wait": format_wait,
-        "gpus": format_gpus,
+        "size": lambda amount: unbroken(memory(amount)),
+        "duration": lambda seconds: unbroken(elapsed(seconds)),
+        "latency": lambda seconds: unbroken(latency(seconds)),
+        "gpus": fraction,
         "unbroken": unbroken,
+        "counted": plural,
     }
     pages.globals |= {"prefix": prefix, "hub_prefix": hub_prefix, "version": __version__}
     return pages
 
 
-def format_duration(seconds: float) -> str:
-    """As `format_seconds`, without the seconds of what takes five minutes and more."""
-    return format_seconds(round(seconds) if seconds < 300 else 60 * (seconds // 60))
-
-
-def format_gpus(units: int) -> str:
+def fraction(units: int) -> str:
     """25 -> "0.25"."""
     return f"{units / UNITS_PER_GPU:.2f}"
 
 
 class _Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterhub has no types
-    """Knows who asks, without holding up the event loop while the hub is asked about it."""
+    """A page for users of the hub. The hub is asked for the user without blocking the event loop."""
 
     async def prepare(self) -> None:
-        await self.hub_auth.get_user(self, sync=False)  # remembered on this handler: current_user asks nobody again
+        await self.hub_auth.get_user(self, sync=False)  # kept on this handler, so current_user asks no more
 
     def set_default_headers(self) -> None:
         self.set_header("Server", "gpushare")
@@ -132,15 +128,15 @@ class _Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyter
         return sources
 
     def may(self, scope: str) -> bool:
-        """Whether the one who asks is an admin, or has the scope."""
+        """Return whether the user is an admin, or has the scope."""
         user = self.current_user
         return bool(user.get("admin")) or scope in user.get("scopes", ())
 
-    async def view(self) -> dict[str, Any]:
-        """What the one who asks may see."""
-        views, looked, templates, now = await self.sources.now()
+    async def data(self) -> dict[str, Any]:
+        """Return the dashboard's data, as far as the user may see it."""
+        snapshots, decisions, templates, now = await self.sources.now()
         viewer = Viewer(self.current_user["name"] if self.current_user.get("kind") == "user" else "", self.may(SEE_ALL))
-        return dashboard_data(views, looked, templates, viewer, now, self.sources.notes())
+        return dashboard_data(snapshots, decisions, templates, viewer, now, self.sources.notes())
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = (kwargs.get("exc_info") or (None, None))[1]
@@ -161,7 +157,7 @@ class DashboardPage(_Page):
         self.set_header("Content-Type", "text/html; charset=utf-8")
         page = self.settings["pages"].get_template("dashboard.html")
         # the hub's library takes the cookie of a script's request only together with this token
-        self.finish(page.render(dashboard=await self.view(), xsrf=self.xsrf_token.decode()))
+        self.finish(page.render(dashboard=await self.data(), xsrf=self.xsrf_token.decode()))
 
 
 class ReportJson(_Page):
@@ -175,7 +171,7 @@ class ReportJson(_Page):
     async def get(self) -> None:
         _require_login(self)
         self.set_header("Content-Type", "application/json")
-        self.finish(json.dumps(await self.view()))
+        self.finish(json.dumps(await self.data()))
 
 
 class MetricsText(_Page):
@@ -188,9 +184,9 @@ class MetricsText(_Page):
         _require_login(self)
         if not self.may(METRICS):
             raise HTTPError(403, f"The metrics are for admins, and for tokens with the scope {METRICS}.")
-        views, looked, _, now = await self.sources.now()
+        snapshots, decisions, _, now = await self.sources.now()
         self.set_header("Content-Type", CONTENT_TYPE)
-        self.finish(exposition(views, looked, self.sources.counters, now))
+        self.finish(exposition(snapshots, decisions, self.sources.counters, now))
 
 
 class ToDashboard(RequestHandler):
@@ -204,6 +200,6 @@ class ToDashboard(RequestHandler):
 
 
 def _require_login(page: _Page) -> None:
-    # a program is told no; a redirect to a login form would only confuse it
+    # a program cannot use a redirect to a login form
     if not page.current_user:
         raise HTTPError(403, "Log in first, or send a token that may access this service.")

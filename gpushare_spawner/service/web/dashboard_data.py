@@ -8,8 +8,8 @@ from typing import Any
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.culler.decisions import Looked
-from gpushare_spawner.service.reports import NodeView
+from gpushare_spawner.service.culler.decisions import SessionDecision
+from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.wording.idle_actions import explained, upcoming, why_none
 
@@ -26,35 +26,35 @@ class Viewer:
 
 
 def dashboard_data(
-    views: Sequence[NodeView],
-    looked: Sequence[Looked],
+    snapshots: Sequence[NodeSnapshot],
+    decisions: Sequence[SessionDecision],
     templates: Mapping[str, Template],
     viewer: Viewer,
     now: float,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """JSON-ready. Units are of 1 % of a GPU, sizes bytes, times seconds; ``notes`` are for those who see everything."""
-    decisions = {(one.node, one.session.id): one for one in looked}
-    visible = [one for one in looked if viewer.may_see(one.session)]
+    by_session = {(one.node, one.session.id): one for one in decisions}
+    visible = [one for one in decisions if viewer.may_see(one.session)]
     return {
         "now": now,
         "viewer": {"name": viewer.name, "sees_all": viewer.sees_all},
-        "nodes": [_node(view.report, viewer) for view in views if view.report is not None],
+        "nodes": [_node(snapshot.report, viewer) for snapshot in snapshots if snapshot.report is not None],
         "sessions": [
-            _session(one, view.report, templates, viewer, now)
-            for view in views
-            if view.report is not None
-            for session in view.report.sessions
-            if viewer.may_see(session) and (one := decisions.get((view.report.node, session.id))) is not None
+            _session(one, snapshot.report, templates, viewer, now)
+            for snapshot in snapshots
+            if snapshot.report is not None
+            for session in snapshot.report.sessions
+            if viewer.may_see(session) and (one := by_session.get((snapshot.report.node, session.id))) is not None
         ],
-        "others": len(looked) - len(visible),
-        "complete": all(view.report is not None for view in views),
-        "problems": _problems(views, viewer) + (list(notes) if viewer.sees_all else []),
+        "others": len(decisions) - len(visible),
+        "complete": all(snapshot.report is not None for snapshot in snapshots),
+        "problems": _problems(snapshots, viewer) + (list(notes) if viewer.sees_all else []),
     }
 
 
-def _problems(views: Sequence[NodeView], viewer: Viewer) -> list[str]:
-    silent = [view.problem for view in views if view.report is None]
+def _problems(snapshots: Sequence[NodeSnapshot], viewer: Viewer) -> list[str]:
+    silent = [snapshot.problem for snapshot in snapshots if snapshot.report is None]
     if viewer.sees_all or not silent:
         return silent
     return ["An agent is unavailable, so sessions can be missing here."]
@@ -102,7 +102,7 @@ def _segment(segment: Segment, report: Report, viewer: Viewer) -> dict[str, Any]
 
 
 def _session(
-    one: Looked, report: Report, templates: Mapping[str, Template], viewer: Viewer, now: float
+    one: SessionDecision, report: Report, templates: Mapping[str, Template], viewer: Viewer, now: float
 ) -> dict[str, Any]:
     session, decision = one.session, one.decision
     template = templates.get(session.template)

@@ -10,23 +10,33 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import Looked
-from gpushare_spawner.service.reports import NodeView
+from gpushare_spawner.service.culler.decisions import SessionDecision
+from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.gpu_bar import gpu_bar, units_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
-def exposition(views: Sequence[NodeView], looked: Sequence[Looked], counters: Counters, now: float) -> bytes:
-    """All metrics as they are now."""
+def exposition(
+    snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], counters: Counters, now: float
+) -> bytes:
+    """Return all metrics at this moment."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(families(views, looked, counters, now)))
+    registry.register(_Once(families(snapshots, decisions, counters, now)))
     return generate_latest(registry)
 
 
-def families(views: Sequence[NodeView], looked: Sequence[Looked], counters: Counters, now: float) -> Iterator[Metric]:
-    """Every metric family, with its samples."""
-    yield from (*_agents(views), *_gpus(views), *_host_memory(views), *_sessions(looked, now), *_culler(counters))
+def families(
+    snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], counters: Counters, now: float
+) -> Iterator[Metric]:
+    """Yield each metric family, with its samples."""
+    yield from (
+        *_agents(snapshots),
+        *_gpus(snapshots),
+        *_host_memory(snapshots),
+        *_sessions(decisions, now),
+        *_culler(counters),
+    )
 
 
 class _Once:
@@ -37,41 +47,45 @@ class _Once:
         return iter(self._metrics)
 
 
-def _agents(views: Sequence[NodeView]) -> Iterator[Metric]:
-    up = GaugeMetricFamily("gpushare_agents", "Agents of GPU machines, by whether they answer", labels=["answers"])
-    up.add_metric(["yes"], sum(view.report is not None for view in views))
-    up.add_metric(["no"], sum(view.report is None for view in views))
-    yield up
+def _agents(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
+    agents = GaugeMetricFamily("gpushare_agents", "Agents, by whether they are available", labels=["available"])
+    agents.add_metric(["yes"], sum(snapshot.report is not None for snapshot in snapshots))
+    agents.add_metric(["no"], sum(snapshot.report is None for snapshot in snapshots))
+    yield agents
 
 
-def _host_memory(views: Sequence[NodeView]) -> Iterator[Metric]:
+def _host_memory(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
     host = GaugeMetricFamily(
         "gpushare_node_host_memory_bytes",
         "Host memory for paged-out GPU memory: budget, needed at most, paged out now",
         labels=["node", "kind"],
     )
-    for view in views:
-        if view.report is not None and view.report.host_memory is not None:
+    for snapshot in snapshots:
+        if snapshot.report is not None and snapshot.report.host_memory is not None:
             for kind in ("budget", "needed", "paged_out"):
-                host.add_metric([view.report.node, kind], getattr(view.report.host_memory, f"{kind}_bytes"))
+                host.add_metric([snapshot.report.node, kind], getattr(snapshot.report.host_memory, f"{kind}_bytes"))
     yield host
 
 
-def _gpus(views: Sequence[NodeView]) -> Iterator[Metric]:
+def _gpus(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
     labels = ["node", "gpu", "model"]
     units = GaugeMetricFamily(
-        "gpushare_gpu_units", "Share units: owned, borrowed, lent and taken by nobody, free", labels=[*labels, "kind"]
+        "gpushare_gpu_units",
+        "Share units: used by their owner, borrowed, lent but not borrowed, or free",
+        labels=[*labels, "kind"],
     )
     memory = GaugeMetricFamily("gpushare_gpu_memory_bytes", "Memory of the GPU", labels=labels)
     used = GaugeMetricFamily(
-        "gpushare_gpu_memory_used_bytes", "Device memory in use, as the driver says", labels=labels
+        "gpushare_gpu_memory_used_bytes", "Memory of the GPU in use, as the driver reports it", labels=labels
     )
     healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 while the GPU is healthy", labels=labels)
-    waiting = GaugeMetricFamily("gpushare_gpu_waiting_sessions", "Sessions with work and no lease", labels=labels)
-    for view in views:
-        for gpu in view.report.gpus if view.report is not None else ():
-            key = [view.report.node, str(gpu.index), gpu.model] if view.report is not None else []
-            bar = gpu_bar(gpu, view.report.sessions if view.report is not None else ())
+    waiting = GaugeMetricFamily(
+        "gpushare_gpu_waiting_sessions", "Sessions with GPU work that wait for a lease", labels=labels
+    )
+    for snapshot in snapshots:
+        for gpu in snapshot.report.gpus if snapshot.report is not None else ():
+            key = [snapshot.report.node, str(gpu.index), gpu.model] if snapshot.report is not None else []
+            bar = gpu_bar(gpu, snapshot.report.sessions if snapshot.report is not None else ())
             for kind in ("owned", "borrowed", "lent", "free"):
                 units.add_metric([*key, kind], units_of(bar, kind))
             memory.add_metric(key, gpu.memory_bytes)
@@ -81,21 +95,23 @@ def _gpus(views: Sequence[NodeView]) -> Iterator[Metric]:
     yield from (units, memory, used, healthy, waiting)
 
 
-def _sessions(looked: Sequence[Looked], now: float) -> Iterator[Metric]:
+def _sessions(decisions: Sequence[SessionDecision], now: float) -> Iterator[Metric]:
     count = GaugeMetricFamily("gpushare_sessions", "Number of sessions", labels=["node", "template", "tier"])
     for (node, template, tier), number in Counter(
-        (one.node, one.session.template, one.session.tier.value) for one in looked
+        (one.node, one.session.template, one.session.tier.value) for one in decisions
     ).items():
         count.add_metric([node, template, tier], number)
     labels = ["node", "user", "server"]
-    share = GaugeMetricFamily("gpushare_session_share_units", "Share of the session", labels=labels)
+    share = GaugeMetricFamily("gpushare_session_share_units", "Share of the session on each of its GPUs", labels=labels)
     effective = GaugeMetricFamily(
         "gpushare_session_effective_units", "Units that the tier leaves the session", labels=labels
     )
     memory = GaugeMetricFamily(
         "gpushare_session_memory_bytes", "GPU memory that the session has allocated", labels=labels
     )
-    resident = GaugeMetricFamily("gpushare_session_resident_bytes", "The part of it that is on the GPU", labels=labels)
+    resident = GaugeMetricFamily(
+        "gpushare_session_resident_bytes", "The part of the session's GPU memory that is on the GPU", labels=labels
+    )
     idle = GaugeMetricFamily(
         "gpushare_session_gpu_idle_seconds", "Time since the session's last GPU work", labels=labels
     )
@@ -110,16 +126,18 @@ def _sessions(looked: Sequence[Looked], now: float) -> Iterator[Metric]:
     delivered = CounterMetricFamily(
         "gpushare_session_delivered_seconds", "GPU time that the session received while others competed", labels=labels
     )
-    waits = CounterMetricFamily("gpushare_session_waits", "Waits of the session's GPU work for a lease", labels=labels)
+    waits = CounterMetricFamily(
+        "gpushare_session_waits", "How often the session's GPU work waited for a lease", labels=labels
+    )
     wait = GaugeMetricFamily(
         "gpushare_session_wait_seconds",
         "Length of the session's waits for a lease, by quantile",
         labels=[*labels, "quantile"],
     )
     hits = CounterMetricFamily(
-        "gpushare_session_memory_limit_hits", "Allocations of device memory that a limit refused", labels=labels
+        "gpushare_session_memory_limit_hits", "Memory allocations that a limit refused", labels=labels
     )
-    for one in looked:
+    for one in decisions:
         key = [one.node, one.session.user, one.session.server]
         record = one.session.delivered
         entitled.add_metric(key, record.entitled_seconds)
@@ -138,19 +156,19 @@ def _sessions(looked: Sequence[Looked], now: float) -> Iterator[Metric]:
 
 
 def _culler(counters: Counters) -> Iterator[Metric]:
-    steps = CounterMetricFamily("gpushare_culler_steps", "Idle actions carried out", labels=["tier"])
-    told = CounterMetricFamily("gpushare_culler_announcements", "Notices sent", labels=["tier"])
+    actions = CounterMetricFamily("gpushare_culler_actions", "Idle actions carried out, by new tier", labels=["tier"])
+    notices = CounterMetricFamily("gpushare_culler_notices", "Notices sent, by announced tier", labels=["tier"])
     withdrawn = CounterMetricFamily(
-        "gpushare_culler_withdrawals", "Notices withdrawn because of GPU work", labels=["tier"]
+        "gpushare_culler_notices_withdrawn", "Notices withdrawn, mostly because of activity", labels=["tier"]
     )
     for tier in (Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED):
-        steps.add_metric([tier.value], counters.steps[tier])
-        told.add_metric([tier.value], counters.announcements[tier])
-        withdrawn.add_metric([tier.value], counters.withdrawals[tier])
-    failures = CounterMetricFamily("gpushare_culler_failures", "Failures by component", labels=["where"])
-    for where in ("agent", "hub", "session", "round"):
-        failures.add_metric([where], counters.failures[where])
-    yield from (steps, told, withdrawn, failures)
+        actions.add_metric([tier.value], counters.actions[tier])
+        notices.add_metric([tier.value], counters.notices[tier])
+        withdrawn.add_metric([tier.value], counters.withdrawn[tier])
+    failures = CounterMetricFamily("gpushare_culler_failures", "Failures by component", labels=["component"])
+    for component in ("agent", "hub", "session", "round"):
+        failures.add_metric([component], counters.failures[component])
+    yield from (actions, notices, withdrawn, failures)
     if counters.last_round is not None:
         yield GaugeMetricFamily(
             "gpushare_culler_last_round_timestamp_seconds",

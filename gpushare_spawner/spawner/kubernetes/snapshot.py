@@ -18,7 +18,6 @@ from gpushare_spawner.model.kubernetes import (
     misplaced_report,
     pod_session,
 )
-from gpushare_spawner.model.quantity import format_seconds
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement import Allocation
@@ -26,6 +25,7 @@ from gpushare_spawner.sharing.native_pod import notebook_container
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.wording.amounts import elapsed
 
 PODS = "pods"
 REPORTS = "gpushare-reports"
@@ -220,7 +220,7 @@ def _awaited(now: float, silent: list[Report], distrusted: list[Report], any_fre
     if distrusted:
         return f"{distrusted[0].node} did not admit a server just now and is left alone for a moment."
     if silent:
-        age = format_seconds(now - max(report.published_at for report in silent))
+        age = elapsed(now - max(report.published_at for report in silent))
         nodes = f"{len(silent)} nodes say" if len(silent) > 1 else f"Node {silent[0].node} says"
         return f"{nodes} nothing; the last report is {age} old."
     return "" if any_fresh else "No GPU agent has reported yet."
