@@ -24,7 +24,7 @@ from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice, choose
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.spawner.refusal import refusals_reported
+from gpushare_spawner.spawner.refusal import SpawnRefused, refusals_reported
 from gpushare_spawner.templates.folder import TemplateFolder, default_folder
 
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
@@ -252,9 +252,26 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         attempt = self._attempt
         with refusals_reported(self), attempt.placing():
             await maybe_future(hook())
-            choice = await self._choose()
+            choice = await self._accepted_choice()
             attempt.chose(choice)
             await self._get_ready(choice)
+
+    async def _accepted_choice(self) -> Choice:
+        """Return what the options stand for. Raises SpawnRefused.
+
+        The hub saves options before anybody has checked them, and takes them again for a start without options.
+        Refused ones are replaced there by those that were accepted last.
+        """
+        accepted: dict[tuple[str, str], Any] = self._shared(("accepted-options",), dict)
+        server = (self.user.name, self.name)
+        try:
+            choice = await self._choose()
+        except SpawnRefused:
+            if self.orm_spawner is not None:
+                self.orm_spawner.user_options = accepted.get(server, {})
+            raise
+        accepted[server] = self.user_options
+        return choice
 
     def _chosen(self, offered: Sequence[Profile], options: Any) -> Choice:
         """Check options against what is offered. Raises SpawnRefused.

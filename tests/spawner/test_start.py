@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from tornado.httpclient import AsyncHTTPClient
 
@@ -49,3 +50,32 @@ async def test_api_says_why(hub: RunningHub) -> None:
     response = await hub.start_server("ada", {"profile": "no-such"})
     assert response.code == 400
     assert "There is no template 'no-such'" in json.loads(response.body)["message"]
+
+
+async def test_a_start_without_options_does_not_repeat_options_that_were_refused(hub: RunningHub) -> None:
+    assert (await hub.start_server("ada", {"profile": 5})).code == 400
+    response = await hub.start_server("ada")
+    assert response.code == 201, response.body
+    assert (await hub.started("ada"))._attempt.template_name == "cpu-only"
+
+
+async def test_a_start_without_options_takes_those_that_were_accepted_last(hub: RunningHub) -> None:
+    await hub.start_server("ada", {"profile": "quarter-gpu"})
+    await hub.started("ada")
+    await hub.stop_server("ada")
+    await until(lambda: not hub.spawner("ada").active)
+    assert (await hub.start_server("ada", {"profile": "qarter-gpu"})).code == 400
+    await hub.start_server("ada")
+    assert (await hub.started("ada"))._attempt.template_name == "quarter-gpu"
+
+
+async def test_a_template_that_is_gone_is_never_replaced_silently(hub: RunningHub, templates: Path) -> None:
+    await hub.start_server("ada", {"profile": "quarter-gpu"})
+    await hub.started("ada")
+    await hub.stop_server("ada")
+    await until(lambda: not hub.spawner("ada").active)
+    (templates / "quarter-gpu.yaml").unlink()
+    for _ in range(2):
+        response = await hub.start_server("ada")
+        assert response.code == 400
+        assert "There is no template 'quarter-gpu'" in json.loads(response.body)["message"]
