@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice
@@ -49,6 +50,8 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """What was chosen; None before that, and for a server that an earlier hub process started."""
         self.template_name = ""
         """The template's name, which outlives the hub process; empty for a profile of the admin's own."""
+        self.alternatives: tuple[Template, ...] = ()
+        """The other templates that the user may start."""
         self.reservation: Reserved | None = None
         self.progress = SpawnProgress()
         """What the user is told until the share is reserved."""
@@ -71,6 +74,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
     def chose(self, choice: Choice) -> None:
         """Note what was chosen. Only templates are remembered with the server's state."""
         self.profile = choice.profile
+        self.alternatives = choice.alternatives
         self.template_name = choice.profile.slug if choice.profile.template is not None else ""
 
     def apply(self, choice: Choice) -> None:
@@ -132,7 +136,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """
         self.give_back()
         self.overrides.undo()
-        self.profile, self.template_name = None, ""
+        self.profile, self.template_name, self.alternatives = None, "", ()
         if self.phase is not SpawnPhase.PLACING:
             self.phase = SpawnPhase.ENDED
             self.progress.end()

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import TypeVar
 
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.progress import SpawnProgress
 from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
@@ -17,15 +18,21 @@ Reserved = TypeVar("Reserved", bound=Reservation)
 
 
 async def reserve_share(
-    reservations: Reservations[Reserved], request: PlacementRequest, patience: float, progress: SpawnProgress
+    reservations: Reservations[Reserved],
+    request: PlacementRequest,
+    patience: float,
+    progress: SpawnProgress,
+    alternatives: tuple[Template, ...],
 ) -> Reserved:
     """Return a reservation, after a wait of at most ``patience`` seconds; ``progress`` hears of the position.
 
+    ``alternatives``: the other templates that the user may start; ``progress`` hears which of them would start now.
     Raises SpawnRefused; then, and when the wait is cancelled, nothing stays reserved.
     """
     telling: list[asyncio.Task[None]] = []
 
     def joined(ticket: Ticket) -> None:
+        ticket.alternatives = alternatives
         telling.append(asyncio.ensure_future(progress.follow(ticket, patience)))
 
     try:

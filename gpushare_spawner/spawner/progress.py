@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from gpushare_spawner.spawner.queue.queue import Ticket
-from gpushare_spawner.wording.queue import waiting
+from gpushare_spawner.wording.queue import instead, waiting
 
 
 class SpawnProgress:
@@ -19,9 +19,10 @@ class SpawnProgress:
         self._more = asyncio.Event()
         self._ended = False
 
-    def tell(self, message: str, progress: int | None = None) -> None:
-        """Add a plain sentence, and how far the start is (0 to 100)."""
-        event: dict[str, Any] = {"message": message, "html_message": escape(message)}
+    def tell(self, *paragraphs: str, progress: int | None = None) -> None:
+        """Add plain text, and how far the start is (0 to 100). Empty paragraphs are left out."""
+        told = [paragraph for paragraph in paragraphs if paragraph]
+        event: dict[str, Any] = {"message": " ".join(told), "html_message": "<br>".join(map(escape, told))}
         if progress is not None:
             event["progress"] = progress
         self._events.append(event)
@@ -48,17 +49,22 @@ class SpawnProgress:
             await self._more.wait()
 
     async def follow(self, ticket: Ticket, patience: float) -> None:
-        """Tell the position in the queue whenever it changes, and after how many seconds the wait ends.
+        """Tell the position in the queue and what belongs to it, whenever something of it changes.
 
-        Runs until it is cancelled.
+        ``patience``: seconds after which the wait ends. Runs until it is cancelled.
         """
         while True:
             await ticket.changed.wait()
             ticket.changed.clear()
             if ticket.result.done():
                 return
-            if ticket.ahead is not None:
-                self.tell(waiting(ticket.ahead, ticket.request.share, ticket.hint, patience), progress=10)
+            status = ticket.status
+            if status is not None:
+                self.tell(
+                    waiting(status.ahead, ticket.request.share, status.hint, status.minutes, patience),
+                    instead(status.startable),
+                    progress=10,
+                )
 
 
 async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.wording.amounts import duration
 
@@ -19,17 +21,31 @@ def too_large(where: str) -> str:
     return f"Too large for {where}"
 
 
-def waiting(ahead: int, share: Share, hint: str, patience: float) -> str:
+def waiting(ahead: int, share: Share, hint: str, minutes: int | None, patience: float) -> str:
     """Return what the page of a waiting spawn says: its position, what it waits for, and when the wait ends.
 
-    ``hint``: why it waits, as a sentence, or empty. ``patience``: seconds that it waits at most.
+    ``hint``: why it waits, as a sentence, or empty. ``minutes``: the estimate; None: there is none. ``patience``:
+    seconds that it waits at most.
     """
     said = [
         f"{position(ahead)}, waiting for {share}.",
         hint,
+        f"Estimated wait: about {duration(minutes * 60)}." if minutes is not None else "",
         f"The wait ends after {duration(patience)}.",
     ]
     return " ".join(part for part in said if part)
+
+
+def instead(startable: Sequence[str]) -> str:
+    """Return which templates, by their display names, would start now while a spawn waits; empty for none."""
+    if not startable:
+        return ""
+    if len(startable) == 1:
+        return f"{startable[0]} would start now. To start it instead, stop this server and choose again."
+    return (
+        f"These templates would start now: {', '.join(startable)}. "
+        "To start one of them instead, stop this server and choose again."
+    )
 
 
 def position(ahead: int) -> str:

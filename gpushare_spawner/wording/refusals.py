@@ -61,3 +61,20 @@ def waited_too_long(share: Share, waited: str, why: str) -> str:
         f"No free capacity for {share} after {waited} in the queue.{reason} Nothing stays reserved. "
         "Try again later, or choose a smaller share."
     )
+
+
+def impossible(template: str, where: str, node: str, why: str) -> str:
+    """Return that no wait would help a spawn of the template. ``where``: like "this machine"; ``why``: a sentence.
+
+    ``node``: the only node that the spawn may use, or empty.
+    """
+    place = f"node {node}, the only node that your server may use" if node else where
+    return f"{template} cannot be started on {place}: {why}"
+
+
+def nothing_known(unavailable: str) -> str:
+    """Return that nothing can be placed. ``unavailable`` says what does not answer, without a full stop."""
+    return (
+        f"{unavailable}, so nothing can be started on a GPU. "
+        "Try again in a minute, or choose a template without a GPU. Tell the admin if the problem stays."
+    )

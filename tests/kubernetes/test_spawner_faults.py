@@ -40,7 +40,7 @@ async def message_of(response: Any) -> str:
 
 
 async def units_in_flight(hub: SharingHub) -> int:
-    return sum(holding.share_units for holding in hub.reservations.in_flight())
+    return sum(allocation.share_units for allocation in hub.reservations.in_flight())
 
 
 # nodes
@@ -120,7 +120,7 @@ async def test_containers_that_seem_to_run_in_a_failed_pod(
     await until(lambda: spawner._pod()["status"]["phase"] == "Failed")
     assert spawner._pod()["status"]["containerStatuses"][0]["state"].get("running")
     # it holds nothing while it is still there
-    assert (await hub.reservations.availability_now()).ledger.free_units(f"GPU-{node.name}-0") == 100
+    assert (await hub.reservations.availability_now()).check.ledger.free_units(f"GPU-{node.name}-0") == 100
     assert await spawner.poll() == 1
     await node.start()
 
@@ -198,7 +198,7 @@ async def test_a_dead_view_is_brought_back_before_anything_is_placed(
         reflector.resources = {}
     hub.reservations.place_every = 0.1
     outlook = await hub.reservations.availability_now()
-    assert outlook.ledger.free_units(f"GPU-{nodes.names[0]}-0") == 0
+    assert outlook.check.ledger.free_units(f"GPU-{nodes.names[0]}-0") == 0
     assert await spawner.poll() is None
 
 
@@ -262,7 +262,7 @@ async def test_reflectors_say_how_fresh_they_are(make_hub: MakeHub, nodes: GpuNo
     assert hanging.done()
     assert reflector.watch_task is not hanging
     assert not reflector.watch_task.done()
-    assert [len(view.holdings) for view in views] == [1, 1, 1]
+    assert [len(view.allocations) for view in views] == [1, 1, 1]
 
 
 # hubs
@@ -358,4 +358,4 @@ async def test_annotations_that_cannot_be_read_count_by_the_limits(
     where = path("pods", cluster.namespace, "jupyter-ada")
     await cluster.admin.patch(where, {"metadata": {"annotations": {TEMPLATE: None}}})
     await until(lambda: TEMPLATE not in hub.spawner("ada")._pod()["metadata"]["annotations"])
-    assert (await hub.reservations.availability_now()).ledger.free_units(f"GPU-{node}-0") == 50
+    assert (await hub.reservations.availability_now()).check.ledger.free_units(f"GPU-{node}-0") == 50

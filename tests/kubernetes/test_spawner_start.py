@@ -36,7 +36,7 @@ async def test_a_pod_with_its_share(make_hub: Callable[..., Any], nodes: GpuNode
     # what holds the share now is the pod, and nothing else
     assert not hub.reservations.in_flight()
     view = await hub.reservations.snapshot()
-    assert [holding.gpus for holding in view.holdings] == [(f"GPU-{node}-0",)]
+    assert [allocation.gpus for allocation in view.allocations] == [(f"GPU-{node}-0",)]
     assert (await hub.stop_server("ada")).code == 204
     await until(lambda: not hub.spawner("ada").active)
     assert not await nodes.held()
@@ -114,10 +114,10 @@ async def test_a_pod_that_goes_counts_until_it_is_gone(
     await node.stop()
     await cluster.admin.delete(path("pods", cluster.namespace, "jupyter-ada"), grace=30)
     await until(lambda: any(pod["metadata"].get("deletionTimestamp") for pod in room.cluster.pods()))
-    assert (await room.availability_now()).ledger.free_units(f"GPU-{node.name}-0") == 0
+    assert (await room.availability_now()).check.ledger.free_units(f"GPU-{node.name}-0") == 0
     await node.start()
     await until(lambda: not list(room.cluster.pods()))
-    assert (await room.availability_now()).ledger.free_units(f"GPU-{node.name}-0") == 100
+    assert (await room.availability_now()).check.ledger.free_units(f"GPU-{node.name}-0") == 100
 
 
 async def test_reports_that_will_not_do(

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tornado.httpclient import AsyncHTTPClient, HTTPError, HTTPRequest
 
 from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, Ticket
 from gpushare_spawner.spawner.refusal import SpawnRefused
 
 from .fake_agent import FakeAgent
-from .running_hub import RunningHub, until
+from .running_hub import TOKEN, RunningHub, until
 
 TASKS: set[asyncio.Task[Any]] = set()
 
@@ -284,7 +289,7 @@ async def events(spawner: Any, count: int) -> list[str]:
     told = []
     async for event in spawner.progress():
         told.append(event["message"])
-        assert "<" not in event.get("html_message", "")
+        assert "<" not in event.get("html_message", "").replace("<br>", "")
         if len(told) == count:
             return told
     return told
@@ -314,6 +319,72 @@ async def test_place_shown_and_start_after_the_wait(make_hub: Any, agent: FakeAg
     assert "Placed on GPU 0 (Simulated GPU 16 GiB)." in told
     await hub.started("ada")
     await hub.started("bob")
+
+
+async def progress_of(hub: RunningHub, name: str, said: str) -> dict[str, Any]:
+    """The first event of the API's progress stream whose message contains ``said``."""
+    found: list[dict[str, Any]] = []
+    rest = ""
+
+    def chunk(data: bytes) -> None:
+        nonlocal rest
+        *lines, rest = (rest + data.decode()).split("\n")
+        events = [json.loads(line.removeprefix("data:")) for line in lines if line.startswith("data:")]
+        found.extend(event for event in events if said in event["message"])
+
+    client = AsyncHTTPClient(force_instance=True)
+    stream = client.fetch(
+        HTTPRequest(
+            f"{hub.url}/api/users/{name}/server/progress",
+            headers={"Authorization": f"token {TOKEN}"},
+            streaming_callback=chunk,
+            request_timeout=30,
+        )
+    )
+    await until(lambda: bool(found) or stream.done())
+    # the stream goes on while the spawn waits
+    client.close()
+    with contextlib.suppress(HTTPError):
+        await stream
+    return found[0]
+
+
+async def test_the_api_tells_a_waiting_spawn_the_estimate_and_what_would_start_now(
+    make_hub: Any, agent: FakeAgent
+) -> None:
+    hub: RunningHub = await make_hub(
+        lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
+    )
+    due = Notice(tier=Tier.RELEASED, at=time.time() + 200, reason="idle")
+    agent.occupy("there-0", 70, 0, announcement=due)
+    agent.occupy("there-1", 100, 1)
+    await hub.start_server("ada", {"profile": "half-gpu"})
+    event = await progress_of(hub, "ada", "Estimated wait")
+    assert event["message"] == (
+        "First in queue, waiting for 0.50 GPU. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is "
+        "free on any GPU. Estimated wait: about 4 min. The wait ends after 10 min. These templates would start now: "
+        "CPU only, 0.25 GPU. To start one of them instead, stop this server and choose again."
+    )
+    assert "10 min.<br>These templates" in event["html_message"]
+    agent.occupy("there-0", 90, 0)
+    event = await progress_of(hub, "ada", "at most 0.10 GPU is free")
+    assert event["message"].endswith(
+        "The wait ends after 10 min. CPU only would start now. To start it instead, stop this server and choose again."
+    )
+
+
+async def test_templates_that_the_user_may_not_start_are_not_offered_to_a_waiting_spawn(
+    make_hub: Any, agent: FakeAgent
+) -> None:
+    hub: RunningHub = await make_hub(
+        lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
+    )
+    agent.occupy("there-0", 80, 0)
+    agent.occupy("there-1", 80, 1)
+    await hub.start_server("ada", {"profile": "half-gpu"})
+    assert (await progress_of(hub, "ada", "CPU only would start now."))["progress"] == 10
+    await hub.start_server("mia", {"profile": "half-gpu"})
+    assert "would start now: Course, CPU only." in (await progress_of(hub, "mia", "Position 2"))["message"]
 
 
 async def test_cancel_by_the_api(make_hub: Any, agent: FakeAgent) -> None:

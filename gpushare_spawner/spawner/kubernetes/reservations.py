@@ -66,7 +66,7 @@ class PodReservations(Reservations[PodShare]):
     def in_flight(self) -> Iterable[Allocation]:
         """Places whose pods are not known to run, or may yet appear."""
         self._settle()
-        return [*self._in_flight.values(), *(holding for _, holding in self._lingering.values())]
+        return [*self._in_flight.values(), *(allocation for _, allocation in self._lingering.values())]
 
     async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
         if not snapshot.reports:
@@ -80,7 +80,7 @@ class PodReservations(Reservations[PodShare]):
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         token = secrets.token_hex(8)
         share = self.counted(ticket.request.share)
-        holding = Allocation(
+        allocation = Allocation(
             session=f"{ticket.request.session}#{token}",
             gpus=placement.gpus,
             share_units=share.units,
@@ -88,12 +88,12 @@ class PodReservations(Reservations[PodShare]):
             effective_units=share.units,
             opened_at=time.time(),
         )
-        self._in_flight[token] = holding
+        self._in_flight[token] = allocation
         gpus = tuple(snapshot.gpus[gpu] for gpu in placement.gpus)
         # the person's share may be less than the devices that it takes
         placement = replace(placement, borrowed=min(placement.borrowed, ticket.request.share.units))
         ticket.result.set_result(PodShare(ticket.request, placement, gpus, token))
-        return holding
+        return allocation
 
     def give_back(self, reservation: PodShare) -> None:
         """No pod was made for it: it is free again."""
@@ -102,9 +102,9 @@ class PodReservations(Reservations[PodShare]):
 
     def perhaps_created(self, reservation: PodShare) -> None:
         """The start failed, and its pod may exist or come to exist: its annotations count once it shows."""
-        holding = self._in_flight.pop(reservation.token, None)
-        if holding is not None:
-            self._lingering[reservation.token] = (time.monotonic() + LINGER_SECONDS, holding)
+        allocation = self._in_flight.pop(reservation.token, None)
+        if allocation is not None:
+            self._lingering[reservation.token] = (time.monotonic() + LINGER_SECONDS, allocation)
             self._settle()
             self.place_soon()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +19,7 @@ from gpushare_spawner.model.kubernetes import (
     misplaced_report,
     pod_session,
 )
-from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement import Allocation
 from gpushare_spawner.sharing.native_pod import notebook_container
@@ -37,6 +38,15 @@ follows the device plugin within 10 s (``nodeStatusUpdateFrequency``)."""
 
 CLOSED_SECONDS = 60.0
 """For how long a namespace that the hub may not look into is not tried again."""
+
+
+@dataclass(frozen=True)
+class _ParsedPod:
+    """What the annotations of one version of a pod say."""
+
+    version: str
+    allocation: Allocation
+    announced: Notice | None
 
 
 class ClusterSnapshots:
@@ -60,7 +70,7 @@ class ClusterSnapshots:
         self.log = log
         self._clock = clock
         self._parsed_reports: dict[str, tuple[str, Report | None]] = {}
-        self._parsed_pods: dict[str, tuple[str, Allocation]] = {}
+        self._parsed_pods: dict[str, _ParsedPod] = {}
         self._told: set[str] = set()
         self._distrusted: dict[str, float] = {}
         self._closed: dict[str | None, float] = {}
@@ -82,7 +92,11 @@ class ClusterSnapshots:
         for reflector in pods:
             await self._freshen_pods(reflector)
         fresh, awaited = self._fresh_reports(reports)
-        snapshot = GpuSnapshot(fresh, tuple(self._holdings(fresh, set(arrived))), awaited)
+        allocations = tuple(self._allocations(fresh, set(arrived)))
+        announced = [(pod.allocation.session, pod.announced) for pod in self._parsed_pods.values()]
+        snapshot = GpuSnapshot(
+            fresh, allocations, awaited, tuple((name, due) for name, due in announced if due is not None)
+        )
         self._last = (time.monotonic(), snapshot)
         return snapshot
 
@@ -151,7 +165,7 @@ class ClusterSnapshots:
 
     # -- pods --
 
-    def _holdings(self, reports: Iterable[Report], arrived: set[str]) -> Iterable[Allocation]:
+    def _allocations(self, reports: Iterable[Report], arrived: set[str]) -> Iterable[Allocation]:
         seen = set()
         by_index: dict[tuple[str, int], str] = {}
         for pod in self.pods():
@@ -162,22 +176,22 @@ class ClusterSnapshots:
             if arrived and annotation(pod, RESERVATION) in arrived:
                 continue
             parsed = self._parsed_pods.get(uid)
-            if parsed is None or parsed[0] != version:
+            if parsed is None or parsed.version != version:
                 if not by_index:
                     by_index = {(report.node, gpu.index): gpu.uuid for report in reports for gpu in report.gpus}
                 try:
-                    parsed = self._parsed_pods[uid] = (version, self._holding(pod))
+                    parsed = self._parsed_pods[uid] = self._parsed(pod, version)
                 except AnnotationProblem as problem:
                     # not kept: its GPUs may be known only later
                     yield self._by_limits(pod, by_index, problem)
                     continue
-            yield parsed[1]
+            yield parsed.allocation
         for uid in self._parsed_pods.keys() - seen:
             del self._parsed_pods[uid]
 
-    def _holding(self, pod: Mapping[str, Any]) -> Allocation:
+    def _parsed(self, pod: Mapping[str, Any], version: str) -> _ParsedPod:
         session = pod_session(pod["metadata"].get("annotations"))
-        return Allocation(
+        allocation = Allocation(
             session=_name(pod),
             gpus=session.gpus,
             share_units=self.whole_devices(session.share_units),
@@ -185,6 +199,7 @@ class ClusterSnapshots:
             effective_units=self.whole_devices(session.effective_units),
             opened_at=created_at(pod),
         )
+        return _ParsedPod(version, allocation, session.announcement)
 
     def whole_devices(self, units: int) -> int:
         """Units of the devices that so many units take: the kubelet gives out devices of ``unit_size`` units."""

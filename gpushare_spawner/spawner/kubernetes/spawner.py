@@ -302,7 +302,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         request = PlacementRequest(
             Tenant(self.user.name, self.name), template, self._kube.expanded(node) if node else ""
         )
-        share = await reserve_share(self.reservations, request, patience, progress)
+        share = await reserve_share(self.reservations, request, patience, progress, self._attempt.alternatives)
         report_placement(share, f" of {share.placement.node}", progress, self.log, self._log_name)
         return share
 

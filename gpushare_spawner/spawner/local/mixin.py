@@ -185,7 +185,9 @@ class GPUShareMixin(GPUShareBase):
         if template is None or template.gpu is None:
             return
         request = PlacementRequest(Tenant(self.user.name, self.name, self._uid()), template)
-        reservation = await reserve_share(self.reservations, request, self.queue_timeout, attempt.progress)
+        reservation = await reserve_share(
+            self.reservations, request, self.queue_timeout, attempt.progress, attempt.alternatives
+        )
         attempt.reserved(reservation)
         report_placement(reservation, "", attempt.progress, self.log, self._log_name)
 

@@ -66,7 +66,9 @@ class AgentReservations(Reservations[OpenedShare]):
 
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
         """The agent's report, as a snapshot. Raises AgentUnreachable."""
-        return GpuSnapshot((await self.report(max_age),))
+        report = await self.report(max_age)
+        announced = ((session.id, session.announcement) for session in report.sessions)
+        return GpuSnapshot((report,), announced=tuple((name, due) for name, due in announced if due is not None))
 
     def in_flight(self) -> Iterable[Allocation]:
         """Shares of sessions that are not confirmed yet."""
@@ -90,7 +92,7 @@ class AgentReservations(Reservations[OpenedShare]):
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Ask the agent for the place; None where it sees no free capacity there."""
         request = open_request(ticket.request.tenant, ticket.request.template, placement, CONFIRM_WITHIN)
-        holding = self._in_flight[request.id] = _holding(request)
+        allocation = self._in_flight[request.id] = _allocation(request)
         try:
             opened = await self.client.open(request)
         except ControlRefused as error:
@@ -103,17 +105,17 @@ class AgentReservations(Reservations[OpenedShare]):
                 return None
             self.log.error("The agent refused to open %s (%s): %s", request.id, error.code, error.message)
             ticket.refuse(_refused(error))
-            return holding
+            return allocation
         except BaseException:
             # perhaps it was opened all the same: closing what is not open is no error
             self.release(request.id)
             raise
         if ticket not in self.queue or ticket.result.done():
             self.release(request.id)
-            return holding
+            return allocation
         gpus = tuple(snapshot.gpus[gpu] for gpu in request.gpus)
         ticket.result.set_result(OpenedShare(ticket.request, placement, gpus, request, opened.environment))
-        return holding
+        return allocation
 
     def give_back(self, reservation: OpenedShare) -> None:
         """Close its session in the background."""
@@ -293,7 +295,7 @@ class AgentReservations(Reservations[OpenedShare]):
         return swept
 
 
-def _holding(request: OpenRequest) -> Allocation:
+def _allocation(request: OpenRequest) -> Allocation:
     return Allocation(
         session=request.id,
         gpus=request.gpus,

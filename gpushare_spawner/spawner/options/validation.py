@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of, replaced
 from gpushare_spawner.spawner.refusal import SpawnRefused
 
@@ -21,6 +22,8 @@ class Choice:
     profile: Profile
     overrides: tuple[Mapping[str, Any], ...] = ()
     """Settings of the spawner that the choices ask for, in the order of the card's options."""
+    alternatives: tuple[Template, ...] = ()
+    """The other templates that the user may start."""
 
 
 def choose(
@@ -54,8 +57,17 @@ def choose(
         raise SpawnRefused(
             f"Unknown option {_shown(unknown[0])}; {profile.display_name} has: {known}.", reason="unknown-option"
         )
-    _within_limit(profile, running)
-    return Choice(profile, tuple(_chosen(profile, name, option, options) for name, option in profile.options.items()))
+    if not _within_limit(profile, running):
+        raise _limit_reached(profile)
+    return Choice(
+        profile,
+        tuple(_chosen(profile, name, option, options) for name, option in profile.options.items()),
+        tuple(
+            other.template
+            for other in offered
+            if other.template is not None and other is not profile and _within_limit(other, running)
+        ),
+    )
 
 
 def _profile(options: Mapping[str, Any], profiles: Sequence[Profile], offered: Sequence[Profile]) -> Profile:
@@ -84,15 +96,23 @@ def _profile(options: Mapping[str, Any], profiles: Sequence[Profile], offered: S
     raise SpawnRefused(f"There is no template {_shown(slug)}. You may use: {names}.", reason="unknown-template")
 
 
-def _within_limit(profile: Profile, running: Mapping[str, int]) -> None:
-    limit = profile.template.limits.per_user if profile.template is not None else None
-    if limit is not None and running.get(profile.slug, 0) >= limit:
-        servers = "one server" if limit == 1 else f"{limit} servers"
-        raise SpawnRefused(
-            f"You may run {servers} with {profile.display_name} at a time. Stop one first, or choose another template.",
-            reason="per-user-limit",
-            status=409,
-        )
+def _limit(profile: Profile) -> int | None:
+    return profile.template.limits.per_user if profile.template is not None else None
+
+
+def _within_limit(profile: Profile, running: Mapping[str, int]) -> bool:
+    limit = _limit(profile)
+    return limit is None or running.get(profile.slug, 0) < limit
+
+
+def _limit_reached(profile: Profile) -> SpawnRefused:
+    limit = _limit(profile)
+    servers = "one server" if limit == 1 else f"{limit} servers"
+    return SpawnRefused(
+        f"You may run {servers} with {profile.display_name} at a time. Stop one first, or choose another template.",
+        reason="per-user-limit",
+        status=409,
+    )
 
 
 def _option(name: Any) -> str:

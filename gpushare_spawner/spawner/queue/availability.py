@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Ledger, Reason, Refusal, Strategy
+from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue
-from gpushare_spawner.spawner.queue.snapshot import GpuKind, GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import GpuKind
 from gpushare_spawner.wording import queue as words
-from gpushare_spawner.wording import refusals
 
 
 @dataclass(frozen=True)
@@ -35,47 +34,41 @@ UNKNOWN = Availability("unknown", words.UNKNOWN, words.UNKNOWN_DETAIL)
 class AvailabilityNow:
     """What a spawn would meet now: the GPUs, what is left on them, and the queue."""
 
-    snapshot: GpuSnapshot
-    ledger: Ledger
+    check: PlacementCheck
     queue: SpawnQueue
-    strategy: Strategy
     where: str = "this machine"
-    counted: Callable[[Share], Share] = lambda share: share
-    """A share as the ledger counts it."""
     _met: dict[tuple[Share, frozenset[str]], Availability] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _held_back(self) -> frozenset[str]:
-        return self.queue.held_back(self.snapshot)
+        return self.queue.held_back(self.check.snapshot)
 
     def availability(self, template: Template) -> Availability:
         """What a spawn of this template would meet."""
         if template.gpu is None:
             return NO_GPU_NEEDED
-        share, kinds = template.gpu.share, self.snapshot.suiting(template.gpu)
-        models = self.snapshot.models(template.gpu)
+        snapshot = self.check.snapshot
+        share, models = template.gpu.share, snapshot.models(template.gpu)
         met = self._met.get((share, models))
         if met is None:
             met = self._met[share, models] = self._meets(share, models)
-        return Availability(met.kind, met.text, met.detail, kinds)
+        return Availability(met.kind, met.text, met.detail, snapshot.suiting(template.gpu))
+
+    def startable(self, templates: Iterable[Template]) -> tuple[str, ...]:
+        """Return which of these templates would start now, by their display names."""
+        return tuple(template.display_name for template in templates if self.availability(template).kind == "now")
 
     def _meets(self, share: Share, models: frozenset[str]) -> Availability:
-        free = models - self._held_back
-        placement = self.ledger.place(self.counted(share), free.__contains__, self.strategy)
-        if placement is not None and placement.borrowed:
+        verdict = self.check.verdict(share, models, self._held_back)
+        if verdict.placement is not None and verdict.placement.borrowed:
             return Availability("now", words.STARTS_ON_LENT, words.LENT_DETAIL)
-        if placement is not None:
+        if verdict.outcome is Outcome.NOW:
             return Availability("now", words.STARTS_NOW)
-        refusal: Refusal = self.ledger.refusal(share, models.__contains__)
-        why = refusals.capacity(refusal)
-        waits = Availability("wait", words.position(self.queue.ahead_of(models, self.snapshot)), why)
-        if self.snapshot.awaited and not refusal.may_pass:
-            return Availability("wait", waits.text, self.snapshot.awaited)
-        if not models or refusal.reason in (Reason.NO_MODEL, Reason.NO_GPUS):
-            return Availability("never", words.NO_SUITABLE_GPU, why)
-        if free and not refusal.may_pass:
-            return Availability("never", words.too_large(self.where), why)
-        return waits
+        if verdict.outcome is Outcome.NEVER:
+            text = words.NO_SUITABLE_GPU if verdict.unsuitable else words.too_large(self.where)
+            return Availability("never", text, verdict.why)
+        position = words.position(self.queue.ahead_of(models, self.check.snapshot))
+        return Availability("wait", position, verdict.why)
 
 
 def models_of(gpus: tuple[GpuKind, ...]) -> Mapping[str, int]:

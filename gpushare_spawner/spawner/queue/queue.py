@@ -54,6 +54,20 @@ class Reservation:
     gpus: tuple[GpuReport, ...]
 
 
+@dataclass(frozen=True)
+class WaitStatus:
+    """What the user of a queued spawn is told."""
+
+    ahead: int
+    """Spawns before it that want the same GPUs."""
+    hint: str = ""
+    """What it waits for, as a sentence."""
+    minutes: int | None = None
+    """How long it will wait, about; None: nothing is known."""
+    startable: tuple[str, ...] = ()
+    """Templates that the user could start now instead, by their display names."""
+
+
 @dataclass(eq=False)
 class Ticket:
     """One spawn in the queue."""
@@ -61,6 +75,8 @@ class Ticket:
     request: PlacementRequest
     joined: float
     """Seconds on a monotonic clock."""
+    alternatives: tuple[Template, ...] = ()
+    """The other templates that the user may start."""
     result: asyncio.Future[Reservation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     ahead: int | None = None
     """Spawns before it that want the same GPUs, as of the last pass; None before the first."""
@@ -68,12 +84,31 @@ class Ticket:
     """What it waits for."""
     overtaken: int = 0
     """How often a later spawn that fitted has passed it."""
+    first_since: float | None = None
+    """Since when no spawn is before it (monotonic clock, seconds); None while one is."""
+    status: WaitStatus | None = None
+    """What its user was told last."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when `status` changes, and when the wait ends."""
 
     def says(self, ahead: int, hint: str) -> None:
-        """Note what the person should see."""
-        if (ahead, hint) != (self.ahead, self.hint):
-            self.ahead, self.hint = ahead, hint
+        """Note the position and what the spawn waits for. `publish` tells the user."""
+        self.ahead, self.hint = ahead, hint
+
+    def publish(self, now: float, minutes: int | None = None, startable: tuple[str, ...] = ()) -> None:
+        """Tell the user the position, with an estimate of the wait and what could start now instead.
+
+        ``now``: seconds on a monotonic clock. Nothing happens before the first pass has seen the ticket.
+        """
+        if self.ahead is None:
+            return
+        if self.ahead > 0:
+            self.first_since = None
+        elif self.first_since is None:
+            self.first_since = now
+        status = WaitStatus(self.ahead, self.hint, minutes, startable)
+        if status != self.status:
+            self.status = status
             self.changed.set()
 
     def refuse(self, error: Exception) -> None:

@@ -21,17 +21,15 @@ def waited_too_long(request: PlacementRequest, waited: float, hint: str) -> Spaw
 
 def impossible(request: PlacementRequest, where: str, why: str) -> SpawnRefused:
     """No wait would help. ``where``: the GPUs' place; ``why``: a sentence."""
-    place = f"{where}, which for you is node {request.node} alone" if request.node else where
     return SpawnRefused(
-        f"{request.template.name} cannot be started on {place}: {why}", reason="no-such-gpu", status=409
+        words.impossible(request.template.name, where, request.node, why), reason="no-such-gpu", status=409
     )
 
 
 def nothing_known(unavailable: str, error: Exception) -> SpawnRefused:
     """Nothing is known of the GPUs for too long. ``unavailable`` says so, without a full stop."""
     return SpawnRefused(
-        f"{unavailable}, so nothing can be started on a GPU. "
-        "Try again in a minute, or choose a template without a GPU; tell the admin if it stays so.",
+        words.nothing_known(unavailable),
         reason="agent-away",
         status=503,
         retry_after=60,

@@ -17,10 +17,12 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Allocation, BestFit, Ledger, Strategy
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
+from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.refusals import nothing_known, waited_too_long
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.queue.wait_estimate import WaitEstimates
 
 Reserved = TypeVar("Reserved", bound=Reservation)
 
@@ -55,6 +57,7 @@ class Reservations(ABC, Generic[Reserved]):
         self.place_every = place_every
         self.patience = patience
         self.started_at = time.time()
+        self._estimates = WaitEstimates()
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,7 +154,8 @@ class Reservations(ABC, Generic[Reserved]):
     async def _place(self) -> None:
         """Give a place to each queued spawn that fits, on a fresh snapshot."""
         snapshot = await self._prepare(await self.snapshot())
-        placer = Placer(snapshot, self.ledger(snapshot), self.queue, self.strategy, self.counted, self.where)
+        check = self._check(snapshot)
+        placer = Placer(check, self.queue, self.where)
         for ticket in self.queue:
             if ticket not in self.queue or ticket.result.done():
                 continue
@@ -162,11 +166,22 @@ class Reservations(ABC, Generic[Reserved]):
             placement = placer.place(ticket)
             if placement is None:
                 continue
-            holding = await self._give(ticket, placement, snapshot)
-            if holding is None:
+            allocation = await self._give(ticket, placement, snapshot)
+            if allocation is None:
                 # counted otherwise elsewhere: the next pass knows what is known there now
                 break
-            placer.gave(ticket, holding)
+            placer.gave(ticket, allocation)
+            self._estimates.placed(ticket, ticket.request.models(snapshot), time.monotonic())
+        self._tell_those_that_wait(check)
+
+    def _tell_those_that_wait(self, check: PlacementCheck) -> None:
+        """Tell each spawn that still waits its position, the estimate, and the templates that would start now."""
+        now = time.monotonic()
+        minutes = self._estimates.minutes(check, self.queue, now, time.time())
+        available = AvailabilityNow(check, self.queue, self.where)
+        for ticket in self.queue:
+            if not ticket.result.done():
+                ticket.publish(now, minutes.get(ticket), available.startable(ticket.alternatives))
 
     def _why_nobody_is_placed(self, error: Exception) -> str:
         """A sentence for queued spawns while nothing is known of the GPUs."""
@@ -179,6 +194,7 @@ class Reservations(ABC, Generic[Reserved]):
             self.log.warning("%s: %s", self.unavailable, error)
         for ticket in self.queue:
             ticket.says(ticket.ahead or 0, self._why_nobody_is_placed(error))
+            ticket.publish(now)
             if now - max(ticket.joined, self._unavailable_since) >= self.patience:
                 ticket.refuse(nothing_known(self.unavailable, error))
 
@@ -186,12 +202,15 @@ class Reservations(ABC, Generic[Reserved]):
 
     def ledger(self, snapshot: GpuSnapshot) -> Ledger:
         """All shares: those that the snapshot shows, and those in flight."""
-        return Ledger.of(snapshot.reports, [*snapshot.holdings, *self.in_flight()])
+        return Ledger.of(snapshot.reports, [*snapshot.allocations, *self.in_flight()])
 
     async def availability_now(self, max_age: float = 0.0) -> AvailabilityNow:
         """What a spawn would meet now. Raises one of `unreachable`."""
         snapshot = await self.snapshot(max_age)
-        return AvailabilityNow(snapshot, self.ledger(snapshot), self.queue, self.strategy, self.where, self.counted)
+        return AvailabilityNow(self._check(snapshot), self.queue, self.where)
+
+    def _check(self, snapshot: GpuSnapshot) -> PlacementCheck:
+        return PlacementCheck(snapshot, self.ledger(snapshot), self.strategy, self.counted)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something to its end, whoever asked for it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import GpuReport, Report
+from gpushare_spawner.model.report import GpuReport, Notice, Report
 from gpushare_spawner.model.template import Gpu
 from gpushare_spawner.placement import Allocation
 
@@ -32,10 +32,12 @@ class GpuSnapshot:
     """What is known now. A thousand GPUs are of few kinds: what a template could use is found among those."""
 
     reports: tuple[Report, ...]
-    holdings: tuple[Allocation, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
     """Sessions that are known from elsewhere than the reports."""
     awaited: str = ""
     """Why GPUs that exist are missing here for the moment, in a sentence; empty where none are."""
+    announced: tuple[tuple[str, Notice], ...] = ()
+    """Idle actions that are due, each with its session's name in the ledger."""
     _suiting: dict[int, tuple[Gpu, tuple[GpuKind, ...], frozenset[str]]] = field(default_factory=dict, repr=False)
 
     @cached_property

@@ -5,48 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.placement import Placement
-from gpushare_spawner.model.report import GpuReport, Report
-from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, BestFit, Ledger
-from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.queue.placer import Placer
-from gpushare_spawner.spawner.queue.queue import PlacementRequest, SpawnQueue, Ticket
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.placement import Allocation
+from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.spawner.refusal import SpawnRefused
 from gpushare_spawner.wording.queue import EARLIER_FIRST
 
-
-class Machine:
-    """GPUs of two nodes, one each, and a queue."""
-
-    def __init__(self, length: int = 5, overtakes: int = 2, awaited: str = "") -> None:
-        self.queue = SpawnQueue(length, overtakes)
-        self.snapshot = GpuSnapshot(
-            tuple(
-                Report(
-                    node=node,
-                    published_at=0.0,
-                    gpus=(GpuReport(index=0, uuid=f"GPU-{node}", model="A100", memory_bytes=2**30),),
-                )
-                for node in ("a", "b")
-            ),
-            awaited=awaited,
-        )
-        self.held: list[Allocation] = []
-
-    def join(self, name: str, fraction: float = 0.0, node: str = "", **gpu: object) -> Ticket:
-        wanted = {"fraction": fraction, **gpu} if fraction else gpu
-        template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
-        return self.queue.join(PlacementRequest(Tenant(name), template, node), 0.0)
-
-    def hold(self, gpu: str, units: int, name: str = "there") -> Allocation:
-        holding = Allocation(f"{name}-{gpu}", (f"GPU-{gpu}",), units, 0, units, 0.0)
-        self.held.append(holding)
-        return holding
-
-    def placer(self) -> Placer:
-        ledger = Ledger.of(self.snapshot.reports, self.held)
-        return Placer(self.snapshot, ledger, self.queue, BestFit(), lambda share: share, "this place")
+from .machine import Machine
 
 
 def refusal(ticket: Ticket) -> SpawnRefused:
@@ -121,7 +85,7 @@ async def test_a_spawn_that_is_pinned_to_a_node_gets_no_other(node: str, place: 
     ticket = machine.join("ada", 0.25, node=node)
     assert machine.placer().place(ticket) == place
     if place is None:
-        assert f"which for you is node {node} alone" in refusal(ticket).jupyterhub_message
+        assert f"node {node}, the only node that your server may use" in refusal(ticket).jupyterhub_message
 
 
 async def test_the_queue_is_full_for_those_that_come_and_not_for_those_that_wait() -> None:

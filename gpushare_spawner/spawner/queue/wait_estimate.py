@@ -1,0 +1,153 @@
+"""Estimates how long queued spawns wait: by idle actions that are due, and by how long recent spawns waited.
+
+Pure: the time is an argument. Where nothing is known there is no estimate. Positions are computed in `queue`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import Allocation, Ledger
+from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
+from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
+
+RECENT_SECONDS = 3600.0
+"""How old a recent wait may be: after that, other users work on the GPUs."""
+FEWEST_WAITS = 3
+"""Waits that an estimate needs at least: the median of fewer is one user's chance."""
+MOST_WAITS = 200
+"""Waits that are remembered at most."""
+_STEPS = ((5, 1), (30, 5), (120, 15))
+"""Up to so many minutes an estimate is rounded up to a multiple of so many."""
+
+
+@dataclass(frozen=True)
+class RecentWait:
+    """How long one spawn that was placed had been the first in the queue for its GPUs."""
+
+    ended: float
+    """Seconds on a monotonic clock."""
+    seconds: float
+    share: Share
+    models: frozenset[str]
+
+
+class RecentWaits:
+    """The waits of spawns that have been placed lately."""
+
+    def __init__(self) -> None:
+        self._waits: deque[RecentWait] = deque(maxlen=MOST_WAITS)
+
+    def add(self, wait: RecentWait) -> None:
+        """Remember a wait."""
+        self._waits.append(wait)
+
+    def expected(self, share: Share, models: frozenset[str], ahead: int, waited: float, now: float) -> float | None:
+        """Return in how many seconds a spawn of this share is placed; None where too few such spawns waited lately.
+
+        ``ahead``: spawns before it; ``waited``: seconds for which it has been the first, 0 while it is not.
+        """
+        waits = [
+            wait.seconds
+            for wait in self._waits
+            if wait.share == share and now - wait.ended <= RECENT_SECONDS and not wait.models.isdisjoint(models)
+        ]
+        if len(waits) < FEWEST_WAITS:
+            return None
+        if ahead:
+            return (ahead + 1) * median(waits)
+        # of the recent spawns only those are like this one that waited at least as long
+        longer = [seconds - waited for seconds in waits if seconds >= waited]
+        return median(longer) if len(longer) >= FEWEST_WAITS else None
+
+
+class WaitEstimates:
+    """Estimates for all spawns in one queue."""
+
+    def __init__(self) -> None:
+        self._recent = RecentWaits()
+
+    def placed(self, ticket: Ticket, models: frozenset[str], now: float) -> None:
+        """Note that a ticket got its place. ``now``: seconds on a monotonic clock."""
+        if ticket.first_since is not None:
+            self._recent.add(RecentWait(now, now - ticket.first_since, ticket.request.share, models))
+
+    def minutes(self, check: PlacementCheck, queue: SpawnQueue, now: float, wall_time: float) -> Mapping[Ticket, int]:
+        """Return the rounded estimate of each spawn for which there is one.
+
+        ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch.
+        """
+        due = after_idle_actions(check, queue)
+        found: dict[Ticket, int] = {}
+        for ticket in queue:
+            if ticket.ahead is None or ticket.result.done():
+                continue
+            models = ticket.request.models(check.snapshot)
+            waited = now - ticket.first_since if ticket.first_since is not None else 0.0
+            seconds = self._recent.expected(ticket.request.share, models, ticket.ahead, waited, now)
+            estimates = [due[ticket] - wall_time] if ticket in due else []
+            estimates += [seconds] if seconds is not None else []
+            if estimates:
+                found[ticket] = rounded_minutes(min(estimates))
+        return found
+
+
+def rounded_minutes(seconds: float) -> int:
+    """Return minutes, at least 1, rounded up to a number that suits an estimate: 6 min is 10, 31 min is 45."""
+    minutes = max(1, math.ceil(seconds / 60))
+    step = next((step for most, step in _STEPS if minutes <= most), 60)
+    return math.ceil(minutes / step) * step
+
+
+def after_idle_actions(check: PlacementCheck, queue: SpawnQueue) -> Mapping[Ticket, float]:
+    """Return when queued spawns can be placed if all announced idle actions happen: seconds since the epoch.
+
+    Spawns that these actions do not help are left out. Changes neither the queue nor the ledger of ``check``.
+    """
+    expected: dict[Ticket, float] = {}
+    if not check.snapshot.announced:
+        return expected
+    # a ledger of its own: what is only expected must not count for placement
+    ledger = Ledger.of(check.snapshot.reports, check.ledger.allocations.values())
+    then = PlacementCheck(check.snapshot, ledger, check.strategy, check.counted)
+    for session, announced in sorted(check.snapshot.announced, key=lambda known: known[1].at):
+        if _freed(ledger, session, announced):
+            for ticket in queue:
+                if ticket not in expected and not ticket.result.done() and _placed(then, queue, ticket):
+                    expected[ticket] = announced.at
+    return expected
+
+
+def _freed(ledger: Ledger, session: str, announced: Notice) -> bool:
+    """Count the units that the action frees; return whether there are any."""
+    allocation = ledger.allocations.get(session)
+    if allocation is None:
+        return False
+    if announced.tier is Tier.STOPPED:
+        ledger.remove(session)
+        return True
+    if announced.effective_units >= allocation.effective_units:
+        return False
+    ledger.replace(allocation.with_effective(announced.effective_units))
+    return True
+
+
+def _placed(check: PlacementCheck, queue: SpawnQueue, ticket: Ticket) -> bool:
+    """Count the ticket's share where it can be placed; return whether it can."""
+    request, snapshot = ticket.request, check.snapshot
+    held_back = queue.held_back(snapshot, before=ticket)
+    placement = check.verdict(request.share, request.models(snapshot), held_back, request.node).placement
+    if placement is None:
+        return False
+    units = check.counted(request.share).units
+    check.ledger.add(
+        Allocation(f"expected-{id(ticket)}", placement.gpus, units, placement.borrowed, units, ticket.joined)
+    )
+    return True

@@ -1,0 +1,165 @@
+"""Estimates of waits: by announced idle actions and by recent waits; none where nothing is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.wait_estimate import (
+    FEWEST_WAITS,
+    RECENT_SECONDS,
+    RecentWait,
+    RecentWaits,
+    WaitEstimates,
+    after_idle_actions,
+    rounded_minutes,
+)
+
+from .machine import Machine
+
+A100 = frozenset({"A100"})
+
+
+def full_machine() -> Machine:
+    machine = Machine()
+    machine.hold("a", 100)
+    machine.hold("b", 100)
+    return machine
+
+
+def waits(*seconds: float) -> RecentWaits:
+    """Waits for 0.25 GPU that ended at 0."""
+    recent = RecentWaits()
+    for each in seconds:
+        recent.add(RecentWait(0.0, each, Share(25), A100))
+    return recent
+
+
+def one_pass(machine: Machine, now: float, *tickets: Ticket) -> None:
+    placer = machine.placer()
+    for ticket in tickets:
+        placer.place(ticket)
+        ticket.publish(now)
+
+
+# -- idle actions --
+
+
+async def test_a_spawn_is_expected_to_start_when_an_idle_session_is_released() -> None:
+    machine = full_machine()
+    machine.announce("a", Tier.RELEASED, at=300.0)
+    ticket = machine.join("ada", 0.5)
+    assert after_idle_actions(machine.check(), machine.queue) == {ticket: 300.0}
+
+
+async def test_a_downgrade_helps_a_spawn_that_fits_into_what_it_frees_and_no_other() -> None:
+    machine = full_machine()
+    machine.announce("a", Tier.DOWNGRADED, at=300.0, units=60)
+    machine.join("ada", 0.5)
+    small = machine.join("bob", 0.25)
+    assert after_idle_actions(machine.check(), machine.queue) == {small: 300.0}
+
+
+async def test_units_that_one_spawn_is_expected_to_get_are_not_expected_for_the_next() -> None:
+    machine = full_machine()
+    machine.announce("a", Tier.RELEASED, at=300.0)
+    machine.announce("b", Tier.STOPPED, at=200.0)
+    first, second, third = (machine.join(name, count=1) for name in ("ada", "bob", "cyd"))
+    assert after_idle_actions(machine.check(), machine.queue) == {first: 200.0, second: 300.0}
+    assert third not in after_idle_actions(machine.check(), machine.queue)
+
+
+async def test_an_expected_idle_action_frees_nothing_for_placement() -> None:
+    machine = full_machine()
+    machine.announce("a", Tier.RELEASED, at=300.0)
+    machine.join("ada", 0.5)
+    check = machine.check()
+    after_idle_actions(check, machine.queue)
+    assert check.ledger.free_units("GPU-a") == 0
+    assert len(check.ledger.allocations) == 2
+
+
+async def test_actions_of_sessions_that_hold_nothing_and_upgrades_are_no_help() -> None:
+    machine = full_machine()
+    machine.announce("c", Tier.RELEASED, at=300.0)
+    machine.announce("a", Tier.DOWNGRADED, at=300.0, units=100)
+    machine.join("ada", 0.5)
+    assert after_idle_actions(machine.check(), machine.queue) == {}
+
+
+# -- recent waits --
+
+
+def test_fewer_waits_than_needed_give_no_estimate() -> None:
+    assert waits(*[60.0] * (FEWEST_WAITS - 1)).expected(Share(25), A100, 0, 0.0, 0.0) is None
+    assert waits(*[60.0] * FEWEST_WAITS).expected(Share(25), A100, 0, 0.0, 0.0) == 60.0
+
+
+def test_waits_of_other_shares_of_other_models_and_of_long_ago_do_not_count() -> None:
+    recent = waits(60.0, 60.0, 60.0)
+    assert recent.expected(Share(50), A100, 0, 0.0, 0.0) is None
+    assert recent.expected(Share(25), frozenset({"L4"}), 0, 0.0, 0.0) is None
+    assert recent.expected(Share(25), A100, 0, 0.0, RECENT_SECONDS + 1) is None
+
+
+def test_each_spawn_ahead_adds_a_usual_wait() -> None:
+    assert waits(50.0, 60.0, 500.0).expected(Share(25), A100, 2, 0.0, 0.0) == 180.0
+
+
+def test_a_spawn_that_waits_already_is_compared_with_those_that_waited_as_long() -> None:
+    recent = waits(10.0, 20.0, 100.0, 120.0, 160.0)
+    assert recent.expected(Share(25), A100, 0, 30.0, 0.0) == 90.0
+    # it waits longer than nearly all others did: nothing is known
+    assert recent.expected(Share(25), A100, 0, 110.0, 0.0) is None
+
+
+async def test_the_time_at_the_head_of_the_queue_is_what_is_remembered() -> None:
+    machine, estimates = full_machine(), WaitEstimates()
+    for number in range(FEWEST_WAITS):
+        first, second = machine.join(f"first-{number}", 0.25), machine.join(f"second-{number}", 0.25)
+        one_pass(machine, 1000.0, first, second)
+        machine.queue.leave(first)
+        one_pass(machine, 1200.0, second)
+        estimates.placed(second, A100, 1260.0)
+        machine.queue.leave(second)
+    ticket = machine.join("ada", 0.25)
+    one_pass(machine, 1300.0, ticket)
+    assert estimates.minutes(machine.check(), machine.queue, 1300.0, 0.0) == {ticket: 1}
+    other = machine.join("bob", 0.5)
+    one_pass(machine, 1300.0, ticket, other)
+    assert other not in estimates.minutes(machine.check(), machine.queue, 1300.0, 0.0)
+
+
+async def test_a_spawn_that_was_placed_at_once_says_nothing_of_waits() -> None:
+    machine, estimates = Machine(), WaitEstimates()
+    for _ in range(FEWEST_WAITS):
+        estimates.placed(machine.join("ada", 0.25), A100, 10.0)
+    machine.queue = full_machine().queue
+    machine.hold("a", 100)
+    machine.hold("b", 100)
+    ticket = machine.join("bob", 0.25)
+    one_pass(machine, 20.0, ticket)
+    assert estimates.minutes(machine.check(), machine.queue, 20.0, 0.0) == {}
+
+
+# -- both --
+
+
+async def test_the_earlier_of_two_estimates_counts() -> None:
+    machine, estimates = full_machine(), WaitEstimates()
+    ticket = machine.join("ada", 0.25)
+    one_pass(machine, 0.0, ticket)
+    machine.announce("a", Tier.RELEASED, at=1000.0)
+    assert estimates.minutes(machine.check(), machine.queue, 0.0, 880.0) == {ticket: 2}
+    for _ in range(FEWEST_WAITS):
+        estimates.placed(ticket, A100, 30.0)
+    assert estimates.minutes(machine.check(), machine.queue, 0.0, 880.0) == {ticket: 1}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "minutes"), [(-5.0, 1), (0.0, 1), (61.0, 2), (300.0, 5), (301.0, 10), (1900.0, 45), (7300.0, 180)]
+)
+def test_estimates_are_rounded_up_to_numbers_that_suit_them(seconds: float, minutes: int) -> None:
+    assert rounded_minutes(seconds) == minutes
