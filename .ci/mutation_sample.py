@@ -27,7 +27,7 @@ FAST_LIMIT, SLOW_LIMIT = 90.0, 100.0
 SLOW = {
     "arbiter": [
         "test_interactive.py", "test_parts.py", "test_co_run.py", "test_any_order.py", "test_weights.py",
-        "test_turns.py",
+        "test_time_slices_over_time.py",
     ],
 }  # fmt: skip
 """Tests of seconds and more, the quickest first. All others of the package's folder are fast."""

@@ -263,7 +263,7 @@ def scaled_settings() -> ArbiterSettings:
     standard = ArbiterSettings()
     return dataclasses.replace(
         standard,
-        min_quantum=standard.min_quantum / SCALE,
+        min_time_slice=standard.min_time_slice / SCALE,
         hand_off_credit=standard.hand_off_credit / SCALE,
         pause=standard.pause / SCALE,
         short_burst=standard.short_burst / SCALE,

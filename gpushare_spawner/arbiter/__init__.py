@@ -1,4 +1,4 @@
-"""Who may run on a GPU now. A pure state machine: time comes in as an argument, decisions go out. See
+"""Which sessions may run on a GPU now. A pure state machine: time comes in as an argument, decisions go out. See
 docs/explanation/arbiter.md.
 explains it."""
 

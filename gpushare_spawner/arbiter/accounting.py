@@ -39,7 +39,7 @@ class _Account:
     demand: float = 1.0
     """Share of the GPU that the session could use, from 0 to 1; 1 where nothing is known."""
     deadline: float = 0.0
-    """Virtual time by which its present request should be served."""
+    """Virtual time by which its present time slice should be served."""
     working: bool = False
     absent: float = 0.0
     """Seconds for which the session has had no work."""
@@ -58,7 +58,7 @@ class _Span:
     received: dict[str, float]
     """Estimated GPU seconds by session."""
     entitled: dict[str, float]
-    """Empty where nobody competed."""
+    """Empty where no other session competed."""
     held_back: bool
     memory_short: bool
 
@@ -81,7 +81,7 @@ class Accounts:
         self.saturated = True
         """Whether those that work want the whole GPU or more. True until the driver's samples tell otherwise."""
 
-    # -- who is there ------------------------------------------------------------------------------------------------
+    # -- the sessions -----------------------------------------------------------------------------------------------
 
     def add(self, session: str, weight: int) -> None:
         """A new session without work. `weight` is at least 1."""
@@ -97,11 +97,11 @@ class Accounts:
         self._accounts[session].weight = weight
         self._sums = None
 
-    def work(self, session: str, request: float) -> None:
-        """The session has work from now on: a request of `request` seconds. No effect if it has work already.
+    def work(self, session: str, time_slice: float) -> None:
+        """The session has work from now on, for a time slice of so many seconds. No effect if it has some already.
 
-        What it owes it still owes. Of what it is owed only one request is kept after a pause: time that was not used is
-        not saved up. To give a lease back and to ask for the next one is no pause.
+        What it owes it still owes. Of what it is owed only one time slice is kept after a pause: time that was not
+        used is not saved up. To return a lease and to ask for the next one is no pause.
         """
         account = self._accounts[session]
         if account.working:
@@ -110,8 +110,8 @@ class Accounts:
         self._working = self._sums = None
         self.saturated = self.saturated or self._wanted() >= SATURATED
         if account.absent >= self._settings.pause:
-            account.lag = min(account.lag, request)
-        account.deadline = self._virtual(account, self._surplus()) + request / account.weight
+            account.lag = min(account.lag, time_slice)
+        account.deadline = self._virtual(account, self._surplus()) + time_slice / account.weight
 
     def rest(self, session: str) -> None:
         """The session has no work any more."""
@@ -170,13 +170,14 @@ class Accounts:
         now: float,
         elapsed: float,
         processes: Mapping[str, int],
-        requests: Mapping[str, float],
+        time_slices: Mapping[str, float],
         held_back: bool = False,
         memory_short: bool = False,
     ) -> None:
         """Account for `elapsed` seconds up to `now`. `processes`: each session's processes at work on the GPU.
 
-        `requests`: seconds of each session's time slice where sessions take turns; no lag is cut below two of them.
+        `time_slices`: seconds of each session's time slice where not all fit into the memory; no lag is cut below two
+        of them.
         `held_back`: a session was kept from the GPU for the sake of another. `memory_short`: not all fit into the
         GPU's memory.
         """
@@ -193,7 +194,7 @@ class Accounts:
             entitled = {session: served * part for session, part in self.parts(concerned).items()}
             self._book(entitled, received)
         self._repay(concerned, elapsed, served)
-        self._bound(concerned, requests)
+        self._bound(concerned, time_slices)
         weights = sum(self._accounts[session].weight for session in concerned)
         self._clock += served / weights if weights else 0.0
         if total:
@@ -263,7 +264,7 @@ class Accounts:
                     if used + SHORT < UNUSED * received.get(name, 0.0):
                         self._forfeit(name)
             return
-        # The GPU was idle part of the time: each had what it wanted, and nobody owes anything for it.
+        # The GPU was idle part of the time: each had what it wanted, and no session owes anything for it.
         for session in {*entitled, *errors}:
             account = self._accounts[session]
             estimate, right, error = booked.get(session, 0.0), entitled.get(session, 0.0), errors.get(session, 0.0)
@@ -278,11 +279,11 @@ class Accounts:
         """Whether the session has received no more than its part."""
         return self.lag(session) >= -TOLERANCE
 
-    def order(self, sessions: Iterable[str], requests: Mapping[str, float]) -> list[str]:
+    def order(self, sessions: Iterable[str], time_slices: Mapping[str, float]) -> list[str]:
         """The sessions, next one first: earliest eligible virtual deadline first, then the others by deadline.
 
-        A request that has been served in full is renewed, with the seconds that `requests` names. Ties stay as they
-        came. After I. Stoica and H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First", TR-95-22, 1995.
+        A time slice that has been served in full is renewed, with the seconds that `time_slices` names. Ties stay as
+        they came. After I. Stoica and H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First", TR-95-22, 1995.
         """
         surplus = self._surplus()
         keys: dict[str, tuple[bool, float]] = {}
@@ -290,7 +291,7 @@ class Accounts:
             account = self._accounts[session]
             virtual = self._virtual(account, surplus)
             if virtual >= account.deadline - TOLERANCE:
-                account.deadline = virtual + requests[session] / account.weight
+                account.deadline = virtual + time_slices[session] / account.weight
             eligible = account.lag - surplus * account.weight >= -TOLERANCE
             keys[session] = not eligible, round(account.deadline, 9)
         return sorted(keys, key=keys.__getitem__)
@@ -369,11 +370,11 @@ class Accounts:
         for account in others:
             account.lag += owed * account.weight / weights
 
-    def _bound(self, concerned: Iterable[str], requests: Mapping[str, float]) -> None:
+    def _bound(self, concerned: Iterable[str], time_slices: Mapping[str, float]) -> None:
         present = [(session, self._accounts[session]) for session in concerned]
         weights = sum(account.weight for _, account in present)
         for session, account in present:
-            limit = max(2 * requests.get(session, 0.0), self._settings.max_debt * account.weight / weights)
+            limit = max(2 * time_slices.get(session, 0.0), self._settings.max_debt * account.weight / weights)
             if abs(account.lag) > limit:
                 account.lag = min(limit, max(-limit, account.lag))
                 self._sums = None

@@ -1,4 +1,4 @@
-"""Tells the accounts which sessions have work and whose processes are on the GPU, as the roster knows it."""
+"""Tells the accounts which sessions have work, and which of them have processes on the GPU, as the roster has it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Charging:
         self._settings = settings
         self.accounts = Accounts(settings)
 
-    def advance(self, elapsed: float, requests: Mapping[str, float], memory_short: bool) -> None:
+    def advance(self, elapsed: float, time_slices: Mapping[str, float], memory_short: bool) -> None:
         """Account for the seconds since the last decision, up to the roster's `now`."""
         processes = {}
         for session in self._roster.sessions.values():
@@ -29,14 +29,14 @@ class Charging:
             if count:
                 processes[session.id] = count
         held_back = any(client.parked for client in self._roster.clients)
-        self.accounts.advance(self._roster.now, elapsed, processes, requests, held_back, memory_short)
+        self.accounts.advance(self._roster.now, elapsed, processes, time_slices, held_back, memory_short)
 
-    def settle(self, requests: Mapping[str, float]) -> None:
+    def settle(self, time_slices: Mapping[str, float]) -> None:
         """Tell the accounts which sessions have work from now on."""
         for session in self._roster.sessions.values():
             for client in session.clients.values():
                 if client.waiting or (client.lease and self._on_device(client)):
-                    self.accounts.work(session.id, max(requests.get(session.id, 0.0), self._settings.period))
+                    self.accounts.work(session.id, max(time_slices.get(session.id, 0.0), self._settings.period))
                     break
             else:
                 self.accounts.rest(session.id)

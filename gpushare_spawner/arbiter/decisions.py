@@ -1,4 +1,4 @@
-"""What the arbiter decides: orders to clients, sent by whoever drives it."""
+"""What the arbiter decides: orders to clients, which the agent sends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class RevokeReason(IntEnum):
     """Why a lease is taken back; the numbers of the wire protocol."""
 
     IDLE = 0
-    """The holder is quiet and somebody waits."""
-    QUANTUM = 1
-    """The holder's turn is over, or the leases held together no longer fit into the GPU's memory."""
+    """The holder is quiet and another client waits."""
+    TIME_SLICE = 1
+    """The holder's time slice is over, or the leases held together no longer fit into the GPU's memory."""
     GUARANTEE = 2
-    """Somebody is entitled to the GPU now, before the holder's turn is over."""
+    """Another session is entitled to the GPU now, before the holder's time slice is over."""
     RELEASED = 3
     """The session's share was released."""
 
@@ -31,8 +31,8 @@ class Grant:
     client: ClientId
     lease: int
     """Never 0, never used twice by one arbiter."""
-    quantum: float
-    """Seconds that the turn is planned to last, for the log; 0: until revoked. The arbiter ends the turn by
+    time_slice: float
+    """Seconds that the time slice is planned to last, for the log; 0: until revoked. The arbiter ends it by
     `Revoke`."""
     prefetch: int
     """Bytes to page in before the first launch; 0: none."""

@@ -16,16 +16,16 @@ from gpushare_spawner.arbiter import interactive
 from gpushare_spawner.arbiter.charging import Charging
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
 from gpushare_spawner.arbiter.nested_sets import NestedSets
-from gpushare_spawner.arbiter.quantum import HandOffCost
 from gpushare_spawner.arbiter.revoke_timeout import RevokeTimeouts
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.schedule import INSTANT, Choice, Schedule
 from gpushare_spawner.arbiter.session import Client, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.time_slice import HandOffCost
 
 NEVER_YET = float("-inf")
 EXPECTED = 0.05
-"""Seconds for which a client that was held back and gave its lease back keeps its place without having asked again."""
+"""Seconds for which a client that was held back and returned its lease keeps its place without having asked again."""
 
 
 class GpuArbiter:
@@ -63,8 +63,8 @@ class GpuArbiter:
         return self._decide()
 
     def set_weight(self, session: str, weight: int, now: float) -> list[Decision]:
-        """Change the session's weight. 0 releases it: its leases are revoked. Its pages stay on the GPU until somebody
-        needs the memory.
+        """Change the session's weight. 0 releases it: its leases are revoked. Its pages stay on the GPU until another
+        client needs the memory.
 
         A released session that asks again is served as if its weight were 1, until a weight is set.
         """
@@ -191,7 +191,7 @@ class GpuArbiter:
         return self._decide()
 
     def release(self, client: ClientId, lease: int, busy_seconds: float, now: float) -> list[Decision]:
-        """The client gives its lease back; what it was told to page out follows."""
+        """The client returns its lease; what it was told to page out follows."""
         known = self._roster.client(client)
         self._advance(now)
         if lease and lease == known.lease:
@@ -253,7 +253,7 @@ class GpuArbiter:
     def delivered(self, since: float, until: float, busy: Mapping[str, float], now: float) -> list[Decision]:
         """The driver's sample: for how many seconds of an interval each session's processes had the GPU.
 
-        Name each session whose processes the driver can tell, with 0 where they had nothing.
+        Name each session whose processes the driver shows, with 0 where they had nothing.
         """
         self._advance(now)
         self._accounts.sample(since, min(until, self._roster.now), busy)
@@ -317,7 +317,7 @@ class GpuArbiter:
                 self._shared_at = now
             self._schedule.refill(now - before)
             self._roster.elapse(now - before)
-            self._charging.advance(now - before, self._schedule.turns.requests, bool(self._schedule.left_out))
+            self._charging.advance(now - before, self._schedule.lengths.by_session, bool(self._schedule.left_out))
 
     def _decide(self) -> list[Decision]:
         for client in self._roster.holding:
@@ -327,12 +327,12 @@ class GpuArbiter:
             if client.parked and not client.lease and not client.waiting:
                 client.parked = self._roster.now + INSTANT < client.expected_until
         self._schedule.plan()
-        self._charging.settle(self._schedule.turns.requests)
+        self._charging.settle(self._schedule.lengths.by_session)
         if len(self._accounts.working) > 1:
             self._contended_at = self._roster.now
         if self._shared:
             self._shared_at = self._roster.now
-        self._schedule.settle_turn()
+        self._schedule.settle_time_slice()
         decisions = self._carry_out(self._schedule.choose())
         self._wakeup = self._due()
         return decisions
@@ -354,7 +354,7 @@ class GpuArbiter:
         """How much a client may queue now: what competes for a saturated GPU must be able to stop soon."""
         if self.contended and self._accounts.saturated:
             return self._settings.pace
-        # not at once without: a neighbour that connects and leaves all the time would change everybody's pace each time
+        # not at once without: a neighbour that connects and leaves all the time would change all paces each time
         shared = self._roster.now - self._shared_at < self._settings.unpaced_after
         return self._settings.pace_alone if shared else 0.0
 
@@ -376,15 +376,15 @@ class GpuArbiter:
                 processes[client.session.id] = processes.get(client.session.id, 0) + 1
         if not self._schedule.left_out or len(processes) < 2:
             return self._nested.held_back(self._roster.now, processes)
-        room = self._roster.room()
+        budget = self._roster.vram_budget()
         exclusive = self._settings.exclusive
         waiters = {(c.footprint, c.session if exclusive else None): c for c in self._schedule.left_out}
-        takers = {c.session.id for waiter in waiters.values() for c in room.blockers(waiter, group)}
+        takers = {c.session.id for waiter in waiters.values() for c in budget.blockers(waiter, group)}
         return self._nested.held_back(self._roster.now, processes, frozenset(takers))
 
     def _carry_out(self, choice: Choice) -> list[Decision]:
-        """Bring the holders to what was chosen: revoke, make room, grant."""
-        roster, room = self._roster, self._roster.room()
+        """Carry out what was chosen: revoke, order page-outs, grant."""
+        roster, budget = self._roster, self._roster.vram_budget()
         held_back = self._held_back(choice.group)
         parking = [c for c in choice.group if c.session.id in held_back and (c.waiting or c.bursting)]
         incoming = [client for client in choice.group if client.waiting and client not in parking]
@@ -394,29 +394,29 @@ class GpuArbiter:
         for client in leaving:
             client.parked = False
         crowded = bool(outgoing) or any(client not in chosen for client in roster.waiting)
-        need = min(room.for_managed, sum(self._residency.missing(client, room.for_managed) for client in incoming))
+        need = min(budget.for_managed, sum(self._residency.missing(client, budget.for_managed) for client in incoming))
         doubted = [client for client in choice.group if client.held and client.doubted]
         if not incoming and roster.holder_grew:
-            if self._residency.free(room.for_managed) < 0:
+            if self._residency.free(budget.for_managed) < 0:
                 need = self._settings.page_out_step
-            if outgoing:  # those that stay are taken to fill the room that those that leave make
-                need = max(need, sum(self._residency.missing(client, room.for_managed) for client in doubted))
-                need = min(need, room.for_managed)
+            if outgoing:  # those that stay are taken to fill the memory that those that leave free
+                need = max(need, sum(self._residency.missing(client, budget.for_managed) for client in doubted))
+                need = min(need, budget.for_managed)
         roster.holder_grew = False
-        # Without need nothing is ordered, whatever is thought to be on the GPU: who cannot page out is not asked for
-        # ever.
-        orders = self._make_room(need, incoming, outgoing) if need else []
+        # Without need nothing is ordered, whatever the model says is on the GPU: a client that cannot page out would be
+        # asked again and again.
+        orders = self._free_memory(need, incoming, outgoing) if need else []
         amounts = dict(orders)
         if need and not incoming and outgoing:
             for client in doubted:
-                self._residency.filled(client, room.for_managed)
+                self._residency.filled(client, budget.for_managed)
 
         decisions: list[Decision] = []
         for client in parking:
             client.parked = True
             if client.held:
                 self._nested.stopped(client.session.id)
-                decisions.append(self._revoke(client, RevokeReason.QUANTUM, 0))
+                decisions.append(self._revoke(client, RevokeReason.TIME_SLICE, 0))
         # What clients of one session do to each other is no overhead of the others.
         forced = {client.session for client in outgoing if client.quiet_since is None}
         comers = {client.session for client in incoming}
@@ -432,34 +432,38 @@ class GpuArbiter:
         for client in incoming:
             client.forced_in = client.forced_in or bool(forced - {client.session})
             client.early = client.early or early
-            if room.fits([*(other for other in roster.clients if other.in_the_room and other is not client), client]):
+            if budget.fits(
+                [*(other for other in roster.clients if other.occupies_memory and other is not client), client]
+            ):
                 decisions.append(self._grant(client, crowded))
         return decisions
 
-    def _make_room(self, need: int, incoming: list[Client], outgoing: list[Client]) -> list[tuple[Client, int]]:
-        """Who pages out how much, so that `need` bytes are free. Those without a lease make room first, the least
-        recently used before the others, and before those that wait."""
+    def _free_memory(self, need: int, incoming: list[Client], outgoing: list[Client]) -> list[tuple[Client, int]]:
+        """Choose which clients page out how much, so that `need` bytes are free. Clients without a lease page out
+        first, the least recently used before the others, and before those that wait."""
         bystanders = sorted(
             (client for client in self._roster.clients if not client.lease and client not in incoming),
             key=lambda client: (client.parked, client.waiting, client.last_used),
         )
-        room = self._roster.room().for_managed
-        return self._residency.make_room(need, room, [*bystanders, *outgoing], self._roster.now)
+        capacity = self._roster.vram_budget().for_managed
+        return self._residency.free_memory(need, capacity, [*bystanders, *outgoing], self._roster.now)
 
     def _grant(self, client: Client, crowded: bool) -> Grant:
         beside_others = bool(self._roster.staying)
-        prefetch = self._residency.prefetch(client, self._roster.room().for_managed)
+        prefetch = self._residency.prefetch(client, self._roster.vram_budget().for_managed)
         if client.forced_in or client.displaced:
-            missing = self._residency.missing(client, self._roster.room().for_managed)
+            missing = self._residency.missing(client, self._roster.vram_budget().for_managed)
             part = interactive.part_of_gpu([client], self._roster.staying)
             self._schedule.credit(client.early).spend(part * self._cost.both_ways_at_once(missing))
         client.paging_until = self._roster.now + (2 * self._cost.one_after_the_other(prefetch) if prefetch else 0.0)
         self._roster.granted(client, next(self._leases))
         self._schedule.granted(client, beside_others)
-        turn = self._schedule.turn
-        quantum = self._schedule.turns.requests[turn.head.id] if crowded and turn is not None else 0.0
+        time_slice = self._schedule.time_slice
+        time_slice_seconds = (
+            self._schedule.lengths.by_session[time_slice.head.id] if crowded and time_slice is not None else 0.0
+        )
         client.pace = self._pace()
-        return Grant(client.id, client.lease, quantum, prefetch, client.pace)
+        return Grant(client.id, client.lease, time_slice_seconds, prefetch, client.pace)
 
     def _revoke(self, client: Client, reason: RevokeReason, page_out: int) -> Revoke:
         client.revoked = reason
@@ -476,7 +480,7 @@ class GpuArbiter:
         self._roster.wait(client, max(0.0, -self._accounts.lag(client.session.id)))
 
     def _learn_timeout(self, client: Client) -> None:
-        """A client leaves or gives its lease back: learn how its session answers REVOKE."""
+        """A client leaves or returns its lease: learn how its session answers REVOKE."""
         if client.revoked is not None and client.received_at_revoke is not None:
             session = client.session.id
             self._timeouts.learn(session, self._accounts.received(session) - client.received_at_revoke)

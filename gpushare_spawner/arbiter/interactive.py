@@ -1,4 +1,4 @@
-"""Which sessions a user waits for, and whose time slice may end early for them: least attained service first.
+"""Which sessions a user waits for, and which time slices may end early for them: least attained service first.
 
 What a session has attained is the time for which it held a lease and worked since its last pause, on the arbiter's
 clock. A session that returns after a pause has attained nothing, and may take the place of those that have attained
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushare_spawner.arbiter.co_run import Room
 from gpushare_spawner.arbiter.session import Client, Session
 from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.vram_budget import VramBudget
 
 
 def is_interactive(session: Session, settings: ArbiterSettings) -> bool:
@@ -42,15 +42,15 @@ def newcomers(waiting: Iterable[Client], settings: ArbiterSettings) -> list[Clie
     return sorted(returned, key=lambda client: client.session.attained)
 
 
-def group_with(newcomer: Client, holders: Iterable[Client], room: Room) -> list[Client]:
+def group_with(newcomer: Client, holders: Iterable[Client], budget: VramBudget) -> list[Client]:
     """The newcomer and the holders that stay beside it, chosen in the order of least attained service."""
-    return room.fill(sorted(holders, key=lambda client: client.session.attained), [newcomer])
+    return budget.fill(sorted(holders, key=lambda client: client.session.attained), [newcomer])
 
 
 def part_of_gpu(moving: Iterable[Client], beside: Iterable[Client]) -> float:
     """The part of the GPU that stands still while these clients' memory moves and the others beside them work on.
 
-    By weight: what the GPU does meanwhile for those who stay is not lost.
+    By weight: what the GPU does meanwhile for the sessions that stay is not lost.
     """
     moved = {client.session for client in moving}
     others = {client.session for client in beside if client.bursting or client.parked} - moved

@@ -50,7 +50,7 @@ class NestedSets:
 
     @property
     def due(self) -> float | None:
-        """When time alone changes who is held back; None: never."""
+        """When time alone changes which sessions are held back; None: never."""
         return self._due
 
     @property
@@ -61,13 +61,13 @@ class NestedSets:
         return min(LONGEST_PATIENCE, max(overruns, default=0.0) / 4)
 
     def held_back(
-        self, now: float, processes: Mapping[str, int], turn_takers: frozenset[str] | None = None
+        self, now: float, processes: Mapping[str, int], alternating: frozenset[str] | None = None
     ) -> frozenset[str]:
         """Choose the sessions that must not run now.
 
         `processes`: of each session that has work and may be on the GPU, how many processes of it would run.
-        `turn_takers`: where not all fit into the memory, those who take turns with others that wait for it. They share
-        what the sessions beside them leave of the GPU; the turns see to their lags.
+        `alternating`: where not all fit into the memory, the sessions whose time slices alternate with those of
+        others. They share what the sessions beside them leave of the GPU; the time slices settle their lags.
         """
         for session, place in self._places.items():
             if session not in processes:
@@ -85,7 +85,7 @@ class NestedSets:
             self._place(session).had = self._accounts.received(session)
         self._present = frozenset(processes)
         left = self._period_end - now
-        needs = self._needs(processes, left, turn_takers)
+        needs = self._needs(processes, left, alternating)
         top = max(processes, key=lambda session: needs[session] / processes[session])
         for session in processes:
             place = self._place(session)
@@ -115,29 +115,29 @@ class NestedSets:
     def _place(self, session: str) -> _Place:
         return self._places.setdefault(session, _Place())
 
-    def _needs(self, processes: Mapping[str, int], left: float, turn_takers: frozenset[str] | None) -> dict[str, float]:
+    def _needs(self, processes: Mapping[str, int], left: float, alternating: frozenset[str] | None) -> dict[str, float]:
         """GPU seconds that each session should still have in this period."""
-        if turn_takers is None:
+        if alternating is None:
             parts = self._accounts.parts(processes)
             lags = {session: self._accounts.lag(session) for session in processes}
             surplus = sum(lags.values())
             needs = {session: part * left + lags[session] - surplus * part for session, part in parts.items()}
         else:
-            needs = self._needs_in_a_turn(processes, left, turn_takers)
+            needs = self._needs_in_a_time_slice(processes, left, alternating)
         # Less half of what it will overrun: then it is ahead as often as behind.
         return {session: need - self._place(session).overrun / 2 for session, need in needs.items()}
 
-    def _needs_in_a_turn(
-        self, processes: Mapping[str, int], left: float, turn_takers: frozenset[str]
+    def _needs_in_a_time_slice(
+        self, processes: Mapping[str, int], left: float, alternating: frozenset[str]
     ) -> dict[str, float]:
         period = self._settings.period
         of_all = self._accounts.parts(self._accounts.working | processes.keys())
-        beside = {session: of_all[session] for session in processes if session not in turn_takers}
+        beside = {session: of_all[session] for session in processes if session not in alternating}
         needs = {
             session: part * left + min(period, max(-period, self._accounts.lag(session)))
             for session, part in beside.items()
         }
-        taking = [session for session in processes if session in turn_takers]
+        taking = [session for session in processes if session in alternating]
         rest = max(0.0, 1.0 - sum(beside.values()))
         for session, part in self._accounts.parts(taking).items() if taking else ():
             had = self._accounts.received(session) - self._place(session).had

@@ -1,4 +1,4 @@
-"""A model of which managed pages are on the GPU: what an incomer lacks, and who makes room for it.
+"""A model of which managed pages are on the GPU: what an incomer lacks, and which clients page out for it.
 
 It is a model: the driver does not tell. A client that got a lease is taken to have its working set on the GPU, as far
 as it fits; orders to page out are taken to be obeyed, and corrected by what the clients report. A report counts only
@@ -72,37 +72,37 @@ class Residency:
         pages = self._pages[client]
         return max(0, pages.away - sum(order.amount for order in pages.outward if not order.superseded))
 
-    def missing(self, client: Client, room: int) -> int:
-        """Bytes that the client lacks of its working set, as far as that fits into `room` bytes."""
-        return max(0, min(client.working_set, room) - self._pages[client].resident)
+    def missing(self, client: Client, capacity: int) -> int:
+        """Bytes that the client lacks of its working set, as far as that fits into `capacity` bytes."""
+        return max(0, min(client.working_set, capacity) - self._pages[client].resident)
 
-    def prefetch(self, client: Client, room: int) -> int:
+    def prefetch(self, client: Client, capacity: int) -> int:
         """The part of what the client lacks that was paged out before: memory that it never used is not fetched."""
-        return min(self.missing(client, room), self._pages[client].away)
+        return min(self.missing(client, capacity), self._pages[client].away)
 
-    def free(self, room: int) -> int:
-        """Bytes of `room` that nobody's managed pages occupy; negative: more is thought to be there than can be."""
-        return room - sum(pages.resident for pages in self._pages.values())
+    def free(self, capacity: int) -> int:
+        """Bytes of `capacity` that no client's managed pages occupy; negative: the model has more there than can be."""
+        return capacity - sum(pages.resident for pages in self._pages.values())
 
-    def resized(self, client: Client, room: int, used_now: int) -> None:
+    def resized(self, client: Client, capacity: int, used_now: int) -> None:
         """The client's memory changed. `used_now`: new bytes of a holder, which is about to use them on the GPU."""
         pages = self._pages[client]
-        pages.resident = min(client.working_set, room, pages.resident + used_now)
+        pages.resident = min(client.working_set, capacity, pages.resident + used_now)
         pages.away = max(0, min(pages.away, client.allocated - pages.resident))
 
-    def granted(self, client: Client, room: int, now: float) -> None:
+    def granted(self, client: Client, capacity: int, now: float) -> None:
         """The client got a lease: its working set comes in."""
         pages = self._pages[client]
-        fetched = self.prefetch(client, room)
+        fetched = self.prefetch(client, capacity)
         pages.away -= fetched
         pages.inward = _Order(fetched, now) if fetched else None
-        pages.resident = min(client.working_set, room)
+        pages.resident = min(client.working_set, capacity)
         for order in pages.outward:
             order.superseded = True
 
-    def filled(self, client: Client, room: int) -> None:
+    def filled(self, client: Client, capacity: int) -> None:
         """The rest of the working set of a holder comes in by its own use."""
-        self._pages[client].resident = min(client.working_set, room)
+        self._pages[client].resident = min(client.working_set, capacity)
 
     def order_out(self, client: Client, amount: int, now: float) -> int:
         """The client is told to page out so much, or what it has. Returns the bytes of the order."""
@@ -135,11 +135,13 @@ class Residency:
             pages.resident = min(client.working_set, pages.resident + stayed)
         return answer
 
-    def make_room(self, need: int, room: int, candidates: Iterable[Client], now: float) -> list[tuple[Client, int]]:
-        """Who pages out how much, in this order, so that `need` bytes of `room` are free. The orders are taken as
-        given."""
+    def free_memory(
+        self, need: int, capacity: int, candidates: Iterable[Client], now: float
+    ) -> list[tuple[Client, int]]:
+        """Choose which clients page out how much, in this order, so that `need` bytes of `capacity` are free.
+        The orders are taken as given."""
         orders = []
-        lacking = need - self.free(room)
+        lacking = need - self.free(capacity)
         for client in candidates:
             if lacking <= 0:
                 break

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from gpushare_spawner.arbiter.co_run import Room
 from gpushare_spawner.arbiter.decisions import ClientId
 from gpushare_spawner.arbiter.residency import Residency
 from gpushare_spawner.arbiter.session import Client, Session, SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
+from gpushare_spawner.arbiter.vram_budget import VramBudget
 from gpushare_spawner.model.delivered import Delivered
 
 LOOK_AT_PROVEN = 5
@@ -17,7 +17,7 @@ LOOK_AT_PROVEN = 5
 
 
 class Roster:
-    """Who is there. `now` is the last instant that the arbiter was told; unknown names raise KeyError."""
+    """The sessions and clients of one GPU. `now` is the time of the last event. Unknown names raise KeyError."""
 
     def __init__(self, vram_bytes: int, settings: ArbiterSettings) -> None:
         self.vram = vram_bytes
@@ -31,10 +31,10 @@ class Roster:
         self.holder_grew = False
         """A holder has allocated more since the last decision."""
         self._requests = count(1)
-        self._room: Room | None = None
-        """Until somebody comes, goes or allocates."""
+        self._vram_budget: VramBudget | None = None
+        """Valid until a client connects, leaves or allocates; None: to be computed again."""
 
-    # -- who is there ------------------------------------------------------------------------------------------------
+    # -- the clients ------------------------------------------------------------------------------------------------
 
     def client(self, client: ClientId) -> Client:
         return self._clients[client]
@@ -50,7 +50,7 @@ class Roster:
 
     @property
     def asking(self) -> list[Client]:
-        """Those who wait and do not belong to the group that has the memory."""
+        """The clients that wait and do not belong to the group that has the memory."""
         return [client for client in self._clients.values() if client.waiting and not client.parked]
 
     @property
@@ -77,21 +77,23 @@ class Roster:
         self.end_of_lease(client)
         del self._clients[client.id], client.session.clients[client.id]
         self.residency.remove(client)
-        self._room = None
+        self._vram_budget = None
 
-    def room(self) -> Room:
+    def vram_budget(self) -> VramBudget:
         """The GPU's memory, less what cannot leave it."""
-        if self._room is None:
-            self._room = Room(self.vram, sum(client.plain for client in self.clients), self._settings.exclusive)
-        return self._room
+        if self._vram_budget is None:
+            self._vram_budget = VramBudget(
+                self.vram, sum(client.plain for client in self.clients), self._settings.exclusive
+            )
+        return self._vram_budget
 
     def excess(self) -> dict[Session, int]:
-        """Bytes by which all who work exceed the memory together, by session: no more has to move for its clients.
+        """Bytes by which all sessions with work exceed the memory together, by session: no more has to move for it.
 
         A session counts for the others with at most the GPU's memory, however many clients it has.
         """
         sums: dict[Session, int] = {}
-        together = -self.room().for_managed
+        together = -self.vram_budget().for_managed
         for session in self.sessions.values():
             own = 0
             for client in session.clients.values():
@@ -102,7 +104,7 @@ class Roster:
         return {session: max(0, together + own - min(self.vram, own)) for session, own in sums.items()}
 
     def elapse(self, seconds: float) -> None:
-        """Time went by: those who work have attained more."""
+        """Time went by: the sessions that work have attained more."""
         for session in {client.session for client in self._clients.values() if client.bursting}:
             session.attained += seconds
 
@@ -145,7 +147,10 @@ class Roster:
         """Seconds in which the next figures are needed: soon where clients that want memory fit together by what was
         not proven of them, less soon where by what was; None where they fit whatever they touch."""
         wanting = [client for client in self._clients.values() if client.wants_memory]
-        if sum(min(client.allocated, self.vram) + client.unconfirmed for client in wanting) <= self.room().for_managed:
+        if (
+            sum(min(client.allocated, self.vram) + client.unconfirmed for client in wanting)
+            <= self.vram_budget().for_managed
+        ):
             return None
         if len(wanting) < 2:
             return None
@@ -154,9 +159,9 @@ class Roster:
 
     def _notice_crowd(self) -> None:
         """Doubt what was seen of clients that fill the GPU together."""
-        room = self.room().for_managed
+        capacity = self.vram_budget().for_managed
         working = [client for client in self._clients.values() if client.lease]
-        if len(working) < 2 or sum(client.shown for client in working) < room * self._settings.crowded:
+        if len(working) < 2 or sum(client.shown for client in working) < capacity * self._settings.crowded:
             return
         self.crowded_at = self.now
         for client in working:
@@ -176,11 +181,11 @@ class Roster:
         plain = min(fixed, client.device_memory or 0)
         if plain != client.plain:
             client.plain = plain
-            self._room = None
+            self._vram_budget = None
         client.unconfirmed = fixed - plain
         used = client.allocated if client.touched is None or client.doubted else client.touched
         client.working_set = min(client.allocated, used, self.vram)
-        self.residency.resized(client, self.room().for_managed, used_now)
+        self.residency.resized(client, self.vram_budget().for_managed, used_now)
 
     def wait(self, client: Client, owed: float = 0.0) -> None:
         """It wants a lease from now on. `owed`: seconds that its session owes."""
@@ -219,7 +224,7 @@ class Roster:
         client.busy_reported = busy
 
     def released(self, client: Client) -> None:
-        """It gave its lease back."""
+        """The client returned its lease."""
         if client.quiet_since is None:
             burst = client.burst_so_far + client.busy_reported - client.busy_before_burst
             # a burst in pieces, because others were owed time, is one burst all the same
@@ -246,7 +251,7 @@ class Roster:
 
     def granted(self, client: Client, lease: int) -> None:
         """It has a lease, and its working set comes in."""
-        self.residency.granted(client, self.room().for_managed, self.now)
+        self.residency.granted(client, self.vram_budget().for_managed, self.now)
         if client.waiting:
             client.session.waits.add(self.now - client.waiting_since)
         client.lease, client.waiting = lease, False

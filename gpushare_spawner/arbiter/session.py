@@ -26,7 +26,7 @@ class Client:
     not."""
     unconfirmed: int = 0
     """The part that the driver does not confirm: it is reckoned with while the client works or waits, like a working
-    set, so that a false claim keeps nobody else from running together."""
+    set, so that a false claim keeps no others from running together."""
     device_memory: int | None = None
     """What the driver shows for its process; None: it does not show it."""
     touched: int | None = None
@@ -51,16 +51,16 @@ class Client:
     owed_when_asked: float = 0.0
     """Seconds that its session owed when it asked; at least 0."""
     order: int = 0
-    """Counts requests: who asked first."""
+    """Counts requests: the client with the lower number asked first."""
 
     lease: int = 0
     """0: none."""
     granted_at: float = 0.0
     came_at: float = 0.0
-    """When its working set came to the GPU for the present turn; leases come and go within it."""
+    """When its working set came to the GPU for the present time slice; leases come and go within it."""
     last_granted: float = -1.0
     last_used: float = -1.0
-    """When its last lease ended: who has not used its pages for longest pages out first."""
+    """When its last lease ended. The client that has not used its pages for longest pages out first."""
     revoked: RevokeReason | None = None
     revoke_deadline: float = 0.0
     received_at_revoke: float | None = None
@@ -68,7 +68,7 @@ class Client:
     overdue: bool = False
     """It was revoked and did not answer in time: the others no longer wait for it."""
     again: bool = False
-    """It asked anew before it gave back its revoked lease."""
+    """It asked again before it returned its revoked lease."""
 
     quiet_since: float | None = None
     """End of its last burst, while it is quiet under its lease."""
@@ -81,15 +81,15 @@ class Client:
     burst_so_far: float = 0.0
     """Seconds of the present burst in leases that ended only because others were owed time."""
     displaced: bool = False
-    """It was made to give way; what its return costs counts as overhead."""
+    """It had to give way; what its return costs counts as overhead."""
     forced_in: bool = False
-    """Somebody was made to give way for it."""
+    """Another client had to give way for it."""
     early: bool = False
     """It came, or had to go, while an interactive session waited."""
     parked: bool = False
     """It belongs to the group that has the GPU's memory, and is kept from running for now: others are owed time."""
     expected_until: float = 0.0
-    """Until when a parked client that gave its lease back is expected to ask again."""
+    """Until when a parked client that returned its lease is expected to ask again."""
     paging_until: float = 0.0
     """Until when its pages are taken to come in, so that it cannot use the GPU yet."""
     pace: float = 0.0
@@ -118,7 +118,7 @@ class Client:
         return self.waiting or self.lease != 0 or self.parked
 
     @property
-    def in_the_room(self) -> bool:
+    def occupies_memory(self) -> bool:
         """Whether its working set is to be reckoned with: it has a lease and may still use it, or is parked."""
         return self.parked or (self.lease != 0 and not self.overdue)
 
@@ -156,7 +156,7 @@ class Session:
 
     @property
     def weight(self) -> int:
-        """At least 1: whoever asks must be served at last."""
+        """At least 1: each session that asks is served in the end."""
         return max(1, self.share)
 
 

@@ -13,14 +13,14 @@ class ArbiterSettings:
     overhead_bound: float = 0.025
     """Part of the GPU's time that forced hand-offs may cost in the long run: e in Q >= s/e. Above 0, below 1."""
     interactive_overhead_bound: float = 0.20
-    """The same while one of those who wait has just returned from a pause, or has worked for at most `short_burst`
+    """The same while a session waits that has just returned from a pause, or has worked for at most `short_burst`
     since: a user waits for it. At least `overhead_bound`, below 1."""
-    min_quantum: float = 0.1
-    """Seconds that an incomer may use the GPU, after its pages are in, before its turn can be over. Ending a turn costs
+    min_time_slice: float = 0.1
+    """Seconds that an incomer may use the GPU, after its pages are in, before its time slice can end. Ending one costs
     about a millisecond even where nothing is paged; a hundred times that keeps the cost at 1 %."""
     bandwidth_guess: float = 8e9
     """Bytes per second of bulk paging, each way, until the first measurements are in. Below PCIe gen3 x16's 12e9: too
-    low a guess makes the first turns long, too high a guess makes them wasteful."""
+    low a guess makes the first time slices long, too high a guess makes them wasteful."""
     bandwidth_memory: float = 0.7
     """How much of the old estimate stays when a measurement comes in (exponentially weighted moving average)."""
     measured_from: int = 16 * 2**20
@@ -28,7 +28,7 @@ class ArbiterSettings:
     switch_seconds: float = 0.001
     """Cost of a hand-off beside the paging: shut one gate, drain the device, open the other."""
     hand_off_credit: float = 10.0
-    """Seconds of hand-offs that may be saved up in quiet times, for those who come back after a pause with a short
+    """Seconds of hand-offs that may be saved up in quiet times, for sessions that return after a pause with a short
     burst. The credit refills at the rate `overhead_bound`, so the long-run bound holds with it."""
     pause: float = 1.0
     """Seconds without GPU work after which a session's next burst may spend credit."""
@@ -37,12 +37,12 @@ class ArbiterSettings:
     short_burst: float = 5.0
     """Seconds of work since its last pause for which a session counts as interactive."""
     max_debt: float = 300.0
-    """Seconds (with everybody working) within which a session is served again, however far it overran its part: a
+    """Seconds (with all sessions working) within which a session is served again, however far it overran its part: a
     kernel cannot be interrupted, and a hung holder must not be punished for ever. A kernel of 3 s of a session with one
     unit of a hundred is paid back in full."""
     period: float = 0.2
-    """Seconds in which each of those who run together gets its part. Long enough for few switches, too short for
-    a user to notice."""
+    """Seconds in which each of the sessions that run together gets its part. Long enough for few switches, too
+    short for a user to notice."""
     shortest_run: float = 0.01
     """GPU seconds that a session that was held back gets at least: two slices of the hardware."""
     shortest_hold: float = 0.015
@@ -56,7 +56,7 @@ class ArbiterSettings:
     unpaced_after: float = 1.0
     """Seconds without competition after which clients may queue more again."""
     revoke_timeout: float = 10.0
-    """Seconds after which those who wait are granted at the latest, although a revoked client has not answered (its
+    """Seconds after which waiting clients are granted at the latest, although a revoked client has not answered (its
     kernel still runs, or it hangs). Results stay right: the pages then compete."""
     usual_revoke_timeout: float = 4.0
     """GPU seconds that a session may receive between REVOKE and its answer. While several sessions run, the time-out is
@@ -106,6 +106,6 @@ class ArbiterSettings:
             )
         if not 0 <= self.bandwidth_memory < 1:
             raise ValueError(f"bandwidth_memory must be at least 0 and below 1, not {self.bandwidth_memory!r}")
-        for name in ("min_quantum", "bandwidth_guess", "switch_seconds", "revoke_timeout", "period"):
+        for name in ("min_time_slice", "bandwidth_guess", "switch_seconds", "revoke_timeout", "period"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0, not {getattr(self, name)!r}")

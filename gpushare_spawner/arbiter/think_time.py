@@ -29,7 +29,7 @@ class RecentSpans:
         return median(self._spans) if self._spans else None
 
     def patience(self, hand_off_seconds: float) -> float:
-        """If these are a holder's pauses: seconds of quiet for which it keeps the GPU although somebody waits.
+        """If these are a holder's pauses: seconds of quiet for which it keeps the GPU although another client waits.
 
         Pauses are of two kinds, those between a program's kernels and those between its phases, or its user's cells; it
         is the short ones, shorter than a hand-off, that are worth waiting for. So: until this pause is clearly none of

@@ -69,7 +69,7 @@ class AnyOrder(RuleBasedStateMachine):
             if isinstance(decision, Grant):
                 assert decision.lease > 0
                 assert 0 <= decision.prefetch <= peer.managed
-                assert decision.quantum >= 0
+                assert decision.time_slice >= 0
                 if decision.lease == peer.lease:
                     continue  # told again
                 assert peer.waiting, "a lease for somebody who did not ask"
@@ -272,11 +272,11 @@ class AnyOrder(RuleBasedStateMachine):
             return True
         if self.settings.exclusive and len({peer.session for peer in peers}) > 1:
             return False
-        room = VRAM - sum(self.fixed(peer)[0] for peer in self.peers.values())
+        left = VRAM - sum(self.fixed(peer)[0] for peer in self.peers.values())
         used = {name: self.arbiter._roster.client(name).working_set for name in self.peers}
         assert all(used[name] <= min(VRAM, peer.managed) for name, peer in self.peers.items())
         together = [used[name] + self.fixed(peer)[1] for name, peer in self.peers.items() if peer in peers]
-        return room >= 0 and sum(together) <= room
+        return left >= 0 and sum(together) <= left
 
     @invariant()
     def leases_held_together_fit(self) -> None:
@@ -351,7 +351,7 @@ class AnyOrder(RuleBasedStateMachine):
         costs = dict.fromkeys(weights, 0.0)
         for peer in self.peers.values():
             costs[peer.session] += self.settings.switch_seconds + peer.managed * seconds_per_byte
-        # Several processes of one session take turns within it.
+        # Several processes of one session divide its time slice.
         most = max(sum(p.session == session for p in self.peers.values()) for session in weights)
         deadline = self.now + most * longest_wait(weights, costs, self.settings)
         starving = {name for name, peer in self.peers.items() if not peer.lease}

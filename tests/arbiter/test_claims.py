@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant
-from gpushare_spawner.arbiter.quantum import TRUST, Bandwidth
+from gpushare_spawner.arbiter.time_slice import TRUST, Bandwidth
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, forever
 
 
@@ -36,7 +36,7 @@ def honest(amount: int, seconds: float) -> tuple[int, float]:
 
 
 def race(says: Callable[[int, float], tuple[int, float]], names: tuple[str, ...]) -> tuple[float, int]:
-    """Longest wait of the honest after the first turns, and switches, of jobs of 12 GiB each on 16 GiB."""
+    """Longest wait of the honest after the first time slices, and switches, of jobs of 12 GiB each on 16 GiB."""
     device = Liar(says)
     for name in names:
         device.session(name, 50)
@@ -51,7 +51,7 @@ SLOW, FAST, HUGE = (lambda a, s: (a, 1.8e10)), (lambda a, s: (a, 1e-9)), (lambda
 
 @pytest.mark.parametrize("says", [SLOW, FAST, HUGE])
 @pytest.mark.parametrize("names", [("eve", "bob"), ("eve", "bob", "cyd"), ("eve", "bob", "cyd", "dan")])
-def test_false_times_of_transfers_hardly_change_the_turns_of_others(
+def test_false_times_of_transfers_hardly_change_the_time_slices_of_others(
     says: Callable[[int, float], tuple[int, float]], names: tuple[str, ...]
 ) -> None:
     wait, switches = race(honest, names)
@@ -121,7 +121,7 @@ def neighbours_wait(clients: int, managed: int) -> float:
     return max(wait for name in ("bob", "cyd") for wait in device.jobs[name].waits)
 
 
-def test_a_session_stretches_the_turns_of_others_by_no_more_than_the_gpus_memory() -> None:
+def test_a_session_stretches_the_time_slices_of_others_by_no_more_than_the_gpus_memory() -> None:
     whole = neighbours_wait(1, 16 * GIB)
     for clients, managed in ((1, 48 * GIB), (1, 2**63), (16, 12 * GIB)):
         assert neighbours_wait(clients, managed) < 1.2 * whole
@@ -170,7 +170,7 @@ def test_confirmed_memory_counts_no_longer_when_the_driver_shows_less() -> None:
     arbiter.memory("eve", 0, 8 * GIB, 0.0)
     for shown, left in ((8 * GIB, 8 * GIB), (GIB, 15 * GIB), (None, 16 * GIB)):
         arbiter.device_memory("eve", shown, 1.0)
-        assert arbiter._roster.room().for_managed == left
+        assert arbiter._roster.vram_budget().for_managed == left
 
 
 def test_one_that_claims_unconfirmed_plain_memory_and_works_takes_turns_with_others_who_run_together() -> None:

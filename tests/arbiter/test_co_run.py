@@ -1,4 +1,4 @@
-"""Everything fits: everybody runs. What does not fit is serialised, in groups that fill the memory."""
+"""Everything fits: all sessions run. What does not fit is serialised, in groups that fill the memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_all_that_fit_hold_the_lease_together_without_an_end() -> None:
         arbiter.add_session(str(index), 30, 0.0)
         arbiter.connect(index, str(index), 0.0)
         grants += arbiter.request(index, gib * GIB, 0, float(index))
-    assert [(type(grant), grant.client, grant.quantum) for grant in grants] == [
+    assert [(type(grant), grant.client, grant.time_slice) for grant in grants] == [
         (Grant, 0, 0),
         (Grant, 1, 0),
         (Grant, 2, 0),
@@ -63,7 +63,7 @@ def test_a_working_set_larger_than_the_gpu_runs_alone() -> None:
     assert device.used_seconds < 3000.0
 
 
-def test_a_small_neighbour_runs_beside_whichever_big_one_has_its_turn() -> None:
+def test_a_small_neighbour_runs_beside_whichever_big_one_has_its_time_slice() -> None:
     device = gpu()
     a, b, c = run(device, "a", 12), run(device, "b", 12), run(device, "c", 2)
     device.run(600.0)
@@ -122,7 +122,7 @@ def test_holders_that_outgrow_the_memory_together_are_parted_at_once() -> None:
         arbiter.connect(name, name, 0.0)
         arbiter.request(name, 6 * GIB, 0, 0.0)
     (revoke,) = [d for d in arbiter.memory("a", 12 * GIB, 0, 5.0) if isinstance(d, Revoke)]
-    assert revoke.reason is RevokeReason.QUANTUM
+    assert revoke.reason is RevokeReason.TIME_SLICE
     assert arbiter.release(revoke.client, revoke.lease, 5.0, 5.001) == []
 
 

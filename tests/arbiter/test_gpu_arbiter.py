@@ -31,14 +31,14 @@ def test_a_time_slice_ends_after_its_part_of_the_round_and_not_before() -> None:
     assert gpu.tick(end - 0.001) == []
     (order,) = gpu.tick(end)
     assert isinstance(order, Revoke)
-    assert (order.client, order.reason, order.page_out) == ("a", RevokeReason.QUANTUM, 16 * GIB)
+    assert (order.client, order.reason, order.page_out) == ("a", RevokeReason.TIME_SLICE, 16 * GIB)
     assert gpu.holders() == ("a",)
     gpu.request("a", 16 * GIB, 0, end)  # it has more work, and waits when it has given its lease back
     (grant,) = gpu.release("a", order.lease, end, end + 0.5)
     assert isinstance(grant, Grant)
     assert (grant.client, grant.prefetch, grant.pace) == ("b", 0, 0.02)
-    assert grant.quantum == pytest.approx(0.7 * 2 * S / 0.025)
-    assert gpu.next_wakeup() == pytest.approx(end + 0.5 + grant.quantum)
+    assert grant.time_slice == pytest.approx(0.7 * 2 * S / 0.025)
+    assert gpu.next_wakeup() == pytest.approx(end + 0.5 + grant.time_slice)
 
 
 def test_a_revoked_client_has_four_seconds_to_answer() -> None:
@@ -164,7 +164,7 @@ def test_where_all_fit_a_lease_has_no_time_slice() -> None:
         gpu.connect(session, session, 0.0)
         (grant,) = gpu.request(session, GIB, 0, 0.0)
         assert isinstance(grant, Grant)
-        assert grant.quantum == 0.0
+        assert grant.time_slice == 0.0
 
 
 def test_a_small_neighbour_that_asks_when_the_time_slice_is_over_does_not_keep_the_next_big_one_waiting() -> None:

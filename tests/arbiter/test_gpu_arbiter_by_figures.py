@@ -360,14 +360,14 @@ def test_the_light_one_is_held_back_when_it_has_had_its_part_and_comes_back_in_t
     at = gpu.next_wakeup()
     assert at == pytest.approx(0.2 * 0.2 * 2)
     (order,) = gpu.tick(at)
-    assert order == Revoke("b", 2, 0, RevokeReason.QUANTUM)
+    assert order == Revoke("b", 2, 0, RevokeReason.TIME_SLICE)
     gpu.request("b", GIB, 0, at)
     assert gpu.release("b", 2, at, at + 0.001) == []
     assert gpu.waiting() == ("b",)
     assert gpu.next_wakeup() == pytest.approx(0.2)
     (grant,) = gpu.tick(0.2)
     assert isinstance(grant, Grant)
-    assert (grant.client, grant.quantum, grant.prefetch) == ("b", 0.0, 0)
+    assert (grant.client, grant.time_slice, grant.prefetch) == ("b", 0.0, 0)
 
 
 def test_one_that_was_held_back_and_does_not_ask_again_loses_its_place_after_50_ms() -> None:
@@ -447,7 +447,7 @@ def test_what_clients_and_the_driver_say_of_memory_counts_from_then_on() -> None
     client = gpu._roster.client("a")
     assert client.footprint == 5 * GIB
     gpu.device_memory("a", 2 * GIB, 1.0)
-    assert (client.footprint, gpu._roster.room().for_managed) == (3 * GIB, 14 * GIB)
+    assert (client.footprint, gpu._roster.vram_budget().for_managed) == (3 * GIB, 14 * GIB)
     gpu.working_set("a", GIB, 1.0)
     assert client.footprint == GIB
 

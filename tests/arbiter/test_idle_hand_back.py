@@ -10,7 +10,7 @@ from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 
 def two_big_ones(**settings: object) -> tuple[GpuArbiter, int]:
-    """a holds a lease, b will not fit beside it; no credit, so that nothing but the rule in question ends a turn."""
+    """a holds a lease, b will not fit beside it; without credit only the rule in question ends a time slice."""
     settings = {"hand_off_credit": 0.0, "interactive_overhead_bound": 0.025} | settings
     arbiter = GpuArbiter(16 * GIB, ArbiterSettings(**settings))  # type: ignore[arg-type]
     for name in "ab":
@@ -102,7 +102,7 @@ def test_a_short_thinker_that_comes_back_goes_on() -> None:
     assert arbiter.tick(now + 3.0) == []
 
 
-def test_waiting_for_a_short_thinker_ends_with_its_turn() -> None:
+def test_waiting_for_a_short_thinker_ends_with_its_time_slice() -> None:
     arbiter, lease = two_big_ones(bandwidth_guess=1 * GIB)
     now = learn_gaps(arbiter, lease, 0.05)
     arbiter.request("b", 12 * GIB, 0, now)

@@ -34,7 +34,7 @@ def test_one_that_pretends_to_be_short_gains_no_gpu_time(weights: tuple[int, int
     bob = device.start(Job("bob", "bob", 12 * GIB, forever()))
     device.run(1500.0)
     assert eve.gpu_seconds < (weights[0] / 100 + 0.03) * 1500
-    # hand-offs cost no more than a fifth of the time, and a turn may have just begun
+    # hand-offs cost no more than a fifth of the time, and a time slice may have just begun
     assert eve.gpu_seconds + bob.gpu_seconds > 0.78 * 1500
 
 
@@ -66,17 +66,17 @@ def test_a_user_among_jobs_is_served_within_seconds_and_the_jobs_lose_no_more_th
     waits = sorted(user.waits)
     assert len(waits) > 50
     assert waits[len(waits) // 2] < 2.0
-    assert waits[int(0.9 * len(waits))] < 12.0  # a turn between the jobs has just begun, and lasts about 10 s
+    assert waits[int(0.9 * len(waits))] < 12.0  # a time slice of the jobs has just begun, and lasts about 10 s
     assert device.used_seconds > 0.80 * 4000
 
 
-def test_a_user_who_returns_when_the_turn_is_over_takes_the_gpu_from_a_holder_whose_turn_would_come_again() -> None:
+def test_a_user_who_returns_when_the_time_slice_is_over_takes_the_gpu_from_a_holder_that_would_be_next_again() -> None:
     arbiter = GpuArbiter(16 * GIB)
     for name, weight in (("job", 90), ("user", 10)):
         arbiter.add_session(name, weight, 0.0)
         arbiter.connect(name, name, 0.0)
     arbiter.request("job", 12 * GIB, 0, 0.0)
-    # nobody waited, so the job's turn has been over for long
+    # no client waited, so the job's time slice has been over for long
     decisions = arbiter.request("user", 12 * GIB, 0, 1000.0)
     assert [(type(decision), decision.client) for decision in decisions] == [(Revoke, "job")]
 
@@ -127,7 +127,7 @@ def test_those_that_attained_least_stay_beside_a_newcomer() -> None:
     holders, (newcomer,) = sessions(50.0, 3.0, 20.0), sessions(0.0)
     for client in [*holders, newcomer]:
         client.working_set = 5 * GIB
-    assert group_with(newcomer, holders, arbiter._roster.room()) == [newcomer, holders[1], holders[2]]
+    assert group_with(newcomer, holders, arbiter._roster.vram_budget()) == [newcomer, holders[1], holders[2]]
 
 
 def test_a_hand_off_beside_others_that_work_stops_only_a_part_of_the_gpu() -> None:

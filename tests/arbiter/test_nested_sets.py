@@ -24,8 +24,8 @@ class Sets:
         self.now += seconds
         self.accounts.advance(self.now, seconds, processes, {})
 
-    def held_back(self, turn_takers: str | None = None, **processes: int) -> str:
-        takers = None if turn_takers is None else frozenset(turn_takers)
+    def held_back(self, alternating: str | None = None, **processes: int) -> str:
+        takers = None if alternating is None else frozenset(alternating)
         return "".join(sorted(self.nested.held_back(self.now, processes, takers)))
 
 

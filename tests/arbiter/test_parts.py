@@ -98,11 +98,11 @@ def test_a_neighbour_that_connects_and_leaves_all_the_time_changes_the_pace_of_o
     arbiter.connect("job", "worker", 0.0)
     arbiter.request("job", GIB, 0, 0.0)
     changes = []
-    for turn in range(100):
-        now = 0.01 * turn
-        arbiter.connect(turn, "restless", now)
+    for number in range(100):
+        now = 0.01 * number
+        arbiter.connect(number, "restless", now)
         changes += arbiter.paces()
-        arbiter.disconnect(turn, now + 0.005)
+        arbiter.disconnect(number, now + 0.005)
         changes += arbiter.paces()
     assert [change.seconds for change in changes] == [ArbiterSettings().pace_alone]
     due = arbiter.next_wakeup()

@@ -1,4 +1,4 @@
-"""The model of which pages are where: what is missing, what is fetched, who makes room."""
+"""The model of which pages are where: what is missing, what is fetched, which clients page out."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_single_byte_counts() -> None:
     pages.granted(pages["a"], 100, 0.0)
     assert pages.order_out(pages["a"], 1, 1.0) == 1
     assert pages.of(pages["a"]) == 59
-    assert pages.make_room(42, 100, [pages["a"]], 2.0) == [(pages["a"], 1)]
+    assert pages.free_memory(42, 100, [pages["a"]], 2.0) == [(pages["a"], 1)]
 
 
 def test_a_lease_that_fetches_nothing_expects_no_answer() -> None:
@@ -180,11 +180,11 @@ def test_room_is_made_in_the_order_of_the_candidates_and_no_more_than_needed() -
         pages.granted(pages[name], 100, 0.0)
     candidates = [pages["b"], pages["new"], pages["a"], pages["c"]]
     assert pages.free(100) == 10
-    assert pages.make_room(10, 100, candidates, 1.0) == []
-    assert pages.make_room(35, 100, candidates, 1.0) == [(pages["b"], 20), (pages["a"], 5)]
+    assert pages.free_memory(10, 100, candidates, 1.0) == []
+    assert pages.free_memory(35, 100, candidates, 1.0) == [(pages["b"], 20), (pages["a"], 5)]
     assert pages.free(100) == 35
-    assert pages.make_room(200, 100, candidates, 2.0) == [(pages["a"], 25), (pages["c"], 40)]
-    assert pages.make_room(100, 100, candidates, 2.0) == []
+    assert pages.free_memory(200, 100, candidates, 2.0) == [(pages["a"], 25), (pages["c"], 40)]
+    assert pages.free_memory(100, 100, candidates, 2.0) == []
     assert pages.paged_out(pages["a"], 5, 9.0, 3.0) == Answered(5, 2.0)
     assert pages.paged_out(pages["a"], 25, 9.0, 3.0) == Answered(25, 1.0)
 

@@ -113,11 +113,11 @@ def test_the_context_counts_beside_the_plain_memory_and_what_the_driver_shows_of
     made.connect("a", "a")
     client = made.client("a")
     made.set_memory(client, 0, 30)
-    assert (client.plain, client.unconfirmed, made.room().for_managed) == (0, 40, 100)
+    assert (client.plain, client.unconfirmed, made.vram_budget().for_managed) == (0, 40, 100)
     made.device_memory(client, 25)
-    assert (client.plain, client.unconfirmed, made.room().for_managed) == (25, 15, 75)
+    assert (client.plain, client.unconfirmed, made.vram_budget().for_managed) == (25, 15, 75)
     made.device_memory(client, 60)
-    assert (client.plain, client.unconfirmed, made.room().for_managed) == (40, 0, 60)
+    assert (client.plain, client.unconfirmed, made.vram_budget().for_managed) == (40, 0, 60)
     made.set_memory(client, 0, 500)
     assert (client.plain, client.unconfirmed) == (60, 40), "no more than the GPU has"
 

@@ -63,7 +63,7 @@ def test_a_burst_in_pieces_because_others_were_owed_time_is_one_burst() -> None:
     board = Board(a=1).work("a")
     for busy in (2.0, 1.5):
         board.at(board.now + 3.0).report_busy(board["a"], busy)
-        board["a"].parked, board["a"].revoked = True, RevokeReason.QUANTUM
+        board["a"].parked, board["a"].revoked = True, RevokeReason.TIME_SLICE
         board.released(board["a"])
         assert board.bursts("a") == []
         board.wait(board["a"])
@@ -80,7 +80,7 @@ def test_a_burst_in_pieces_because_others_were_owed_time_is_one_burst() -> None:
 @pytest.mark.parametrize(("busy", "learned"), [(5.0, []), (5.1, [5.1])])
 def test_a_burst_that_was_cut_short_tells_only_that_it_is_long_if_it_is(busy: float, learned: list[float]) -> None:
     board = Board(a=1).work("a").at(9.0)
-    board["a"].revoked = RevokeReason.QUANTUM
+    board["a"].revoked = RevokeReason.TIME_SLICE
     board.report_busy(board["a"], busy)
     board.released(board["a"])
     assert board.bursts("a") == learned
@@ -88,7 +88,7 @@ def test_a_burst_that_was_cut_short_tells_only_that_it_is_long_if_it_is(busy: fl
     board.work("a").at(10.0)
     board.report_busy(board["a"], 0.5)
     board.quiet(board["a"], 10.0)
-    assert board.bursts("a") == [*learned, 0.5], "another turn, another burst"
+    assert board.bursts("a") == [*learned, 0.5], "another time slice, another burst"
 
 
 def test_a_burst_that_was_cut_short_counts_from_its_own_beginning_within_the_lease() -> None:
@@ -97,7 +97,7 @@ def test_a_burst_that_was_cut_short_counts_from_its_own_beginning_within_the_lea
     board.quiet(board["a"], 3.0)
     board.at(4.0).work_again(board["a"])
     assert board.at(6.0).view("a").gpu_seconds == 3.0 + 2.0
-    board["a"].revoked = RevokeReason.QUANTUM
+    board["a"].revoked = RevokeReason.TIME_SLICE
     board.at(10.0).report_busy(board["a"], 9.0)
     board.released(board["a"])
     assert board.bursts("a") == [3.0, 6.0]
@@ -150,7 +150,7 @@ def test_a_new_lease_counts_its_work_anew_and_knows_nothing_of_the_last() -> Non
     board = Board(a=1).work("a").at(4.0)
     board.report_busy(board["a"], 4.0)
     client = board["a"]
-    client.revoked, client.overdue, client.again = RevokeReason.QUANTUM, True, True
+    client.revoked, client.overdue, client.again = RevokeReason.TIME_SLICE, True, True
     client.forced_in = client.displaced = client.early = True
     board.released(client)
     assert (client.lease, client.revoked, client.overdue, client.again) == (0, None, False, False)
@@ -191,9 +191,9 @@ def test_a_new_client_has_a_context_and_one_that_leaves_frees_all_that_it_had() 
     board.set_memory(board["a"], 50, 20)
     board.device_memory(board["a"], 80)
     board.work("a")
-    assert (board.room().for_managed, board.residency.free(100)) == (70, 50)
+    assert (board.vram_budget().for_managed, board.residency.free(100)) == (70, 50)
     board.forget(board["a"])
-    assert (board.room().for_managed, board.residency.free(100)) == (100, 100)
+    assert (board.vram_budget().for_managed, board.residency.free(100)) == (100, 100)
     assert board.holding == []
 
 

@@ -9,15 +9,15 @@ import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, RevokeReason
 from gpushare_spawner.arbiter.accounting import Accounts
-from gpushare_spawner.arbiter.quantum import HandOffCost
 from gpushare_spawner.arbiter.roster import Roster
-from gpushare_spawner.arbiter.schedule import Choice, Schedule, Turn
+from gpushare_spawner.arbiter.schedule import Choice, Schedule, TimeSlice
 from gpushare_spawner.arbiter.session import Client, Session
+from gpushare_spawner.arbiter.time_slice import HandOffCost
 
 SETTINGS = ArbiterSettings(
     overhead_bound=0.1,
     interactive_overhead_bound=0.5,
-    min_quantum=2.0,
+    min_time_slice=2.0,
     bandwidth_guess=10.0,
     switch_seconds=1.0,
     hand_off_credit=20.0,
@@ -82,7 +82,7 @@ class Board:
         if now is not None:
             self.roster.now = now
         self.schedule.plan()
-        self.schedule.settle_turn()
+        self.schedule.settle_time_slice()
         return self
 
     def choose(self, now: float | None = None) -> Choice:
@@ -97,9 +97,9 @@ class Board:
         return self.schedule.due()
 
     @property
-    def turn(self) -> tuple[str, float | None] | None:
-        turn = self.schedule.turn
-        return None if turn is None else (turn.head.id, turn.start)
+    def time_slice(self) -> tuple[str, float | None] | None:
+        time_slice = self.schedule.time_slice
+        return None if time_slice is None else (time_slice.head.id, time_slice.start)
 
 
 # -- the plan ------------------------------------------------------------------------------------------------------
@@ -108,28 +108,28 @@ class Board:
 def test_a_round_is_as_long_as_its_hand_offs_are_worth_and_divided_by_weight() -> None:
     board = Board({"a": 30, "b": 70}, a=60, b=60).hold("a").ask("b").plan()
     # 20 bytes do not fit: each session's hand-off takes 1 + 2 + 2 s, and both are a tenth of the round
-    assert board.schedule.turns.round_seconds == pytest.approx(100.0)
-    assert board.schedule.turns.requests == pytest.approx({"a": 30.0, "b": 70.0})
+    assert board.schedule.lengths.round_seconds == pytest.approx(100.0)
+    assert board.schedule.lengths.by_session == pytest.approx({"a": 30.0, "b": 70.0})
 
 
-def test_all_clients_of_a_session_move_in_its_turn_up_to_the_whole_memory() -> None:
+def test_all_clients_of_a_session_move_in_its_time_slice_up_to_the_whole_memory() -> None:
     board = Board(a=60, b1=30, b2=40).hold("a").ask("b1", "b2").plan()
     # 30 bytes do not fit: a's hand-off moves 30, b's 30 and 30
-    assert board.schedule.turns.requests == pytest.approx({"a": 100.0, "b": 100.0})
+    assert board.schedule.lengths.by_session == pytest.approx({"a": 100.0, "b": 100.0})
     board = Board(a=80, b1=80, b2=80).hold("a").ask("b1", "b2").plan()
     # b has 160 bytes: for a 80 + 100 less 100 are too many, for b 80 + 160 less 100; b moves 100 bytes
-    assert board.schedule.turns.round_seconds == pytest.approx((17.0 + 21.0) / 0.1)
+    assert board.schedule.lengths.round_seconds == pytest.approx((17.0 + 21.0) / 0.1)
 
 
-def test_who_wants_no_memory_has_no_turn() -> None:
+def test_a_client_that_wants_no_memory_has_no_time_slice() -> None:
     board = Board(a=60, b=60).hold("a").plan()
-    assert board.schedule.turns.requests == pytest.approx({"a": 10.0}), "nothing moves: 1 s is a tenth of it"
+    assert board.schedule.lengths.by_session == pytest.approx({"a": 10.0}), "nothing moves: 1 s is a tenth of it"
 
 
 def test_hand_offs_may_cost_more_while_a_user_who_returned_waits() -> None:
     board = Board(a=60, u=60).hold("a").ask("u").returned("u").plan()
     assert board.schedule.bound == 0.5
-    assert board.schedule.turns.requests == pytest.approx({"a": 10.0, "u": 10.0})
+    assert board.schedule.lengths.by_session == pytest.approx({"a": 10.0, "u": 10.0})
     board.client("u").parked = True
     assert board.plan().schedule.bound == 0.1, "it has its memory on the GPU"
 
@@ -163,103 +163,103 @@ def test_a_hand_off_moves_no_more_than_what_does_not_fit() -> None:
 
 def test_the_first_that_comes_begins_a_time_slice_and_who_joins_it_does_not_make_it_longer() -> None:
     board = Board(a=20, b=20).hold("a")
-    assert board.turn == ("a", 0.0)
+    assert board.time_slice == ("a", 0.0)
     board.roster.now = 3.0
     board.hold("b")
-    assert board.turn == ("a", 0.0)
+    assert board.time_slice == ("a", 0.0)
 
 
 def test_the_time_slice_of_one_that_had_to_wait_for_others_begins_when_it_comes() -> None:
     board = Board(a=20, b=20, c=20)
-    board.schedule.turn = Turn(board.session("b"), None)
+    board.schedule.time_slice = TimeSlice(board.session("b"), None)
     board.hold("a")
     board.roster.now = 3.0
-    assert board.turn == ("a", 0.0), "it came alone: the time slice is its own"
-    board.schedule.turn = Turn(board.session("b"), None)
+    assert board.time_slice == ("a", 0.0), "it came alone: the time slice is its own"
+    board.schedule.time_slice = TimeSlice(board.session("b"), None)
     board.hold("c")
-    assert board.turn == ("b", None), "c joins a"
+    assert board.time_slice == ("b", None), "c joins a"
     board.hold("b")
-    assert board.turn == ("b", 3.0)
+    assert board.time_slice == ("b", 3.0)
 
 
 def test_a_time_slice_ends_when_nobody_is_left() -> None:
     board = Board(a=20).hold("a").plan()
     board.roster.forget(board.client("a"))
-    assert board.plan(1.0).turn is None
+    assert board.plan(1.0).time_slice is None
 
 
-def test_a_time_slice_whose_head_has_gone_passes_to_the_one_with_the_longest_request_and_its_beginning_stays() -> None:
+def test_a_time_slice_whose_head_has_gone_passes_to_the_one_with_the_longest_and_its_beginning_stays() -> None:
     board = Board({"b": 10, "c": 70}, a=20, b=20, c=20).hold("a", "b", "c").plan()
     board.roster.forget(board.client("a"))
-    assert board.plan(5.0).turn == ("c", 0.0)
+    assert board.plan(5.0).time_slice == ("c", 0.0)
 
 
 def test_who_is_there_without_a_time_slice_begins_one() -> None:
     board = Board(a=20, b=20).hold("a", "b")
-    board.schedule.turn = None
-    assert board.plan(4.0).turn == ("a", 4.0)
+    board.schedule.time_slice = None
+    assert board.plan(4.0).time_slice == ("a", 4.0)
 
 
 def test_a_time_slice_waits_for_its_head_as_long_as_the_head_waits() -> None:
     board = Board(a=60, b=60).hold("a").ask("b")
-    board.schedule.turn = Turn(board.session("b"), None)
-    assert board.plan(4.0).turn == ("b", None)
-    board.client("b").parked = True  # held back for a moment, with its memory on the GPU: it has its turn
-    assert board.plan(5.0).turn == ("a", 5.0)
+    board.schedule.time_slice = TimeSlice(board.session("b"), None)
+    assert board.plan(4.0).time_slice == ("b", None)
+    board.client("b").parked = True  # held back for a moment, with its memory on the GPU: the time slice has begun
+    assert board.plan(5.0).time_slice == ("a", 5.0)
     board.client("b").parked = board.client("b").waiting = False
-    board.schedule.turn = Turn(board.session("b"), None)
-    assert board.plan(6.0).turn == ("a", 6.0), "the head has gone"
+    board.schedule.time_slice = TimeSlice(board.session("b"), None)
+    assert board.plan(6.0).time_slice == ("a", 6.0), "the head has gone"
     board = Board(a=60, b1=60, b2=60).hold("a").ask("b1")
-    board.schedule.turn = Turn(board.session("b"), None)
-    assert board.plan(4.0).turn == ("b", None), "one of its clients waits"
+    board.schedule.time_slice = TimeSlice(board.session("b"), None)
+    assert board.plan(4.0).time_slice == ("b", None), "one of its clients waits"
 
 
 def test_those_who_are_there_have_the_time_slice_where_the_head_cannot_come_and_nobody_makes_way() -> None:
     board = Board(a=60, b=60).hold("a").ask("b").plan(4.0)
-    board.schedule.turn = Turn(board.session("b"), None)
-    board.client("a").revoked = RevokeReason.QUANTUM
+    board.schedule.time_slice = TimeSlice(board.session("b"), None)
+    board.client("a").revoked = RevokeReason.TIME_SLICE
     board.schedule.due()
-    assert board.turn == ("b", None), "nobody stays"
+    assert board.time_slice == ("b", None), "nobody stays"
     board.client("a").revoked = None
     board.schedule.due()
-    assert board.turn == ("a", 4.0)
+    assert board.time_slice == ("a", 4.0)
 
 
-@pytest.mark.parametrize(("overdue", "turn"), [(False, ("c", None)), (True, ("a", 4.0))])
+@pytest.mark.parametrize(("overdue", "time_slice"), [(False, ("c", None)), (True, ("a", 4.0))])
 def test_a_time_slice_waits_for_those_that_make_way_until_they_are_overdue(
-    overdue: bool, turn: tuple[str, float | None]
+    overdue: bool, time_slice: tuple[str, float | None]
 ) -> None:
     board = Board(a=60, b=40, c=40).hold("a", "b").ask("c").plan(4.0)
-    board.schedule.turn = Turn(board.session("c"), None)
-    board.client("b").revoked, board.client("b").overdue = RevokeReason.QUANTUM, overdue
+    board.schedule.time_slice = TimeSlice(board.session("c"), None)
+    board.client("b").revoked, board.client("b").overdue = RevokeReason.TIME_SLICE, overdue
     board.schedule.due()
-    assert board.turn == turn
+    assert board.time_slice == time_slice
 
 
 # -- when it ends ------------------------------------------------------------------------------------------------
 
 
-def test_a_time_slice_ends_after_the_heads_request_and_then_the_other_has_its_turn_when_it_comes() -> None:
+def test_a_time_slice_ends_after_the_heads_request_and_then_the_others_begins_when_it_comes() -> None:
     board = Board({"a": 30, "b": 70}, a=60, b=60).hold("a").ask("b")
     assert board.due() == pytest.approx(30.0)
     assert board.chosen(29.9) == ["a"]
     assert board.schedule.left_out == [board.client("b")]
     choice = board.choose(30.0)
-    assert ([client.id for client in choice.group], choice.reason) == (["b"], RevokeReason.QUANTUM)
-    assert board.turn == ("b", None)
+    assert ([client.id for client in choice.group], choice.reason) == (["b"], RevokeReason.TIME_SLICE)
+    assert board.time_slice == ("b", None)
     assert board.schedule.left_out == [board.client("a")]
 
 
 def test_a_holder_that_is_owed_time_goes_on_with_a_new_time_slice() -> None:
     board = Board(a=60, b=60).hold("a").ask("b").owes("b", 1.0)
     assert board.chosen(50.0) == ["a"]
-    assert board.turn == ("a", 50.0)
+    assert board.time_slice == ("a", 50.0)
 
 
-def test_clients_of_one_session_that_do_not_fit_together_take_turns_within_its_time_slice() -> None:
+def test_clients_of_one_session_that_do_not_fit_together_divide_its_time_slice() -> None:
     board = Board(a1=60, a2=60, b=60).hold("a1").ask("a2", "b")
     # a has 120 bytes and b 60: a moves 60 and 60, b 60; of the round of 340 s each has half
-    assert board.plan().schedule.turns.requests == pytest.approx({"a": 170.0, "b": 170.0})
+    assert board.plan().schedule.lengths.by_session == pytest.approx({"a": 170.0, "b": 170.0})
     assert board.due() == pytest.approx(85.0)
     board.client("a2").waiting = False
     board.client("a2").parked = True
@@ -268,10 +268,10 @@ def test_clients_of_one_session_that_do_not_fit_together_take_turns_within_its_t
 
 def test_a_time_slice_is_never_shorter_than_the_least() -> None:
     board = Board({"a": 1, "b": 10_000}, a=60, b=60).hold("a").ask("b").plan()
-    assert board.schedule.turns.requests["a"] == pytest.approx(5.0 + 2.0)
+    assert board.schedule.lengths.by_session["a"] == pytest.approx(5.0 + 2.0)
     board = Board(a1=2, a2=99, a3=99, a4=99, b=99).hold("a1").ask("a2", "a3", "a4", "b").returned("b").plan()
-    board.schedule.turns = type(board.schedule.turns)(4.0, {"a": 4.0, "b": 4.0})
-    assert board.schedule._turn_over_at() == pytest.approx(2.0), "a quarter of 4 s"
+    board.schedule.lengths = type(board.schedule.lengths)(4.0, {"a": 4.0, "b": 4.0})
+    assert board.schedule._time_slice_over_at() == pytest.approx(2.0), "a quarter of 4 s"
 
 
 @pytest.mark.parametrize(("spent", "over"), [(20.0, 50.0), (24.0, 50.0), (26.0, 60.0), (28.0, 80.0), (99.0, 100.0)])
@@ -288,15 +288,15 @@ def test_where_a_user_waits_a_time_slice_lasts_until_the_interactive_credit_is_e
     board = Board(a=60, u=60).hold("a").ask("u").returned("u").plan()
     board.schedule.interactive_credit.spend(20.0 + 6.0)
     board.schedule.batch_credit.spend(99.0)
-    assert board.schedule._turn_over_at() == pytest.approx(12.0)
+    assert board.schedule._time_slice_over_at() == pytest.approx(12.0)
 
 
 def test_without_a_time_slice_nothing_is_over() -> None:
     board = Board(a=60, b=60)
-    assert board.schedule._turn_over_at() == float("inf")
+    assert board.schedule._time_slice_over_at() == float("inf")
     board.ask("b").plan()
-    board.schedule.turn = Turn(board.session("b"), None)
-    assert board.schedule._turn_over_at() == float("inf")
+    board.schedule.time_slice = TimeSlice(board.session("b"), None)
+    assert board.schedule._time_slice_over_at() == float("inf")
     assert board.schedule._early_at(board.client("b"), []) == float("inf")
 
 
@@ -307,7 +307,7 @@ def test_nothing_is_due_where_all_fit() -> None:
 
 def test_a_revoked_clients_deadline_is_due_until_it_is_overdue() -> None:
     board = Board(a=60, b=60).hold("a").plan()
-    board.client("a").revoked, board.client("a").revoke_deadline = RevokeReason.QUANTUM, 14.0
+    board.client("a").revoked, board.client("a").revoke_deadline = RevokeReason.TIME_SLICE, 14.0
     assert board.due() == 14.0
     assert board.due(14.0) is None, "what is due now is not due later"
     board.roster.now = 0.0
@@ -317,9 +317,9 @@ def test_a_revoked_clients_deadline_is_due_until_it_is_overdue() -> None:
 
 def test_one_that_waits_only_for_those_who_are_leaving_ends_no_time_slice() -> None:
     board = Board(a=60, c=30, b=50).hold("a", "c").ask("b").plan()
-    board.client("a").revoked, board.client("a").revoke_deadline = RevokeReason.QUANTUM, 200.0
-    assert board.plan().turn == ("c", 0.0)
-    assert board.schedule._turn_over_at() < 200.0
+    board.client("a").revoked, board.client("a").revoke_deadline = RevokeReason.TIME_SLICE, 200.0
+    assert board.plan().time_slice == ("c", 0.0)
+    assert board.schedule._time_slice_over_at() < 200.0
     assert board.schedule.due() == 200.0
 
 
@@ -329,7 +329,7 @@ def test_one_that_waits_only_for_those_who_are_leaving_ends_no_time_slice() -> N
 def test_whoever_fits_beside_the_holders_comes_at_once() -> None:
     board = Board(a=60, b=60, c=40).hold("a").ask("b", "c")
     assert board.chosen() == ["a", "c"]
-    assert board.turn == ("a", 0.0)
+    assert board.time_slice == ("a", 0.0)
 
 
 def test_within_a_time_slice_clients_of_its_session_come_before_others_whatever_these_are_owed() -> None:
@@ -410,7 +410,7 @@ def test_a_user_who_returned_comes_when_the_holder_has_had_the_time_of_a_hand_of
     assert board.chosen(6.9) == ["a"]
     choice = board.choose(7.0)
     assert ([client.id for client in choice.group], choice.reason) == (["u"], RevokeReason.GUARANTEE)
-    assert board.turn == ("u", None)
+    assert board.time_slice == ("u", None)
 
 
 def test_the_holders_time_counts_from_when_its_memory_came() -> None:
@@ -437,7 +437,7 @@ def test_where_several_make_way_for_a_user_each_has_its_time_and_the_most_expens
     board = Board(a=5, b=3, u=99).hold("a")
     board.roster.now = 1.0
     board.hold("b").ask("u").returned("u")
-    board.schedule.turn = Turn(board.session("a"), 50.0)
+    board.schedule.time_slice = TimeSlice(board.session("a"), 50.0)
     # 7 bytes do not fit: the hand-offs of a, b and u take 2, 1.6 and 2.4 s
     assert board.due() == pytest.approx(1.0 + 1.6 + 2.0)
     board.schedule.interactive_credit.spend(18.0)
@@ -447,7 +447,7 @@ def test_where_several_make_way_for_a_user_each_has_its_time_and_the_most_expens
 def test_a_user_comes_in_place_of_those_that_have_attained_twice_as_much_since_their_pause() -> None:
     board = Board(a=60, u=60).hold("a").ask("u").returned("u", attained=3.0)
     board.session("a").attained = 4.0
-    board.schedule.turn = Turn(board.session("a"), 9.0)
+    board.schedule.time_slice = TimeSlice(board.session("a"), 9.0)
     assert board.due(9.0) == pytest.approx(9.0 + 2.0)
     board.session("a").attained = 6.0
     assert board.chosen(9.0) == ["u"]
@@ -459,7 +459,7 @@ def test_a_user_comes_beside_the_head_where_another_makes_room_and_the_time_slic
     # b's hand-off moves 50 bytes in 11 s
     assert board.due() == pytest.approx(13.0)
     assert board.chosen(13.0) == ["u", "a"]
-    assert board.turn == ("a", 0.0)
+    assert board.time_slice == ("a", 0.0)
 
 
 def test_others_come_beside_the_user_where_they_fit() -> None:
@@ -469,11 +469,11 @@ def test_others_come_beside_the_user_where_they_fit() -> None:
 
 def test_a_user_does_not_take_the_place_of_a_client_of_the_same_session() -> None:
     board = Board(a1=60, a2=60).hold("a1").ask("a2").returned("a")
-    assert board.due() == pytest.approx(board.schedule._turn_over_at())
+    assert board.due() == pytest.approx(board.schedule._time_slice_over_at())
 
 
 @pytest.mark.parametrize(("debt", "early"), [(5.0, True), (5.1, False)])
-def test_a_user_whose_session_owes_more_than_a_short_burst_waits_for_its_turn(debt: float, early: bool) -> None:
+def test_a_user_whose_session_owes_more_than_a_short_burst_waits_for_its_time_slice(debt: float, early: bool) -> None:
     board = Board(a=60, u=60).hold("a").ask("u").returned("u").owes("u", debt)
     assert (board.schedule._newcomer([board.client("u")], [board.client("a")]) is not None) is early
     assert (board.due() == pytest.approx(7.0)) is early
@@ -529,7 +529,7 @@ def test_the_promise_counts_from_the_request() -> None:
 def test_clients_of_one_session_share_its_promise(kept: bool) -> None:
     board = Board(a=60, b1=60, b2=10, b3=10).hold("a").ask("b1", "b2")
     board.plan()
-    request = board.schedule.turns.requests["b"]
+    request = board.schedule.lengths.by_session["b"]
     board.plan(2 * 2 * request * 2 + (0.1 if kept else 0.0))
     assert (kept_since(board, "b1") == 0.0) is kept
 
@@ -537,7 +537,7 @@ def test_clients_of_one_session_share_its_promise(kept: bool) -> None:
 def test_a_client_that_waited_too_long_comes_first_whatever_its_session_has_had() -> None:
     board = Board(a=60, b=60, c=60).hold("a").ask("b", "c").owes("b", 1.0)
     assert board.chosen(150.0) == ["c"]
-    board.schedule.turn = Turn(board.session("a"), 0.0)
+    board.schedule.time_slice = TimeSlice(board.session("a"), 0.0)
     board.client("c").waiting_since = 9_000.0
     assert board.chosen(9_500.0) == ["b"]
 

@@ -56,24 +56,31 @@ def test_two_clients_of_the_same_state_are_two() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "held", "member", "wants_memory", "in_the_room", "bursting"),
+    ("state", "held", "member", "wants_memory", "occupies_memory", "bursting"),
     [
         ({}, False, False, False, False, False),
         ({"waiting": True}, False, False, True, False, False),
         ({"lease": 1}, True, True, True, True, True),
         ({"lease": 1, "quiet_since": 0.0}, True, True, True, True, False),
         ({"lease": 1, "revoked": RevokeReason.IDLE}, False, False, True, True, True),
-        ({"lease": 1, "revoked": RevokeReason.QUANTUM, "overdue": True}, False, False, True, False, True),
+        ({"lease": 1, "revoked": RevokeReason.TIME_SLICE, "overdue": True}, False, False, True, False, True),
         ({"parked": True}, False, True, True, True, False),
-        ({"parked": True, "lease": 1, "revoked": RevokeReason.QUANTUM, "overdue": True}, False, True, True, True, True),
+        (
+            {"parked": True, "lease": 1, "revoked": RevokeReason.TIME_SLICE, "overdue": True},
+            False,
+            True,
+            True,
+            True,
+            True,
+        ),
     ],
 )
 def test_what_follows_from_a_clients_state(
-    state: dict[str, object], held: bool, member: bool, wants_memory: bool, in_the_room: bool, bursting: bool
+    state: dict[str, object], held: bool, member: bool, wants_memory: bool, occupies_memory: bool, bursting: bool
 ) -> None:
     made = client(**state)
     assert (made.held, made.member, made.wants_memory) == (held, member, wants_memory)
-    assert (made.in_the_room, made.bursting) == (in_the_room, bursting)
+    assert (made.occupies_memory, made.bursting) == (occupies_memory, bursting)
 
 
 def test_a_client_at_work_needs_its_working_set_and_what_the_driver_does_not_confirm() -> None:
@@ -83,7 +90,7 @@ def test_a_client_at_work_needs_its_working_set_and_what_the_driver_does_not_con
 def test_the_reasons_of_a_revocation_have_the_numbers_of_the_wire_protocol() -> None:
     assert [(reason.name, reason.value) for reason in RevokeReason] == [
         ("IDLE", 0),
-        ("QUANTUM", 1),
+        ("TIME_SLICE", 1),
         ("GUARANTEE", 2),
         ("RELEASED", 3),
     ]

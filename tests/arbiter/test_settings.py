@@ -12,7 +12,7 @@ from gpushare_spawner.arbiter import ArbiterSettings
     [
         {"overhead_bound": 0.0}, {"overhead_bound": 1.0, "interactive_overhead_bound": 1.0},
         {"interactive_overhead_bound": 0.024}, {"interactive_overhead_bound": 1.0}, {"bandwidth_memory": 1.0},
-        {"min_quantum": 0}, {"bandwidth_guess": 0}, {"switch_seconds": 0}, {"revoke_timeout": 0}, {"period": 0},
+        {"min_time_slice": 0}, {"bandwidth_guess": 0}, {"switch_seconds": 0}, {"revoke_timeout": 0}, {"period": 0},
         {"pause": -1}, {"pause": float("nan")}, {"max_debt": float("inf")}, {"pause": "1"},
     ],
 )  # fmt: skip
@@ -23,7 +23,7 @@ def test_a_setting_that_cannot_work_is_refused_and_named(wrong: dict[str, float]
 
 def test_the_limits_of_settings_are_allowed() -> None:
     limits = ArbiterSettings(
-        overhead_bound=0.2, interactive_overhead_bound=0.2, bandwidth_memory=0, pause=0, min_quantum=1e-9
+        overhead_bound=0.2, interactive_overhead_bound=0.2, bandwidth_memory=0, pause=0, min_time_slice=1e-9
     )
     assert limits.exclusive is False
 
@@ -33,7 +33,7 @@ def test_the_settings_that_ship_are_those_that_the_documents_state() -> None:
     assert ArbiterSettings() == ArbiterSettings(
         overhead_bound=0.025,
         interactive_overhead_bound=0.20,
-        min_quantum=0.1,
+        min_time_slice=0.1,
         bandwidth_guess=8e9,
         bandwidth_memory=0.7,
         measured_from=16 * 1024 * 1024,
@@ -66,7 +66,7 @@ def test_settings_cannot_be_changed_while_they_are_in_use() -> None:
         ArbiterSettings().pace = 1.0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("field", ["min_quantum", "bandwidth_guess", "switch_seconds", "revoke_timeout", "period"])
+@pytest.mark.parametrize("field", ["min_time_slice", "bandwidth_guess", "switch_seconds", "revoke_timeout", "period"])
 def test_what_must_be_more_than_0_may_be_as_little_as_one_likes(field: str) -> None:
     small: dict[str, float] = {field: 1e-12}
     assert getattr(ArbiterSettings(**small), field) == 1e-12  # type: ignore[arg-type]

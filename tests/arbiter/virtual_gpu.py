@@ -1,7 +1,7 @@
 """A GPU and its clients in virtual time: what libgpushare.so does on a real one, as events on a heap.
 
 The device is shared equally by the bursts that run; paging takes bytes over bandwidth, both directions at once, and
-an incomer's pages can come in only as fast as the room for them is made. Pages that do not fit are not modelled: the
+an incomer's pages can come in only as fast as others page out for them. Pages that do not fit are not modelled: the
 tests check that leases held together fit.
 """
 

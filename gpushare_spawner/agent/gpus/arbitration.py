@@ -220,11 +220,11 @@ class GpuArbitration:
             if client is None:
                 continue
             match decision:
-                case Grant(lease=lease, quantum=quantum, prefetch=prefetch, pace=pace):
+                case Grant(lease=lease, time_slice=time_slice, prefetch=prefetch, pace=pace):
                     self._waits.pop(client.number, None)
                     if self._granted.get(client.number, (0, 0))[0] != lease:  # else it is told again of the same one
                         self._granted[client.number] = (lease, self._clock())
-                    fields: tuple[int, ...] = (lease, round(quantum * NANOSECONDS), prefetch)
+                    fields: tuple[int, ...] = (lease, round(time_slice * NANOSECONDS), prefetch)
                     if client.number in self._paced:
                         fields = (*fields, round(pace * NANOSECONDS))
                     client.send(Kind.GRANT, *fields, gpu=self._raw)

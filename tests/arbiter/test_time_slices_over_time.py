@@ -1,11 +1,11 @@
-"""How long a turn is: as long as its hand-off must be worth, and not a moment longer where a short burst has credit."""
+"""The length of time slices: long enough for the cost of a hand-off, and short where a short burst has credit."""
 
 from __future__ import annotations
 
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke, RevokeReason
-from gpushare_spawner.arbiter.quantum import Bandwidth, HandOffCredit, Turns
+from gpushare_spawner.arbiter.time_slice import Bandwidth, HandOffCredit, TimeSliceLengths
 from tests.arbiter.bounds import longest_wait
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
@@ -31,7 +31,7 @@ def test_hand_offs_cost_no_more_than_the_bound(gib: tuple[float, ...], bandwidth
     assert horizon - device.used_seconds <= bound * horizon + credit + 20 * GIB / bandwidth
 
 
-def test_turns_follow_the_measured_bandwidth() -> None:
+def test_time_slices_follow_the_measured_bandwidth() -> None:
     slow, fast = (device_of(("a", 15), ("b", 15), bandwidth=bandwidth) for bandwidth in (3e9, 48e9))
     slow.run(10000.0)
     fast.run(10000.0)
@@ -39,8 +39,8 @@ def test_turns_follow_the_measured_bandwidth() -> None:
     assert max(fast.jobs["a"].waits[3:]) < max(slow.jobs["a"].waits[3:]) / 8
 
 
-def test_little_pressure_makes_short_turns() -> None:
-    """Two of 8.5 GiB on 16: only the one GiB that does not fit moves, so turns can be short."""
+def test_little_pressure_makes_short_time_slices() -> None:
+    """Two of 8.5 GiB on 16: only the one GiB that does not fit moves, so time slices can be short."""
     much, little = device_of(("a", 15), ("b", 15)), device_of(("a", 8.5), ("b", 8.5))
     much.run(5000.0)
     little.run(5000.0)
@@ -121,7 +121,7 @@ def test_a_newcomer_does_not_disturb_one_that_has_just_begun() -> None:
     assert revoke.reason is RevokeReason.GUARANTEE
 
 
-def test_a_turn_that_was_over_before_anybody_waited_ends_at_once() -> None:
+def test_a_time_slice_that_was_over_before_any_client_waited_ends_at_once() -> None:
     arbiter = GpuArbiter(16 * GIB, ArbiterSettings(hand_off_credit=0.0))
     for name in "ab":
         arbiter.add_session(name, 50, 0.0)
@@ -129,7 +129,7 @@ def test_a_turn_that_was_over_before_anybody_waited_ends_at_once() -> None:
     arbiter.request("a", 12 * GIB, 0, 0.0)
     (revoke,) = arbiter.request("b", 12 * GIB, 0, 5000.0)
     assert isinstance(revoke, Revoke)
-    assert revoke.reason is RevokeReason.QUANTUM
+    assert revoke.reason is RevokeReason.TIME_SLICE
 
 
 def test_the_holder_with_the_best_right_goes_on_without_a_hand_off() -> None:
@@ -138,19 +138,19 @@ def test_the_holder_with_the_best_right_goes_on_without_a_hand_off() -> None:
         device.session(name, weight)
         device.start(Job(name, name, GIB, forever()))
     device.run(100.0)
-    # 0.1 s at least a turn; one that goes on is no switch
+    # a time slice lasts at least 0.1 s; one that goes on is no switch
     assert len(device.switches) < 300
 
 
-def test_turns_are_parts_of_a_round() -> None:
+def test_time_slices_are_parts_of_a_round() -> None:
     settings = ArbiterSettings()
-    turns = Turns.plan({"a": 30, "b": 70}, {"a": 2.5, "b": 2.5}, settings, 0.025)
-    assert turns.round_seconds == pytest.approx(200)
-    assert turns.requests == pytest.approx({"a": 60, "b": 140})
-    shorter = Turns.plan({"a": 30, "b": 70}, {"a": 2.5, "b": 2.5}, settings, 0.2)
-    assert shorter.requests == pytest.approx({"a": 7.5, "b": 17.5})
-    tiny = Turns.plan({"a": 1, "b": 99}, {"a": 2.5, "b": 2.5}, settings, 0.025)
-    assert tiny.requests["a"] == pytest.approx(2.6)
+    lengths = TimeSliceLengths.plan({"a": 30, "b": 70}, {"a": 2.5, "b": 2.5}, settings, 0.025)
+    assert lengths.round_seconds == pytest.approx(200)
+    assert lengths.by_session == pytest.approx({"a": 60, "b": 140})
+    shorter = TimeSliceLengths.plan({"a": 30, "b": 70}, {"a": 2.5, "b": 2.5}, settings, 0.2)
+    assert shorter.by_session == pytest.approx({"a": 7.5, "b": 17.5})
+    tiny = TimeSliceLengths.plan({"a": 1, "b": 99}, {"a": 2.5, "b": 2.5}, settings, 0.025)
+    assert tiny.by_session["a"] == pytest.approx(2.6)
 
 
 def test_bandwidth_is_learned_from_large_transfers() -> None:
@@ -186,7 +186,7 @@ def test_credit_refills_at_the_rate_of_the_bound() -> None:
     [
         {"overhead_bound": 0},
         {"overhead_bound": 1.0},
-        {"min_quantum": 0},
+        {"min_time_slice": 0},
         {"bandwidth_guess": -1},
         {"bandwidth_memory": 1.0},
         {"revoke_timeout": float("nan")},
@@ -200,19 +200,19 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None
 
 
 @pytest.mark.parametrize("weights", [(50, 50), (30, 70), (10, 20, 70), (5, 15, 30, 50)])
-def test_lag_is_bounded_by_the_longest_request(weights: tuple[int, ...]) -> None:
+def test_lag_is_bounded_by_the_longest_time_slice(weights: tuple[int, ...]) -> None:
     device = VirtualGpu(GpuArbiter(16 * GIB))
     for index, weight in enumerate(weights):
         device.session(str(index), weight)
         device.start(Job(str(index), str(index), 12 * GIB, forever()))
-    device.run(2000.0)  # past the first turns, whose hand-offs were guessed
+    device.run(2000.0)  # past the first time slices, whose hand-offs were guessed
     beyond = []
 
     def watch(seen: VirtualGpu) -> None:
-        longest = max(seen.arbiter._schedule.turns.requests.values())
+        longest = max(seen.arbiter._schedule.lengths.by_session.values())
         beyond.extend(
             session
-            for session in seen.arbiter._schedule.turns.requests
+            for session in seen.arbiter._schedule.lengths.by_session
             if abs(seen.arbiter._accounts.lag(session)) > 1.05 * longest
         )
 

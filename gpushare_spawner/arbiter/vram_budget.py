@@ -1,4 +1,4 @@
-"""Who can be on the GPU together: working sets that fill its memory without exceeding it."""
+"""Which clients can be on the GPU together: working sets that fill its memory without exceeding it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from gpushare_spawner.arbiter.session import Client
 
 
-class Room:
-    """The GPU's memory as the bursting clients compete for it."""
+class VramBudget:
+    """The GPU's memory for which bursting clients compete."""
 
     def __init__(self, vram_bytes: int, always_resident: int, exclusive: bool) -> None:
-        """`always_resident`: bytes that cannot leave, whoever runs. `exclusive`: one session at a time."""
+        """`always_resident`: bytes that cannot leave the GPU. `exclusive`: one session at a time."""
         self.for_managed = max(0, vram_bytes - always_resident)
         """Bytes left for the working sets that move."""
         self._overfull = always_resident > vram_bytes
@@ -27,7 +27,7 @@ class Room:
         return not self._overfull and sum(client.footprint for client in clients) <= self.for_managed
 
     def fill(self, order: Iterable[Client], group: Iterable[Client] = ()) -> list[Client]:
-        """The group, and in this order whoever still fits beside it."""
+        """The group, and the clients of `order` that still fit beside it, in this order."""
         chosen = dict.fromkeys(group)
         taken = sum(client.footprint for client in chosen)
         session = next((client.session for client in chosen), None)

@@ -1,4 +1,4 @@
-"""What hand-offs cost, and the credit for turns that end early: figure by figure."""
+"""What hand-offs cost, and the credit for time slices that end early: figure by figure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import math
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.arbiter.quantum import FASTEST, SLOWEST, TRUST, Bandwidth, HandOffCost, HandOffCredit, Turns
+from gpushare_spawner.arbiter.time_slice import (
+    FASTEST,
+    SLOWEST,
+    TRUST,
+    Bandwidth,
+    HandOffCost,
+    HandOffCredit,
+    TimeSliceLengths,
+)
 
 MIB = 2**20
 GIB = 2**30
@@ -138,11 +146,11 @@ def test_a_bucket_that_holds_nothing_never_pays_a_hand_off_and_always_pays_none(
 
 
 def test_a_time_slice_is_the_sessions_part_of_a_round_that_is_worth_all_hand_offs() -> None:
-    turns = Turns.plan({"a": 75, "b": 25}, {"a": 0.2, "b": 0.3}, SETTINGS, bound=0.05)
-    assert turns.round_seconds == pytest.approx(10.0)
-    assert turns.requests == pytest.approx({"a": 7.5, "b": 2.5})
+    lengths = TimeSliceLengths.plan({"a": 75, "b": 25}, {"a": 0.2, "b": 0.3}, SETTINGS, bound=0.05)
+    assert lengths.round_seconds == pytest.approx(10.0)
+    assert lengths.by_session == pytest.approx({"a": 7.5, "b": 2.5})
 
 
 def test_a_time_slice_lasts_for_the_least_time_beyond_its_own_hand_off() -> None:
-    turns = Turns.plan({"a": 99, "b": 1}, {"a": 0.2, "b": 0.3}, SETTINGS, bound=0.05)
-    assert turns.requests == pytest.approx({"a": 9.9, "b": 0.4})
+    lengths = TimeSliceLengths.plan({"a": 99, "b": 1}, {"a": 0.2, "b": 0.3}, SETTINGS, bound=0.05)
+    assert lengths.by_session == pytest.approx({"a": 9.9, "b": 0.4})

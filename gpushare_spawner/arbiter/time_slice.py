@@ -1,4 +1,4 @@
-"""What a hand-off costs, how long a turn must be to be worth it, and the credit for turns that end early."""
+"""The cost of a hand-off, the length of a time slice, and the credit for time slices that end early."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOWEST, FASTEST = 1e7, 2e12
 
 TRUST = 4.0
 """Factor by which the measurements of one session alone may differ from the guess: a process may claim any figure, and
-a wrong one would lengthen everybody's time slices, or make the GPU do nothing but move memory."""
+a wrong one would lengthen all time slices, or make the GPU do nothing but move memory."""
 
 
 class Bandwidth:
@@ -68,7 +68,7 @@ class HandOffCost:
         self.bandwidth_out.forget(session)
 
     def one_after_the_other(self, amount: int) -> float:
-        """Seconds to bring so many bytes in and out again, if nothing overlaps: what a turn must be worth."""
+        """Seconds to bring so many bytes in and out again, if nothing overlaps: what a time slice must be worth."""
         return self._settings.switch_seconds + amount / self.bandwidth_in.value + amount / self.bandwidth_out.value
 
     def of_session(self, working_sets: Iterable[int], most: int) -> float:
@@ -82,29 +82,29 @@ class HandOffCost:
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Lengths of turns in a weighted round.
+class TimeSliceLengths:
+    """Lengths of time slices in a weighted round.
 
-    A round in which everybody is handed in once has to last T = (sum of the hand-off costs) / e for its overhead to
-    be at most e; each session's turn is its part of it by weight, so nobody waits longer than T for its turn.
+    A round in which each session is handed in once has to last T = (sum of the hand-off costs) / e for its overhead to
+    be at most e; each session's time slice is its part of it by weight, so no session waits longer than T.
     """
 
     round_seconds: float
-    requests: Mapping[str, float]
-    """Seconds of each session's turn, its own hand-off included."""
+    by_session: Mapping[str, float]
+    """Seconds of each session's time slice, its own hand-off included."""
 
     @classmethod
     def plan(
         cls, weights: Mapping[str, int], costs: Mapping[str, float], settings: ArbiterSettings, bound: float
-    ) -> Turns:
+    ) -> TimeSliceLengths:
         """`costs`: each competing session's hand-off cost in seconds. `bound`: e."""
         round_seconds = sum(costs.values()) / bound
         total = sum(weights.values())
-        requests = {
-            session: max(round_seconds * weight / total, costs[session] + settings.min_quantum)
+        by_session = {
+            session: max(round_seconds * weight / total, costs[session] + settings.min_time_slice)
             for session, weight in weights.items()
         }
-        return cls(round_seconds, requests)
+        return cls(round_seconds, by_session)
 
 
 class HandOffCredit:
