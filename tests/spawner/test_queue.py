@@ -139,6 +139,23 @@ async def test_the_wait_ends_with_a_clear_message(line: Line, agent: FakeAgent) 
     assert not agent.asked("open")
 
 
+async def test_a_spawn_that_no_pass_has_come_to_yet_is_not_refused_for_its_time(line: Line, agent: FakeAgent) -> None:
+    busy = asyncio.Event()
+    agent.before = lambda request: busy.wait()
+    start = line.start(wish("ada"), patience=0.3)
+    await asyncio.sleep(0.5)
+    assert not start.done()
+    busy.set()
+    assert (await start).gpus
+
+
+async def test_a_spawn_that_no_pass_ever_comes_to_is_refused_after_twice_its_time(line: Line, agent: FakeAgent) -> None:
+    agent.before = lambda request: asyncio.Event().wait()
+    with pytest.raises(SpawnRefused):
+        await asyncio.wait_for(line.start(wish("ada"), patience=0.2), 2)
+    assert line.nothing_left()
+
+
 async def test_the_line_has_an_end(agent: FakeAgent) -> None:
     line = Line(agent, queue_length=1)
     agent.occupy("there-0", 80, 0)

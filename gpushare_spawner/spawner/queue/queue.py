@@ -90,6 +90,8 @@ class Ticket:
     """What its user was told last."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when `status` changes, and when the wait ends."""
+    considered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a pass over the queue has decided about it, on GPUs that are known."""
 
     def says(self, ahead: int, hint: str) -> None:
         """Note the position and what the spawn waits for. `publish` tells the user."""

@@ -113,8 +113,11 @@ class Reservations(ABC, Generic[Reserved]):
             if joined is not None:
                 joined(ticket)
             self.place_soon()
-            done, _ = await asyncio.wait({result}, timeout=patience)
-            if not done:
+            await asyncio.wait({result}, timeout=patience)
+            if not result.done():
+                # a hub with hundreds of spawns at once may not have come to it yet, whatever is free
+                await self._considered(ticket, patience)
+            if not result.done():
                 raise waited_too_long(request, time.monotonic() - ticket.joined, ticket.hint)
             reservation: Reserved = result.result()
             return reservation
@@ -126,6 +129,11 @@ class Reservations(ABC, Generic[Reserved]):
             self.queue.leave(ticket)
             ticket.changed.set()
             self.place_soon()
+
+    async def _considered(self, ticket: Ticket, patience: float) -> None:
+        """Wait until a pass has decided about the ticket, for at most ``patience`` seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ticket.considered.wait(), patience)
 
     # -- one pass over the queue --
 
@@ -162,11 +170,14 @@ class Reservations(ABC, Generic[Reserved]):
             held_up = self._held_up(ticket)
             if held_up:
                 ticket.says(ticket.ahead or 0, held_up)
+                ticket.considered.set()
                 continue
             placement = placer.place(ticket)
             if placement is None:
+                ticket.considered.set()
                 continue
             allocation = await self._give(ticket, placement, snapshot)
+            ticket.considered.set()
             if allocation is None:
                 # counted otherwise elsewhere: the next pass knows what is known there now
                 break
