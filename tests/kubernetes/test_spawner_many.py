@@ -41,7 +41,7 @@ async def test_500_users_on_160_gpus(cluster: Cluster, tmp_path: Path) -> None:
 
     def configure(config: Any) -> None:
         config.GPUShareSpawner.queue_length = 30
-        config.GPUShareSpawner.queue_timeout = 8
+        config.GPUShareSpawner.queue_timeout = 12
         config.KubeSpawner.events_enabled = False
         config.Spawner.start_timeout = 60
         config.JupyterHub.active_server_limit = 0
