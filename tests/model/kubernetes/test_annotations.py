@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession, pod_session
-from gpushare_spawner.model.report import Notice, Report
+from gpushare_spawner.model.kubernetes.annotations import (
+    ANNOUNCEMENT,
+    IDLE_SINCE,
+    PREFIX,
+    AnnotationProblem,
+    PodSession,
+    announcement_patch,
+    pod_session,
+    tier_patch,
+)
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 
 SESSION = PodSession(
@@ -50,7 +58,7 @@ def sessions(draw) -> PodSession:
 
 
 @given(sessions())
-def test_annotations_and_back(session: PodSession) -> None:
+def test_session_written_as_annotations_reads_back_the_same(session: PodSession) -> None:
     written = session.annotations()
     assert all(isinstance(value, str) for value in written.values())
     assert pod_session(written) == session
@@ -97,12 +105,12 @@ def test_what_the_annotations_look_like() -> None:
 def test_a_wrong_annotation_is_named_and_explained(name: str, value: str | None, explained: str) -> None:
     written = SESSION.annotations()
     if value is None:
-        del written[kubernetes.PREFIX + name]
+        del written[PREFIX + name]
     else:
-        written[kubernetes.PREFIX + name] = value
+        written[PREFIX + name] = value
     with pytest.raises(AnnotationProblem, match=re.escape(explained)) as caught:
         pod_session(written)
-    assert kubernetes.PREFIX + name in str(caught.value)
+    assert PREFIX + name in str(caught.value)
 
 
 def test_every_problem_is_said_at_once() -> None:
@@ -111,62 +119,22 @@ def test_every_problem_is_said_at_once() -> None:
     assert len(caught.value.problems) == 6
 
 
-def test_patches() -> None:
+def test_tier_patch_restores_the_share_and_withdraws_the_announcement() -> None:
     written = SESSION.annotations()
-    back_up = {**written, **kubernetes.tier_patch(Tier.ACTIVE, 1767230000, 25)}
+    back_up = {**written, **tier_patch(Tier.ACTIVE, 1767230000, 25)}
     session = pod_session({name: value for name, value in back_up.items() if value is not None})
     assert (session.tier, session.effective_units, session.announcement) == (Tier.ACTIVE, 25, None)
-    assert kubernetes.announcement_patch(None) == {kubernetes.ANNOUNCEMENT: None}
+    assert announcement_patch(None) == {ANNOUNCEMENT: None}
     with pytest.raises(ValueError, match="stopped"):
-        kubernetes.tier_patch(Tier.STOPPED, 0, 0)
+        tier_patch(Tier.STOPPED, 0, 0)
 
 
 def test_the_guard_of_a_step_down_is_no_earlier_than_the_work_that_the_service_knows_of() -> None:
     last_work = 1767230000.0004
-    down = {**SESSION.annotations(), **kubernetes.tier_patch(Tier.RELEASED, 1767230900, 0, idle_since=last_work)}
+    down = {**SESSION.annotations(), **tier_patch(Tier.RELEASED, 1767230900, 0, idle_since=last_work)}
     session = pod_session({name: value for name, value in down.items() if value is not None})
     assert session.idle_since is not None
     assert last_work <= session.idle_since < last_work + 0.002
     assert pod_session(session.annotations()) == session
-    up = kubernetes.tier_patch(Tier.ACTIVE, 1767231000, 25)
-    assert up[kubernetes.IDLE_SINCE] is None
-
-
-def test_limits_are_rounded_up_to_whole_devices() -> None:
-    assert kubernetes.resource_limits(25, [3]) == {"gpushare-spawner.io/gpu-3": "25"}
-    assert kubernetes.resource_limits(25, [0], unit_size=10) == {"gpushare-spawner.io/gpu-0": "3"}
-    assert kubernetes.resource_limits(100, [0, 1], unit_size=5) == {
-        "gpushare-spawner.io/gpu-0": "20",
-        "gpushare-spawner.io/gpu-1": "20",
-    }
-
-
-@given(some.integers(0, 999))
-def test_resource_and_index(index: int) -> None:
-    assert kubernetes.gpu_index_of(kubernetes.resource_name(index)) == index
-
-
-@pytest.mark.parametrize("other", ["nvidia.com/gpu", "gpushare-spawner.io/gpu-", "gpushare-spawner.io/gpu-01", "cpu"])
-def test_other_resources_are_not_ours(other: str) -> None:
-    assert kubernetes.gpu_index_of(other) is None
-
-
-def test_a_report_is_misplaced_unless_it_is_in_its_own_nodes_configmap() -> None:
-    report = Report(node="a", published_at=1.0, gpus=())
-    assert kubernetes.misplaced_report("gpushare-report-a", report) is None
-    assert kubernetes.misplaced_report("gpushare-report-b", report) == (
-        "the ConfigMap gpushare-report-b has a report of node a, whose ConfigMap is gpushare-report-a"
-    )
-
-
-def test_report_names() -> None:
-    assert kubernetes.report_name("node-1.example.org") == "gpushare-report-node-1.example.org"
-    long = "n" * 250
-    assert kubernetes.report_name(long) != kubernetes.report_name(long + "m")
-
-
-@given(some.text(min_size=1, max_size=300))
-def test_report_names_are_valid(node: str) -> None:
-    name = kubernetes.report_name(node)
-    assert len(name) <= 253
-    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", name)
+    up = tier_patch(Tier.ACTIVE, 1767231000, 25)
+    assert up[IDLE_SINCE] is None

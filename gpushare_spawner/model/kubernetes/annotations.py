@@ -1,13 +1,11 @@
-"""The names and values by which the parts meet in a cluster: annotations, labels, resources, reports' ConfigMaps.
+"""A session as the annotations and labels of its pod have it.
 
 A session's truth is the annotations of its pod. The spawner writes them with the pod, the service patches the tier
-down and the agent patches it up again. Everything here is pure: names, and values to text and back.
+down and the agent patches it up again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,12 +14,11 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from gpushare_spawner.model.kubernetes.prefix import PREFIX
 from gpushare_spawner.model.quantity import parse_percent_or_bytes
-from gpushare_spawner.model.report import Notice, Report
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
-
-PREFIX = "gpushare-spawner.io/"
 
 SESSION = PREFIX + "session"
 """Annotation: the session's id (`model.session_id`). Label of the same name: "true" on every pod with a share."""
@@ -60,29 +57,7 @@ SESSION_LABEL_VALUE = "true"
 SESSION_SELECTOR = f"{SESSION_LABEL}={SESSION_LABEL_VALUE}"
 """Label selector: every pod with a share."""
 
-HOSTNAME_LABEL = "kubernetes.io/hostname"
-"""The node label that a session is pinned with. A node selector, as affinity terms of several writers are ORed."""
-
-RESOURCE_PREFIX = PREFIX + "gpu-"
-"""One extended resource per physical GPU: the scheduler then keeps all units of a share on one GPU."""
-
-REPORT_COMPONENT_LABEL = "app.kubernetes.io/component"
-REPORT_COMPONENT = "gpushare-report"
-REPORT_SELECTOR = f"{REPORT_COMPONENT_LABEL}={REPORT_COMPONENT}"
-"""Label selector: the reports' ConfigMaps, in the hub's namespace."""
-REPORT_KEY = "report.json"
-"""The key of a report's ConfigMap that holds `model.report.Report` as JSON."""
-PUBLISHED_AT = PREFIX + "published-at"
-"""Annotation of a report's ConfigMap: seconds since the epoch (UTC)."""
-REPORT_REFRESH_SECONDS = 60.0
-"""An agent publishes at least this often, even if nothing has changed."""
-REPORT_STALE_SECONDS = 120.0
-"""An older report is stale: nothing is placed on its node."""
-
 WHOLE_MEMORY = "100%"
-
-_MAX_NAME = 253  # an object's name is a DNS subdomain (RFC 1123)
-_DIGEST = 8
 
 _Value = TypeVar("_Value")
 
@@ -93,70 +68,6 @@ class AnnotationProblem(ValueError):
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(self.problems))
-
-
-def resource_name(gpu_index: int) -> str:
-    """The extended resource of the node's GPU of that index."""
-    if gpu_index < 0:
-        raise ValueError(f"a GPU's index is 0 or more, not {gpu_index}")
-    return f"{RESOURCE_PREFIX}{gpu_index}"
-
-
-def gpu_index_of(resource: str) -> int | None:
-    """The inverse of `resource_name`; None for a resource that is not ours."""
-    digits = resource.removeprefix(RESOURCE_PREFIX)
-    if digits == resource or not re.fullmatch(r"0|[1-9]\d*", digits, re.ASCII):
-        return None
-    return int(digits)
-
-
-def resource_limits(share_units: int, gpu_indices: Iterable[int], unit_size: int = 1) -> dict[str, str]:
-    """The limits of a notebook container: so many resource units on each of its GPUs.
-
-    `unit_size` is what one device of the plugin stands for, in share units of 1 %. A share that is no multiple of it
-    is rounded up, since rounded down it would promise what the scheduler has not set aside.
-    """
-    if unit_size < 1:
-        raise ValueError(f"the unit size is 1 share unit or more, not {unit_size}")
-    amount = str(-(-share_units // unit_size))
-    return {resource_name(index): amount for index in gpu_indices}
-
-
-def report_name(node: str) -> str:
-    """The name of a node's report ConfigMap.
-
-    Node names are valid object names already; one that is too long or is not is made so, with a digest that keeps two
-    such nodes apart.
-    """
-    name = f"{REPORT_COMPONENT}-{node}"
-    valid = re.sub(r"[^a-z0-9.-]+", "-", name.lower())
-    # no label of a DNS name may be empty, or start or end with '-'
-    valid = re.sub(r"-*\.[.-]*", ".", valid).strip(".-")
-    if valid == name and len(name) <= _MAX_NAME:
-        return name
-    digest = hashlib.sha256(node.encode()).hexdigest()[:_DIGEST]
-    return f"{valid[: _MAX_NAME - _DIGEST - 1].rstrip('.-')}-{digest}"
-
-
-def misplaced_report(config_map: str, report: Report) -> str | None:
-    """Return why a report is not to be believed, as a sentence, or None: it is in its own node's ConfigMap.
-
-    `config_map` is the ConfigMap's name. The API server lets each agent write its own node's ConfigMap only, whatever
-    stands in it: the name, not the content, says whose report it is.
-    """
-    expected = report_name(report.node)
-    if config_map == expected:
-        return None
-    return f"the ConfigMap {config_map} has a report of node {report.node}, whose ConfigMap is {expected}"
-
-
-def written_report(report: Report) -> str:
-    """A report as its ConfigMap has it, for `Report.model_validate_json`.
-
-    What is as it is by default is left out: a ConfigMap may have 1 MiB, and every hub is sent every report.
-    """
-    said = report.model_dump(mode="json", exclude_defaults=True)
-    return json.dumps({"version": report.version, **said}, separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True)

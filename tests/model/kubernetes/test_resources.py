@@ -1,0 +1,28 @@
+"""Resource names are those of GPUs' indices, and a limit never promises more than the scheduler sets aside."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gpushare_spawner.model.kubernetes.resources import gpu_index_of, resource_limits, resource_name
+
+
+def test_limits_are_rounded_up_to_whole_devices() -> None:
+    assert resource_limits(25, [3]) == {"gpushare-spawner.io/gpu-3": "25"}
+    assert resource_limits(25, [0], unit_size=10) == {"gpushare-spawner.io/gpu-0": "3"}
+    assert resource_limits(100, [0, 1], unit_size=5) == {
+        "gpushare-spawner.io/gpu-0": "20",
+        "gpushare-spawner.io/gpu-1": "20",
+    }
+
+
+@given(some.integers(0, 999))
+def test_resource_name_leads_back_to_the_index(index: int) -> None:
+    assert gpu_index_of(resource_name(index)) == index
+
+
+@pytest.mark.parametrize("other", ["nvidia.com/gpu", "gpushare-spawner.io/gpu-", "gpushare-spawner.io/gpu-01", "cpu"])
+def test_other_resources_are_not_ours(other: str) -> None:
+    assert gpu_index_of(other) is None
