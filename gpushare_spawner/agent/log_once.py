@@ -1,9 +1,12 @@
-"""Logs a lasting problem once when it begins and once when it ends."""
+"""Logs a lasting problem once when it begins and once when it ends; and different sentences once each."""
 
 from __future__ import annotations
 
 import logging
 import time
+
+MOST_SENTENCES = 1000
+"""Sentences that `EachOnce` remembers; then it forgets them all."""
 
 
 class LogOnce:
@@ -33,3 +36,20 @@ class LogOnce:
             return
         self._log.info("%s", self._over)
         self._lasts = False
+
+
+class EachOnce:
+    """Logs a sentence as a warning the first time, where the same check finds the same fault again and again."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._logged: set[str] = set()
+
+    def about(self, sentence: str) -> None:
+        """Log the sentence unless it was logged before."""
+        if sentence in self._logged:
+            return
+        if len(self._logged) >= MOST_SENTENCES:
+            self._logged.clear()
+        self._logged.add(sentence)
+        self._log.warning("%s", sentence)

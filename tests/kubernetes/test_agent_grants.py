@@ -142,7 +142,7 @@ async def test_a_kubelet_that_has_just_started_frees_nothing(agent: NodeAgent) -
 async def test_patches_that_fail_for_long_are_complained_of_once(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.annotation_writer.LONGEST_PAUSE", 0.05)
     caplog.set_level("INFO")
     await agent.running("ada")
     await agent.running("ben")
@@ -164,7 +164,7 @@ async def test_patches_that_fail_for_long_are_complained_of_once(
 async def test_a_patch_that_breaks_in_an_unforeseen_way_is_not_tried_without_end(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.LONGEST_PAUSE", 0.5)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.annotation_writer.LONGEST_PAUSE", 0.5)
     await agent.running("ada")
     tries = 0
 

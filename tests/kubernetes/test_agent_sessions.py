@@ -323,8 +323,8 @@ async def test_a_watch_that_is_too_old_lists_anew(agent: NodeAgent) -> None:
 
 async def test_a_pod_that_is_nobodys_counts_and_goes(agent: NodeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.5)
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.GONE_AFTER", 0.3)
-    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.TRUST_KUBELET_AFTER", 0.0)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.kubelet_list.GONE_AFTER", 0.3)
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.kubelet_list.TRUST_KUBELET_AFTER", 0.0)
     await agent.cluster.create_pod("stray", limits={GPU_0: 30})
     await agent.cluster.wait_for_phase("stray", "Running")
     name = f"pod:{agent.cluster.namespace}:stray"

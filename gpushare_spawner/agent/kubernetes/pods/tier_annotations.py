@@ -1,0 +1,112 @@
+"""A session's tier and announcement against those in its pod's annotations: which of the two follows the other.
+
+The service patches a tier down, and the agent follows, unless the session worked in the meantime; the agent restores a
+tier when work begins, and the pod's annotations follow. Which of two that differ is the newer is told by what has been
+seen: annotations that were dealt with already are no new decision. Does not patch: annotation_writer.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from gpushare_spawner.agent.sessions.activity import Activity
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import AnnounceRequest
+from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.tier import Tier
+
+log = logging.getLogger(__name__)
+
+MAX_SEEN = 16
+"""Decisions that a record remembers."""
+
+
+class Moves(Protocol):
+    """What changes tiers: sessions.tiers.Tiers."""
+
+    def move(self, session: Session, tier: Tier, units: int, reason: str) -> None:
+        """Set a session's tier."""
+
+    def announce(self, session: Session, request: AnnounceRequest) -> None:
+        """Send the user a notice, or withdraw it."""
+
+
+class TierAnnotations:
+    """Carries out the decisions that the service wrote to pods' annotations."""
+
+    def __init__(self, tiers: Moves, activity: Callable[[Session], Activity], save: Callable[[Session], None]) -> None:
+        """`activity`: what a session does on its GPUs now. `save` writes its record."""
+        self._tiers = tiers
+        self._activity = activity
+        self._save = save
+
+    def follow(self, session: Session, said: PodSession, annotations: Mapping[str, str]) -> None:
+        """Carry out what is new in the annotations of the session's pod. `said`: the same, parsed."""
+        hold = session.record.pod
+        assert hold is not None
+        fresh = [one for one in decisions(annotations) if one not in hold.seen]
+        if not fresh:
+            return
+        # before it is carried out: that saves the record, and the record is looked at again
+        remember(hold, fresh)
+        for one in fresh:
+            if one.startswith("tier"):
+                self._follow_tier(session, said)
+            else:
+                self._follow_announcement(session, said)
+        self._save(session)
+
+    def _follow_tier(self, session: Session, said: PodSession) -> None:
+        record = session.record
+        if (said.tier, said.effective_units) == (record.tier, record.effective_units):
+            return
+        doing = self._activity(session)
+        down = said.effective_units < record.effective_units or said.tier.depth > record.tier.depth
+        worked = said.idle_since is not None and doing.last is not None and doing.last > said.idle_since
+        if down and (doing.busy or worked):
+            log.info("session %s stays out of tier %s: it has worked on the GPU in the meantime", session.id, said.tier)
+            return
+        units = min(said.effective_units, record.request.share_units)
+        self._tiers.move(session, said.tier, units, "set in the annotations of its pod")
+
+    def _follow_announcement(self, session: Session, said: PodSession) -> None:
+        step = said.announcement
+        if step == session.record.announcement or (step is not None and self._activity(session).busy):
+            return
+        self._tiers.announce(session, AnnounceRequest.of(session.id, step))
+
+
+def patch_wanted(said: PodSession, record: SessionRecord, now: float) -> dict[str, str | None]:
+    """Return the patch of a pod's annotations that makes them say what the session's record says; empty: none.
+
+    `said`: the annotations as they are. `now`: seconds since the epoch.
+    """
+    patch: dict[str, str | None] = {}
+    if (said.tier, said.effective_units) != (record.tier, record.effective_units):
+        patch |= kubernetes.tier_patch(record.tier, record.tier_since, record.effective_units)
+    if said.announcement != record.announcement:
+        if record.announcement is None and record.tier is Tier.ACTIVE:
+            # work began, and the hub hears of it before the report says so: idleness counts from now on
+            patch |= kubernetes.tier_patch(Tier.ACTIVE, now, record.effective_units)
+        patch |= kubernetes.announcement_patch(record.announcement)
+    if said.borrowed_units != record.borrowed_units:
+        patch |= kubernetes.borrowed_patch(record.borrowed_units)
+    return patch
+
+
+def decisions(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what tells one decision from another: the annotations of a tier, and those of an announcement."""
+    tier = (kubernetes.TIER, kubernetes.EFFECTIVE_SHARE, kubernetes.TIER_SINCE)
+    return (
+        f"tier {' '.join(annotations.get(name, '') for name in tier)}",
+        f"announcement {annotations.get(kubernetes.ANNOUNCEMENT, '')}",
+    )
+
+
+def remember(hold: PodOwner, dealt_with: Iterable[str]) -> None:
+    """Remember decisions that need no more action, the last `MAX_SEEN`."""
+    hold.seen = (*hold.seen, *(one for one in dealt_with if one not in hold.seen))[-MAX_SEEN:]

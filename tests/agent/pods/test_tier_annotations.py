@@ -1,0 +1,156 @@
+"""Which of a session's tier and its pod's annotations follows the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpushare_spawner.agent.kubernetes.pods.tier_annotations import (
+    MAX_SEEN,
+    TierAnnotations,
+    decisions,
+    patch_wanted,
+    remember,
+)
+from gpushare_spawner.agent.sessions.activity import Activity
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
+from gpushare_spawner.model.control import AnnounceRequest
+from gpushare_spawner.model.delivered import NOTHING
+from gpushare_spawner.model.kubernetes import ANNOUNCEMENT, EFFECTIVE_SHARE, IDLE_SINCE, TIER, TIER_SINCE, PodSession
+from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.tier import Tier
+from tests.agent.conftest import request_for
+from tests.agent.peers import FIRST
+
+IDLE = Activity(
+    busy=False, waiting=False, last=None, gpu_seconds=0.0, memory_bytes=0, resident_bytes=0, delivered=NOTHING
+)
+SOON = Announcement(tier=Tier.RELEASED, at=1900.0, reason="idle for 45 min", effective_units=0)
+SAID = PodSession(
+    session="ada", template="quarter-gpu", share_units=25, gpus=(FIRST.uuid,), gpu_indices=(0,), tier_since=1000.0,
+    effective_units=25,
+)  # fmt: skip
+
+
+class World:
+    """A session whose tier is changed by hand, and what its pod's annotations made of it."""
+
+    def __init__(self) -> None:
+        record = SessionRecord.opened(request_for(), 1000.0)
+        record.pod = PodOwner(namespace="jupyter", name="ada", uid="1", devices={}, seen=decisions(SAID.annotations()))
+        self.session = Session(record, (FIRST,))
+        self.doing = IDLE
+        self.moves: list[tuple[Tier, int]] = []
+        self.announced: list[Announcement | None] = []
+        self.saved = 0
+        self.part = TierAnnotations(self, lambda session: self.doing, self.save)
+
+    def move(self, session: Session, tier: Tier, units: int, reason: str) -> None:
+        self.moves.append((tier, units))
+        session.record.tier, session.record.effective_units = tier, units
+
+    def announce(self, session: Session, request: AnnounceRequest) -> None:
+        self.announced.append(request.announcement)
+        session.record.announcement = request.announcement
+
+    def save(self, session: Session) -> None:
+        self.saved += 1
+
+    def says(self, said: PodSession) -> None:
+        self.part.follow(self.session, said, said.annotations())
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def down(units: int = 10, idle_since: float | None = 1500.0) -> PodSession:
+    """What the service writes to downgrade the session."""
+    return replace(SAID, tier=Tier.DOWNGRADED, tier_since=1600.0, effective_units=units, idle_since=idle_since)
+
+
+def test_session_follows_a_downgrade_of_its_pod(world: World) -> None:
+    world.says(down())
+    assert world.moves == [(Tier.DOWNGRADED, 10)]
+    assert world.saved == 1
+
+
+def test_annotations_that_were_dealt_with_are_no_new_decision(world: World) -> None:
+    world.says(SAID)
+    assert world.saved == 0
+    world.says(down())
+    # the agent restored the session, and an event of the pod from before comes late
+    world.move(world.session, Tier.ACTIVE, 25, "it has GPU work again")
+    world.says(down())
+    assert world.moves[-1] == (Tier.ACTIVE, 25)
+
+
+@pytest.mark.parametrize("doing", [replace(IDLE, busy=True), replace(IDLE, last=1500.5)])
+def test_session_that_worked_in_the_meantime_follows_no_step_down(world: World, doing: Activity) -> None:
+    world.doing = doing
+    world.says(down())
+    assert world.moves == []
+    # and its pod is patched back
+    assert patch_wanted(down(), world.session.record, 1700.0)[TIER] == "active"
+
+
+def test_session_that_worked_before_the_service_looked_follows(world: World) -> None:
+    world.doing = replace(IDLE, last=1499.0)
+    world.says(down())
+    assert world.moves == [(Tier.DOWNGRADED, 10)]
+
+
+def test_step_up_is_followed_while_the_session_works(world: World) -> None:
+    world.says(down())
+    world.doing = replace(IDLE, busy=True)
+    world.says(replace(SAID, tier_since=1700.0))
+    assert world.moves[-1] == (Tier.ACTIVE, 25)
+
+
+def test_annotations_cannot_give_more_than_the_share(world: World) -> None:
+    world.says(replace(SAID, share_units=80, effective_units=80, tier_since=1700.0))
+    assert world.moves == [(Tier.ACTIVE, 25)]
+
+
+def test_announcement_reaches_an_idle_session(world: World) -> None:
+    world.says(replace(SAID, announcement=SOON))
+    assert world.announced == [SOON]
+    world.says(SAID)
+    # withdrawn in the annotations, but these were dealt with at the beginning
+    assert world.announced == [SOON]
+
+
+def test_announcement_does_not_reach_a_session_that_works(world: World) -> None:
+    world.doing = replace(IDLE, busy=True)
+    world.says(replace(SAID, announcement=SOON))
+    assert world.announced == []
+    patch = patch_wanted(replace(SAID, announcement=SOON), world.session.record, 1700.0)
+    assert patch[ANNOUNCEMENT] is None
+
+
+def test_no_patch_is_wanted_while_both_say_the_same(world: World) -> None:
+    assert patch_wanted(SAID, world.session.record, 1700.0) == {}
+
+
+def test_restored_session_wants_its_pod_patched(world: World) -> None:
+    world.session.record.tier_since = 1650.0
+    assert patch_wanted(down(), world.session.record, 1700.0) == {
+        TIER: "active", TIER_SINCE: "1650.000", EFFECTIVE_SHARE: "25", IDLE_SINCE: None, ANNOUNCEMENT: None,
+    }  # fmt: skip
+
+
+def test_withdrawn_announcement_starts_the_idle_time_anew(world: World) -> None:
+    patch = patch_wanted(replace(SAID, announcement=SOON), world.session.record, 1700.0)
+    assert (patch[TIER_SINCE], patch[ANNOUNCEMENT]) == ("1700.000", None)
+
+
+def test_record_remembers_the_latest_decisions_only(world: World) -> None:
+    hold = world.session.record.pod
+    assert hold is not None
+    remember(hold, [f"tier {number}" for number in range(2 * MAX_SEEN)])
+    assert hold.seen == tuple(f"tier {number}" for number in range(MAX_SEEN, 2 * MAX_SEEN))
+    remember(hold, [f"tier {2 * MAX_SEEN - 1}"])
+    assert len(set(hold.seen)) == MAX_SEEN
