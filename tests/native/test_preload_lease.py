@@ -358,6 +358,35 @@ def test_an_agent_that_comes_later_is_found(start: Start, socket_path: Path, gpu
     agent.stop()
 
 
+@pytest.mark.parametrize("works", [True, False], ids=["works", "is idle"])
+def test_new_agent_hears_of_work_that_was_launched_without_one(
+    start: Start, socket_path: Path, gpus: list[bytes], works: bool
+) -> None:
+    """The program launches nothing more: only the library can say that it works."""
+    client = start(f"""
+        d = Driver()
+        d.spin({2.0 if works else 0.001})
+        if not {works}:
+            d.synchronize()
+        say("launched")
+        hear()
+        d.synchronize()
+    """)
+    assert client.hear() == "launched"
+    agent = ScriptedAgent(socket_path, gpus)
+    peer = agent.peer()
+    if works:
+        assert peer.expect(Kind.REQUEST, timeout=1.0).gpu == gpus[0]
+        peer.grant(gpus[0], 1)
+        idle = peer.expect(Kind.IDLE, timeout=5.0, skip=(Kind.MEMORY,))
+        assert idle.fields[1] > 0.5e9, "nanoseconds of work under the lease"
+    else:
+        peer.nothing(0.5)
+    client.say()
+    client.end()
+    agent.stop()
+
+
 @pytest.mark.parametrize("waiting", [True, False], ids=["at the gate", "while it runs"])
 def test_the_agent_is_killed(
     start: Start, agent: ScriptedAgent, gpus: list[bytes], socket_path: Path, waiting: bool
@@ -413,6 +442,46 @@ def _frames(seed: int, gpu: bytes) -> list[bytes]:
         Frame(Kind.GRANT, (1,), bytes(16)).pack(),
         Frame(Kind.ERROR, (4,)).pack(),
     ]
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (Frame(Kind.HELLO, (1,)), "the agent sent an unexpected frame (type 1)"),
+        (Frame(Kind.ERROR, (2,)), "the agent speaks another version of the protocol, restart the server"),
+        (Frame(Kind.ERROR, (4,)), "the session has ended"),
+        (Frame(Kind.ERROR, (77,)), "the agent refuses this process for a reason that this library does not know"),
+        (None, "the connection to the agent ended"),
+    ],
+)
+def test_library_logs_why_it_lost_the_agent_in_one_sentence(
+    start: Start, agent: ScriptedAgent, frame: Frame | None, said: str
+) -> None:
+    client = start(FILL)
+    peer = agent.peer()
+    client.hear()
+    if frame is not None:
+        peer.send_raw(frame.pack())
+        assert peer.closed()
+    agent.stop()
+    client.say()
+    assert client.hear() == "07000000"
+    client.say()
+    assert client.end().splitlines() == [
+        f"gpushare[{client.process.pid}]: {said}; GPU work continues without the agent"
+    ]
+
+
+def test_ended_session_is_no_error_in_the_log(start: Start, agent: ScriptedAgent) -> None:
+    client = start(FILL, GPUSHARE_LOG="error")
+    peer = agent.peer()
+    client.hear()
+    peer.send_raw(Frame(Kind.ERROR, (4,)).pack())
+    assert peer.closed()
+    client.say()
+    assert client.hear() == "07000000"
+    client.say()
+    assert client.end() == ""
 
 
 @pytest.mark.parametrize("number", range(11))

@@ -21,7 +21,7 @@ void gate_prepare(void) {
     return;
 #endif
     gate_fences = syscall(SYS_membarrier, MEMBARRIER_REGISTER_PRIVATE_EXPEDITED, 0, 0) != 0;
-    if (gate_fences) log_line(LOG_INFO, "no membarrier(2) here: each launch pays for a memory fence");
+    if (gate_fences) log_line(LOG_INFO, "membarrier(2) is missing; each launch makes a memory fence");
 }
 
 static void refresh(struct gpu *gpu) {

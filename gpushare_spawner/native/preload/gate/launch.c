@@ -80,7 +80,7 @@ static bool interruption_granted(struct passage *passage) {
     }
     pthread_mutex_unlock(&interruptions.lock);
     if (!granted) return false;
-    log_line(LOG_INFO, "a signal interrupts a wait for the GPU: up to %d launches go without a lease",
+    log_line(LOG_INFO, "a signal interrupted a wait for the GPU; up to %d launches go without a lease",
              WAY_OUT_LAUNCHES);
     passage->let_through = WAY_OUT_LAUNCHES;
     passage->let_until = now + WAY_OUT_TIME;
@@ -112,7 +112,7 @@ static bool wait_at_gate(struct gpu *gpu, struct passage *passage) {
             progress = now_progress;
             deadline = clock_now() + PATIENCE;
         } else if (clock_now() > deadline) {
-            log_line(LOG_ERROR, "no lease in %d s: going on without one", (int)(PATIENCE / SECOND));
+            log_line(LOG_ERROR, "no lease for %d s; GPU work continues without one", (int)(PATIENCE / SECOND));
             in_time = false;
             break;
         }

@@ -268,7 +268,8 @@ static void escape(struct gpu *gpu, struct pace *pace, uint64_t now, uint64_t wa
     uint64_t since = pace->stuck_since > waiting_since ? pace->stuck_since : waiting_since;
     if (!pace->patience) pace->patience = DEADLOCK_PATIENCE;
     if (now - since < pace->patience || now - since < LAUNCHES_PATIENCE * atomic_load(&pace->seen_time)) return;
-    log_line(LOG_INFO, "GPU %d: queued work makes no progress while threads wait to launch more; letting some through",
+    log_line(LOG_INFO,
+             "GPU %d: queued work makes no progress while threads wait to launch more; some launches go ahead",
              gpu->index);
     atomic_fetch_add(&pace->extra, LEAST_WINDOW);
     pace->stuck_since = now;

@@ -19,6 +19,8 @@
    for a moment, and shut again. How long that takes: pace_patience. */
 #define DEADLOCK_MOMENT (50 * MILLISECOND)
 #define STEP            MILLISECOND
+/* A mark without work before it has passed after this time. */
+#define MARK_PASSES (3 * MILLISECOND)
 
 enum lease_state {
     UNARBITRATED, /* open */
@@ -39,7 +41,9 @@ static struct lease {
     uint64_t shut_at, reopened_until;
     uint64_t page_out; /* after the release that is under way */
     uint32_t reason;
-    bool marked; /* the marks are recorded that SHUTTING waits for */
+    bool marked; /* the marks are recorded that SHUTTING waits for, or by which NONE finds work from before */
+    uint64_t marked_at;
+    bool unseen; /* work from before the agent came may still run: whether it does is to be found out */
     bool paging_out;
     uint64_t paging_out_for; /* the lease id to name in PAGED_OUT */
     uint64_t page_out_next;  /* asked for while another page-out is in progress */
@@ -69,8 +73,26 @@ void lease_unarbitrated(struct gpu *gpu) {
 
 void lease_begin(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
-    *lease = (struct lease){.state = NONE, .bursts = lease->bursts};
+    *lease = (struct lease){.state = NONE, .bursts = lease->bursts, .unseen = true};
     gate_shut(gpu);
+}
+
+/* Whether work is under way that was launched while no agent was there. It ends without a lease, but the agent must
+   know of it: such a session is not idle, and what it gets of the GPU counts. */
+static bool works_unseen(struct gpu *gpu, uint64_t now, uint64_t *next) {
+    struct lease *lease = lease_of(gpu);
+    if (!lease->unseen) return false;
+    *next = now + STEP;
+    if (!lease->marked) {
+        if (launch_inside(gpu) || !marks_record(gpu)) return false;
+        lease->marked = true;
+        lease->marked_at = now;
+    }
+    bool over = marks_passed(gpu);
+    if (!over && now - lease->marked_at < MARK_PASSES) return false;
+    lease->unseen = false;
+    *next = UINT64_MAX;
+    return !over;
 }
 
 static void ask(struct gpu *gpu) {
@@ -218,8 +240,7 @@ static uint64_t shutting_step(struct gpu *gpu, uint64_t now) {
     }
 later:
     if (atomic_load(&gpu->waiters) && now - lease->shut_at > pace_patience(gpu)) {
-        log_line(LOG_INFO,
-                 "GPU %d: work does not end while threads wait to launch more; letting them through for a moment",
+        log_line(LOG_INFO, "GPU %d: work does not end while threads wait to launch more; the gate opens for a moment",
                  gpu->index);
         lease->reopened_until = now + DEADLOCK_MOMENT;
         pace_relax(gpu);
@@ -260,7 +281,7 @@ uint64_t lease_step(struct gpu *gpu) {
     switch (lease->state) {
     case UNARBITRATED: break;
     case NONE:
-        if (atomic_load(&gpu->waiters)) {
+        if (atomic_load(&gpu->waiters) || works_unseen(gpu, now, &next)) {
             ask(gpu);
             next = now + ANSWER_PATIENCE;
         }
@@ -269,7 +290,7 @@ uint64_t lease_step(struct gpu *gpu) {
         if (atomic_load(&gpu->open)) break; /* patience is over already */
         next = lease->asked_at + ANSWER_PATIENCE;
         if (now >= next) {
-            log_line(LOG_ERROR, "the agent has not answered for %d s: work on GPU %d goes on without a lease",
+            log_line(LOG_ERROR, "the agent has not answered for %d s; work on GPU %d continues without a lease",
                      (int)(ANSWER_PATIENCE / SECOND), gpu->index);
             pace_begin(gpu, 0);
             gate_open(gpu);

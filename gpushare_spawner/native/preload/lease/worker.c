@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -50,7 +51,8 @@ static struct {
     bool greeted;
     int devices_to_come;
     uint64_t retry_at, backoff;
-    bool refused; /* by an ERROR on this connection */
+    bool refused;        /* by an ERROR on this connection */
+    uint64_t last_error; /* the code of the last ERROR, of this or an earlier connection; 0: none since WELCOME */
     uint64_t greeting_until, greeted_at;
     bool agent_grants; /* FEATURE_RESERVE in its WELCOME */
 } session;
@@ -65,8 +67,23 @@ static void first_try_over(void) {
     futex_wake(&first_try);
 }
 
+/* What the code of an ERROR frame means (docs/reference/protocol.md). */
+static const char *error_meaning(uint64_t code) {
+    switch (code) {
+    case ERROR_MALFORMED: return "the agent could not read a message of this process";
+    case ERROR_VERSION: return "the agent speaks another version of the protocol, restart the server";
+    case ERROR_NOT_ALLOWED: return "the agent does not let this process use the session's socket";
+    case ERROR_SESSION_CLOSED: return "the session has ended";
+    default: return "the agent refuses this process for a reason that this library does not know";
+    }
+}
+
+static void say_lost(enum log_level level, const char *why) {
+    log_line(level, "%s; GPU work continues without the agent", why);
+}
+
 static void connection_lost(const char *why) {
-    if (session.greeted) log_line(LOG_INFO, "no agent (%s): work goes on without it", why);
+    if (session.greeted && !session.refused) say_lost(LOG_INFO, why);
     session_socket_close();
     uint64_t now = clock_now(), most = session.refused ? REFUSED_BACKOFF : LAST_BACKOFF;
     /* one that greets and refuses again and again is tried less and less often, too */
@@ -87,7 +104,7 @@ static void connection_lost(const char *why) {
 
 static void connect_now(void) {
     if (!socket_path || !session_socket_connect(socket_path)) {
-        connection_lost("nobody listens on the session's socket");
+        connection_lost("no agent listens on the session's socket");
         return;
     }
     session.greeted = false;
@@ -95,7 +112,7 @@ static void connect_now(void) {
     session.devices_to_come = -1;
     struct frame hello = {.type = FRAME_HELLO,
                           .f = {ROLE_CUDA_PROCESS, (uint64_t)getpid(), LIBRARY_VERSION, LIBRARY_FEATURES}};
-    if (!session_socket_send(&hello)) connection_lost("it does not take frames");
+    if (!session_socket_send(&hello)) connection_lost("the agent does not take frames");
 }
 
 static void tell_memory(struct gpu *gpu, uint64_t now) {
@@ -114,6 +131,7 @@ static void tell_memory(struct gpu *gpu, uint64_t now) {
 static void greeting_complete(void) {
     session.greeted = true;
     session.greeted_at = clock_now();
+    session.last_error = 0;
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
         accounts[i].managed = accounts[i].plain = 0; /* an agent that was not told of anything */
@@ -133,8 +151,11 @@ static void greeting_complete(void) {
 static bool take(const struct frame *frame) {
     struct gpu *gpu = gpu_of_uuid(frame->gpu);
     if (frame->type == FRAME_ERROR) {
-        log_line(LOG_ERROR, "the agent refuses this process (code %llu)", (unsigned long long)frame->f[0]);
         session.refused = true;
+        /* said once: a process that is refused tries again every few seconds; a session that ends is no fault */
+        if (frame->f[0] != session.last_error)
+            say_lost(frame->f[0] == ERROR_SESSION_CLOSED ? LOG_INFO : LOG_ERROR, error_meaning(frame->f[0]));
+        session.last_error = frame->f[0];
         return false;
     }
     if (session.devices_to_come < 0) {
@@ -186,13 +207,18 @@ static bool take(const struct frame *frame) {
 
 static void read_socket(void) {
     struct frame frame;
+    bool expected = true;
     int got;
-    while ((got = session_socket_receive(&frame)) > 0)
-        if (!take(&frame)) break;
-    if (session_socket_file() < 0)
-        connection_lost("it does not take frames"); /* an answer could not be sent */
-    else if (got != 0)
-        connection_lost(got < 0 ? "the connection ended" : "it sent what does not belong here");
+    while (expected && (got = session_socket_receive(&frame)) > 0) expected = take(&frame);
+    if (session_socket_file() < 0) {
+        connection_lost("the agent does not take frames"); /* an answer could not be sent */
+    } else if (!expected) {
+        char why[64];
+        snprintf(why, sizeof why, "the agent sent an unexpected frame (type %u)", frame.type);
+        connection_lost(why);
+    } else if (got < 0) {
+        connection_lost("the connection to the agent ended");
+    }
 }
 
 static uint64_t earlier(uint64_t a, uint64_t b) {
@@ -209,7 +235,7 @@ static uint64_t look(void) {
     read_socket();
     if (session_socket_file() < 0) return session.retry_at;
     if (!session.greeted) {
-        if (now > session.greeting_until) connection_lost("no greeting");
+        if (now > session.greeting_until) connection_lost("the agent did not answer HELLO");
         return session_socket_file() < 0 ? session.retry_at : session.greeting_until;
     }
     for (int i = 0; i < gpu_count; i++) {
@@ -225,7 +251,7 @@ static uint64_t look(void) {
         next = earlier(next, lease_step(gpu));
     }
     if (session_socket_file() < 0) { /* sending failed on the way */
-        connection_lost("it does not take frames");
+        connection_lost("the agent does not take frames");
         return session.retry_at;
     }
     return next;
@@ -280,7 +306,8 @@ void worker_start(void) {
     session.retry_at = 0;
     session.greeted = false;
     if (!wake_open()) {
-        log_line(LOG_ERROR, "no eventfd (%s): this program is not arbitrated", strerror(errno));
+        log_line(LOG_ERROR, "cannot make an eventfd (%s); GPU work of this program runs without the agent",
+                 strerror(errno));
         return;
     }
     driver_turns_allow();
@@ -297,7 +324,8 @@ void worker_start(void) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     if (failed) {
-        log_line(LOG_ERROR, "no thread (%s): this program is not arbitrated", strerror(failed));
+        log_line(LOG_ERROR, "cannot start a thread (%s); GPU work of this program runs without the agent",
+                 strerror(failed));
         wake_close();
         return;
     }

@@ -58,7 +58,7 @@ static enum allowance_answer ask(struct gpu *gpu, struct question *question, uin
         return atomic_load(&question->result) == RESERVED_GRANTED ? ALLOWANCE_GREW : ALLOWANCE_REFUSED;
     if (wait) {
         atomic_store(&question->silent, true);
-        log_line(LOG_ERROR, "the agent has not answered for %d s: GPU %d's memory is allocated without it",
+        log_line(LOG_ERROR, "the agent has not answered for %d s; memory of GPU %d is allocated without it",
                  (int)(ANSWER_PATIENCE / SECOND), gpu->index);
     }
     return ALLOWANCE_UNCHECKED;

@@ -20,8 +20,8 @@ bool session_socket_connect(const char *path) {
     if (length >= sizeof address.sun_path) {
         static bool said;
         if (!said)
-            log_line(LOG_ERROR, "GPUSHARE_SOCKET is too long for a socket's path: at most %d bytes, not %d",
-                     (int)sizeof address.sun_path - 1, (int)length);
+            log_line(LOG_ERROR, "GPUSHARE_SOCKET has %d bytes; the path of a socket can have at most %d", (int)length,
+                     (int)sizeof address.sun_path - 1);
         said = true;
         return false;
     }
@@ -64,6 +64,6 @@ int session_socket_receive(struct frame *frame) {
     while (got < 0 && errno == EINTR);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
     if (got == (ssize_t)sizeof *frame && frame->magic == FRAME_MAGIC && frame->version == FRAME_VERSION) return 1;
-    if (got > 0) log_line(LOG_ERROR, "the agent sent something that is no frame of version %d", FRAME_VERSION);
+    if (got > 0) log_line(LOG_ERROR, "the agent sent a message that is no frame of version %d", FRAME_VERSION);
     return -1;
 }
