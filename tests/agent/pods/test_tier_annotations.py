@@ -19,7 +19,7 @@ from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
 from gpushare_spawner.model.control import AnnounceRequest
 from gpushare_spawner.model.delivered import NOTHING
 from gpushare_spawner.model.kubernetes import ANNOUNCEMENT, EFFECTIVE_SHARE, IDLE_SINCE, TIER, TIER_SINCE, PodSession
-from gpushare_spawner.model.report import Announcement
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for
 from tests.agent.peers import FIRST
@@ -27,7 +27,7 @@ from tests.agent.peers import FIRST
 IDLE = Activity(
     busy=False, waiting=False, last=None, gpu_seconds=0.0, memory_bytes=0, resident_bytes=0, delivered=NOTHING
 )
-SOON = Announcement(tier=Tier.RELEASED, at=1900.0, reason="idle for 45 min", effective_units=0)
+SOON = Notice(tier=Tier.RELEASED, at=1900.0, reason="idle for 45 min", effective_units=0)
 SAID = PodSession(
     session="ada", template="quarter-gpu", share_units=25, gpus=(FIRST.uuid,), gpu_indices=(0,), tier_since=1000.0,
     effective_units=25,
@@ -43,7 +43,7 @@ class World:
         self.session = Session(record, (FIRST,))
         self.doing = IDLE
         self.moves: list[tuple[Tier, int]] = []
-        self.announced: list[Announcement | None] = []
+        self.announced: list[Notice | None] = []
         self.saved = 0
         self.part = TierAnnotations(self, lambda session: self.doing, self.save)
 
