@@ -129,12 +129,12 @@ async def test_a_kubelet_that_has_just_started_frees_nothing(agent: NodeAgent) -
         # the state was lost: the folder is known from the kubelet's list alone
         agent.node.registry._sessions.pop(record.id)
     sessions = agent.on_kubernetes.sessions
-    sessions._kubelet_since -= 60
+    sessions._listed._kubelet_since -= 60
     sessions.handed(Handed({}, {}, started=1.0))
     sessions.handed(Handed({}, {}, started=1.0))
     assert inode(socket.parent.parent) == grant
     # when it has run for a while its word counts
-    sessions._kubelet_since -= 60
+    sessions._listed._kubelet_since -= 60
     sessions.handed(Handed({}, {}, started=1.0))
     assert not socket.parent.parent.exists()
 
@@ -168,7 +168,7 @@ async def test_a_patch_that_breaks_in_an_unforeseen_way_is_not_tried_without_end
     await agent.running("ada")
     tries = 0
 
-    patch = agent.on_kubernetes.sessions._api.patch
+    patch = agent.on_kubernetes.sessions._writer._api.patch
 
     async def breaks(path: str, item: Json) -> Json:
         nonlocal tries
@@ -178,10 +178,10 @@ async def test_a_patch_that_breaks_in_an_unforeseen_way_is_not_tried_without_end
         raise KeyError("metadata")
 
     with monkeypatch.context() as patched:
-        patched.setattr(agent.on_kubernetes.sessions._api, "patch", breaks)
+        patched.setattr(agent.on_kubernetes.sessions._writer._api, "patch", breaks)
         agent.node.sessions["ada"].record.borrowed_units = 5
         agent.on_kubernetes.sessions.changed()
         await asyncio.sleep(0.3)
         assert tries == 1
-    await agent.until(lambda: not agent.on_kubernetes.sessions._patches)
+    await agent.until(lambda: not agent.on_kubernetes.sessions._writer._tasks)
     assert (await agent.annotations("ada")).borrowed_units == 5

@@ -52,8 +52,8 @@ class World:
         session.record.tier, session.record.effective_units = tier, units
 
     def announce(self, session: Session, request: AnnounceRequest) -> None:
-        self.announced.append(request.announcement)
-        session.record.announcement = request.announcement
+        self.announced.append(request.notice)
+        session.record.announcement = request.notice
 
     def save(self, session: Session) -> None:
         self.saved += 1
