@@ -1,0 +1,90 @@
+"""The hub's page of a spawn that waits, in Debian's chromium: what it says, and the way to another template."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.tier import Tier
+from tests.e2e import browser as chromium
+
+from .fake_agent import FakeAgent
+from .running_hub import RunningHub, until
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (chromium.CHROMIUM and chromium.CHROMEDRIVER), reason=chromium.MISSING),
+]
+
+
+@pytest.fixture
+async def browser(tmp_path: Path) -> AsyncIterator[Any]:
+    driver = await asyncio.to_thread(chromium.open_browser, tmp_path / "profile")
+    yield driver
+    await asyncio.to_thread(driver.quit)
+
+
+async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
+    make_hub: Any, agent: FakeAgent, browser: Any
+) -> None:
+    hub: RunningHub = await make_hub(
+        lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
+    )
+    due = Notice(tier=Tier.RELEASED, at=time.time() + 230, reason="idle")
+    agent.occupy("there-0", 70, 0, announcement=due)
+    agent.occupy("there-1", 100, 1)
+    page = Visitor(browser, hub)
+    await page.log_in("ada")
+    await page.start("half-gpu")
+    await page.wait("return document.querySelector('#progress-message br')")
+    first, second = (await page.text("#progress-message")).split("\n")
+    assert first == (
+        "First in queue, waiting for 0.50 GPU. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is "
+        "free on any GPU. Estimated wait: about 4 min. The wait ends after 10 min."
+    )
+    assert second == (
+        "These templates would start now: CPU only, 0.25 GPU. "
+        "To start one of them instead, stop this server and choose again."
+    )
+    # the page's own button, and the form after it
+    await page.click("#stop-server-btn")
+    await until(lambda: not hub.spawner("ada").active)
+    await page.open("/hub/spawn/ada")
+    assert await page.text("input[value=quarter-gpu] ~ label .gs-now") == "Starts now"
+    await page.start("quarter-gpu")
+    assert (await hub.started("ada"))._attempt.template_name == "quarter-gpu"
+
+
+class Visitor:
+    """Drives the browser in threads, so that the hub in this loop can answer."""
+
+    def __init__(self, browser: Any, hub: RunningHub) -> None:
+        self._browser = browser
+        self._hub = hub
+
+    async def open(self, path: str) -> None:
+        await asyncio.to_thread(self._browser.get, self._hub.url.removesuffix("/hub") + path)
+
+    async def log_in(self, name: str) -> None:
+        url = f"{self._hub.url}/login?next=%2Fhub%2Fspawn%2F{name}"
+        await asyncio.to_thread(chromium.log_in, self._browser, url, name)
+
+    async def start(self, template: str) -> None:
+        await self.click(f"input[value={template}] ~ label")
+        await self.click("#spawn_form [type=submit]")
+
+    async def click(self, selector: str) -> None:
+        await asyncio.to_thread(chromium.click, self._browser, selector)
+
+    async def wait(self, so: str) -> None:
+        await asyncio.to_thread(chromium.until, self._browser, so, 20)
+
+    async def text(self, selector: str) -> str:
+        element = await asyncio.to_thread(self._browser.find_element, "css selector", selector)
+        return str(await asyncio.to_thread(lambda: element.text))
