@@ -20,10 +20,10 @@ def said(response: HTTPResponse) -> str:
 
 
 async def nothing_left(hub: RunningHub, agent: FakeAgent) -> None:
-    await until(lambda: not agent.sessions and not hub.reservations._closing)
+    await until(lambda: not agent.sessions and hub.reservations.sessions.all_closed)
     assert not len(hub.reservations.queue)
-    assert not hub.reservations._in_flight
-    assert not hub.reservations._running
+    assert not hub.reservations.sessions.in_flight
+    assert not hub.reservations.sessions._running
 
 
 async def test_agent_refuses(hub: RunningHub, agent: FakeAgent) -> None:
@@ -159,7 +159,7 @@ async def test_agent_killed_and_back_without_its_state(hub: RunningHub, agent: F
     assert await spawner.poll() is None
     await agent.start()
     spawner._attempt._checked_at = None
-    await until(lambda: "ada" not in hub.reservations._adopting)
+    await until(lambda: "ada" not in hub.reservations.recovery._adopting)
     hub.reservations._last = None
     assert await spawner.poll() is None
     await until(lambda: "ada" in agent.sessions and agent.sessions["ada"].confirmed)

@@ -87,9 +87,9 @@ async def test_fifty_at_once_on_two_gpus(make_hub: Any, agent: FakeAgent) -> Non
             del waiting[name]
         await asyncio.gather(*(hub.stop_server(name) for name in done))
     assert most == 100
-    await until(lambda: not agent.sessions and not hub.reservations._closing)
+    await until(lambda: not agent.sessions and hub.reservations.sessions.all_closed)
     assert not len(hub.reservations.queue)
-    assert not hub.reservations._in_flight
+    assert not hub.reservations.sessions.in_flight
     server.close()
 
 
@@ -116,13 +116,13 @@ async def test_any_interleaving_leaves_nothing(agent: FakeAgent) -> None:
                 got = await start
             except (asyncio.CancelledError, SpawnRefused):
                 continue
-            await reservations.confirm(got.opened_with, 4242)
+            await reservations.sessions.confirm(got.opened_with, 4242)
             await asyncio.sleep(chance.random() * 0.02)
-            reservations.release(name)
+            reservations.sessions.release(name)
 
     await asyncio.gather(*(one(f"user-{number}") for number in range(40)))
     agent.before = agent.after = None
-    await until(lambda: not agent.sessions and not reservations._closing, timeout=10)
+    await until(lambda: not agent.sessions and reservations.sessions.all_closed, timeout=10)
     assert not len(reservations.queue)
-    assert not reservations._in_flight
+    assert not reservations.sessions.in_flight
     assert not agent.violations

@@ -57,7 +57,7 @@ class Line:
         await until(lambda: name in self.tickets and self.tickets[name].ahead == ahead)
 
     def nothing_left(self) -> bool:
-        return not len(self.reservations.queue) and not self.reservations._closing
+        return not len(self.reservations.queue) and self.reservations.sessions.all_closed
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_first_come_first_served(line: Line, agent: FakeAgent) -> None:
     assert [session.gpus for session in agent.sessions.values()] == [("GPU-0",), ("GPU-1",), ("GPU-1",)]
     await line.waits("cyd", 0)
     assert not starts["cyd"].done()
-    line.reservations.release("ada")
+    line.reservations.sessions.release("ada")
     assert (await starts["cyd"]).gpus[0].uuid == "GPU-1"
     assert not agent.violations
 
@@ -106,7 +106,7 @@ async def test_what_fits_goes_ahead_but_not_for_ever(agent: FakeAgent) -> None:
     assert line.tickets["late"].hint == "Earlier spawns are placed first."
     agent.sessions.pop("there-1")
     for number in range(3):
-        line.reservations.release(f"small-{number}")
+        line.reservations.sessions.release(f"small-{number}")
     assert (await whole).gpus[0].uuid in ("GPU-0", "GPU-1")
     await late
 
@@ -200,7 +200,7 @@ async def test_cancelled_while_the_agent_opens(line: Line, agent: FakeAgent, mom
     await until(lambda: bool(agent.asked("close")))
     await until(line.nothing_left)
     assert not agent.sessions
-    assert not line.reservations._in_flight
+    assert not line.reservations.sessions.in_flight
 
 
 async def test_the_same_server_again_waits_until_its_old_session_is_closed(line: Line, agent: FakeAgent) -> None:
@@ -213,7 +213,7 @@ async def test_the_same_server_again_waits_until_its_old_session_is_closed(line:
             await asyncio.sleep(0.2)
 
     agent.before = slow
-    line.reservations.release("ada")
+    line.reservations.sessions.release("ada")
     await closing.wait()
     await line.start(wish("ada", 1.0))
     assert [request.op for request in agent.requests if request.op != "report"] == ["open", "close", "open"]
@@ -224,12 +224,12 @@ async def test_a_close_that_was_tried_before_does_not_hit_the_new_session(line: 
     """The agent is away when a session is closed; the server is started again before the next try."""
     await line.start(wish("ada"))
     await agent.stop()
-    line.reservations.release("ada")
+    line.reservations.sessions.release("ada")
     await asyncio.sleep(0.1)
     again = line.start(wish("ada"))
     await agent.start()
     await again
-    await until(lambda: not line.reservations._closing)
+    await until(lambda: line.reservations.sessions.all_closed)
     await asyncio.sleep(0.3)
     assert list(agent.sessions) == ["ada"]
 
@@ -253,7 +253,7 @@ async def test_the_agent_refuses_for_good(line: Line, agent: FakeAgent) -> None:
     with pytest.raises(SpawnRefused, match="the test says internal"):
         await line.start(wish("ada"))
     assert line.nothing_left()
-    assert not line.reservations._in_flight
+    assert not line.reservations.sessions.in_flight
 
 
 @pytest.mark.parametrize(

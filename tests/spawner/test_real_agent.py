@@ -55,5 +55,5 @@ async def test_start_wait_stop_and_an_agent_killed(tmp_path: Path, templates: Pa
         os.kill(hub.spawner("bob").pid, signal.SIGKILL)
         user = hub.user("bob")
         await until(lambda: not user.spawners[""].active)
-        await until(lambda: not hub.reservations._closing)
+        await until(lambda: hub.reservations.sessions.all_closed)
         assert not (await agent.client.report()).sessions

@@ -33,7 +33,7 @@ async def test_a_share_from_start_to_stop(hub: RunningHub, agent: FakeAgent) -> 
 
     await hub.stop_server("ada")
     await until(lambda: not agent.sessions)
-    assert not hub.reservations._in_flight
+    assert not hub.reservations.sessions.in_flight
 
 
 async def test_without_a_gpu_nothing_is_asked_and_no_gpu_is_seen(hub: RunningHub, agent: FakeAgent) -> None:

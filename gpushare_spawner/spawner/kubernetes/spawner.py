@@ -11,7 +11,6 @@ import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from jupyterhub.utils import maybe_future
@@ -25,15 +24,15 @@ except ImportError as error:
     ) from error
 
 from kubernetes_asyncio.client.models import V1Pod
-from traitlets import Float, Integer, TraitError, Unicode, default, validate
+from traitlets import default, validate
 
 from gpushare_spawner.model.kubernetes import TEMPLATE, is_session
-from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form.form import Form
+from gpushare_spawner.spawner.kubernetes import settings
 from gpushare_spawner.spawner.kubernetes.api_errors import asked_again
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
 from gpushare_spawner.spawner.kubernetes.cleanup import LastSearch, PodCleanup
@@ -57,7 +56,6 @@ from gpushare_spawner.spawner.queue.queue import PlacementRequest
 from gpushare_spawner.spawner.refusal import refusals_reported
 
 _TEMPLATES = "/etc/gpushare/templates"
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 _TEMPLATES_FOR = 0.5
 """Seconds for which templates are not looked for again: one start asks for them many times."""
@@ -74,65 +72,26 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     _attempt: PodAttempt
 
-    reports_namespace = Unicode(
-        help="""
-        The namespace in which the nodes' agents publish their reports: the hub's own.
+    reports_namespace = settings.reports_namespace()
+    share_unit_size = settings.share_unit_size()
+    view_patience = settings.view_patience()
+    start_attempts = settings.start_attempts()
 
-        Default: ``$POD_NAMESPACE``, else that of the hub's service account, else ``KubeSpawner.namespace``.
-        """,
-    ).tag(config=True)
-
-    share_unit_size = Integer(
-        1,
-        min=1,
-        max=100,
-        help="""
-        How many units of 1 % of a GPU one device of the agents' device plugin stands for; the agents' ``--unit-size``.
-        """,
-    ).tag(config=True)
+    @default("reports_namespace")
+    def _default_reports_namespace(self) -> str:
+        if found := settings.namespace_of_hub():
+            return found
+        # a user's namespace is not the hub's
+        return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
 
     @validate("share_unit_size")
     def _valid_share_unit_size(self, proposal: Any) -> int:
-        size = int(proposal["value"])
-        if UNITS_PER_GPU % size:
-            raise TraitError(f"share_unit_size {size} does not divide {UNITS_PER_GPU}: use one like 1, 5 or 25")
-        return size
-
-    view_patience = Float(
-        20.0,
-        min=0,
-        help="""
-        Seconds that a start waits while what the GPUs hold is not known, before it is refused: the cluster's API does
-        not answer, or no agent has published a report within two minutes.
-        """,
-    ).tag(config=True)
-
-    start_attempts = Integer(
-        4,
-        min=1,
-        help="""
-        How often a server with a share is tried at most when a node does not admit its pod, or the cluster's API
-        fails.
-
-        A node may be given a pod on what it said a moment ago: its GPU went away, or was given to somebody. Each
-        attempt looks at the GPUs anew, and leaves the node that refused alone for 10 s. All of them together are part
-        of ``Spawner.start_timeout``.
-        """,
-    ).tag(config=True)
+        return settings.valid_share_unit_size(proposal["value"])
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kube = KubeSpawnerPrivate(self, super())
         self._kubespawners_form: Any = None
-
-    @default("reports_namespace")
-    def _default_reports_namespace(self) -> str:
-        if os.environ.get("POD_NAMESPACE"):
-            return os.environ["POD_NAMESPACE"]
-        if _NAMESPACE_FILE.exists():
-            return _NAMESPACE_FILE.read_text().strip()
-        # a user's namespace is not the hub's
-        return self._kube.default_namespace() if self.enable_user_namespaces else str(self.namespace)
 
     # -- the parts --
 

@@ -93,7 +93,7 @@ class GPUShareMixin(GPUShareBase):
     _attempt: ProcessAttempt
 
     def _new_attempt(self) -> ProcessAttempt:
-        return ProcessAttempt(Overrides(self), lambda session: self.reservations.release(session))
+        return ProcessAttempt(Overrides(self), lambda session: self.reservations.sessions.release(session))
 
     # -- what the place of a server must say --
 
@@ -121,7 +121,7 @@ class GPUShareMixin(GPUShareBase):
             agent_patience=self.agent_patience,
             **self._queue_settings(),
         )
-        made.sweep_soon(self._hub_runs)
+        made.recovery.sweep_soon(self._hub_runs)
         return made
 
     async def offered(self) -> list[Profile]:
@@ -212,7 +212,7 @@ class GPUShareMixin(GPUShareBase):
         with refusals_reported(self), attempt.cancelled_on_failure(), attempt.starting():
             address = await maybe_future(super().start())
             if attempt.session is not None:
-                await self.reservations.confirm_started(attempt.session, await self.share_pid())
+                await self.reservations.sessions.confirm_started(attempt.session, await self.share_pid())
         return address
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
@@ -234,7 +234,7 @@ class GPUShareMixin(GPUShareBase):
         runs = status is None and attempt.phase is SpawnPhase.STARTED and not self._stop_pending
         if runs and session is not None and attempt.check_due(time.monotonic()):
             # the agent, or this hub, may have been restarted
-            self.reservations.adopt_soon(
+            self.reservations.recovery.adopt_soon(
                 session, self.share_pid, lambda: attempt.session is session and not self._stop_pending
             )
         return status
@@ -250,7 +250,7 @@ class GPUShareMixin(GPUShareBase):
         finally:
             session, attempt.session = attempt.session, None
             if session is not None:
-                await self.reservations.close(session.id)
+                await self.reservations.sessions.close(session.id)
 
 
 def _show_form(spawner: GPUShareMixin) -> Any:
