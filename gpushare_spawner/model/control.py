@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.quantity import PercentOrBytes
 from gpushare_spawner.model.report import Instant, Notice
+from gpushare_spawner.model.session_id import MAX_LENGTH
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
 
@@ -20,7 +21,7 @@ CONTROL_VERSION: Literal[1] = 1
 MAX_LINE_BYTES = 16 * 1024 * 1024
 """A longer line ends the connection; a report of 1,000 sessions is under 1 MiB."""
 
-SessionId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9@._:+=~-]+$")]
+SessionId = Annotated[str, Field(min_length=1, max_length=MAX_LENGTH, pattern=r"^[A-Za-z0-9@._:+=~-]+$")]
 
 
 class _Request(BaseModel):

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
+from gpushare_spawner.model.session_id import MAX_LENGTH
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.tier import Tier
 
@@ -98,7 +99,7 @@ class HostMemoryReport(_Part):
 class SessionReport(_Part):
     """One notebook server that holds a share."""
 
-    id: Annotated[str, Field(min_length=1, max_length=200)]
+    id: Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]
     user: str
     server: str = ""
     template: str

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
+MAX_LENGTH = 6200
+"""The longest session id, in characters. JupyterHub stores 255 characters each of a user's and a server's name; one
+character takes at most 4 bytes of UTF-8, and each byte 3 characters of the id."""
+
 
 def session_id(user: str, server: str = "") -> str:
     """One string for a user's server; the default server has no name. Inverse of `split_session_id`."""

@@ -6,6 +6,11 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Reason, Refusal
 from gpushare_spawner.wording.amounts import gpu_share, plural
 
+PLACING_FAILED = (
+    "An internal error of gpushare-spawner kept your server from being placed on a GPU. Nothing stays reserved. "
+    "Tell the admin: the hub's log has the details."
+)
+
 
 def capacity(refusal: Refusal) -> str:
     """Return why no GPU can take the share now, as a sentence."""

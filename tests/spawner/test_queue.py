@@ -16,6 +16,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPError, HTTPRequest
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.sharing.base import Tenant
@@ -154,6 +155,26 @@ async def test_a_spawn_that_no_pass_ever_comes_to_is_refused_after_twice_its_tim
     with pytest.raises(SpawnRefused):
         await asyncio.wait_for(line.start(wish("ada"), patience=0.2), 2)
     assert line.nothing_left()
+
+
+async def test_a_user_name_of_255_characters_of_four_bytes_gets_a_place(line: Line, agent: FakeAgent) -> None:
+    name, server = "\U00020000" * 255, "\U00020001" * 255
+    template = wish("x").template
+    assert (await line.start(PlacementRequest(Tenant(name, server), template))).gpus
+    assert split_session_id(agent.asked("open")[0].id) == (name, server)
+
+
+async def test_a_spawn_that_cannot_be_placed_for_a_bug_holds_up_nobody(
+    line: Line, agent: FakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = line.start(PlacementRequest(Tenant("ada\n"), Template.model_validate({"name": "t", "display_name": "T"})))
+    good = line.start(wish("bob"))
+    assert (await asyncio.wait_for(good, 5)).gpus
+    with pytest.raises(SpawnRefused, match="internal error"):
+        await bad
+    assert "Placing ada" in caplog.text
+    line.reservations.release("bob")
+    await until(line.nothing_left)
 
 
 async def test_the_line_has_an_end(agent: FakeAgent) -> None:

@@ -35,3 +35,8 @@ def nothing_known(unavailable: str, error: Exception) -> SpawnRefused:
         retry_after=60,
         log_message=f"{unavailable}: {error}",
     )
+
+
+def placing_failed() -> SpawnRefused:
+    """A bug: the spawn cannot be placed. The log has the traceback."""
+    return SpawnRefused(words.PLACING_FAILED, reason="error", status=500)

@@ -20,7 +20,7 @@ from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, SpawnQueue, Ticket
-from gpushare_spawner.spawner.queue.refusals import nothing_known, waited_too_long
+from gpushare_spawner.spawner.queue.refusals import nothing_known, placing_failed, waited_too_long
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.spawner.queue.wait_estimate import WaitEstimates
 
@@ -167,23 +167,36 @@ class Reservations(ABC, Generic[Reserved]):
         for ticket in self.queue:
             if ticket not in self.queue or ticket.result.done():
                 continue
-            held_up = self._held_up(ticket)
-            if held_up:
-                ticket.says(ticket.ahead or 0, held_up)
-                ticket.considered.set()
-                continue
-            placement = placer.place(ticket)
-            if placement is None:
-                ticket.considered.set()
-                continue
-            allocation = await self._give(ticket, placement, snapshot)
-            ticket.considered.set()
-            if allocation is None:
-                # counted otherwise elsewhere: the next pass knows what is known there now
-                break
-            placer.gave(ticket, allocation)
-            self._estimates.placed(ticket, ticket.request.models(snapshot), time.monotonic())
+            try:
+                if not await self._place_ticket(ticket, placer, snapshot):
+                    # counted otherwise elsewhere: the next pass knows what is known there now
+                    break
+            except self.unreachable:
+                raise
+            except Exception:
+                # one spawn that cannot be placed must not hold up those behind it
+                self.log.exception("Placing %s failed", ticket.request.session)
+                ticket.refuse(placing_failed())
         self._tell_those_that_wait(check)
+
+    async def _place_ticket(self, ticket: Ticket, placer: Placer, snapshot: GpuSnapshot) -> bool:
+        """Place one spawn if it fits. Return False where the snapshot has turned out to be wrong."""
+        held_up = self._held_up(ticket)
+        if held_up:
+            ticket.says(ticket.ahead or 0, held_up)
+            ticket.considered.set()
+            return True
+        placement = placer.place(ticket)
+        if placement is None:
+            ticket.considered.set()
+            return True
+        allocation = await self._give(ticket, placement, snapshot)
+        ticket.considered.set()
+        if allocation is None:
+            return False
+        placer.gave(ticket, allocation)
+        self._estimates.placed(ticket, ticket.request.models(snapshot), time.monotonic())
+        return True
 
     def _tell_those_that_wait(self, check: PlacementCheck) -> None:
         """Tell each spawn that still waits its position, the estimate, and the templates that would start now."""
