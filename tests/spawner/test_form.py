@@ -210,6 +210,16 @@ async def test_whatever_is_written_is_text(reservations: AgentReservations, agen
     assert [field["value"] for field in page.inputs if field["type"] == "text"] == [EVIL, ""]
 
 
+async def test_a_card_says_when_units_are_lent_and_what_that_means(
+    reservations: AgentReservations, agent: FakeAgent
+) -> None:
+    for gpu in (0, 1):
+        agent.occupy(f"idle-{gpu}", 100, gpu, tier="released", effective_units=0, guaranteed_units=0)
+    page = Page(Form().render(offered(QUARTER), {}, await reservations.availability_now()))
+    assert "Starts now on lent units" in page.text
+    assert "When they work again they come first, and this share gets what is left." in page.text
+
+
 async def test_choices_are_kept_after_an_error(reservations: AgentReservations) -> None:
     cards = offered({"name": "cpu"}, {"name": "pages", "profile_options": PAGES})
     page = Page(Form().render(cards, {"profile": "pages", "page": "lab"}, None))
