@@ -106,7 +106,7 @@ async def test_a_restarted_node_stops_the_server_and_it_starts_again(
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
 
 
-async def test_containers_that_seem_to_run_in_a_failed_pod(
+async def test_a_failed_pod_whose_containers_seem_to_run_counts_as_stopped(
     make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
 ) -> None:
     await nodes.add(gpus=1)
@@ -125,7 +125,9 @@ async def test_containers_that_seem_to_run_in_a_failed_pod(
     await node.start()
 
 
-async def test_a_pod_that_never_runs(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster) -> None:
+async def test_a_pod_that_never_runs_ends_the_spawn_with_what_it_waits_for(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
+) -> None:
     node = await nodes.add(gpus=1)
     await nodes.report(node, [gpu(node, 0), gpu(node, 7)])
     hub = await make_hub(lambda config: config.Spawner.update(start_timeout=3))
@@ -141,7 +143,9 @@ async def test_a_pod_that_never_runs(make_hub: MakeHub, nodes: GpuNodes, cluster
 
 
 @pytest.mark.parametrize("fault", ["500", "429", "reset", "lost"])
-async def test_an_api_that_fails_for_a_moment(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, fault: Any) -> None:
+async def test_an_api_that_fails_for_a_moment_is_asked_again(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, fault: Any
+) -> None:
     await nodes.add(gpus=1)
     hub = await make_hub()
     for resource in ("pods", "configmaps", "events"):
@@ -156,7 +160,7 @@ async def test_an_api_that_fails_for_a_moment(make_hub: MakeHub, nodes: GpuNodes
     await cluster.wait_until_gone("jupyter-ada")
 
 
-async def test_an_api_that_does_not_come_back(
+async def test_an_api_that_does_not_come_back_ends_the_spawn(
     make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await nodes.add(gpus=1)

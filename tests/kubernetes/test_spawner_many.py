@@ -30,7 +30,7 @@ WISHES = ("quarter", "half", "tenth", "quarter", "third", "half", "quarter", "te
 
 
 @pytest.mark.timeout(240)
-async def test_500_users_on_160_gpus(cluster: Cluster, tmp_path: Path) -> None:
+async def test_500_users_at_once_get_no_more_than_160_gpus_have(cluster: Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "templates"
     folder.mkdir()
     for name, gpu in TEMPLATES:

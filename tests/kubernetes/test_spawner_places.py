@@ -72,7 +72,7 @@ async def test_a_report_for_another_node_is_ignored(make_hub: MakeHub, nodes: Gp
     assert "No GPU has 0.50 GPU free now" in await message_of(response)
 
 
-async def test_pinned_to_a_node_without_gpus(make_hub: MakeHub, nodes: GpuNodes) -> None:
+async def test_a_server_that_is_pinned_to_a_node_without_gpus_is_refused(make_hub: MakeHub, nodes: GpuNodes) -> None:
     await nodes.add(gpus=1)
     hub = await make_hub(lambda config: config.KubeSpawner.update(node_selector={HOSTNAME_LABEL: "elsewhere"}))
     response = await hub.start_server("ada", {"profile": "half-gpu"})
@@ -168,7 +168,7 @@ def test_what_the_ledger_places_fits_into_the_devices(unit_size: int, shares: li
     assert devices <= 100 // unit_size
 
 
-def test_a_unit_size_that_does_not_divide_a_gpu() -> None:
+def test_a_unit_size_that_does_not_divide_a_gpu_is_refused() -> None:
     config = Config()
     config.GPUShareSpawner.share_unit_size = 30
     with pytest.raises(TraitError, match="share_unit_size 30 does not divide 100"):

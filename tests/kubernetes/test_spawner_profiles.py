@@ -13,8 +13,8 @@ from kubespawner import KubeSpawner
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, pod_session
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
+from tests.spawner.form.test_form import EVIL, Page
 from tests.spawner.running_hub import Browser, until
-from tests.spawner.test_form import EVIL, Page
 
 from .sharing_hub import GpuNodes, everywhere
 from .standin.client import path
@@ -49,7 +49,9 @@ def with_own(config: Any, **marks: Any) -> None:
     config.KubeSpawner.profile_list = profiles
 
 
-async def test_both_on_one_form(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, templates: Path) -> None:
+async def test_templates_and_profiles_are_on_one_form(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, templates: Path
+) -> None:
     (templates / "evil.yaml").write_text(f"name: evil\ndisplay_name: {json.dumps(EVIL[:70])}\ngpu: {{fraction: 0.1}}\n")
     await nodes.add(gpus=2)
     hub = await make_hub(with_own)
@@ -80,7 +82,7 @@ async def test_both_on_one_form(make_hub: MakeHub, nodes: GpuNodes, cluster: Clu
     assert SESSION_LABEL not in pod["metadata"]["labels"]
 
 
-async def test_a_template_from_the_form(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster) -> None:
+async def test_a_template_is_started_from_the_form(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster) -> None:
     await nodes.add(gpus=1)
     hub = await make_hub(with_own)
     browser = Browser(hub)
@@ -130,7 +132,7 @@ async def test_an_admins_own_form_gets_the_templates_escaped(
         ({}, False, "bare"),
     ],
 )
-async def test_who_is_the_default(
+async def test_the_default_card_is_chosen_by_mark_and_order(
     make_hub: MakeHub, templates: Path, nodes: GpuNodes, marks: dict[str, bool], template_marked: bool, expected: str
 ) -> None:
     if not template_marked:
@@ -170,7 +172,9 @@ async def test_a_clash_of_names_keeps_the_profile(
     assert "The template 'half-gpu' is not offered" in capsys.readouterr().err
 
 
-async def test_named_servers_and_the_limit_of_a_user(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster) -> None:
+async def test_the_limit_for_each_user_counts_named_servers(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
+) -> None:
     await nodes.add(gpus=4)
     hub = await make_hub()
     assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code == 201
@@ -182,7 +186,9 @@ async def test_named_servers_and_the_limit_of_a_user(make_hub: MakeHub, nodes: G
     assert sessions == {"ada", "ada+big"}
 
 
-async def test_user_namespaces_with_a_share(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster) -> None:
+async def test_a_server_in_a_users_namespace_gets_its_share(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster
+) -> None:
     node = await nodes.add(gpus=1)
 
     def configure(config: Any) -> None:
@@ -200,7 +206,9 @@ async def test_user_namespaces_with_a_share(make_hub: MakeHub, nodes: GpuNodes, 
         assert (await hub.stop_server("ada")).code == 204
 
 
-async def test_templates_that_come_later(make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, tmp_path: Path) -> None:
+async def test_templates_that_come_later_need_no_restart(
+    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, tmp_path: Path
+) -> None:
     later = tmp_path / "later"
     later.mkdir()
     await nodes.add(gpus=1)

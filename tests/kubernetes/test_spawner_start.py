@@ -19,7 +19,7 @@ from .standin.cluster import Cluster
 from .standin.programs import Listeners
 
 
-async def test_a_pod_with_its_share(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
+async def test_a_pod_carries_its_share(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
     node = await nodes.add()
     hub = await make_hub()
     response = await hub.start_server("ada", {"profile": "quarter-gpu"})
@@ -42,7 +42,7 @@ async def test_a_pod_with_its_share(make_hub: Callable[..., Any], nodes: GpuNode
     assert not await nodes.held()
 
 
-async def test_what_is_refused_and_with_which_words(make_hub: Callable[..., Any], nodes: GpuNodes) -> None:
+async def test_a_spawn_is_refused_with_a_sentence(make_hub: Callable[..., Any], nodes: GpuNodes) -> None:
     await nodes.add()
     hub = await make_hub()
     for options, status, words in (
@@ -59,7 +59,9 @@ async def test_what_is_refused_and_with_which_words(make_hub: Callable[..., Any]
     assert not len(hub.reservations.queue)
 
 
-async def test_no_gpu_takes_nothing(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
+async def test_a_template_without_a_gpu_takes_nothing(
+    make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster
+) -> None:
     await cluster.make_node(programs=Listeners())
     hub = await make_hub()
     assert (await hub.start_server("ada", {"profile": "cpu-only"})).code == 201
@@ -70,7 +72,9 @@ async def test_no_gpu_takes_nothing(make_hub: Callable[..., Any], nodes: GpuNode
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
-async def test_several_gpus(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
+async def test_a_share_of_several_gpus_lies_on_one_node(
+    make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster
+) -> None:
     node = await nodes.add(gpus=4)
     hub = await make_hub()
     assert (await hub.start_server("ada", {"profile": "three-gpus"})).code == 201
@@ -83,7 +87,9 @@ async def test_several_gpus(make_hub: Callable[..., Any], nodes: GpuNodes, clust
     assert environment["CUDA_VISIBLE_DEVICES"] == environment["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
 
 
-async def test_waits_in_line_and_says_so(make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster) -> None:
+async def test_a_spawn_waits_in_the_queue_and_says_so(
+    make_hub: Callable[..., Any], nodes: GpuNodes, cluster: Cluster
+) -> None:
     await nodes.add(gpus=1)
     hub = await make_hub(lambda config: config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0.2))
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code in (201, 202)
@@ -120,7 +126,7 @@ async def test_a_pod_that_goes_counts_until_it_is_gone(
     assert (await room.availability_now()).check.ledger.free_units(f"GPU-{node.name}-0") == 100
 
 
-async def test_reports_that_will_not_do(
+async def test_reports_that_are_stale_or_wrong_give_no_place(
     make_hub: Callable[..., Any], nodes: GpuNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = await nodes.add(gpus=1)

@@ -8,13 +8,14 @@ import signal
 from pathlib import Path
 
 from gpushare_spawner.model.tier import Tier
+from tests.agent.agent_process import AgentProcess
+from tests.spawner.local.test_mixin import environment_of
+from tests.spawner.running_hub import RunningHub, until
 
-from ..agent.agent_process import AgentProcess
-from .running_hub import RunningHub, until
-from .test_start import environment_of
 
-
-async def test_start_wait_stop_and_an_agent_killed(tmp_path: Path, templates: Path) -> None:
+async def test_servers_start_wait_and_stop_with_a_real_agent_that_is_killed_once(
+    tmp_path: Path, templates: Path
+) -> None:
     agent = AgentProcess(tmp_path, gpus=1)
     await agent.start()
 

@@ -23,9 +23,8 @@ from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, Ticket
 from gpushare_spawner.spawner.refusal import SpawnRefused
-
-from .fake_agent import FakeAgent
-from .running_hub import TOKEN, RunningHub, until
+from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.running_hub import TOKEN, RunningHub, until
 
 TASKS: set[asyncio.Task[Any]] = set()
 
@@ -69,7 +68,7 @@ async def line(agent: FakeAgent) -> AsyncIterator[Line]:
         task.cancel()
 
 
-async def test_first_come_first_served(line: Line, agent: FakeAgent) -> None:
+async def test_spawns_are_placed_in_the_order_in_which_they_came(line: Line, agent: FakeAgent) -> None:
     for gpu in (0, 1):
         agent.occupy(f"there-{gpu}", 100, gpu)
     starts = {}
@@ -87,14 +86,14 @@ async def test_first_come_first_served(line: Line, agent: FakeAgent) -> None:
     assert not agent.violations
 
 
-async def test_nobody_waits_nothing_is_asked(line: Line, agent: FakeAgent) -> None:
+async def test_an_empty_queue_asks_the_agent_nothing(line: Line, agent: FakeAgent) -> None:
     await line.start(wish("ada"))
     asked = len(agent.requests)
     await asyncio.sleep(0.3)
     assert len(agent.requests) == asked
 
 
-async def test_what_fits_goes_ahead_but_not_for_ever(agent: FakeAgent) -> None:
+async def test_later_spawns_that_fit_pass_an_earlier_one_a_bounded_number_of_times(agent: FakeAgent) -> None:
     line = Line(agent, overtakes=3)
     agent.occupy("there-0", 50, 0)
     agent.occupy("there-1", 50, 1)
@@ -112,7 +111,7 @@ async def test_what_fits_goes_ahead_but_not_for_ever(agent: FakeAgent) -> None:
     await late
 
 
-async def test_other_models_do_not_stand_in_each_others_way(line: Line, agent: FakeAgent) -> None:
+async def test_spawns_for_different_models_do_not_delay_each_other(line: Line, agent: FakeAgent) -> None:
     other = agent.gpus[1].model_copy(update={"model": "NVIDIA A100"})
     agent.gpus = (agent.gpus[0], other)
     agent.occupy("there", 100, 0)
@@ -177,7 +176,7 @@ async def test_a_spawn_that_cannot_be_placed_for_a_bug_holds_up_nobody(
     await until(line.nothing_left)
 
 
-async def test_the_line_has_an_end(agent: FakeAgent) -> None:
+async def test_a_spawn_is_refused_when_the_queue_is_full(agent: FakeAgent) -> None:
     line = Line(agent, queue_length=1)
     agent.occupy("there-0", 80, 0)
     agent.occupy("there-1", 80, 1)
@@ -204,7 +203,9 @@ async def test_a_cancelled_wait_leaves_nothing(line: Line, agent: FakeAgent) -> 
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_cancelled_while_the_agent_opens(line: Line, agent: FakeAgent, moment: str) -> None:
+async def test_a_spawn_that_is_cancelled_while_the_agent_opens_leaves_nothing(
+    line: Line, agent: FakeAgent, moment: str
+) -> None:
     opening, go_on = asyncio.Event(), asyncio.Event()
 
     async def hold(request: Any) -> None:
@@ -262,14 +263,14 @@ async def test_a_session_from_before_does_not_block_its_own_server(line: Line, a
 
 
 @pytest.mark.parametrize("code", ["no-room", "unknown-gpu", "unhealthy-gpu", "exists"])
-async def test_the_agent_counts_otherwise(line: Line, agent: FakeAgent, code: Any) -> None:
+async def test_a_place_that_the_agent_refuses_is_looked_for_again(line: Line, agent: FakeAgent, code: Any) -> None:
     agent.refuse["open"] = [code]
     assert (await line.start(wish("ada"))).gpus
     assert len(agent.asked("open")) == 2
     assert agent.sessions["ada"].share_units == 50
 
 
-async def test_the_agent_refuses_for_good(line: Line, agent: FakeAgent) -> None:
+async def test_a_session_that_the_agent_refuses_for_good_ends_the_wait(line: Line, agent: FakeAgent) -> None:
     agent.refuse["open"] = ["internal"]
     with pytest.raises(SpawnRefused, match="the test says internal"):
         await line.start(wish("ada"))
@@ -303,7 +304,7 @@ async def test_an_agent_that_restarts_is_waited_for(line: Line, agent: FakeAgent
     assert (await start).gpus
 
 
-async def test_an_agent_that_stays_away(agent: FakeAgent) -> None:
+async def test_a_spawn_is_refused_when_the_agent_stays_away(agent: FakeAgent) -> None:
     line = Line(agent, agent_patience=0.2)
     await agent.stop()
     with pytest.raises(SpawnRefused) as refused:
@@ -313,7 +314,7 @@ async def test_an_agent_that_stays_away(agent: FakeAgent) -> None:
     assert line.nothing_left()
 
 
-async def test_lent_units_are_used_and_marked(line: Line, agent: FakeAgent) -> None:
+async def test_a_share_on_lent_units_is_marked_as_borrowed(line: Line, agent: FakeAgent) -> None:
     for gpu in (0, 1):
         agent.occupy(f"idle-{gpu}", 100, gpu, tier="released", effective_units=0, guaranteed_units=0)
     got = await line.start(wish("ada"))
@@ -333,7 +334,7 @@ async def events(spawner: Any, count: int) -> list[str]:
     return told
 
 
-async def test_place_shown_and_start_after_the_wait(make_hub: Any, agent: FakeAgent) -> None:
+async def test_a_waiting_spawn_shows_its_position_and_starts_after_the_wait(make_hub: Any, agent: FakeAgent) -> None:
     # room comes long after start_timeout: waiting is not part of it
     hub: RunningHub = await make_hub(
         lambda config: (
@@ -425,7 +426,7 @@ async def test_templates_that_the_user_may_not_start_are_not_offered_to_a_waitin
     assert "would start now: Course, CPU only." in (await progress_of(hub, "mia", "Position 2"))["message"]
 
 
-async def test_cancel_by_the_api(make_hub: Any, agent: FakeAgent) -> None:
+async def test_a_waiting_spawn_is_cancelled_by_the_api(make_hub: Any, agent: FakeAgent) -> None:
     hub: RunningHub = await make_hub(
         lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
     )
@@ -443,7 +444,7 @@ async def test_cancel_by_the_api(make_hub: Any, agent: FakeAgent) -> None:
     await hub.started("ada")
 
 
-async def test_the_hub_ends_while_somebody_waits(make_hub: Any, agent: FakeAgent) -> None:
+async def test_a_hub_that_ends_cancels_the_spawns_that_wait(make_hub: Any, agent: FakeAgent) -> None:
     hub: RunningHub = await make_hub(
         lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
     )
@@ -458,7 +459,7 @@ async def test_the_hub_ends_while_somebody_waits(make_hub: Any, agent: FakeAgent
     assert not agent.asked("open")
 
 
-async def test_time_out_by_the_api(make_hub: Any, agent: FakeAgent, tmp_path: Path) -> None:
+async def test_the_api_says_that_no_capacity_was_free_in_time(make_hub: Any, agent: FakeAgent, tmp_path: Path) -> None:
     hub: RunningHub = await make_hub(lambda config: config.GPUShareMixin.update({"queue_timeout": 0.3}))
     agent.occupy("there-0", 100, 0)
     agent.occupy("there-1", 100, 1)

@@ -79,7 +79,7 @@ def chosen(
         ({"profile": "pages", "page--unlisted-choice": "/" + "a" * 2000}, "ada", (), {}, 400, "at most 1000"),
     ],
 )
-def test_refused(
+def test_wrong_options_are_refused_with_a_sentence(
     options: Any, user: str, groups: tuple[str, ...], running: dict[str, int], status: int, says: str
 ) -> None:
     with pytest.raises(SpawnRefused) as refused:
@@ -99,20 +99,20 @@ def test_refused(
         ({"profile": "admin-s-own"}, "admin-s-own"),
     ],
 )
-def test_chosen(options: Any, slug: str) -> None:
+def test_right_options_choose_their_template(options: Any, slug: str) -> None:
     assert chosen(options).profile.slug == slug
 
 
-def test_group_or_user_may_have_what_is_for_them() -> None:
+def test_a_group_or_user_may_have_what_is_for_them() -> None:
     assert chosen({"profile": "course"}, groups=("ml",)).profile.slug == "course"
     assert chosen({"profile": "course"}, user="tom").profile.slug == "course"
 
 
-def test_below_the_limit() -> None:
+def test_a_user_below_the_limit_may_start() -> None:
     assert chosen({"profile": "two"}, running={"two": 1, "one": 5}).profile.slug == "two"
 
 
-def test_default_is_one_that_the_user_may_have() -> None:
+def test_the_default_is_one_that_the_user_may_have() -> None:
     only = [Profile.of_template(template) for template in (
         Template.model_validate({"name": "vip", "display_name": "VIP", "default": True, "access": {"users": ["eve"]}}),
         Template(name="cpu", display_name="CPU"),
@@ -129,7 +129,7 @@ def test_choices_become_overrides() -> None:
     assert unlisted == {"default_url": "/mine", "environment": {"PAGE": '{"at": "/mine"}'}}
 
 
-def test_unlisted_choice_only_where_it_is_enabled() -> None:
+def test_an_unlisted_choice_is_accepted_only_where_it_is_enabled() -> None:
     closed = profiles([], [{"display_name": "P", "profile_options": {"page": {"choices": {"lab": {}}}}}])
     with pytest.raises(SpawnRefused, match="choose one of lab"):
         choose({"profile": "p", "page--unlisted-choice": "/x"}, closed, user="a", groups=frozenset(), running={})
@@ -150,7 +150,7 @@ def test_options_of_the_admins_hooks_are_left_to_them() -> None:
         ({"display_name": "X", "slug": "cpu"}, "'cpu' is taken"),
     ],
 )
-def test_entries_that_make_no_sense(entry: Any, says: str) -> None:
+def test_profiles_that_make_no_sense_are_refused(entry: Any, says: str) -> None:
     templates = [Template(name="cpu", display_name="CPU")]
     if not says:
         assert len(profiles(templates, [entry])) == 2
@@ -159,14 +159,14 @@ def test_entries_that_make_no_sense(entry: Any, says: str) -> None:
         profiles(templates, [entry])
 
 
-def test_a_dict_of_profiles_by_slug() -> None:
+def test_profiles_may_be_a_dict_by_slug() -> None:
     found = profiles([], {"b": {"display_name": "Second"}, "a": {"display_name": "First", "slug": "one"}})
     assert [(profile.slug, profile.display_name) for profile in found] == [("one", "First"), ("b", "Second")]
     with pytest.raises(ProfileError):
         profiles([], {"b": 3})
 
 
-def test_a_card_in_kubespawners_conventions() -> None:
+def test_a_template_becomes_a_profile_in_kubespawners_conventions() -> None:
     template = Template.model_validate(
         {
             "name": "big",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .fake_agent import FakeAgent
-from .running_hub import RunningHub, until
+from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.running_hub import RunningHub, until
 
 
 async def test_running_servers_keep_their_sessions(make_hub: Any, agent: FakeAgent) -> None:

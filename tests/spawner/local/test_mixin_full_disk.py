@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from .fake_agent import FakeAgent
-from .running_hub import RunningHub, until
+from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.running_hub import RunningHub, until
 
 
 @pytest.fixture

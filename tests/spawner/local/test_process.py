@@ -20,18 +20,17 @@ from gpushare_spawner.spawner.base import GPUShareBase
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.running_hub import RunningHub
 
-from .fake_agent import FakeAgent
-from .running_hub import RunningHub
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def user(name: str) -> Any:
     return SimpleNamespace(name=name, id=7, settings={}, groups=[], spawners={}, url="/user/x", escaped_name=name)
 
 
-def test_local_spawner_knows_the_users_uid() -> None:
+def test_the_local_spawner_knows_the_users_uid() -> None:
     me = pwd.getpwuid(os.getuid()).pw_name
     assert GPUShareLocalSpawner(user=user(me)).share_uid() == os.getuid()
     with pytest.raises(SpawnRefused, match="There is no user 'no-such-user' on this machine"):
@@ -47,7 +46,7 @@ def test_every_setting_is_documented() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["gpushare_spawner.placement.BestFit", "class", "instance"])
-def test_strategy_by_path_class_or_instance(strategy: str) -> None:
+def test_a_strategy_is_given_by_path_class_or_instance(strategy: str) -> None:
     from gpushare_spawner.placement import BestFit
 
     given: Any = {"class": BestFit, "instance": BestFit()}.get(strategy, strategy)
@@ -75,7 +74,7 @@ def test_entry_points_name_spawners() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "gpushare-local"), ("mine", "mine")])
-def test_fragment_sets_the_spawner_only_where_the_admin_has_not(before: str | None, after: str) -> None:
+def test_the_config_file_sets_the_spawner_only_where_the_admin_has_not(before: str | None, after: str) -> None:
     config = Config()
     if before is not None:
         config.JupyterHub.spawner_class = before
@@ -123,7 +122,9 @@ def systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return importlib.import_module("gpushare_spawner.spawner.local.systemd").GPUShareSystemdSpawner
 
 
-async def test_systemd_unit_with_a_share(systemd: Any, make_hub: Any, agent: FakeAgent, tmp_path: Path) -> None:
+async def test_a_systemd_unit_gets_the_share_in_its_environment(
+    systemd: Any, make_hub: Any, agent: FakeAgent, tmp_path: Path
+) -> None:
     def configure(config: Any) -> None:
         config.JupyterHub.spawner_class = systemd
         config.SystemdSpawner.username_template = pwd.getpwuid(os.getuid()).pw_name
@@ -149,13 +150,13 @@ async def test_systemd_unit_with_a_share(systemd: Any, make_hub: Any, agent: Fak
 
 
 @pytest.mark.parametrize("setting", ["dynamic_users", "isolate_devices"])
-def test_systemd_settings_that_leave_no_gpu(systemd: Any, setting: str) -> None:
+def test_systemd_settings_that_leave_no_gpu_are_refused(systemd: Any, setting: str) -> None:
     spawner = systemd(user=user("ada"), **{setting: True})
     with pytest.raises(SpawnRefused, match=f"this hub's setting {setting} is on"):
         spawner._uid()
 
 
-def test_systemd_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_systemd_spawner_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any, **more: Any) -> Any:
@@ -169,7 +170,7 @@ def test_systemd_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.import_module("gpushare_spawner.spawner.local.systemd")
 
 
-def test_mixin_goes_before_any_spawner() -> None:
+def test_the_mixin_goes_before_any_spawner() -> None:
     class Mine(GPUShareMixin, LocalProcessSpawner):
         pass
 

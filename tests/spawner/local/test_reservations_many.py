@@ -13,10 +13,9 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.refusal import SpawnRefused
-
-from .fake_agent import FakeAgent
-from .running_hub import RunningHub, until
-from .test_queue import wish
+from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.queue.test_reservations import wish
+from tests.spawner.running_hub import RunningHub, until
 
 
 class NoProcess(Spawner):
@@ -52,7 +51,7 @@ async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
-async def test_fifty_at_once_on_two_gpus(make_hub: Any, agent: FakeAgent) -> None:
+async def test_fifty_spawns_at_once_get_no_more_than_two_gpus_have(make_hub: Any, agent: FakeAgent) -> None:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     NoProcess.address = server.sockets[0].getsockname()
 
@@ -93,7 +92,7 @@ async def test_fifty_at_once_on_two_gpus(make_hub: Any, agent: FakeAgent) -> Non
     server.close()
 
 
-async def test_any_interleaving_leaves_nothing(agent: FakeAgent) -> None:
+async def test_starts_and_stops_in_any_order_leave_nothing_reserved(agent: FakeAgent) -> None:
     """Starts, cancels, stops and refusals of 40 users in random order and with an agent that fails now and then."""
     chance = random.Random(7)
 

@@ -17,10 +17,9 @@ from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner, GPUShar
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
 from gpushare_spawner.spawner.options.profiles import Profile, profiles
-
-from .fake_agent import FakeAgent
-from .running_hub import Browser, RunningHub, until
-from .test_validation import PAGES
+from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.options.test_validation import PAGES
+from tests.spawner.running_hub import Browser, RunningHub, until
 
 EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}"
 VOID = {"input", "br", "img", "meta", "link", "hr"}
@@ -93,7 +92,7 @@ def reservations(agent: FakeAgent) -> AgentReservations:
     return AgentReservations(AgentClient(agent.socket), logging.getLogger("test"))
 
 
-async def test_what_a_card_says(reservations: AgentReservations, agent: FakeAgent) -> None:
+async def test_a_card_says_what_its_template_promises(reservations: AgentReservations, agent: FakeAgent) -> None:
     page = Page(Form().render(offered(QUARTER), {}, await reservations.availability_now()))
     for sentence in (
         "Starts now",
@@ -128,14 +127,14 @@ async def test_what_a_card_says(reservations: AgentReservations, agent: FakeAgen
         ),
     ],
 )
-async def test_shares_of_every_kind(
+async def test_a_card_words_shares_of_every_kind(
     reservations: AgentReservations, agent: FakeAgent, gpu: dict[str, Any], says: str
 ) -> None:
     profile = offered({"name": "t", "gpu": gpu})
     assert says in Page(Form().render(profile, {}, await reservations.availability_now())).text
 
 
-async def test_availability(reservations: AgentReservations, agent: FakeAgent) -> None:
+async def test_a_card_says_what_is_free_now(reservations: AgentReservations, agent: FakeAgent) -> None:
     agent.occupy("there-0", 60, 0)
     agent.occupy("there-1", 100, 1)
     cards = offered(
@@ -154,7 +153,7 @@ async def test_availability(reservations: AgentReservations, agent: FakeAgent) -
     assert "Too large for this machine" in text
 
 
-async def test_without_the_agent(reservations: AgentReservations) -> None:
+async def test_a_form_without_the_agent_says_that_free_capacity_is_unknown(reservations: AgentReservations) -> None:
     page = Page(Form().render(offered({"name": "cpu"}, QUARTER), {}, None))
     assert "Free capacity is unknown" in page.text
     assert "Unknown" in page.text
@@ -176,11 +175,11 @@ def test_process_spawners_enforce_no_cpu_and_memory() -> None:
     assert GPUShareSystemdSpawner.enforces_resources
 
 
-async def test_nothing_on_offer(reservations: AgentReservations) -> None:
+async def test_a_form_without_templates_says_so(reservations: AgentReservations) -> None:
     assert "No compute template is available to you" in Page(Form().render([], {}, None)).text
 
 
-async def test_whatever_is_written_is_text(reservations: AgentReservations, agent: FakeAgent) -> None:
+async def test_text_of_templates_is_never_html(reservations: AgentReservations, agent: FakeAgent) -> None:
     agent.gpus = tuple(gpu.model_copy(update={"model": EVIL}) for gpu in agent.gpus)
     evil = {
         "display_name": EVIL,
@@ -256,11 +255,11 @@ async def test_choices_are_kept_after_an_error(reservations: AgentReservations) 
         ),
     ],
 )
-def test_reading_the_form(fields: dict[str, list[str]], options: dict[str, str]) -> None:
+def test_submitted_fields_become_user_options(fields: dict[str, list[str]], options: dict[str, str]) -> None:
     assert Form.read(fields) == options
 
 
-async def test_an_admins_own_card(reservations: AgentReservations, tmp_path: Path) -> None:
+async def test_a_card_of_the_admins_own_replaces_ours(reservations: AgentReservations, tmp_path: Path) -> None:
     (tmp_path / "card.html").write_text("<p>mine: {{ card.profile.display_name }}</p>")
     assert "<p>mine: 0.25 GPU</p>" in Form([str(tmp_path)]).render(offered(QUARTER), {}, None)
 
@@ -268,7 +267,7 @@ async def test_an_admins_own_card(reservations: AgentReservations, tmp_path: Pat
 # -- in the hub's pages --
 
 
-async def test_form_to_running_server(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_a_submitted_form_starts_a_server_with_its_share(hub: RunningHub, agent: FakeAgent) -> None:
     browser = Browser(hub)
     await browser.log_in("ada")
     page = Page((await browser.open("/hub/spawn/ada")).body.decode().split('role="form">')[1].split("<br>")[0])
@@ -294,7 +293,7 @@ async def test_an_error_is_shown_on_the_form_with_the_choice_kept(hub: RunningHu
     assert Page(html.split('role="form">')[1].split("<br>")[0]).checked == ["three-gpus"]
 
 
-async def test_the_form_without_an_agent(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_the_hub_shows_the_form_without_an_agent(hub: RunningHub, agent: FakeAgent) -> None:
     await agent.stop()
     browser = Browser(hub)
     await browser.log_in("ada")
@@ -316,7 +315,7 @@ async def test_a_slow_agent_does_not_hold_the_form_up(make_hub: Any, agent: Fake
     assert "Free capacity is unknown" in page.body.decode()
 
 
-async def test_waiting_starts_show_on_others_forms(make_hub: Any, agent: FakeAgent) -> None:
+async def test_spawns_that_wait_count_on_the_forms_of_others(make_hub: Any, agent: FakeAgent) -> None:
     hub: RunningHub = await make_hub(
         lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
     )

@@ -11,7 +11,7 @@ from .fake_agent import FakeAgent
 from .running_hub import RunningHub, until
 
 
-async def test_per_user_limit_counts_running_named_servers(hub: RunningHub) -> None:
+async def test_the_limit_for_each_user_counts_running_named_servers(hub: RunningHub) -> None:
     assert (await hub.start_server("ada", {"profile": "whole-gpu"}, server="one")).code == 201
     refused = await hub.start_server("ada", {"profile": "whole-gpu"}, server="two")
     assert refused.code == 409
@@ -22,7 +22,7 @@ async def test_per_user_limit_counts_running_named_servers(hub: RunningHub) -> N
     assert (await hub.start_server("ada", {"profile": "whole-gpu"}, server="three")).code == 201
 
 
-async def test_per_user_limit_counts_waiting_servers(make_hub: Any, agent: FakeAgent) -> None:
+async def test_the_limit_for_each_user_counts_waiting_servers(make_hub: Any, agent: FakeAgent) -> None:
     hub: RunningHub = await make_hub(
         lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
     )
@@ -37,7 +37,7 @@ async def test_per_user_limit_counts_waiting_servers(make_hub: Any, agent: FakeA
     await hub.started("ada", "one")
 
 
-async def test_per_user_limit_holds_for_two_starts_at_once(hub: RunningHub) -> None:
+async def test_the_limit_for_each_user_holds_for_two_starts_at_once(hub: RunningHub) -> None:
     await hub.add_user("ada")
     answers = await asyncio.gather(
         *(hub.api("POST", f"users/ada/servers/s{number}", {"profile": "whole-gpu"}) for number in range(4))
@@ -45,7 +45,7 @@ async def test_per_user_limit_holds_for_two_starts_at_once(hub: RunningHub) -> N
     assert sorted(answer.code for answer in answers) == [201, 409, 409, 409]
 
 
-async def test_groups_and_users(hub: RunningHub) -> None:
+async def test_a_template_is_offered_to_its_groups_and_users_only(hub: RunningHub) -> None:
     assert (await hub.start_server("ada", {"profile": "course"})).code == 403
     assert (await hub.start_server("tom", {"profile": "course"})).code == 201
     await hub.add_user("mia")
@@ -67,7 +67,7 @@ async def test_options_of_the_last_start_are_checked_again(hub: RunningHub, temp
     assert "There is no template 'half-gpu'" in json.loads(refused.body)["message"]
 
 
-async def test_profile_list_beside_templates(make_hub: Any, agent: FakeAgent) -> None:
+async def test_profiles_of_the_admin_are_offered_beside_templates(make_hub: Any, agent: FakeAgent) -> None:
     async def own(spawner: Any) -> list[dict[str, Any]]:
         return [
             {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tornado.httpclient import AsyncHTTPClient
 
-from .fake_agent import FakeAgent
-from .running_hub import RunningHub, until
+from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.running_hub import RunningHub, until
 
 
 async def environment_of(spawner: object) -> dict[str, str]:
@@ -16,7 +16,7 @@ async def environment_of(spawner: object) -> dict[str, str]:
     return dict(line.split("=", 1) for line in response.body.decode().splitlines() if "=" in line)
 
 
-async def test_a_share_from_start_to_stop(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_a_server_holds_its_share_from_start_to_stop(hub: RunningHub, agent: FakeAgent) -> None:
     response = await hub.start_server("ada", {"profile": "quarter-gpu"})
     assert response.code in (201, 202), response.body
     spawner = await hub.started("ada")
@@ -36,7 +36,9 @@ async def test_a_share_from_start_to_stop(hub: RunningHub, agent: FakeAgent) -> 
     assert not hub.reservations.sessions.in_flight
 
 
-async def test_without_a_gpu_nothing_is_asked_and_no_gpu_is_seen(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_a_template_without_a_gpu_asks_the_agent_nothing_and_hides_the_gpus(
+    hub: RunningHub, agent: FakeAgent
+) -> None:
     await agent.stop()
     response = await hub.start_server("ada", {"profile": "cpu-only"})
     assert response.code == 201, response.body
@@ -46,7 +48,7 @@ async def test_without_a_gpu_nothing_is_asked_and_no_gpu_is_seen(hub: RunningHub
     assert not agent.asked("open")
 
 
-async def test_api_says_why(hub: RunningHub) -> None:
+async def test_the_api_says_why_a_spawn_is_refused(hub: RunningHub) -> None:
     response = await hub.start_server("ada", {"profile": "no-such"})
     assert response.code == 400
     assert "There is no template 'no-such'" in json.loads(response.body)["message"]

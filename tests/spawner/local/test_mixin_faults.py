@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tornado.httpclient import HTTPResponse
 
-from .fake_agent import FakeAgent
-from .running_hub import RunningHub, until
+from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.running_hub import RunningHub, until
 
 
 def said(response: HTTPResponse) -> str:
@@ -26,7 +26,9 @@ async def nothing_left(hub: RunningHub, agent: FakeAgent) -> None:
     assert not hub.reservations.sessions._running
 
 
-async def test_agent_refuses(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_an_agent_that_refuses_a_session_ends_the_spawn_with_the_reason(
+    hub: RunningHub, agent: FakeAgent
+) -> None:
     agent.refuse["open"] = ["bad-request"]
     response = await hub.start_server("ada", {"profile": "quarter-gpu"})
     assert response.code == 502
@@ -35,7 +37,7 @@ async def test_agent_refuses(hub: RunningHub, agent: FakeAgent) -> None:
     assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code == 201
 
 
-async def test_agent_does_not_confirm(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_an_agent_that_does_not_accept_the_process_ends_the_spawn(hub: RunningHub, agent: FakeAgent) -> None:
     agent.refuse["confirm"] = ["bad-request"]
     response = await hub.start_server("ada", {"profile": "quarter-gpu"})
     assert response.code == 502
@@ -44,7 +46,7 @@ async def test_agent_does_not_confirm(hub: RunningHub, agent: FakeAgent) -> None
     assert await hub.spawner("ada").poll() is not None
 
 
-async def test_agent_away_when_it_should_confirm(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_an_agent_that_is_away_is_told_the_process_when_it_is_back(hub: RunningHub, agent: FakeAgent) -> None:
     """The server runs; the agent is told when it is back."""
 
     async def drop(request: Any) -> None:
@@ -58,7 +60,7 @@ async def test_agent_away_when_it_should_confirm(hub: RunningHub, agent: FakeAge
     await until(lambda: agent.sessions["ada"].confirmed)
 
 
-async def test_agent_lost_the_session_before_it_was_confirmed(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_a_session_that_the_agent_lost_is_opened_again_and_confirmed(hub: RunningHub, agent: FakeAgent) -> None:
     def lose(request: Any) -> None:
         if request.op == "confirm" and len(agent.asked("confirm")) == 1:
             agent.sessions.clear()
@@ -68,7 +70,7 @@ async def test_agent_lost_the_session_before_it_was_confirmed(hub: RunningHub, a
     assert agent.sessions["ada"].confirmed
 
 
-async def test_process_dies_at_once(make_hub: Any, agent: FakeAgent) -> None:
+async def test_a_process_that_dies_at_once_gives_its_share_back(make_hub: Any, agent: FakeAgent) -> None:
     hub: RunningHub = await make_hub(
         lambda config: config.Spawner.update({"cmd": [sys.executable, "-I", "-S", "-c", "exit(3)"], "http_timeout": 2})
     )
@@ -77,13 +79,13 @@ async def test_process_dies_at_once(make_hub: Any, agent: FakeAgent) -> None:
     await nothing_left(hub, agent)
 
 
-async def test_no_such_command(make_hub: Any, agent: FakeAgent) -> None:
+async def test_a_command_that_does_not_exist_gives_the_share_back(make_hub: Any, agent: FakeAgent) -> None:
     hub: RunningHub = await make_hub(lambda config: config.Spawner.update({"cmd": ["/no/such/command"]}))
     assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code == 500
     await nothing_left(hub, agent)
 
 
-async def test_start_timeout(make_hub: Any, agent: FakeAgent) -> None:
+async def test_a_start_that_times_out_gives_its_share_back(make_hub: Any, agent: FakeAgent) -> None:
     """The agent answers nothing more once the session is open: start_timeout ends the start and frees the share."""
     hub: RunningHub = await make_hub(
         lambda config: (
@@ -105,7 +107,7 @@ async def test_start_timeout(make_hub: Any, agent: FakeAgent) -> None:
 
 
 @pytest.mark.parametrize("op", ["report", "open", "confirm"])
-async def test_cancelled_in_each_step(make_hub: Any, agent: FakeAgent, op: str) -> None:
+async def test_a_spawn_that_is_cancelled_in_any_step_leaves_nothing(make_hub: Any, agent: FakeAgent, op: str) -> None:
     hub: RunningHub = await make_hub(
         lambda config: (
             config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}}),
@@ -132,7 +134,7 @@ async def test_cancelled_in_each_step(make_hub: Any, agent: FakeAgent, op: str) 
     assert await hub.spawner("ada").poll() is not None
 
 
-async def test_the_admins_hook_fails(make_hub: Any, agent: FakeAgent) -> None:
+async def test_a_hook_of_the_admin_that_fails_reserves_nothing(make_hub: Any, agent: FakeAgent) -> None:
     def hook(spawner: Any) -> None:
         raise RuntimeError("no home directory")
 
@@ -149,7 +151,9 @@ async def test_a_server_that_dies_gives_its_share_back(hub: RunningHub, agent: F
     await nothing_left(hub, agent)
 
 
-async def test_agent_killed_and_back_without_its_state(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_an_agent_that_comes_back_without_its_state_gets_the_sessions_again(
+    hub: RunningHub, agent: FakeAgent
+) -> None:
     """A running server whose session the agent lost has it again soon, and never notices."""
     await hub.start_server("ada", {"profile": "quarter-gpu"})
     spawner = await hub.started("ada")
@@ -166,7 +170,7 @@ async def test_agent_killed_and_back_without_its_state(hub: RunningHub, agent: F
     assert agent.sessions["ada"].gpus == spawner._attempt.session.gpus
 
 
-async def test_stop_while_the_agent_is_away(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_a_server_that_stops_while_the_agent_is_away_is_closed_later(hub: RunningHub, agent: FakeAgent) -> None:
     await hub.start_server("ada", {"profile": "quarter-gpu"})
     await hub.started("ada")
     await agent.stop()
@@ -180,7 +184,7 @@ async def test_stop_while_the_agent_is_away(hub: RunningHub, agent: FakeAgent) -
 # -- the settings that a template asks for --
 
 
-async def test_overrides_hold_for_one_start(hub: RunningHub, templates: Path, agent: FakeAgent) -> None:
+async def test_overrides_of_a_template_hold_for_one_start(hub: RunningHub, templates: Path, agent: FakeAgent) -> None:
     (templates / "own.yaml").write_text(
         "name: own\ndisplay_name: Own\nimage: some/image\n"
         "resources: {cpu: {limit: 2}, memory: {guarantee: 1Gi, limit: 2Gi}}\n"
@@ -201,7 +205,9 @@ async def test_overrides_hold_for_one_start(hub: RunningHub, templates: Path, ag
         ("{start_timeout: soon}", "'start_timeout' cannot be 'soon'"),
     ],
 )
-async def test_overrides_that_cannot_be(hub: RunningHub, templates: Path, override: str, says: str) -> None:
+async def test_overrides_that_the_spawner_cannot_apply_are_refused_and_logged(
+    hub: RunningHub, templates: Path, override: str, says: str
+) -> None:
     (templates / "own.yaml").write_text(f"name: own\ndisplay_name: Own\nkubespawner_override: {override}\n")
     response = await hub.start_server("ada", {"profile": "own"})
     assert response.code == 500
@@ -215,7 +221,7 @@ async def test_a_bad_template_takes_no_other_down(hub: RunningHub, templates: Pa
     assert (await hub.start_server("ada", {"profile": "quarter-gpu"})).code == 201
 
 
-async def test_refusals_do_not_end_the_hub(make_hub: Any, agent: FakeAgent) -> None:
+async def test_refusals_do_not_count_as_failures_of_the_hub(make_hub: Any, agent: FakeAgent) -> None:
     """JupyterHub 5 counts every refused start towards consecutive_failure_limit."""
     hub: RunningHub = await make_hub(lambda config: config.Spawner.update({"consecutive_failure_limit": 3}))
     for _ in range(4):
