@@ -447,7 +447,7 @@ def test_every_listed_function_is_exported(said) -> None:
         """
         import pathlib, re
         import gpushare_simgpu
-        table = pathlib.Path(gpushare_simgpu.__file__).parent / "cuda" / "function_table.h"
+        table = pathlib.Path(gpushare_simgpu.__file__).parent / "cuda" / "driver" / "function_table.h"
         rows = re.findall(r'(?:ONE|TWO)\\("(\\w+)", (\\d+), (\\w+)(?:, (\\w+))?\\)', table.read_text())
         library = ctypes.CDLL("libcuda.so.1")
         for _, _, function, per_thread in rows:

@@ -1,6 +1,6 @@
-#include "engines.h"
+#include "common/engines.h"
 
-#include "clock.h"
+#include "common/clock.h"
 
 /* A simulation that falls behind (a loaded machine) catches up at most this much; without a limit it would later run
  * faster than the GPU for as long as it had been slower. */

@@ -3,7 +3,7 @@
 #ifndef SIMGPU_ENGINES_H
 #define SIMGPU_ENGINES_H
 
-#include "state.h"
+#include "common/state.h"
 
 /* Takes the engine for `ns` from `ready` on, after everything taken before, and gives the end. */
 uint64_t engine_take(struct engine *engine, uint64_t ready, uint64_t ns);

@@ -1,4 +1,4 @@
-#include "frames.h"
+#include "common/frames.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #ifndef SIMGPU_FRAMES_H
 #define SIMGPU_FRAMES_H
 
-#include "state.h"
+#include "common/state.h"
 
 enum claim { CLAIM_NONE, CLAIM_FREE, CLAIM_EVICTED };
 

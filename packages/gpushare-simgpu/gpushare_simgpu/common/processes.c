@@ -1,4 +1,4 @@
-#include "processes.h"
+#include "common/processes.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "frames.h"
-#include "turns.h"
+#include "common/clock.h"
+#include "common/frames.h"
+#include "common/turns.h"
 
 #define REAP_EVERY (20 * NS_PER_MS)
 

@@ -2,7 +2,7 @@
 #ifndef SIMGPU_PROCESSES_H
 #define SIMGPU_PROCESSES_H
 
-#include "state.h"
+#include "common/state.h"
 
 /* Takes a slot for this process. Its number, or -1 when all are taken. */
 int processes_join(struct state *state);

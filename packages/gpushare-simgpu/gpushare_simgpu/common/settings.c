@@ -1,4 +1,4 @@
-#include "settings.h"
+#include "common/settings.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-#include "state.h"
+#include "common/state.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,10 +9,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "frames.h"
-#include "processes.h"
-#include "turns.h"
+#include "common/clock.h"
+#include "common/frames.h"
+#include "common/processes.h"
+#include "common/turns.h"
 
 /* "SIMGPU" and the number of the layout */
 #define MAGIC (0x5550474d49530000ull + 6)

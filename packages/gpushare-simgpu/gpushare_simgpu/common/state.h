@@ -9,8 +9,8 @@
 #include <pthread.h>
 #include <stdint.h>
 
-#include "settings.h"
-#include "stats.h"
+#include "common/settings.h"
+#include "common/stats.h"
 
 #define MAX_PROCESSES  256
 #define NO_FRAME       UINT32_MAX

@@ -1,9 +1,9 @@
-#include "stats.h"
+#include "common/stats.h"
 
 #include <string.h>
 
-#include "processes.h"
-#include "state.h"
+#include "common/processes.h"
+#include "common/state.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -1,8 +1,8 @@
-#include "turns.h"
+#include "common/turns.h"
 
-#include "clock.h"
-#include "futex.h"
-#include "processes.h"
+#include "common/clock.h"
+#include "common/futex.h"
+#include "common/processes.h"
 
 /* How soon a waiting process notices that the owner was killed. */
 #define LOOK_AGAIN (25 * NS_PER_MS)

@@ -3,7 +3,7 @@
 #ifndef SIMGPU_TURNS_H
 #define SIMGPU_TURNS_H
 
-#include "state.h"
+#include "common/state.h"
 
 /* Waits until the process owns the engine (at once if it does already). Takes and leaves the GPU's lock. */
 void turns_wait(struct state *state, int gpu, uint32_t slot);

@@ -1,7 +1,7 @@
 /* Utilisation, and constants in the place of sensors: as warm and as thirsty as a GPU of that utilisation would be. */
 #include <string.h>
 
-#include "library.h"
+#include "nvml/library.h"
 
 #define IDLE_MILLIWATTS 40000u
 #define FULL_MILLIWATTS 250000u

@@ -3,8 +3,8 @@
 #include <string.h>
 #include <strings.h>
 
-#include "../common/uuid.h"
-#include "library.h"
+#include "common/uuid.h"
+#include "nvml/library.h"
 
 static nvmlReturn_t tell(char *out, unsigned length, const char *text) {
     REQUIRE(length > strlen(text), NVML_ERROR_INSUFFICIENT_SIZE);

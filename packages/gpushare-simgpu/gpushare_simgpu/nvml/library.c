@@ -1,12 +1,12 @@
 /* Starting and ending NVML, and what it says about itself. */
-#include "library.h"
+#include "nvml/library.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "../common/clock.h"
-#include "../common/engines.h"
+#include "common/clock.h"
+#include "common/engines.h"
 
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 static struct state *state;

@@ -2,8 +2,8 @@
 #ifndef SIMGPU_NVML_LIBRARY_H
 #define SIMGPU_NVML_LIBRARY_H
 
-#include "../common/state.h"
-#include "nvml_api.h"
+#include "common/state.h"
+#include "nvml/nvml_api.h"
 
 #define CUDA_VERSION 13000
 #define DRIVER_TEXT  "580.65.06"

@@ -1,6 +1,6 @@
 /* How much of a GPU's memory is taken. */
-#include "../common/processes.h"
-#include "library.h"
+#include "common/processes.h"
+#include "nvml/library.h"
 
 static nvmlMemory_t memory_of(int gpu) {
     struct state *state = nvml_state();

@@ -1,5 +1,5 @@
 /* What kind of GPU it is. */
-#include "library.h"
+#include "nvml/library.h"
 
 static nvmlReturn_t constant(nvmlDevice_t device, unsigned *out, unsigned value) {
     REQUIRE_DEVICE(device, out);

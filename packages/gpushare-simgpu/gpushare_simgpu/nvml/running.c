@@ -1,10 +1,10 @@
 /* Which processes use a GPU, and how much. */
 #include <time.h>
 
-#include "../common/clock.h"
-#include "../common/engines.h"
-#include "../common/processes.h"
-#include "library.h"
+#include "common/clock.h"
+#include "common/engines.h"
+#include "common/processes.h"
+#include "nvml/library.h"
 
 /* A process is on a GPU from the creation of its first context there to the end of the last. */
 static unsigned list(int gpu, nvmlProcessInfo_t *out, unsigned room) {

@@ -1,0 +1,36 @@
+/* The state of the driver in this process. */
+#ifndef SIMGPU_DRIVER_H
+#define SIMGPU_DRIVER_H
+
+#include "common/state.h"
+#include "cuda/driver/driver_api.h"
+
+enum { DRIVER_FRESH, DRIVER_READY, DRIVER_FORKED };
+
+struct driver {
+    int phase;
+    struct state *state;
+    uint32_t slot;     /* of this process */
+    int devices;       /* visible ones */
+    int gpu[MAX_GPUS]; /* which GPU of the machine each is */
+    int null_launch;   /* SIMGPU_NULL_LAUNCH: launches are checked and dropped */
+};
+
+extern struct driver driver;
+
+/* Like CUDA, nothing works before cuInit, nor in a fork of a process that called it. */
+#define REQUIRE_INIT()                                                                                                 \
+    do {                                                                                                               \
+        if (__builtin_expect(driver.phase != DRIVER_READY, 0)) return CUDA_ERROR_NOT_INITIALIZED;                      \
+    } while (0)
+
+#define REQUIRE(condition, error)                                                                                      \
+    do {                                                                                                               \
+        if (!(condition)) return error;                                                                                \
+    } while (0)
+
+static inline int device_exists(CUdevice device) {
+    return device >= 0 && device < driver.devices;
+}
+
+#endif

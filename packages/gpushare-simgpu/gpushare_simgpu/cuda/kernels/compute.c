@@ -1,0 +1,117 @@
+#include "cuda/kernels/compute.h"
+
+#include "common/clock.h"
+#include "common/engines.h"
+#include "common/processes.h"
+#include "common/turns.h"
+#include "cuda/paging/residency.h"
+
+/* Streams of this process that want the engine, in order; the process as a whole takes turns with the others. */
+static struct line {
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    uint64_t next, serving;
+} lines[MAX_GPUS] = {[0 ... MAX_GPUS - 1] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0}};
+
+static void enter(int gpu) {
+    struct line *line = &lines[gpu];
+    pthread_mutex_lock(&line->lock);
+    uint64_t ticket = line->next++;
+    while (line->serving != ticket) pthread_cond_wait(&line->moved, &line->lock);
+    pthread_mutex_unlock(&line->lock);
+    turns_wait(driver.state, gpu, driver.slot);
+}
+
+static void leave(struct stream *stream, int gpu) {
+    struct line *line = &lines[gpu];
+    pthread_mutex_lock(&line->lock);
+    int wanted = line->next > line->serving + 1 || stream_next_is_kernel(stream);
+    gpu_lock(driver.state, gpu);
+    if (!wanted || turns_over(driver.state, gpu, clock_now())) turns_pass_on(driver.state, gpu);
+    gpu_unlock(driver.state, gpu);
+    line->serving++;
+    pthread_cond_broadcast(&line->moved);
+    pthread_mutex_unlock(&line->lock);
+}
+
+static uint64_t pages_of(const struct range *range, uint64_t page) {
+    return range->size ? (range->address + range->size - 1) / page - range->address / page + 1 : 0;
+}
+
+/* Address of the n-th page that the work touches, inside its range. */
+static uint64_t nth_page(const struct work *work, uint64_t n, uint64_t page) {
+    for (int i = 0; i < work->range_count; i++) {
+        const struct range *range = &work->ranges[i];
+        uint64_t count = pages_of(range, page);
+        if (n < count) return n ? (range->address / page + n) * page : range->address;
+        n -= count;
+    }
+    return 0;
+}
+
+/* Touches pages and computes for about one time slice; the time it took. */
+static uint64_t slice(const struct work *work, int number, uint64_t pages, uint64_t *touched, uint64_t *computed) {
+    struct state *state = driver.state;
+    struct gpu *gpu = &state->gpus[number];
+    uint64_t budget = state->settings.slice_ns, spent = 0, fault_ns = 0;
+    while (*touched < pages && spent < budget) {
+        struct moved moved = {0};
+        residency_bring(nth_page(work, *touched, state->settings.page), number, 0, &moved);
+        ++*touched;
+        uint64_t due = (uint64_t)((double)work->device_ns * (double)*touched / (double)pages),
+                 ns = residency_fault_ns(&moved);
+        spent += due - *computed + ns;
+        fault_ns += ns;
+        *computed = due;
+        gpu->stats.faulted_in += moved.in;
+        gpu->stats.fault_evicted += moved.evicted;
+        gpu->stats.first_touched += moved.first_touched;
+        gpu->stats.remote += moved.remote;
+    }
+    if (*touched == pages && spent < budget) {
+        uint64_t rest = work->device_ns - *computed, most = budget - spent;
+        if (rest > most) rest = most;
+        *computed += rest;
+        spent += rest;
+    }
+    gpu->stats.fault_ns += fault_ns;
+    return spent;
+}
+
+uint64_t compute_run(struct stream *stream, const struct work *work, uint64_t ready) {
+    struct state *state = driver.state;
+    int number = stream->context->gpu, first = 1;
+    struct gpu *gpu = &state->gpus[number];
+    uint64_t pages = 0, touched = 0, computed = 0, end = ready;
+    for (int i = 0; i < work->range_count; i++) {
+        if (!memory_accessible(work->ranges[i].address, work->ranges[i].size, stream->context->device,
+                               work->ranges[i].written))
+            __atomic_store_n(&stream->context->error, CUDA_ERROR_ILLEGAL_ADDRESS, __ATOMIC_RELEASE);
+        pages += pages_of(&work->ranges[i], state->settings.page);
+    }
+    enter(number);
+    while (!stream->context->error) {
+        if (first) processes_reap(state, 0);
+        pthread_mutex_lock(&memory_lock);
+        gpu_lock(state, number);
+        uint64_t spent = slice(work, number, pages, &touched, &computed);
+        end = engine_take(&gpu->compute, ready, spent);
+        engine_count_busy(gpu, driver.slot, end - spent, end);
+        gpu->stats.busy_ns += spent;
+        gpu->stats.kernels += first && work->kernel;
+        gpu_unlock(state, number);
+        pthread_mutex_unlock(&memory_lock);
+        if (first && work->compute) work->compute(work->argument);
+        first = 0;
+        clock_sleep_until(end);
+        ready = end;
+        if (touched == pages && computed == work->device_ns) break;
+        gpu_lock(state, number);
+        int over = turns_over(state, number, clock_now());
+        if (over) turns_pass_on(state, number);
+        gpu_unlock(state, number);
+        if (over) turns_wait(state, number, driver.slot);
+    }
+    leave(stream, number);
+    return end;
+}

@@ -1,0 +1,16 @@
+/* Pointers to things that cover an address range, sorted, so that any address finds its thing. */
+#ifndef SIMGPU_SPANS_H
+#define SIMGPU_SPANS_H
+
+#include "cuda/memory/memory.h"
+
+struct spans {
+    struct span **items;
+    size_t count, room;
+};
+
+struct span *spans_find(const struct spans *spans, uint64_t address);
+int spans_insert(struct spans *spans, struct span *span);
+void spans_remove(struct spans *spans, struct span *span);
+
+#endif
