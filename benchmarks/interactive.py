@@ -46,7 +46,7 @@ from benchmarks.interactive_gpu import Clock, InteractiveGpu, Kernel
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Allocation, Ledger
+from gpushare_spawner.placement import Allocation, Ledger, PlacementRequest
 
 GB = 10**9
 VRAM, BANDWIDTH, WORKING_SET = 80 * GB, 25e9, 20 * GB
@@ -211,7 +211,7 @@ class Cluster:
     def place(self) -> None:
         """Start the servers for which there is capacity, in order."""
         while self.queue:
-            placement = self.ledger.place(Share(UNITS))
+            placement = self.ledger.place(PlacementRequest(Share(UNITS)))
             if placement is None:
                 return
             kernel = self.queue.pop(0)

@@ -1,8 +1,12 @@
-"""How long it takes to place a share: 1,000 shares on 10,000 GPUs, beside a scan over all GPUs.
+"""What placement costs, and how much of a cluster it fills.
 
-``python -m benchmarks.placement [--gpus 10000] [--shares 1000] [--json]``. The GPUs are half full before the clock
-starts; a tenth of the sessions there is idle and lends its units. Every share is placed and entered, so each finds
-another ledger.
+``python -m benchmarks.placement [--trace NAME] [--seeds 42-51] [--data FOLDER] [--json]``
+
+- **Time**: 1,000 shares are placed on 10,000 and on 100,000 GPUs by the default strategy. The GPUs are half full before
+  the clock starts; a tenth of the sessions there is idle and lends its units. Every share is entered into the ledger,
+  so that each finds another one. A scan over all nodes must give the same places. ``look``: one node reports something
+  new, and the ledger is brought up to date from all reports.
+- **Allocation**: the openb experiment, see `benchmarks.placement_trace`; without the traces it is skipped.
 """
 
 from __future__ import annotations
@@ -12,34 +16,57 @@ import json
 import platform
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from benchmarks import placement_trace
+from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Allocation, BestFit, FreeCapacity, Ledger
+from gpushare_spawner.placement import (
+    Allocation,
+    Best,
+    FreeCapacity,
+    Ledger,
+    LedgerFeed,
+    NodeResources,
+    PlacementRequest,
+    Rated,
+    StrandingAwareFgd,
+    workload_of,
+)
+from gpushare_spawner.placement.obstacle import fits
 
 GPUS_PER_NODE = 8
 MODELS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4")
 SHARES = [Share(10), Share(25), Share(25), Share(50), Share(), Share(count=2), Share(count=4)]
+CPU_PER_GPU = 12_000
+"""Millicores of a node for each of its GPUs; a session asks for 8,000 for each GPU that it has in all."""
+GIB = 2**30
+LOOKS = 200
+SCANNED = 200
+"""Shares that are placed by a scan too."""
 
 
-class LinearScan:
-    """BestFit by looking at every GPU: what the indexes are held against. Gives the same answers."""
+@dataclass(frozen=True)
+class Scan:
+    """A rating without an index: looks at every node. Gives the same answers."""
 
-    def choose(self, capacity: FreeCapacity, share: Share, models: Sequence[str]) -> tuple[str, ...] | None:
-        """See `gpushare_spawner.placement.Strategy`; fractions and single GPUs only, the rest goes to BestFit."""
-        if share.count > 1:
-            return BestFit().choose(capacity, share, models)
-        best: tuple[int, int, int, int] | None = None
-        chosen: str | None = None
-        for gpu in capacity.gpus.values():
-            if not gpu.healthy or gpu.model not in models or gpu.free < share.units:
-                continue
-            lent = max(0, share.units - gpu.unowned)
-            key = (lent, gpu.unowned, gpu.free, gpu.rank)
-            if best is None or key < best:
-                best, chosen = key, gpu.uuid
-        return None if chosen is None else (chosen,)
+    rating: StrandingAwareFgd
+
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
+        """See `gpushare_spawner.placement.Strategy`."""
+        best: tuple[Rated, str] | None = None
+        for node in capacity.nodes.values():
+            if fits(request.demand, node):
+                rated = self.rating.rate(request.demand, node)
+                best = min(best, (rated, node.name)) if best is not None else (rated, node.name)
+        return Best(best[1], best[0].gpus) if best is not None else None
+
+
+def request(share: Share) -> PlacementRequest:
+    """A share with CPU and memory in proportion."""
+    return PlacementRequest(share, cpu=round(8000 * share.fraction), memory=round(32 * GIB * share.fraction))
 
 
 def cluster(gpus: int, seed: int) -> list[Report]:
@@ -50,7 +77,7 @@ def cluster(gpus: int, seed: int) -> list[Report]:
         here = range(node * GPUS_PER_NODE, min(gpus, (node + 1) * GPUS_PER_NODE))
         model = MODELS[node % len(MODELS)]
         cards = [
-            GpuReport(index=i % GPUS_PER_NODE, uuid=f"GPU-{i:05}", model=model, memory_bytes=80 * 2**30) for i in here
+            GpuReport(index=i % GPUS_PER_NODE, uuid=f"GPU-{i:06}", model=model, memory_bytes=80 * GIB) for i in here
         ]
         sessions = []
         for card in cards:
@@ -77,20 +104,48 @@ def cluster(gpus: int, seed: int) -> list[Report]:
     return reports
 
 
-def measure(
-    ledger: Ledger, shares: Sequence[Share], place: Callable[[Share], object]
-) -> tuple[list[float], list[object]]:
+def resources(report: Report) -> NodeResources:
+    """What the sessions of a node leave of its CPU and memory."""
+    gpus = len(report.gpus)
+    used = sum(session.share_units for session in report.sessions) / 100
+    return NodeResources(round(CPU_PER_GPU * gpus - 8000 * used), round(64 * GIB * gpus - 32 * GIB * used), 110)
+
+
+def filled(reports: Sequence[Report]) -> tuple[LedgerFeed, float]:
+    """The ledger of these nodes, and the seconds that it took to make it."""
+    started = time.perf_counter()
+    feed = LedgerFeed()
+    feed.follow(reports)
+    for report in reports:
+        feed.ledger.put_resources(report.node, resources(report))
+    return feed, time.perf_counter() - started
+
+
+def measure(ledger: Ledger, shares: Sequence[Share], strategy: object) -> tuple[list[float], list[Placement | None]]:
     """Milliseconds of each placement with its entry into the ledger, and where the shares went."""
     times: list[float] = []
-    placements: list[object] = []
+    places: list[Placement | None] = []
     for number, share in enumerate(shares):
         started = time.perf_counter()
-        placement = place(share)
-        if placement is not None:
-            ledger.add(Allocation(f"new-{number}", placement.gpus, share.units, placement.borrowed, share.units, 1.0))  # type: ignore[attr-defined]
+        place = ledger.place(request(share), strategy)  # type: ignore[arg-type]
+        if place is not None:
+            ledger.add(Allocation(f"new-{number}", place.gpus, share.units, place.borrowed, share.units, 1.0))
         times.append((time.perf_counter() - started) * 1e3)
-        placements.append(placement)
-    return times, placements
+        places.append(place)
+    return times, places
+
+
+def looks(feed: LedgerFeed, reports: list[Report], seed: int) -> list[float]:
+    """Milliseconds to bring the ledger up to date from all reports when one of them is new."""
+    chance = random.Random(seed)
+    times = []
+    for number in range(LOOKS):
+        changed = chance.randrange(len(reports))
+        reports[changed] = reports[changed].model_copy(update={"published_at": 1.0 + number, "sessions": ()})
+        started = time.perf_counter()
+        feed.follow(reports)
+        times.append((time.perf_counter() - started) * 1e3)
+    return times
 
 
 def quantile(values: Sequence[float], part: float) -> float:
@@ -98,43 +153,84 @@ def quantile(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
+def latency(gpus: int, count: int, seed: int, scan: bool) -> tuple[dict[str, float], bool]:
+    """Times in milliseconds, and whether the scan gave the same places (True where none was made)."""
+    reports = cluster(gpus, seed)
+    shares = random.Random(seed).choices(SHARES, k=count)
+    expected = workload_of([(request(share).demand, 1.0) for share in SHARES])
+    feed, built = filled(reports)
+    times, places = measure(feed.ledger, shares, StrandingAwareFgd(expected))
+    feed.ledger.check()
+    agree = True
+    if scan:
+        _, scanned = measure(filled(reports)[0].ledger, shares[:SCANNED], Scan(StrandingAwareFgd(expected)))
+        agree = scanned == places[:SCANNED]
+    looked = looks(feed, reports, seed)
+    placed = sum(place is not None for place in places)
+    print(f"\n{count} shares on {gpus} GPUs, {placed} placed; Python {platform.python_version()}")
+    print(f"{'ms':28}{'p50':>9}{'p99':>9}{'max':>9}")
+    for name, values in (("a placement", times), ("a look, one node changed", looked)):
+        print(f"{name:28}{quantile(values, 0.5):9.3f}{quantile(values, 0.99):9.3f}{max(values):9.3f}")
+    print(f"the ledger from nothing: {built * 1e3:.0f} ms; scan agrees: {'yes' if agree else 'NO'}")
+    figures = {
+        "p50_ms": quantile(times, 0.5),
+        "p99_ms": quantile(times, 0.99),
+        "max_ms": max(times),
+        "look_p50_ms": quantile(looked, 0.5),
+        "look_p99_ms": quantile(looked, 0.99),
+        "build_ms": built * 1e3,
+    }
+    return {name: round(value, 4) for name, value in figures.items()}, agree
+
+
+def seeds(text: str) -> list[int]:
+    """42-51, or 42,43. Raises ValueError."""
+    first, dash, last = text.partition("-")
+    return list(range(int(first), int(last) + 1)) if dash else [int(one) for one in text.split(",")]
+
+
+def allocation(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Percent allocated by strategy and trace, the mean over the seeds; empty where there are no traces."""
+    data = placement_trace.find_data(options.data)
+    if data is None:
+        print(
+            "\nThe openb traces were not found, so allocation is not measured: name their folder with --data or with "
+            f"the environment variable {placement_trace.DATA_VARIABLE}. They are in github.com/alibaba/clusterdata."
+        )
+        return {}
+    found = placement_trace.run(data, options.trace, options.seeds, tuple(placement_trace.STRATEGIES))
+    print(f"\nGPUs allocated in percent, mean (least to most) of {len(options.seeds)} seeds")
+    means: dict[str, dict[str, float]] = {}
+    for name, traces in found.items():
+        means[name] = {trace: round(sum(values) / len(values), 2) for trace, values in traces.items()}
+        spread = (f"{trace} {means[name][trace]} ({min(v):.2f} to {max(v):.2f})" for trace, v in traces.items())
+        print(f"{name:10}{', '.join(spread)}")
+    return means
+
+
 def main() -> int:
-    """Command line; 0 when both ways agree."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Command line; 0 when index and scan agree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=10_000)
+    parser.add_argument("--many-gpus", type=int, default=100_000, help="for the keys with 100k; 0: leave them out")
     parser.add_argument("--shares", type=int, default=1_000)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of the clusters for the times")
+    parser.add_argument("--trace", nargs="*", default=list(placement_trace.TRACES), help="none: leave allocation out")
+    parser.add_argument("--seeds", type=seeds, default=list(placement_trace.SEEDS), help="of the openb experiment")
+    parser.add_argument("--data", help="the folder with openb_node_list_gpu_node.csv.gz and openb_pod_list_*.csv.gz")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
-    reports = cluster(options.gpus, options.seed)
-    shares = random.Random(options.seed).choices(SHARES, k=options.shares)
-    started = time.perf_counter()
-    indexed, scanned = Ledger.of(reports), Ledger.of(reports)
-    built_ms = (time.perf_counter() - started) * 1e3 / 2
-    linear = LinearScan()
-    fast, where = measure(indexed, shares, indexed.place)
-    slow, where_too = measure(scanned, shares, lambda share: scanned.place(share, strategy=linear))
-    indexed.check()
-    agree = where == where_too
-    placed = sum(place is not None for place in where)
-    print(f"{options.shares} shares on {options.gpus} GPUs, {placed} placed; Python {platform.python_version()}")
-    print(f"{'ms per share':24}{'p50':>9}{'p99':>9}{'max':>9}")
-    for name, times in (("indexed (BestFit)", fast), ("linear scan", slow)):
-        print(f"{name:24}{quantile(times, 0.5):9.3f}{quantile(times, 0.99):9.3f}{max(times):9.3f}")
-    print(f"building the ledger from the reports: {built_ms:.0f} ms; both ways agree: {'yes' if agree else 'NO'}")
+    result: dict[str, object] = {"gpus": options.gpus, "shares": options.shares}
+    times, agree = latency(options.gpus, options.shares, options.seed, scan=True)
+    result |= times | {"agree": agree}
+    if options.many_gpus:
+        times, _ = latency(options.many_gpus, options.shares, options.seed, scan=False)
+        result |= {name.replace("_ms", "_100k_ms"): value for name, value in times.items()}
+    if options.trace:
+        means = allocation(options)
+        if means:
+            result |= {"allocated": means["sfgd"], "fgd": means["fgd"], "best_fit": means["best_fit"]}
     if options.json:
-        result = {
-            "gpus": options.gpus,
-            "shares": options.shares,
-            "placed": placed,
-            "p50_ms": round(quantile(fast, 0.5), 4),
-            "p99_ms": round(quantile(fast, 0.99), 4),
-            "max_ms": round(max(fast), 4),
-            "linear_p50_ms": round(quantile(slow, 0.5), 4),
-            "linear_p99_ms": round(quantile(slow, 0.99), 4),
-            "build_ms": round(built_ms, 1),
-            "agree": agree,
-        }
         print(json.dumps(result))
     return 0 if agree else 1
 

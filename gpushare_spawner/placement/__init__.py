@@ -1,24 +1,48 @@
 """Which GPU a share goes to: the ledger and the strategies. Pure functions."""
 
 from gpushare_spawner.placement.allocation import Allocation
-from gpushare_spawner.placement.free_capacity import FreeCapacity, GpuCapacity, NodeCapacity
+from gpushare_spawner.placement.capacity_index import Best, Rated, Rating
+from gpushare_spawner.placement.free_capacity import FreeCapacity
 from gpushare_spawner.placement.guaranteed import guaranteed_units, settle
-from gpushare_spawner.placement.ledger import Ledger, LedgerError, any_model
-from gpushare_spawner.placement.refusal import Reason, Refusal
-from gpushare_spawner.placement.strategy import BestFit, Strategy
+from gpushare_spawner.placement.ledger import Ledger, LedgerError
+from gpushare_spawner.placement.ledger_feed import LedgerFeed, Source
+from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
+from gpushare_spawner.placement.node_resources import NodeResources, Requested
+from gpushare_spawner.placement.obstacle import Lacking
+from gpushare_spawner.placement.refusal import Reason, Refusal, Shortage
+from gpushare_spawner.placement.request import Demand, PlacementRequest
+from gpushare_spawner.placement.stranding_aware_fgd import StrandingAwareFgd
+from gpushare_spawner.placement.strategy import BestFit, Spread, Strategy, check_strategy
+from gpushare_spawner.placement.workload import RecentSpawns, Workload, workload_of
 
 __all__ = [
     "Allocation",
+    "Best",
     "BestFit",
+    "Demand",
     "FreeCapacity",
     "GpuCapacity",
+    "Lacking",
     "Ledger",
     "LedgerError",
+    "LedgerFeed",
     "NodeCapacity",
+    "NodeResources",
+    "PlacementRequest",
+    "Rated",
+    "Rating",
     "Reason",
+    "RecentSpawns",
     "Refusal",
+    "Requested",
+    "Shortage",
+    "Source",
+    "Spread",
+    "StrandingAwareFgd",
     "Strategy",
-    "any_model",
+    "Workload",
+    "check_strategy",
     "guaranteed_units",
     "settle",
+    "workload_of",
 ]

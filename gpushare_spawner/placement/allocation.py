@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.placement.node_resources import NOTHING, Requested
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Allocation:
     """What its tier leaves it: all of ``share_units`` when active, 0 when released."""
     opened_at: float = 0.0
     """Seconds since the epoch; of two borrowers the older one is served first."""
+    uncounted: Requested = NOTHING
+    """What it takes of its node that the node's free CPU, memory and pods do not count yet."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.share_units <= UNITS_PER_GPU:

@@ -1,80 +1,196 @@
-"""Things sorted by two small numbers, so that the best fit is found without looking at all of them."""
+"""Nodes in the order in which a strategy prefers them, kept up to date by what changes."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+from gpushare_spawner.placement.node_capacity import NodeCapacity
+from gpushare_spawner.placement.obstacle import Obstacle, fits, obstacle_of
+from gpushare_spawner.placement.request import Demand
+
+MOST_ENTRIES = 1_000_000
+"""Nodes in all indexes together, of about 250 bytes each. The index that was not asked for longest is forgotten."""
 
 
-class Found(NamedTuple):
-    """Sorts by the numbers first, then by rank."""
+class Rated(NamedTuple):
+    """The best place on a node. A lower ``key`` is better; all keys of one rating compare with each other."""
 
-    first: int
-    second: int
-    rank: int
+    key: tuple[Any, ...]
+    gpus: tuple[str, ...]
+    """UUIDs."""
+
+
+class Rating(Protocol):
+    """How a strategy compares nodes. Equal ratings (by ``==``) share an index."""
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        """Rate the best place on a node on which the demand fits; equal for equal demands and nodes in equal state."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
+class Best(NamedTuple):
+    """A node and the UUIDs of its GPUs."""
+
+    node: str
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Unrated:
+    """For an index of which only the obstacles are asked."""
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        return Rated((), ())
+
+
+UNRATED = _Unrated()
+
+
+class ChangeLog:
+    """The names of nodes that have changed, in order; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._first = 0
+
+    @property
+    def end(self) -> int:
+        """How many changes there have been."""
+        return self._first + len(self._names)
+
+    def add(self, name: str, keep: int) -> None:
+        """Note a change; at least the last ``keep`` of them can be asked for."""
+        self._names.append(name)
+        if len(self._names) > 2 * keep + 1000:
+            forgotten = len(self._names) - keep
+            del self._names[:forgotten]
+            self._first += forgotten
+
+    def since(self, position: int) -> list[str] | None:
+        """Return the names noted since then; None where some are forgotten."""
+        return self._names[position - self._first :] if position >= self._first else None
+
+
+Entry = tuple[tuple[Any, ...], str, tuple[str, ...]]
+"""A node in the heap: the key of its rating, its name, its GPUs."""
 
 
 class CapacityIndex:
-    """Ranks (integers that stand for GPUs or nodes) in buckets, one for each pair of numbers.
+    """The nodes for one demand and one rating: a heap of those that can take it, and the obstacles of the others.
 
-    Which buckets are not empty is kept in bit masks, so a search costs a few operations for each number there is,
-    however many things there are. Numbers below 0 count as 0.
+    A node that has changed is rated again when the index is asked next; its old entry in the heap is skipped when it
+    comes up.
     """
 
-    def __init__(self) -> None:
-        self._ranks: dict[tuple[int, int], list[int]] = {}
-        self._firsts = 0
-        self._seconds: dict[int, int] = {}
+    def __init__(self, demand: Demand, rating: Rating, nodes: Mapping[str, NodeCapacity], changes: ChangeLog) -> None:
+        self._demand = demand
+        self._rating = rating
+        self._nodes = nodes
+        self._changes = changes
+        self._seen = changes.end
+        self._changed = set(nodes)
+        self._heap: list[Entry] = []
+        self._entries: dict[str, Entry] = {}
+        self._unexplained: set[str] = set()
+        self._obstacle_of: dict[str, Obstacle] = {}
+        self._obstacles: Counter[Obstacle] = Counter()
 
-    def put(self, rank: int, first: int, second: int) -> None:
-        """Put a rank into the bucket of these numbers."""
-        first, second = max(first, 0), max(second, 0)
-        bucket = self._ranks.setdefault((first, second), [])
-        insort(bucket, rank)
-        self._firsts |= 1 << first
-        self._seconds[first] = self._seconds.get(first, 0) | 1 << second
+    def refresh(self, limit: int | None = None) -> int:
+        """Rate nodes that have changed, at most ``limit`` of them; return how many are left."""
+        if self._seen != self._changes.end:
+            names = self._changes.since(self._seen)
+            self._changed.update(self._nodes if names is None else names)
+            self._seen = self._changes.end
+        if not self._changed:
+            return 0
+        chosen = set(islice(self._changed, limit)) if limit is not None else self._changed
+        self._changed = self._changed - chosen if limit is not None else set()
+        # many at once: making the heap anew is cheaper than one push each
+        at_once = len(chosen) > len(self._heap) // 4
+        demand, entries, nodes = self._demand, self._entries, self._nodes
+        for name in chosen:
+            node = nodes.get(name)
+            if node is not None and fits(demand, node):
+                rated = self._rating.rate(demand, node)
+                entry = entries[name] = (rated.key, name, rated.gpus)
+                if not at_once:
+                    heappush(self._heap, entry)
+            else:
+                entries.pop(name, None)
+        self._unexplained |= chosen
+        if at_once or len(self._heap) > 2 * len(entries) + 64:
+            self._heap = list(entries.values())
+            heapify(self._heap)
+        return len(self._changed)
 
-    def take(self, rank: int, first: int, second: int) -> None:
-        """Take a rank out of its bucket. Raises KeyError if it is not in it."""
-        first, second = max(first, 0), max(second, 0)
-        bucket = self._ranks[first, second]
-        position = bisect_left(bucket, rank)
-        if position == len(bucket) or bucket[position] != rank:
-            raise KeyError(rank)
-        del bucket[position]
-        if not bucket:
-            del self._ranks[first, second]
-            self._seconds[first] &= ~(1 << second)
-            if not self._seconds[first]:
-                del self._seconds[first]
-                self._firsts &= ~(1 << first)
+    def best(self, left_out: frozenset[str]) -> Best | None:
+        """Return the best node that is not left out; None: no node can take the demand."""
+        self.refresh()
+        aside = []
+        found: Best | None = None
+        while self._heap and found is None:
+            entry = self._heap[0]
+            _, name, gpus = entry
+            if self._entries.get(name) is not entry:
+                heappop(self._heap)
+            elif name in left_out:
+                aside.append(heappop(self._heap))
+            else:
+                found = Best(name, gpus)
+        for entry in aside:
+            heappush(self._heap, entry)
+        return found
 
-    def tightest(self, first: int, second: int) -> Found | None:
-        """The lowest rank on the lowest bucket whose numbers are both at least these."""
-        return next(self._fitting(_ascending(self._firsts >> first << first), second), None)
-
-    def nearest_below(self, first: int, second: int) -> Found | None:
-        """First number less than this, second at least that: the highest first, then the lowest second number."""
-        return next(self._fitting(_descending(self._firsts & ((1 << first) - 1)), second), None)
-
-    def _fitting(self, firsts: Iterator[int], second: int) -> Iterator[Found]:
-        for first in firsts:
-            mask = self._seconds[first] >> second << second
-            if mask:
-                lowest = (mask & -mask).bit_length() - 1
-                yield Found(first, lowest, self._ranks[first, lowest][0])
-
-
-def _ascending(mask: int) -> Iterator[int]:
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
+    def obstacles(self) -> tuple[Mapping[Obstacle, int], int]:
+        """Return how many nodes have which obstacle, and how many nodes can take the demand."""
+        self.refresh()
+        for name in self._unexplained:
+            before = self._obstacle_of.pop(name, None)
+            if before is not None:
+                self._obstacles[before] -= 1
+                if not self._obstacles[before]:
+                    del self._obstacles[before]
+            node = self._nodes.get(name)
+            if node is not None and name not in self._entries:
+                obstacle = self._obstacle_of[name] = obstacle_of(self._demand, node)
+                self._obstacles[obstacle] += 1
+        self._unexplained.clear()
+        return self._obstacles, len(self._entries)
 
 
-def _descending(mask: int) -> Iterator[int]:
-    while mask:
-        highest = mask.bit_length() - 1
-        yield highest
-        mask ^= 1 << highest
+class CapacityIndexes:
+    """The indexes that are in use, one for each demand and rating."""
+
+    def __init__(self, nodes: Mapping[str, NodeCapacity]) -> None:
+        self._nodes = nodes
+        self._indexes: OrderedDict[tuple[Demand, Rating], CapacityIndex] = OrderedDict()
+        self._changes = ChangeLog()
+
+    def changed(self, node: str) -> None:
+        """Note that a node has changed, is new or is gone."""
+        self._changes.add(node, keep=2 * len(self._nodes))
+
+    def of(self, demand: Demand, rating: Rating) -> CapacityIndex:
+        """Return the index for a demand and a rating; its nodes may have to be rated first."""
+        key = (demand, rating)
+        index = self._indexes.get(key)
+        if index is None:
+            index = self._indexes[key] = CapacityIndex(demand, rating, self._nodes, self._changes)
+            while len(self._indexes) > max(1, MOST_ENTRIES // max(1, len(self._nodes))):
+                self._indexes.popitem(last=False)
+        else:
+            self._indexes.move_to_end(key)
+        return index
+
+    def obstacles(self, demand: Demand) -> tuple[Mapping[Obstacle, int], int]:
+        """Return how many nodes have which obstacle, and how many nodes can take the demand."""
+        # they are the same in every index of the demand
+        asked = (index for (known, _), index in reversed(self._indexes.items()) if known == demand)
+        return (next(asked, None) or self.of(demand, UNRATED)).obstacles()

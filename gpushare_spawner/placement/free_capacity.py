@@ -1,155 +1,145 @@
-"""The GPUs of all nodes and what is left on each: what a strategy looks at."""
+"""The GPUs of all nodes, and what is left on GPUs and nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
-from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.placement.capacity_index import CapacityIndex
-
-
-@dataclass
-class GpuCapacity:
-    """One GPU. Units are of 1 %; `FreeCapacity.update` changes them, nobody else."""
-
-    uuid: str
-    node: str
-    index: int
-    model: str
-    healthy: bool
-    capacity: int
-    """Units that may be guaranteed."""
-    rank: int
-    """Position among all GPUs, by node and index; the lowest wins a tie."""
-    unowned: int
-    """Capacity less what sessions own."""
-    free: int
-    """Capacity less what is guaranteed now: units that nobody owns or that idle owners have lent."""
-
-
-@dataclass
-class NodeCapacity:
-    """The GPUs of one model on one node."""
-
-    name: str
-    model: str
-    rank: int
-    gpus: tuple[GpuCapacity, ...]
-    unowned: int = 0
-    """Whole GPUs that nobody owns a part of."""
-    free: int = 0
-    """Whole GPUs that are free or lent altogether."""
+from gpushare_spawner.model.report import GpuReport
+from gpushare_spawner.placement.capacity_index import Best, CapacityIndexes, Rating
+from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
+from gpushare_spawner.placement.node_resources import UNKNOWN, NodeResources
+from gpushare_spawner.placement.obstacle import Obstacle, fits, obstacle_of
+from gpushare_spawner.placement.request import Demand
 
 
 class FreeCapacity:
-    """What is left on the GPUs, with indexes that find the best fit among 10,000 of them in microseconds.
+    """What is left on GPUs and nodes, kept up to date by what changes.
 
-    Unhealthy GPUs are known but offered to nobody. Several whole GPUs are always of one node and one model.
+    Strategies read it, and find the best node with `best`. Only the ledger changes it.
     """
 
-    def __init__(self, reports: Iterable[Report]) -> None:
-        newest: dict[str, Report] = {}
-        for report in reports:
-            known = newest.get(report.node)
-            if known is None or report.published_at >= known.published_at:
-                newest[report.node] = report
-        self.reports: tuple[Report, ...] = tuple(newest[node] for node in sorted(newest))
-        """The newest report of each node, by name."""
+    def __init__(self) -> None:
         self._gpus: dict[str, GpuCapacity] = {}
-        self._ranked: list[GpuCapacity] = []
-        self._index: dict[str, CapacityIndex] = {}
-        self._nodes: list[NodeCapacity] = []
-        self._node_of: dict[str, NodeCapacity] = {}
-        self._node_index: dict[str, CapacityIndex] = {}
-        self._fill()
-
-    def _fill(self) -> None:
-        for report in self.reports:
-            by_model: dict[str, list[GpuCapacity]] = {}
-            for gpu in sorted(report.gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
-                if gpu.uuid in self._gpus:
-                    continue  # one GPU seen by two nodes is still one GPU
-                found = GpuCapacity(
-                    gpu.uuid,
-                    report.node,
-                    gpu.index,
-                    gpu.model,
-                    gpu.healthy,
-                    gpu.capacity_units,
-                    rank=len(self._ranked),
-                    unowned=gpu.capacity_units,
-                    free=gpu.capacity_units,
-                )
-                self._gpus[gpu.uuid] = found
-                self._ranked.append(found)
-                if gpu.healthy:
-                    by_model.setdefault(gpu.model, []).append(found)
-                    self._index.setdefault(gpu.model, CapacityIndex()).put(found.rank, found.unowned, found.free)
-            for model, gpus in by_model.items():
-                node = NodeCapacity(report.node, model, len(self._nodes), tuple(gpus))
-                self._nodes.append(node)
-                self._node_of.update((gpu.uuid, node) for gpu in gpus)
-                node.unowned, node.free = _whole(gpus)
-                self._node_index.setdefault(model, CapacityIndex()).put(node.rank, node.unowned, node.free)
+        self._nodes: dict[str, NodeCapacity] = {}
+        self._told: dict[str, dict[str, GpuReport]] = {}
+        self._resources: dict[str, NodeResources] = {}
+        self._claims: dict[str, set[str]] = {}
+        self._indexes = CapacityIndexes(self._nodes)
 
     @property
     def gpus(self) -> Mapping[str, GpuCapacity]:
-        """Every GPU by its UUID, unhealthy ones too, in the order of their ranks."""
+        """Every GPU by its UUID, unhealthy ones too."""
         return MappingProxyType(self._gpus)
 
     @property
-    def nodes(self) -> Sequence[NodeCapacity]:
-        """Healthy GPUs by node and model."""
-        return self._nodes
+    def nodes(self) -> Mapping[str, NodeCapacity]:
+        """Every node that has GPUs, by its name."""
+        return MappingProxyType(self._nodes)
 
-    @property
-    def models(self) -> Sequence[str]:
-        """Models of the healthy GPUs, sorted."""
-        return sorted(self._index)
+    def best(
+        self, demand: Demand, rating: Rating, left_out: frozenset[str] = frozenset(), only: str = ""
+    ) -> Best | None:
+        """Return the node with the best rating that can take the demand, and its GPUs; None: no node can.
+
+        ``left_out``: nodes that will not do this time. ``only``: the only one that will. Only nodes that have changed
+        since the last call with an equal demand and rating are rated again.
+        """
+        if not only:
+            return self._indexes.of(demand, rating).best(left_out)
+        node = self._nodes.get(only)
+        if node is None or only in left_out or not fits(demand, node):
+            return None
+        return Best(only, rating.rate(demand, node).gpus)
+
+    def prepare(self, demand: Demand, rating: Rating, limit: int) -> int:
+        """Rate at most ``limit`` nodes for later calls of `best`; return how many are left."""
+        return self._indexes.of(demand, rating).refresh(limit)
+
+    def obstacles(self, demand: Demand, only: str = "") -> tuple[Mapping[Obstacle, int], int]:
+        """Return how many nodes have which obstacle, and how many can take the demand; ``only``: of this node alone."""
+        if not only:
+            return self._indexes.obstacles(demand)
+        if only not in self._nodes:
+            return {}, 0
+        node = self._nodes[only]
+        return ({}, 1) if fits(demand, node) else ({obstacle_of(demand, node): 1}, 0)
+
+    # -- for the ledger --
+
+    def put_node(self, name: str, gpus: Iterable[GpuReport]) -> Sequence[str]:
+        """Set the GPUs of a node. Return the UUIDs of GPUs that are new or changed: nothing is taken off them yet."""
+        told: dict[str, GpuReport] = {}
+        for gpu in sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
+            told.setdefault(gpu.uuid, gpu)
+        before = self._told.get(name, {})
+        if list(map(_essence, before.values())) == list(map(_essence, told.values())):
+            return ()
+        rebuilt = {name}
+        for uuid in before.keys() - told.keys():
+            self._claims[uuid].discard(name)
+            rebuilt |= self._claims[uuid]
+        for uuid in told:
+            rebuilt |= self._claims.setdefault(uuid, set())
+            self._claims[uuid].add(name)
+        if told:
+            self._told[name] = told
+        else:
+            self._told.pop(name, None)
+        return [uuid for node in sorted(rebuilt) for uuid in self._rebuild(node)]
+
+    def drop_node(self, name: str) -> Sequence[str]:
+        """Forget a node. Return the UUIDs of GPUs that another node has reported too: nothing is taken off them yet."""
+        return self.put_node(name, ())
+
+    def set_resources(self, name: str, resources: NodeResources) -> None:
+        """Set what is free on a node beside its GPUs; kept for a node that has no GPUs yet."""
+        if self._resources.get(name, UNKNOWN) == resources:
+            return
+        self._resources[name] = resources
+        if resources == UNKNOWN:
+            del self._resources[name]
+        node = self._nodes.get(name)
+        if node is not None:
+            node.resources = resources
+            self._changed(node)
 
     def update(self, uuid: str, unowned: int, free: int) -> None:
         """Set what is left on a GPU. Raises KeyError for a GPU that is in no report."""
         gpu = self._gpus[uuid]
-        if (gpu.unowned, gpu.free) == (unowned, free):
-            return
-        if gpu.healthy:
-            index = self._index[gpu.model]
-            index.take(gpu.rank, gpu.unowned, gpu.free)
-            index.put(gpu.rank, unowned, free)
-        gpu.unowned, gpu.free = unowned, free
-        if gpu.healthy:
-            node = self._node_of[uuid]
-            before, after = (node.unowned, node.free), _whole(node.gpus)
-            if before != after:
-                index = self._node_index[node.model]
-                index.take(node.rank, *before)
-                index.put(node.rank, *after)
-                node.unowned, node.free = after
+        if (gpu.unowned, gpu.free) != (unowned, free):
+            gpu.unowned, gpu.free = unowned, free
+            self._changed(self._nodes[gpu.node])
 
-    def tightest_gpu(self, units: int, models: Iterable[str]) -> GpuCapacity | None:
-        """The healthy GPU of these models with the fewest units that nobody owns, but at least ``units``."""
-        found = [hit for model in models if (hit := self._index[model].tightest(units, units))]
-        return self._ranked[min(found).rank] if found else None
+    def _rebuild(self, name: str) -> Sequence[str]:
+        old = self._nodes.pop(name, None)
+        for gpu in old.gpus if old is not None else ():
+            if self._gpus[gpu.uuid].node == name:
+                del self._gpus[gpu.uuid]
+        # one GPU that two nodes report is still one GPU: the first node by name has it
+        told = self._told.get(name, {})
+        gpus = tuple(_empty(gpu, name) for uuid, gpu in told.items() if min(self._claims[uuid]) == name)
+        if gpus:
+            healthy: dict[str, tuple[GpuCapacity, ...]] = {}
+            for gpu in gpus:
+                self._gpus[gpu.uuid] = gpu
+                if gpu.healthy:
+                    healthy[gpu.model] = (*healthy.get(gpu.model, ()), gpu)
+            node = self._nodes[name] = NodeCapacity(name, gpus, healthy, resources=self._resources.get(name, UNKNOWN))
+            node.changed()
+        self._indexes.changed(name)
+        return [gpu.uuid for gpu in gpus]
 
-    def lent_gpu(self, units: int, models: Iterable[str]) -> GpuCapacity | None:
-        """The healthy GPU of these models with ``units`` free only if lent ones count; it needs the fewest of those."""
-        found = [hit for model in models if (hit := self._index[model].nearest_below(units, units))]
-        return self._ranked[min(found, key=lambda hit: (-hit.first, hit.second, hit.rank)).rank] if found else None
-
-    def tightest_node(self, count: int, models: Iterable[str]) -> NodeCapacity | None:
-        """The node with the fewest whole GPUs that nobody owns a part of, but at least ``count``."""
-        found = [hit for model in models if (hit := self._node_index[model].tightest(count, count))]
-        return self._nodes[min(found).rank] if found else None
-
-    def lent_node(self, count: int, models: Iterable[str]) -> NodeCapacity | None:
-        """The node with ``count`` whole GPUs free only if lent ones count; it needs the fewest of those."""
-        found = [hit for model in models if (hit := self._node_index[model].nearest_below(count, count))]
-        return self._nodes[min(found, key=lambda hit: (-hit.first, hit.second, hit.rank)).rank] if found else None
+    def _changed(self, node: NodeCapacity) -> None:
+        node.changed()
+        self._indexes.changed(node.name)
 
 
-def _whole(gpus: Sequence[GpuCapacity]) -> tuple[int, int]:
-    free = [gpu for gpu in gpus if gpu.free >= UNITS_PER_GPU]
-    return sum(gpu.unowned >= UNITS_PER_GPU for gpu in free), len(free)
+def _essence(gpu: GpuReport) -> tuple[int, str, str, bool, int]:
+    return (gpu.index, gpu.uuid, gpu.model, gpu.healthy, gpu.capacity_units)
+
+
+def _empty(gpu: GpuReport, node: str) -> GpuCapacity:
+    units = gpu.capacity_units
+    rank = (node, gpu.index, gpu.uuid)
+    return GpuCapacity(gpu.uuid, node, gpu.index, gpu.model, gpu.healthy, units, rank, units, units)

@@ -1,17 +1,19 @@
-"""All shares on all GPUs, as the hub knows them."""
+"""All allocations on all GPUs, as the hub knows them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from gpushare_spawner.model.placement import Placement
-from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.placement.allocation import Allocation
 from gpushare_spawner.placement.free_capacity import FreeCapacity
 from gpushare_spawner.placement.guaranteed import guaranteed_units, settle
+from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN, NodeResources, Requested
+from gpushare_spawner.placement.obstacle import fits, obstacle_of
 from gpushare_spawner.placement.refusal import Refusal, explain
+from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.placement.strategy import BestFit, Strategy
 
 BEST_FIT = BestFit()
@@ -21,24 +23,23 @@ class LedgerError(Exception):
     """The ledger contradicts itself, or a strategy chose GPUs that cannot take the share."""
 
 
-def any_model(model: str) -> bool:
-    """Accepts every GPU."""
-    return True
-
-
 class Ledger:
     """Sessions that run and reservations in flight, GPU by GPU, in units of 1 %.
 
     On each GPU: the owned units of all sessions fit into the capacity, and so do the guaranteed ones. A GPU that no
-    report names can be held, but is offered to nobody.
+    report names can have allocations, but is offered to nobody.
+
+    It is kept, and updated by what changes: nodes and allocations. A change costs what is on the GPUs that it concerns;
+    a placement costs the nodes that have changed since the last one like it.
     """
 
-    def __init__(self, reports: Iterable[Report] = ()) -> None:
-        self.capacity = FreeCapacity(reports)
-        """The GPUs and what is left on them; strategies look at it, only the ledger changes it."""
+    def __init__(self) -> None:
+        self.capacity = FreeCapacity()
+        """The GPUs and what is left on them; strategies read it, only the ledger changes it."""
         self._allocations: dict[str, Allocation] = {}
         self._on_gpu: dict[str, dict[str, Allocation]] = {}
         self._guaranteed: dict[str, dict[str, int]] = {}
+        self._resources: dict[str, NodeResources] = {}
 
     @classmethod
     def of(cls, reports: Iterable[Report], reservations: Iterable[Allocation] = ()) -> Ledger:
@@ -47,15 +48,15 @@ class Ledger:
         Of two reports of a node the newer one counts. A reservation whose session is in a report has arrived: the
         report counts.
         """
-        ledger = cls(reports)
-        found = [Allocation.of(session) for report in ledger.capacity.reports for session in report.sessions]
-        touched: set[str] = set()
+        ledger = cls()
+        newest = sorted(newest_reports(reports).values(), key=lambda report: report.node)
+        for report in newest:
+            ledger.put_node(report.node, report.gpus)
+        found = [Allocation.of(session) for report in newest for session in report.sessions]
+        first: dict[str, Allocation] = {}
         for allocation in [*filter(None, found), *reservations]:
-            if allocation.session not in ledger._allocations:
-                ledger._enter(allocation)
-                touched.update(allocation.gpus)
-        for gpu in touched:
-            ledger._recount(gpu)
+            first.setdefault(allocation.session, allocation)
+        ledger.change(first.values())
         return ledger
 
     @property
@@ -63,67 +64,118 @@ class Ledger:
         """Every allocation by its session."""
         return MappingProxyType(self._allocations)
 
-    def place(
-        self, share: Share, accepts: Callable[[str], bool] = any_model, strategy: Strategy = BEST_FIT
-    ) -> Placement | None:
+    # -- placement --
+
+    def place(self, request: PlacementRequest, strategy: Strategy = BEST_FIT) -> Placement | None:
         """Where this share could go, or None where no GPU can take it: then `refusal` says why. Changes nothing.
 
-        ``accepts`` gets the model name of a GPU. Units that nobody owns are preferred to lent ones;
-        ``Placement.borrowed`` tells how many (per GPU) are lent. Raises LedgerError if the strategy chose what it
-        may not.
+        ``Placement.borrowed`` tells how many units (per GPU) are lent. Raises LedgerError if the strategy chose what
+        it may not.
         """
-        models = [model for model in self.capacity.models if accepts(model)]
-        chosen = strategy.choose(self.capacity, share, models) if models else None
+        chosen = strategy.choose(request, self.capacity)
         if chosen is None:
             return None
-        gpus = [self.capacity.gpus[uuid] for uuid in chosen]
-        fits = all(gpu.healthy and gpu.model in models and gpu.free >= share.units for gpu in gpus)
-        if (
-            not fits
-            or len(set(chosen)) != share.count
-            or len(chosen) != share.count
-            or len({gpu.node for gpu in gpus}) != 1
-        ):
-            raise LedgerError(f"{strategy!r} chose {', '.join(chosen)} for {share}: not possible")
-        borrowed = max(0, *(share.units - gpu.unowned for gpu in gpus))
-        return Placement(gpus[0].node, chosen, min(borrowed, share.units))
+        wrong = self._wrong(request, chosen.node, chosen.gpus)
+        if wrong:
+            named = f"{', '.join(chosen.gpus)} of node {chosen.node}"
+            raise LedgerError(f"{strategy!r} chose {named} for {request.share}: {wrong}")
+        units = request.share.units
+        borrowed = max(0, *(units - self.capacity.gpus[uuid].unowned for uuid in chosen.gpus))
+        return Placement(chosen.node, tuple(chosen.gpus), min(borrowed, units))
 
-    def refusal(self, share: Share, accepts: Callable[[str], bool] = any_model) -> Refusal:
-        """Why `place` found no GPU for this share."""
-        return explain(self.capacity, share, accepts)
+    def refusal(self, request: PlacementRequest) -> Refusal:
+        """Why `place` found no GPU for this request."""
+        return explain(self.capacity, request)
+
+    def _wrong(self, request: PlacementRequest, name: str, uuids: Sequence[str]) -> str:
+        """What speaks against a strategy's choice; empty: nothing."""
+        node = self.capacity.nodes.get(name)
+        gpus = [self.capacity.gpus[uuid] for uuid in uuids if uuid in self.capacity.gpus]
+        if node is None or len(gpus) != len(uuids) or any(gpu.node != name for gpu in gpus):
+            return "they are not GPUs of that node"
+        if len(set(uuids)) != request.share.count or len(uuids) != request.share.count:
+            return f"the share lies on {request.share.count} of them"
+        if not all(gpu.healthy and request.demand.accepts(gpu.model) for gpu in gpus):
+            return "not all are healthy and of a model that will do"
+        if len({gpu.model for gpu in gpus}) > 1:
+            return "they are of several models"
+        if any(gpu.free < request.share.units for gpu in gpus):
+            return "not all have so much free"
+        if not fits(request.demand, node):
+            return f"the node lacks {obstacle_of(request.demand, node).lacking.name.lower()}"
+        if name in request.left_out or request.node not in ("", name):
+            return "the request excludes that node"
+        return ""
+
+    # -- changes --
+
+    def put_node(self, name: str, gpus: Iterable[GpuReport]) -> None:
+        """Set the GPUs of a node; nothing happens where they are as known."""
+        for gpu in self.capacity.put_node(name, gpus):
+            self._recount(gpu)
+        self._recount_resources(name)
+
+    def drop_node(self, name: str) -> None:
+        """Forget a node's GPUs; allocations on them stay, in case that it comes back."""
+        self.put_node(name, ())
+
+    def put_resources(self, name: str, resources: NodeResources) -> None:
+        """Set what is free on a node of CPU, memory and pods. `Allocation.uncounted` is taken off here.
+
+        Resources of which nothing is known forget the node.
+        """
+        self._resources[name] = resources
+        if resources == UNKNOWN:
+            del self._resources[name]
+        self._recount_resources(name)
+
+    def change(self, put: Iterable[Allocation] = (), drop: Iterable[str] = ()) -> None:
+        """Remove allocations by their sessions, then enter some; one that its session has already is replaced.
+
+        A GPU is counted once however many of its allocations change.
+        """
+        touched: dict[str, None] = {}
+        resources: dict[str, None] = {}
+        for session in drop:
+            before = self._allocations.get(session)
+            if before is not None:
+                self._strike(before, touched, resources)
+        for allocation in put:
+            before = self._allocations.get(allocation.session)
+            if before is not None:
+                self._strike(before, touched, resources)
+            self._enter(allocation, touched, resources)
+        for gpu in touched:
+            self._recount(gpu)
+        for node in resources:
+            self._recount_resources(node)
 
     def add(self, allocation: Allocation) -> None:
         """Enter an allocation. Raises ValueError if the session has one already."""
         if allocation.session in self._allocations:
             raise ValueError(f"session {allocation.session} has an allocation already")
-        self._enter(allocation)
-        for gpu in allocation.gpus:
-            self._recount(gpu)
+        self.change([allocation])
 
     def replace(self, allocation: Allocation) -> None:
         """Change a session's allocation, for instance after a change of its tier. Raises KeyError if it has none."""
-        before = self._allocations[allocation.session]
-        self._strike(before)
-        self._enter(allocation)
-        for gpu in {*before.gpus, *allocation.gpus}:
-            self._recount(gpu)
+        if allocation.session not in self._allocations:
+            raise KeyError(allocation.session)
+        self.change([allocation])
 
     def remove(self, session: str) -> Allocation | None:
         """Remove a session's allocation; return it, or None if the session has none."""
         allocation = self._allocations.get(session)
-        if allocation is not None:
-            self._strike(allocation)
-            for gpu in allocation.gpus:
-                self._recount(gpu)
+        self.change(drop=[session])
         return allocation
 
     def settle(self) -> dict[str, int]:
         """Turn borrowed units into owned ones where their owner is gone, oldest session first; what is borrowed now."""
         capacities = {uuid: gpu.capacity for uuid, gpu in self.capacity.gpus.items()}
         settled = settle(capacities, self._allocations.values())
-        for session, borrowed in settled.items():
-            self.replace(self._allocations[session].with_borrowed(borrowed))
+        self.change([self._allocations[session].with_borrowed(borrowed) for session, borrowed in settled.items()])
         return settled
+
+    # -- figures --
 
     def free_units(self, gpu: str) -> int:
         """Units that a newcomer can have now: unowned, or lent by idle owners. 0 for an unhealthy or unknown GPU."""
@@ -157,21 +209,61 @@ class Ledger:
                     f"{where}: {gpu.unowned} unowned and {gpu.free} free units are out of step with its sessions"
                 )
 
-    def _enter(self, allocation: Allocation) -> None:
+    # -- counting --
+
+    def _enter(self, allocation: Allocation, touched: dict[str, None], resources: dict[str, None]) -> None:
         self._allocations[allocation.session] = allocation
         for gpu in allocation.gpus:
             self._on_gpu.setdefault(gpu, {})[allocation.session] = allocation
+            touched[gpu] = None
+        if allocation.uncounted is not NOTHING:
+            resources.update(self._nodes_of(allocation))
 
-    def _strike(self, allocation: Allocation) -> None:
+    def _strike(self, allocation: Allocation, touched: dict[str, None], resources: dict[str, None]) -> None:
         del self._allocations[allocation.session]
         for gpu in set(allocation.gpus):
-            del self._on_gpu[gpu][allocation.session]
+            held = self._on_gpu[gpu]
+            del held[allocation.session]
+            if not held:
+                del self._on_gpu[gpu]
+            touched[gpu] = None
+        if allocation.uncounted is not NOTHING:
+            resources.update(self._nodes_of(allocation))
+
+    def _nodes_of(self, allocation: Allocation) -> dict[str, None]:
+        return {self.capacity.gpus[gpu].node: None for gpu in allocation.gpus if gpu in self.capacity.gpus}
 
     def _recount(self, uuid: str) -> None:
         gpu = self.capacity.gpus.get(uuid)
-        if gpu is None:
+        held = self._on_gpu.get(uuid)
+        if gpu is None or not held:
+            self._guaranteed.pop(uuid, None)
+            if gpu is not None:
+                self.capacity.update(uuid, gpu.capacity, gpu.capacity)
             return
-        held = self._on_gpu[uuid].values()
-        self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held)
-        owned = sum(allocation.owned_units for allocation in held)
-        self.capacity.update(uuid, gpu.capacity - owned, gpu.capacity - sum(self._guaranteed[uuid].values()))
+        guaranteed = self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held.values())
+        owned = sum(allocation.owned_units for allocation in held.values())
+        self.capacity.update(uuid, gpu.capacity - owned, gpu.capacity - sum(guaranteed.values()))
+
+    def _recount_resources(self, name: str) -> None:
+        node = self.capacity.nodes.get(name)
+        told = self._resources.get(name, UNKNOWN)
+        if node is None or told == UNKNOWN:
+            self.capacity.set_resources(name, told)
+            return
+        here = {
+            allocation.session: allocation.uncounted
+            for gpu in node.gpus
+            for allocation in self._on_gpu.get(gpu.uuid, {}).values()
+        }
+        self.capacity.set_resources(name, told.less(Requested.total(here.values())))
+
+
+def newest_reports(reports: Iterable[Report]) -> dict[str, Report]:
+    """Return the newest report of each node; of two of the same instant the one that came last."""
+    newest: dict[str, Report] = {}
+    for report in reports:
+        known = newest.get(report.node)
+        if known is None or report.published_at >= known.published_at:
+            newest[report.node] = report
+    return newest

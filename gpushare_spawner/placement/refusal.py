@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share
-from gpushare_spawner.placement.free_capacity import FreeCapacity, GpuCapacity
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement.free_capacity import FreeCapacity
+from gpushare_spawner.placement.obstacle import Lacking, Obstacle
+from gpushare_spawner.placement.request import PlacementRequest
 
 
 class Reason(StrEnum):
@@ -18,12 +19,32 @@ class Reason(StrEnum):
     """No agent reports any GPU."""
     NO_MODEL = "no-model"
     """There are GPUs, but none of the models that the template asks for."""
+    INELIGIBLE = "ineligible"
+    """The nodes that could take the share keep the template's pods out, by taints or labels."""
     UNHEALTHY = "unhealthy"
     """The share would fit if all GPUs were healthy."""
     TOO_BIG = "too-big"
     """More than any node could ever give, even if it were empty."""
     FULL = "full"
     """It would fit, but other sessions have the units now."""
+    NODES_FULL = "nodes-full"
+    """GPUs have the units, but their nodes have not enough CPU or memory free, or run as many pods as they may."""
+    NOT_ADMITTED = "not-admitted"
+    """Only nodes that have just not admitted a pod of this request have the units."""
+
+
+PASSING = frozenset({Reason.FULL, Reason.UNHEALTHY, Reason.NODES_FULL, Reason.NOT_ADMITTED})
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Nodes whose GPUs have the units, and that lack something else."""
+
+    lacking: Lacking
+    """PODS, CPU or MEMORY."""
+    nodes: int
+    most_left: int
+    """The most that one of them has left: pods, millicores or bytes."""
 
 
 @dataclass(frozen=True)
@@ -44,38 +65,64 @@ class Refusal:
     """GPUs of the models that the template asks for."""
     models: tuple[str, ...] = ()
     """NO_MODEL: the models that there are, sorted."""
+    cpu: int = 0
+    """Millicores that were requested."""
+    memory: int = 0
+    """Bytes of host memory that were requested."""
+    shortages: tuple[Shortage, ...] = ()
+    """NODES_FULL: what is missing on the nodes whose GPUs have the units; the shortage of most nodes first."""
+    left_out: tuple[str, ...] = ()
+    """NOT_ADMITTED: those nodes, sorted."""
 
     @property
     def may_pass(self) -> bool:
         """Whether waiting can help: a session has to leave, or a GPU to become healthy. The rest needs an admin."""
-        return self.reason in (Reason.FULL, Reason.UNHEALTHY)
+        return self.reason in PASSING
 
 
-def explain(capacity: FreeCapacity, share: Share, accepts: Callable[[str], bool]) -> Refusal:
-    """Return why no GPU can take this share; meant for a share that was not placed."""
-    if not capacity.gpus:
+def explain(capacity: FreeCapacity, request: PlacementRequest) -> Refusal:
+    """Return why no GPU can take this request; meant for a request that was not placed."""
+    share = request.share
+    found, fitting = capacity.obstacles(request.demand, request.node)
+    if not found and not fitting:
         return Refusal(Reason.NO_GPUS, share)
-    wanted = [gpu for gpu in capacity.gpus.values() if accepts(gpu.model)]
-    if not wanted:
-        return Refusal(Reason.NO_MODEL, share, models=tuple(sorted({gpu.model for gpu in capacity.gpus.values()})))
-    suitable = len(wanted)
-    nodes = [
-        [gpu for gpu in node.gpus if gpu.capacity >= share.units] for node in capacity.nodes if accepts(node.model)
-    ]
-    if not nodes:
+    if not fitting and all(obstacle.lacking is Lacking.MODEL for obstacle in found):
+        return Refusal(Reason.NO_MODEL, share, models=tuple(sorted({m for obstacle in found for m in obstacle.models})))
+    suitable = sum(obstacle.suitable * nodes for obstacle, nodes in found.items())
+    lacking = {obstacle.lacking for obstacle in found}
+    if fitting and request.left_out:
+        return Refusal(Reason.NOT_ADMITTED, share, suitable=suitable, left_out=tuple(sorted(request.left_out)))
+    shortages = _shortages(found)
+    if shortages and not fitting:
+        return Refusal(
+            Reason.NODES_FULL,
+            share,
+            suitable=suitable,
+            shortages=shortages,
+            cpu=request.cpu,
+            memory=request.memory,
+        )
+    if fitting or Lacking.UNITS in lacking:
+        full = [obstacle for obstacle in found if obstacle.lacking in (Lacking.UNITS, Lacking.HEALTH)]
+        units = max((obstacle.free_units for obstacle in full), default=0)
+        count = max((obstacle.free_count for obstacle in full), default=0)
+        if fitting:
+            units, count = max(units, share.units), max(count, share.count)
+        return Refusal(Reason.FULL, share, best_units=max(units, 0), best_count=count, suitable=suitable)
+    if Lacking.HEALTH in lacking:
         return Refusal(Reason.UNHEALTHY, share, suitable=suitable)
-    possible = max(len(gpus) for gpus in nodes)
-    if possible < share.count:
-        if _if_all_were_healthy(wanted, share) >= share.count:
-            return Refusal(Reason.UNHEALTHY, share, suitable=suitable)
-        most_units = max(gpu.capacity for gpu in wanted)
-        return Refusal(Reason.TOO_BIG, share, most_units=most_units, most_count=possible, suitable=suitable)
-    free = max(gpu.free for gpus in nodes for gpu in gpus)
-    whole = max(sum(gpu.free >= UNITS_PER_GPU for gpu in gpus) for gpus in nodes)
-    return Refusal(Reason.FULL, share, best_units=max(free, 0), best_count=whole, suitable=suitable)
+    if Lacking.ELIGIBLE in lacking:
+        return Refusal(Reason.INELIGIBLE, share, suitable=suitable)
+    most_units = max(obstacle.most_units for obstacle in found)
+    most_count = max(obstacle.most_count for obstacle in found)
+    return Refusal(Reason.TOO_BIG, share, most_units=most_units, most_count=most_count, suitable=suitable)
 
 
-def _if_all_were_healthy(wanted: Sequence[GpuCapacity], share: Share) -> int:
-    """Return how many GPUs of one node and model could take the share if all of them were healthy."""
-    counts = Counter((gpu.node, gpu.model) for gpu in wanted if gpu.capacity >= share.units)
-    return max(counts.values(), default=0)
+def _shortages(found: Mapping[Obstacle, int]) -> tuple[Shortage, ...]:
+    shortages = []
+    for lacking in (Lacking.CPU, Lacking.MEMORY, Lacking.PODS):
+        nodes = {obstacle: count for obstacle, count in found.items() if obstacle.lacking is lacking}
+        if nodes:
+            most = max(obstacle.left for obstacle in nodes)
+            shortages.append(Shortage(lacking, sum(nodes.values()), most))
+    return tuple(sorted(shortages, key=lambda shortage: -shortage.nodes))

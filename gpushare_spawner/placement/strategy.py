@@ -1,24 +1,48 @@
-"""How the GPUs for a share are chosen."""
+"""How the GPUs for a placement request are chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share
-from gpushare_spawner.placement.free_capacity import FreeCapacity, GpuCapacity
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.placement.capacity_index import Best, Rated
+from gpushare_spawner.placement.free_capacity import FreeCapacity
+from gpushare_spawner.placement.node_capacity import NodeCapacity
+from gpushare_spawner.placement.request import Demand, PlacementRequest
 
 
 class Strategy(Protocol):
-    """Chooses GPUs; keeps no books. The ledger checks the choice and does the counting."""
+    """Chooses a node and GPUs; keeps no books. The ledger checks the choice and does the counting."""
 
-    def choose(self, capacity: FreeCapacity, share: Share, models: Sequence[str]) -> tuple[str, ...] | None:
-        """UUIDs of ``share.count`` healthy GPUs of one node and of these models, with ``share.units`` free on each.
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
+        """A node and the UUIDs of ``request.share.count`` healthy GPUs of one model there; None: no node will do.
 
-        None where there is no such GPU. The same capacity and share must give the same answer.
+        Each GPU has ``request.share.units`` free, and the node has the CPU and memory, as far as they are known. The
+        same request and capacity must give the same answer. `FreeCapacity.best` finds the best node by a rating of
+        yours, and rates only nodes that have changed.
         """
         ...
+
+
+def check_strategy(strategy: Any) -> None:
+    """Raise TypeError, saying what would be right, for an object whose `choose` is not as `Strategy` has it."""
+    name = type(strategy).__name__
+    choose = getattr(strategy, "choose", None)
+    if not callable(choose):
+        raise TypeError(f"placement_strategy {name} has no method choose(request, capacity)")
+    try:
+        signature = inspect.signature(choose)
+    except (TypeError, ValueError):
+        return  # built in: it cannot be asked
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise TypeError(
+            f"placement_strategy {name} has choose{signature}, for another version of this package. It must be "
+            "choose(request, capacity) and return the node with its GPUs: see gpushare_spawner.placement.Strategy"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -29,17 +53,75 @@ class BestFit:
     few as possible. Ties go to the first GPU by name of node and index.
     """
 
-    def choose(self, capacity: FreeCapacity, share: Share, models: Sequence[str]) -> tuple[str, ...] | None:
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
         """See `Strategy`."""
-        if share.count == 1:
-            gpu = capacity.tightest_gpu(share.units, models) or capacity.lent_gpu(share.units, models)
-            return (gpu.uuid,) if gpu is not None else None
-        node = capacity.tightest_node(share.count, models) or capacity.lent_node(share.count, models)
-        if node is None:
-            return None
-        fewest_lent_first = sorted((gpu for gpu in node.gpus if gpu.free >= UNITS_PER_GPU), key=_fit)
-        return tuple(gpu.uuid for gpu in fewest_lent_first[: share.count])
+        return capacity.best(request.demand, self, request.left_out, request.node)
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        """Lent units or GPUs, then units or GPUs that nobody owns, then free ones: the fewest first."""
+        return min(place.rated(node, place.lent, place.unowned, place.free) for place in places(demand, node))
 
 
-def _fit(gpu: GpuCapacity) -> tuple[int, int, int]:
-    return (max(0, UNITS_PER_GPU - gpu.unowned), gpu.unowned, gpu.rank)
+@dataclass(frozen=True)
+class Spread:
+    """Takes the emptiest GPU of the emptiest node, so that sessions disturb each other least.
+
+    Units that nobody owns come first. Ties go to the first GPU by name of node and index.
+    """
+
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
+        """See `Strategy`."""
+        return capacity.best(request.demand, self, request.left_out, request.node)
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        """Lent units or GPUs, the fewest first; then the most units that nobody owns, on the GPU and on the node."""
+        ownable = sum(gpu.ownable for gpus in node.healthy.values() for gpu in gpus)
+        return min(place.rated(node, place.lent, -place.unowned, -ownable) for place in places(demand, node))
+
+
+class Place(NamedTuple):
+    """GPUs of one node and model that a demand can have."""
+
+    lent: int
+    """What would be borrowed: units of the GPU, or whole GPUs where several are demanded."""
+    unowned: int
+    """Units of the GPU that nobody owns, or whole GPUs of the node and model."""
+    free: int
+    """Units of the GPU that are free, or whole GPUs of the node and model."""
+    model: str
+    positions: tuple[int, ...]
+    """Of the GPUs among the node's healthy ones of the model."""
+
+    def rated(self, node: NodeCapacity, *key: int) -> Rated:
+        """Return this place of a node with a key; of equal ones the first by node and index is better."""
+        if not self.positions:
+            return Rated(key, ())
+        gpus = [node.healthy[self.model][position] for position in self.positions]
+        return Rated((*key, gpus[0].rank), tuple(gpu.uuid for gpu in gpus))
+
+
+def places(demand: Demand, node: NodeCapacity) -> list[Place]:
+    """Return the GPUs of a node that can take a demand, one for each model and state; of equal ones the first by index.
+
+    For several GPUs: the best set of each model. One place without a GPU where none is demanded.
+    """
+    if not demand.count:
+        return [Place(0, 0, 0, "", ())]
+    found: list[Place] = []
+    for model, gpus in node.healthy.items():
+        if not demand.accepts(model):
+            continue
+        if demand.count == 1:
+            states = {(gpu.unowned, gpu.free): position for position, gpu in reversed(list(enumerate(gpus)))}
+            for (unowned, free), position in states.items():
+                if free >= demand.units:
+                    found.append(Place(max(0, demand.units - unowned), unowned, free, model, (position,)))
+        else:
+            whole = [position for position, gpu in enumerate(gpus) if gpu.free >= demand.units]
+            if len(whole) >= demand.count:
+                unowned = sum(gpus[position].unowned >= UNITS_PER_GPU for position in whole)
+                # those of which least is lent, then the fullest, then the first
+                whole.sort(key=lambda at: (max(0, UNITS_PER_GPU - gpus[at].unowned), gpus[at].unowned))
+                lent = max(0, demand.count - unowned)
+                found.append(Place(lent, unowned, len(whole), model, tuple(whole[: demand.count])))
+    return found

@@ -18,7 +18,7 @@ from traitlets import Float, Integer, List, Unicode
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
-from gpushare_spawner.placement import Strategy
+from gpushare_spawner.placement import Strategy, check_strategy
 from gpushare_spawner.spawner import hub_shared
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.options.profiles import Profile
@@ -104,10 +104,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     placement_strategy = traitlets.Any(
         "gpushare_spawner.placement.BestFit",
         help="""
-        How GPUs are chosen: a class, an instance, or the import path of a class with the method
-        ``choose(room, share, models)`` of ``gpushare_spawner.placement.Strategy``.
+        How nodes and GPUs are chosen: a class, an instance, or the import path of a class with the method
+        ``choose(request, capacity)`` of ``gpushare_spawner.placement.Strategy``.
 
-        The default fills the fullest GPU that still has room, so that whole ones stay whole.
+        The default fills the fullest GPU on which the share fits, so that whole ones stay whole.
+        ``gpushare_spawner.placement.Spread`` takes the emptiest one.
         """,
     ).tag(config=True)
 
@@ -193,6 +194,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         if isinstance(strategy, str):
             strategy = import_item(strategy)
         made: Strategy = strategy() if isinstance(strategy, type) else strategy
+        check_strategy(made)
         return made
 
     # -- the user --

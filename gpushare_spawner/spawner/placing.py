@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.progress import SpawnProgress
-from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, Ticket
+from gpushare_spawner.spawner.queue.queue import Reservation, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 
 Reserved = TypeVar("Reserved", bound=Reservation)
@@ -19,7 +19,7 @@ Reserved = TypeVar("Reserved", bound=Reservation)
 
 async def reserve_share(
     reservations: Reservations[Reserved],
-    request: PlacementRequest,
+    request: SpawnRequest,
     patience: float,
     progress: SpawnProgress,
     alternatives: tuple[Template, ...],

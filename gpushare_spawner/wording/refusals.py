@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Reason, Refusal
-from gpushare_spawner.wording.amounts import gpu_share, plural
+from gpushare_spawner.placement import Lacking, Reason, Refusal, Shortage
+from gpushare_spawner.wording.amounts import gpu_share, memory, plural
 
 PLACING_FAILED = (
     "An internal error of gpushare-spawner kept your server from being placed on a GPU. Nothing stays reserved. "
@@ -20,6 +20,17 @@ def capacity(refusal: Refusal) -> str:
             return "No GPU is known: no agent has reported one. Ask the admin whether the agent is running."
         case Reason.NO_MODEL:
             return f"No GPU is of a model that the template asks for. Available models: {', '.join(refusal.models)}."
+        case Reason.INELIGIBLE:
+            return (
+                "The nodes whose GPUs would do accept no server of this template, because of their taints or labels. "
+                "Ask the admin."
+            )
+        case Reason.NOT_ADMITTED:
+            nodes = ", ".join(refusal.left_out)
+            return f"{nodes} did not admit this server just now, and no other node has {_amount(share)} free."
+        case Reason.NODES_FULL:
+            shortages = "; ".join(_shortage(shortage, refusal) for shortage in refusal.shortages)
+            return f"Nodes with {_amount(share)} free have not enough of something else: {shortages}."
         case Reason.UNHEALTHY if share.count == 1:
             return f"No suitable GPU is healthy ({refusal.suitable} found). The agent's log says why."
         case Reason.UNHEALTHY:
@@ -43,6 +54,18 @@ def capacity(refusal: Refusal) -> str:
                 else "no whole GPU is free on any node"
             )
             return f"Not enough free capacity: this needs {_amount(share)}, and {free}."
+
+
+def _shortage(shortage: Shortage, refusal: Refusal) -> str:
+    nodes = plural(shortage.nodes, "node")
+    match shortage.lacking:
+        case Lacking.CPU:
+            needed, left = f"{refusal.cpu / 1000:g} CPU", f"{shortage.most_left / 1000:g}"
+        case Lacking.MEMORY:
+            needed, left = f"{memory(refusal.memory)} of memory", memory(shortage.most_left)
+        case _:
+            return f"{nodes} can run no more pods"
+    return f"this needs {needed}, and at most {left} is free on {nodes}"
 
 
 def _amount(share: Share) -> str:

@@ -1,12 +1,14 @@
-"""Reports made up for the tests of placement."""
+"""Reports and requests made up for the tests of placement."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement import Allocation
+from gpushare_spawner.placement import Allocation, PlacementRequest
 
 
 def gpu(uuid: str, index: int = 0, model: str = "A100", capacity: int = 100, healthy: bool = True) -> GpuReport:
@@ -41,3 +43,8 @@ def report(node: str, gpus: Sequence[GpuReport], allocations: Iterable[Allocatio
 def active(name: str, gpus: str | tuple[str, ...], units: int, borrowed: int = 0, opened_at: float = 0.0) -> Allocation:
     """A session that holds its whole share."""
     return Allocation(name, (gpus,) if isinstance(gpus, str) else gpus, units, borrowed, units, opened_at)
+
+
+def request(units: int = 100, *models: str, count: int = 1, **other: Any) -> PlacementRequest:
+    """A request for a share; no models: any will do."""
+    return PlacementRequest(Share(units, count), models=frozenset(models) or None, **other)

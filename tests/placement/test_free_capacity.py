@@ -4,44 +4,99 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import FreeCapacity, Ledger
-from gpushare_spawner.placement.capacity_index import CapacityIndex, Found
-from tests.placement.reports import active, gpu, report
+from gpushare_spawner.placement import FreeCapacity, Ledger, NodeResources
+from tests.placement.reports import active, gpu, report, request
 
 
 def test_of_two_reports_of_one_instant_the_one_that_came_last_counts():
     reports = [report("n", [gpu("a")], at=1.0), report("n", [gpu("b")], at=1.0)]
-    assert list(FreeCapacity(reports).gpus) == ["b"]
-    assert list(FreeCapacity(reversed(reports)).gpus) == ["a"]
+    assert list(Ledger.of(reports).capacity.gpus) == ["b"]
+    assert list(Ledger.of(reversed(reports)).capacity.gpus) == ["a"]
 
 
-def test_a_gpu_that_two_nodes_report_counts_once_and_hides_none_of_the_others():
-    capacity = FreeCapacity([report("n1", [gpu("a", 0)]), report("n2", [gpu("a", 0), gpu("b", 3)])])
-    assert [(one.uuid, one.node, one.index, one.rank) for one in capacity.gpus.values()] == [
-        ("a", "n1", 0, 0),
-        ("b", "n2", 3, 1),
-    ]
-    assert [(node.name, [one.uuid for one in node.gpus]) for node in capacity.nodes] == [("n1", ["a"]), ("n2", ["b"])]
+@pytest.mark.parametrize("order", [("n1", "n2"), ("n2", "n1")])
+def test_a_gpu_that_two_nodes_report_counts_once_and_hides_none_of_the_others(order):
+    gpus = {"n1": [gpu("a", 0)], "n2": [gpu("a", 0), gpu("b", 3)]}
+    capacity = FreeCapacity()
+    for name in order:
+        capacity.put_node(name, gpus[name])
+    assert {one.uuid: (one.node, one.index, one.rank) for one in capacity.gpus.values()} == {
+        "a": ("n1", 0, ("n1", 0, "a")),
+        "b": ("n2", 3, ("n2", 3, "b")),
+    }
+    assert {name: [one.uuid for one in node.gpus] for name, node in capacity.nodes.items()} == {
+        "n1": ["a"],
+        "n2": ["b"],
+    }
+    assert capacity.drop_node("n1") == ["a", "b"]
+    assert [one.uuid for one in capacity.nodes["n2"].gpus] == ["a", "b"]
+    assert "n1" not in capacity.nodes
 
 
-def test_an_unhealthy_gpu_is_known_and_is_not_in_its_nodes_room():
-    capacity = FreeCapacity([report("n", [gpu("a", 0), gpu("b", 1, healthy=False)])])
-    assert list(capacity.gpus) == ["a", "b"]
-    assert [[one.uuid for one in node.gpus] for node in capacity.nodes] == [["a"]]
-    assert capacity.models == ["A100"]
+def test_a_node_that_only_reports_gpus_of_another_one_is_no_node_of_its_own():
+    capacity = FreeCapacity()
+    capacity.put_node("n1", [gpu("a")])
+    capacity.put_node("n2", [gpu("a")])
+    assert list(capacity.nodes) == ["n1"]
+    capacity.drop_node("n2")
+    assert capacity.gpus["a"].node == "n1"
+
+
+def test_an_unhealthy_gpu_is_known_and_is_not_offered():
+    capacity = FreeCapacity()
+    assert capacity.put_node("n", [gpu("b", 1, healthy=False), gpu("a", 0)]) == ["a", "b"]
+    node = capacity.nodes["n"]
+    assert [one.uuid for one in node.gpus] == ["a", "b"]
+    assert {model: [one.uuid for one in gpus] for model, gpus in node.healthy.items()} == {"A100": ["a"]}
     capacity.update("b", 10, 20)
     assert (capacity.gpus["b"].unowned, capacity.gpus["b"].free) == (10, 20)
+    assert node.most_free == {"A100": [100]}
 
 
-def test_a_gpu_of_exactly_100_unowned_units_is_a_whole_one():
-    capacity = FreeCapacity([report("n", [gpu("a", 0), gpu("b", 1)])])
-    assert (capacity.nodes[0].unowned, capacity.nodes[0].free) == (2, 2)
-    assert capacity.tightest_node(2, ["A100"]) is capacity.nodes[0]
-    capacity.update("b", 99, 100)
-    assert (capacity.nodes[0].unowned, capacity.nodes[0].free) == (1, 2)
-    capacity.update("b", 99, 99)
-    assert (capacity.nodes[0].unowned, capacity.nodes[0].free) == (1, 1)
+def test_a_report_that_changes_nothing_about_the_gpus_leaves_them_as_they_are():
+    capacity = FreeCapacity()
+    capacity.put_node("n", [gpu("a")])
+    capacity.update("a", 30, 40)
+    known = capacity.nodes["n"]
+    assert capacity.put_node("n", [gpu("a").model_copy(update={"memory_used_bytes": 5})]) == ()
+    assert capacity.nodes["n"] is known
+    assert capacity.gpus["a"].free == 40
+    for other in ({"healthy": False}, {"capacity_units": 50}, {"model": "T4"}, {"index": 7}):
+        assert capacity.put_node("n", [gpu("a").model_copy(update=other)]) == ["a"]
+    assert (capacity.gpus["a"].index, capacity.gpus["a"].free) == (7, 100)
+
+
+def test_what_is_derived_of_a_node_is_forgotten_when_it_changes():
+    capacity = FreeCapacity()
+    capacity.put_node("n", [gpu("a")])
+    node = capacity.nodes["n"]
+    for change in (lambda: capacity.update("a", 50, 60), lambda: capacity.set_resources("n", NodeResources(cpu=1))):
+        node.derived["key"] = 1
+        change()
+        assert not node.derived
+        node.derived["key"] = 1
+        change()  # nothing changes
+        assert node.derived == {"key": 1}
+    assert node.most_free == {"A100": [60]}
+
+
+def test_resources_may_be_known_before_the_gpus():
+    capacity = FreeCapacity()
+    capacity.set_resources("n", NodeResources(cpu=1))
+    capacity.put_node("n", [gpu("a")])
+    assert capacity.nodes["n"].resources == NodeResources(cpu=1)
+    capacity.set_resources("n", NodeResources())
+    assert capacity.nodes["n"].resources == NodeResources()
+
+
+@pytest.mark.parametrize(
+    ("unowned", "free", "ownable"), [(30, 40, 30), (40, 30, 30), (-5, 10, 0), (10, -5, 0), (150, 140, 100)]
+)
+def test_what_a_newcomer_can_own_is_unowned_and_free_and_at_most_a_gpu(unowned, free, ownable):
+    capacity = FreeCapacity()
+    capacity.put_node("n", [gpu("a", capacity=150)])
+    capacity.update("a", unowned, free)
+    assert capacity.gpus["a"].ownable == ownable
 
 
 def lent(units: dict[str, tuple[str, int]]) -> Ledger:
@@ -56,7 +111,7 @@ def test_among_models_too_as_few_lent_units_as_possible_are_taken(order):
     ledger = lent({name: owned[name] for name in order})
     for name in order:
         ledger.replace(active(f"on-{name}", name, owned[name][1]).with_effective(0))
-    found = ledger.place(Share(50))
+    found = ledger.place(request(50))
     assert (found.gpus, found.borrowed) == (("b",), 10)
 
 
@@ -65,8 +120,8 @@ def test_among_equals_the_gpu_with_less_room_to_lend_is_taken_and_then_the_first
     ledger = lent({"a": ("T4", 70), "b": ("A100", 70), "c": ("H100", 70)})
     for name, effective in (("a", 0), ("b", 40), ("c", 0)):
         ledger.replace(active(f"on-{name}", name, 70).with_effective(effective))
-    assert ledger.place(Share(50)).gpus == ("b",)
-    assert ledger.place(Share(80)).gpus == ("a",)
+    assert ledger.place(request(50)).gpus == ("b",)
+    assert ledger.place(request(80)).gpus == ("a",)
 
 
 @pytest.mark.parametrize("models", [("A100", "T4"), ("T4", "A100")])
@@ -81,53 +136,21 @@ def test_of_two_nodes_the_one_that_needs_fewer_lent_gpus_is_taken(models):
     ledger = Ledger.of(nodes)
     for name in "abc":
         ledger.replace(active(f"on-{name}", name, 9).with_effective(0))
-    assert ledger.place(Share(count=2)).node == "n2"
+    assert ledger.place(request(count=2)).node == "n2"
 
 
 def test_whole_gpus_that_nobody_owns_come_before_lent_ones_of_the_same_node():
     ledger = Ledger.of([report("n", [gpu("a", 0), gpu("b", 1), gpu("c", 2)], [active("idle", "a", 1)])])
     ledger.replace(active("idle", "a", 1).with_effective(0))
-    assert ledger.place(Share(count=2)).gpus == ("b", "c")
-    assert ledger.place(Share(count=3)).gpus == ("b", "c", "a")
-
-
-def test_a_rank_that_is_not_in_a_bucket_cannot_be_taken_out_of_it():
-    index = CapacityIndex()
-    index.put(5, 10, 20)
-    for missing in (3, 7):
-        with pytest.raises(KeyError, match=str(missing)):
-            index.take(missing, 10, 20)
-    assert index.tightest(10, 20) == Found(10, 20, 5)
-    index.take(5, 10, 20)
-    assert index.tightest(0, 0) is None
-
-
-def test_the_tightest_bucket_has_the_least_first_number_and_then_the_least_second():
-    index = CapacityIndex()
-    for rank, (first, second) in enumerate([(30, 40), (20, 60), (20, 50), (10, 90), (20, 50)]):
-        index.put(rank, first, second)
-    assert index.tightest(15, 45) == Found(20, 50, 2)
-    assert index.tightest(15, 55) == Found(20, 60, 1)
-    assert index.tightest(15, 70) is None
-    assert index.nearest_below(20, 40) == Found(10, 90, 3)
-    assert index.nearest_below(31, 45) == Found(20, 50, 2)
-    assert index.nearest_below(10, 0) is None
-
-
-def test_numbers_below_zero_count_as_zero():
-    index = CapacityIndex()
-    index.put(1, -5, -7)
-    assert index.tightest(0, 0) == Found(0, 0, 1)
-    index.take(1, -1, -1)
-    assert index.tightest(0, 0) is None
+    assert ledger.place(request(count=2)).gpus == ("b", "c")
+    assert ledger.place(request(count=3)).gpus == ("b", "c", "a")
 
 
 def test_the_fullest_gpu_and_the_fullest_node_are_found_among_all_models():
-    models = ["A100", "H100", "T4"]
     ledger = lent({"a": ("A100", 20), "b": ("H100", 40), "c": ("T4", 30)})
-    assert ledger.capacity.tightest_gpu(50, models).uuid == "b"
-    assert ledger.capacity.tightest_gpu(65, models).uuid == "c"
+    assert ledger.place(request(50)).gpus == ("b",)
+    assert ledger.place(request(65)).gpus == ("c",)
     sizes = {"A100": 4, "H100": 2, "T4": 3}
     nodes = [report(model, [gpu(f"{model}{n}", n, model) for n in range(size)]) for model, size in sizes.items()]
-    assert FreeCapacity(nodes).tightest_node(2, models).name == "H100"
-    assert FreeCapacity(nodes).tightest_node(3, models).name == "T4"
+    assert Ledger.of(nodes).place(request(count=2)).node == "H100"
+    assert Ledger.of(nodes).place(request(count=3)).node == "T4"

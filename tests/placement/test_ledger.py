@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.template import Gpu
-from gpushare_spawner.placement import BestFit, FreeCapacity, Ledger, LedgerError, Reason
-from tests.placement.reports import active, gpu, report
+from gpushare_spawner.placement import (
+    Best,
+    BestFit,
+    FreeCapacity,
+    Ledger,
+    LedgerError,
+    NodeResources,
+    PlacementRequest,
+    Reason,
+    Requested,
+)
+from tests.placement.reports import active, gpu, report, request
 
 
 def two_gpus(*allocations, capacity: int = 100) -> Ledger:
@@ -19,38 +28,38 @@ def two_gpus(*allocations, capacity: int = 100) -> Ledger:
 
 def test_best_fit_takes_the_fullest_gpu_that_has_room():
     ledger = two_gpus(active("s", "b", 50))
-    assert ledger.place(Share(50)).gpus == ("b",)
-    assert ledger.place(Share(51)).gpus == ("a",)
+    assert ledger.place(request(50)).gpus == ("b",)
+    assert ledger.place(request(51)).gpus == ("a",)
 
 
 def test_ties_go_to_the_first_node_and_index():
     nodes = [report(node, [gpu(f"{node}1", 1), gpu(f"{node}0", 0)]) for node in ("n2", "n1")]
     ledger = Ledger.of(nodes)
-    assert {ledger.place(Share(10)).gpus for _ in range(5)} == {("n10",)}
-    assert ledger.place(Share(10)).node == "n1"
+    assert {ledger.place(request(10)).gpus for _ in range(5)} == {("n10",)}
+    assert ledger.place(request(10)).node == "n1"
 
 
 def test_unowned_units_are_preferred_to_lent_ones():
     idle = active("idle", "a", 100).with_effective(10)
     ledger = two_gpus(idle, active("s", "b", 50))
-    first = ledger.place(Share(40))
+    first = ledger.place(request(40))
     assert (first.gpus, first.borrowed) == (("b",), 0)
-    second = ledger.place(Share(60))
+    second = ledger.place(request(60))
     assert (second.gpus, second.borrowed) == (("a",), 60)
-    assert ledger.place(Share(91)) is None
+    assert ledger.place(request(91)) is None
 
 
 def test_as_few_lent_units_as_possible():
     a = active("on-a", "a", 80).with_effective(0)
     b = active("on-b", "b", 60).with_effective(0)
-    placement = two_gpus(a, b).place(Share(50))
+    placement = two_gpus(a, b).place(request(50))
     assert (placement.gpus, placement.borrowed) == (("b",), 10)
 
 
 def test_the_owner_comes_back_and_the_borrower_yields():
     owner = active("owner", "a", 75).with_effective(0)
     ledger = Ledger.of([report("n", [gpu("a")], [owner])])
-    placement = ledger.place(Share(50))
+    placement = ledger.place(request(50))
     assert placement.borrowed == 25
     ledger.add(active("guest", placement.gpus, 50, placement.borrowed, opened_at=1.0))
     assert ledger.guaranteed("guest") == 50
@@ -72,16 +81,16 @@ def test_several_whole_gpus_lie_on_one_node_and_are_of_one_model():
             report("small", [gpu("small0", 0), gpu("small1", 1)]),
         ]
     )
-    assert ledger.place(Share(count=2)).gpus == ("small0", "small1")
+    assert ledger.place(request(count=2)).gpus == ("small0", "small1")
     ledger.add(active("s", "small0", 1))
-    assert ledger.place(Share(count=2)).gpus == ("big0", "big1")
-    assert ledger.place(Share(count=5)) is None
-    assert ledger.refusal(Share(count=5)).reason is Reason.TOO_BIG
+    assert ledger.place(request(count=2)).gpus == ("big0", "big1")
+    assert ledger.place(request(count=5)) is None
+    assert ledger.refusal(request(count=5)).reason is Reason.TOO_BIG
 
 
 def test_several_whole_gpus_may_be_lent_ones():
     ledger = two_gpus(active("idle", "a", 30).with_effective(0))
-    placement = ledger.place(Share(count=2))
+    placement = ledger.place(request(count=2))
     assert (set(placement.gpus), placement.borrowed) == ({"a", "b"}, 30)
     ledger.add(active("guest", placement.gpus, 100, placement.borrowed, opened_at=1.0))
     ledger.check()
@@ -91,51 +100,51 @@ def test_several_whole_gpus_may_be_lent_ones():
 
 def test_unhealthy_gpus_get_nothing():
     ledger = Ledger.of([report("n", [gpu("a", healthy=False)])])
-    assert ledger.place(Share(1)) is None
+    assert ledger.place(request(1)) is None
     assert ledger.free_units("a") == 0
-    refusal = ledger.refusal(Share(1))
+    refusal = ledger.refusal(request(1))
     assert refusal.reason is Reason.UNHEALTHY
     assert refusal.may_pass
 
 
 def test_only_accepted_models():
-    wanted = Gpu(fraction=0.5, models=("*h100*",))
+    wanted = request(50, "NVIDIA H100 80GB")
     ledger = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100"), gpu("h", 1, "NVIDIA H100 80GB")])])
-    assert ledger.place(Share(50), wanted.accepts).gpus == ("h",)
-    refusal = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100")])]).refusal(Share(50), wanted.accepts)
+    assert ledger.place(wanted).gpus == ("h",)
+    refusal = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100")])]).refusal(wanted)
     assert refusal.reason is Reason.NO_MODEL
     assert "NVIDIA A100" in str(refusal)
     assert not refusal.may_pass
 
 
 def test_a_share_bigger_than_any_gpu():
-    refusal = two_gpus(capacity=50).refusal(Share(75))
+    refusal = two_gpus(capacity=50).refusal(request(75))
     assert refusal.reason is Reason.TOO_BIG
     assert (refusal.share, refusal.most_units) == (Share(75), 50)
 
 
 def test_full_says_how_much_is_free_at_best():
     ledger = two_gpus(active("s", "a", 80), active("t", "b", 70))
-    assert ledger.place(Share(50)) is None
-    refusal = ledger.refusal(Share(50))
+    assert ledger.place(request(50)) is None
+    refusal = ledger.refusal(request(50))
     assert (refusal.reason, refusal.best_units, refusal.best_count) == (Reason.FULL, 30, 0)
     assert refusal.may_pass
 
 
 def test_gpus_out_of_order_may_get_well():
     ledger = Ledger.of([report("n", [gpu("a", 0), gpu("b", 1, healthy=False)])])
-    assert ledger.refusal(Share(count=2)).reason is Reason.UNHEALTHY
+    assert ledger.refusal(request(count=2)).reason is Reason.UNHEALTHY
 
 
 def test_no_agent_no_gpu():
-    assert Ledger.of([]).place(Share(1)) is None
-    assert Ledger.of([]).refusal(Share(1)).reason is Reason.NO_GPUS
+    assert Ledger.of([]).place(request(1)) is None
+    assert Ledger.of([]).refusal(request(1)).reason is Reason.NO_GPUS
 
 
 def test_overcommitted_gpus_hold_more():
     ledger = two_gpus(active("s", "a", 100), capacity=150)
-    assert ledger.place(Share(50)).gpus == ("a",)
-    assert ledger.place(Share(51)).gpus == ("b",)
+    assert ledger.place(request(50)).gpus == ("a",)
+    assert ledger.place(request(51)).gpus == ("b",)
 
 
 def test_reservations_count_until_they_are_reported():
@@ -178,28 +187,123 @@ def test_too_much_owned_is_found():
 class Always:
     """A strategy with one answer."""
 
+    node: str
     gpus: tuple[str, ...]
 
-    def choose(self, capacity: FreeCapacity, share: Share, models) -> tuple[str, ...]:
-        return self.gpus
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best:
+        return Best(self.node, self.gpus)
 
 
-def test_another_strategy_can_be_used_and_is_checked():
+def test_another_strategy_can_be_used():
     ledger = two_gpus(active("s", "a", 60))
-    assert ledger.place(Share(30), strategy=Always(("b",))).gpus == ("b",)
-    assert ledger.place(Share(30), strategy=BestFit()).gpus == ("a",)
-    for wrong in (("a",), ("b", "b"), ("a", "b")):
-        with pytest.raises(LedgerError, match="not possible"):
-            ledger.place(Share(50), strategy=Always(wrong))
+    assert ledger.place(request(30), Always("n", ("b",))).gpus == ("b",)
+    assert ledger.place(request(30), BestFit()).gpus == ("a",)
 
 
-def test_a_strategy_is_not_asked_where_no_gpu_is_of_an_accepted_model():
-    assert two_gpus().place(Share(30), lambda model: False, Always(("a",))) is None
+@pytest.mark.parametrize(
+    ("node", "gpus", "wrong"),
+    [
+        ("n", ("a",), "not all have so much free"),
+        ("n", ("b", "b"), "the share lies on 1 of them"),
+        ("n", ("a", "b"), "the share lies on 1 of them"),
+        ("n", ("lost",), "they are not GPUs of that node"),
+        ("m", ("b",), "they are not GPUs of that node"),
+        ("lost", ("b",), "they are not GPUs of that node"),
+        ("n", ("sick",), "not all are healthy and of a model that will do"),
+        ("n", ("t4",), "not all are healthy and of a model that will do"),
+        ("m", ("other",), "the node lacks cpu"),
+    ],
+)
+def test_what_a_strategy_may_not_choose_is_named_with_the_share(node, gpus, wrong):
+    cards = [gpu("a", 0), gpu("b", 1), gpu("sick", 2, healthy=False), gpu("t4", 3, model="T4")]
+    ledger = Ledger.of([report("n", cards, [active("s", "a", 60)]), report("m", [gpu("other")])])
+    ledger.put_resources("m", NodeResources(cpu=500))
+    with pytest.raises(LedgerError) as error:
+        ledger.place(request(50, "A100", cpu=1000), Always(node, gpus))
+    assert str(error.value) == f"{Always(node, gpus)!r} chose {', '.join(gpus)} of node {node} for 0.50 GPU: {wrong}"
 
 
-def test_a_wrong_choice_is_named_with_the_share():
-    with pytest.raises(LedgerError, match=r"^Always\(gpus=\('a', 'b'\)\) chose a, b for 0\.50 GPU: not possible$"):
-        two_gpus().place(Share(50), strategy=Always(("a", "b")))
+def test_whole_gpus_of_two_models_are_no_choice():
+    ledger = Ledger.of([report("n", [gpu("a", 0), gpu("t4", 1, model="T4")])])
+    with pytest.raises(LedgerError, match="they are of several models"):
+        ledger.place(request(count=2), Always("n", ("a", "t4")))
+
+
+def test_a_node_that_the_request_excludes_is_no_choice():
+    for wanted in (request(50, left_out=frozenset({"n"})), request(50, node="m")):
+        with pytest.raises(LedgerError, match="the request excludes that node"):
+            two_gpus().place(wanted, Always("n", ("a",)))
+
+
+def test_where_no_model_will_do_there_is_no_place():
+    assert two_gpus().place(PlacementRequest(Share(30), models=frozenset())) is None
+
+
+def test_cpu_memory_and_pods_of_a_node_count_where_they_are_known():
+    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")])])
+    wanted = request(30, cpu=2000, memory=2**30)
+    assert ledger.place(wanted).node == "n1"
+    for short in (NodeResources(cpu=1999), NodeResources(memory=2**30 - 1), NodeResources(pods=0)):
+        ledger.put_resources("n1", short)
+        assert ledger.place(wanted).node == "n2"
+    ledger.put_resources("n1", NodeResources(cpu=2000, memory=2**30, pods=1))
+    assert ledger.place(wanted).node == "n1"
+
+
+def test_what_a_reservation_takes_of_its_node_counts_until_the_node_counts_it():
+    ledger = Ledger.of([report("n", [gpu("a"), gpu("b", 1)])])
+    ledger.put_resources("n", NodeResources(cpu=3000, memory=4 * 2**30, pods=9))
+    reservation = replace(active("s", ("a", "b"), 10), uncounted=Requested(cpu=2000, memory=2**30, pods=1))
+    ledger.add(reservation)
+    assert ledger.capacity.nodes["n"].resources == NodeResources(1000, 3 * 2**30, 8)
+    ledger.replace(active("s", ("a", "b"), 10))
+    assert ledger.capacity.nodes["n"].resources == NodeResources(3000, 4 * 2**30, 9)
+    ledger.replace(reservation)
+    ledger.put_resources("n", NodeResources(cpu=2500))
+    assert ledger.capacity.nodes["n"].resources == NodeResources(500)
+    ledger.remove("s")
+    assert ledger.capacity.nodes["n"].resources == NodeResources(2500)
+
+
+def test_ineligible_nodes_and_nodes_that_are_left_out_get_nothing():
+    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")])])
+    assert ledger.place(request(30, ineligible=frozenset({"n1"}))).node == "n2"
+    assert ledger.place(request(30, left_out=frozenset({"n1"}))).node == "n2"
+    assert ledger.place(request(30, left_out=frozenset({"n1", "n2"}))) is None
+    assert ledger.place(request(30)).node == "n1"
+
+
+def test_a_request_for_one_node_gets_no_other():
+    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 80)])])
+    assert ledger.place(request(20, node="n2")).node == "n2"
+    assert ledger.place(request(21, node="n2")) is None
+    assert ledger.place(request(20, node="n2", left_out=frozenset({"n2"}))) is None
+    assert ledger.place(request(20, node="lost")) is None
+
+
+def test_a_node_that_goes_and_comes_back_finds_its_allocations():
+    ledger = two_gpus(active("s", "a", 60))
+    ledger.drop_node("n")
+    assert ledger.place(request(1)) is None
+    assert (ledger.allocations["s"].gpus, ledger.guaranteed("s")) == (("a",), 0)
+    ledger.put_node("n", [gpu("a", 0), gpu("b", 1)])
+    assert (ledger.free_units("a"), ledger.guaranteed("s")) == (40, 60)
+    ledger.put_node("n", [gpu("a", 0, healthy=False)])
+    assert (ledger.free_units("a"), ledger.free_units("b"), ledger.guaranteed("s")) == (0, 0, 60)
+
+
+def test_many_changes_at_once_are_what_they_are_one_after_the_other():
+    at_once, stepwise = two_gpus(active("s", "a", 60)), two_gpus(active("s", "a", 60))
+    changes = [active("s", "b", 30), active("t", "a", 50), active("t", "a", 20)]
+    at_once.change(changes, drop=["s", "nobody"])
+    stepwise.remove("s")
+    for allocation in changes:
+        stepwise.change([allocation])
+    for ledger in (at_once, stepwise):
+        ledger.check()
+        assert (ledger.free_units("a"), ledger.free_units("b")) == (80, 70)
+    with pytest.raises(KeyError, match="nobody"):
+        at_once.replace(active("nobody", "a", 1))
 
 
 def test_a_full_gpu_has_nothing_free_and_nothing_unowned_and_neither_has_an_unknown_one():

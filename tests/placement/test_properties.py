@@ -10,8 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Allocation, Ledger, settle
-from gpushare_spawner.placement.capacity_index import CapacityIndex
+from gpushare_spawner.placement import Allocation, Ledger, PlacementRequest, settle
 from tests.placement.reports import gpu, report
 
 GPUS = {
@@ -44,12 +43,10 @@ class Hub(RuleBasedStateMachine):
 
     @rule(target=reservations, share=SHARES, t4=st.booleans())
     def reserve(self, share: Share, t4: bool):
-        def accepts(model: str) -> bool:
-            return t4 or model != "T4"
-
-        placement = self.ledger.place(share, accepts)
+        wanted = PlacementRequest(share, models=None if t4 else frozenset({"A100"}))
+        placement = self.ledger.place(wanted)
         if placement is None:
-            refusal = self.ledger.refusal(share, accepts)
+            refusal = self.ledger.refusal(wanted)
             assert refusal.best_units < share.units or share.count > refusal.best_count
             return multiple()
         assert "sick" not in placement.gpus
@@ -144,32 +141,3 @@ class Hub(RuleBasedStateMachine):
 
 Hub.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestHub = Hub.TestCase
-
-
-class Sorted(RuleBasedStateMachine):
-    """CapacityIndex give what a scan over everything gives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.index = CapacityIndex()
-        self.scanned: dict[int, tuple[int, int]] = {}
-
-    @rule(rank=st.integers(0, 8), first=st.integers(-2, 6), second=st.integers(-2, 6))
-    def put(self, rank: int, first: int, second: int):
-        if rank in self.scanned:
-            self.index.take(rank, *self.scanned[rank])
-        self.index.put(rank, first, second)
-        self.scanned[rank] = (first, second)
-
-    @rule(first=st.integers(0, 7), second=st.integers(0, 7))
-    def search(self, first: int, second: int):
-        everything = [(max(f, 0), max(s, 0), rank) for rank, (f, s) in self.scanned.items()]
-        above = [found for found in everything if found[0] >= first and found[1] >= second]
-        below = [found for found in everything if found[0] < first and found[1] >= second]
-        assert self.index.tightest(first, second) == (min(above) if above else None)
-        nearest = min(below, key=lambda found: (-found[0], found[1], found[2])) if below else None
-        assert self.index.nearest_below(first, second) == nearest
-
-
-Sorted.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-TestCapacityIndex = Sorted.TestCase

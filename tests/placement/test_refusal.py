@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Ledger, Reason, Refusal
-from gpushare_spawner.placement.ledger import any_model
-from tests.placement.reports import active, gpu, report
+from gpushare_spawner.placement import Ledger, NodeResources, PlacementRequest, Reason, Refusal, Shortage
+from gpushare_spawner.placement.obstacle import Lacking
+from tests.placement.reports import active, gpu, report, request
 
 SICK = [gpu("a", 0, healthy=False), gpu("b", 1, healthy=False)]
 HALF_SICK = [gpu("a", 0), gpu("b", 1, healthy=False)]
@@ -32,8 +32,8 @@ MODELS = [gpu("a", 0, "T4"), gpu("b", 1, "A100"), gpu("c", 2, "T4")]
 def test_a_refusal_says_what_stands_in_the_way_and_how_much_there_is(
     gpus: Sequence[GpuReport], share: Share, expected: Refusal
 ):
-    accepts: Callable[[str], bool] = any_model if gpus is not MODELS else lambda model: model == "H100"
-    refusal = Ledger.of([report("n", gpus)] if gpus else []).refusal(share, accepts)
+    models = frozenset({"H100"}) if gpus is MODELS else None
+    refusal = Ledger.of([report("n", gpus)] if gpus else []).refusal(PlacementRequest(share, models=models))
     assert refusal == expected
     assert refusal.may_pass == (refusal.reason is Reason.UNHEALTHY)
 
@@ -52,15 +52,15 @@ def test_where_all_is_full_the_best_that_is_free_is_named(owned: Sequence[int], 
     gpus = [gpu(f"g{number}", number) for number in range(len(owned))]
     held = [active(f"s{number}", f"g{number}", units) for number, units in enumerate(owned) if units]
     ledger = Ledger.of([report("n", gpus, held)])
-    assert ledger.place(share) is None
-    refusal = ledger.refusal(share)
+    assert ledger.place(PlacementRequest(share)) is None
+    refusal = ledger.refusal(PlacementRequest(share))
     assert (refusal.reason, refusal.best_units, refusal.best_count) == (Reason.FULL, units, count)
     assert refusal.may_pass
 
 
 def test_a_share_that_is_as_big_as_a_gpu_may_give_can_wait_for_it():
     ledger = Ledger.of([report("n", SMALL, [active("s", "a", 10)])])
-    refusal = ledger.refusal(Share(50))
+    refusal = ledger.refusal(request(50))
     assert (refusal.reason, refusal.best_units) == (Reason.FULL, 40)
 
 
@@ -68,21 +68,66 @@ def test_only_gpus_of_the_wanted_models_count():
     """The free A100 helps nobody who wants an H100; nor does its capacity."""
     gpus = [gpu("a", 0, "A100"), gpu("h", 1, "H100", capacity=80)]
     ledger = Ledger.of([report("n", gpus, [active("s", "h", 50)])])
-    refusal = ledger.refusal(Share(60), lambda model: model.startswith("H"))
+    refusal = ledger.refusal(request(60, "H100"))
     assert (refusal.reason, refusal.best_units, refusal.best_count) == (Reason.FULL, 30, 0)
-    assert ledger.refusal(Share(90), lambda model: model.startswith("H")).most_units == 80
+    assert ledger.refusal(request(90, "H100")).most_units == 80
 
 
 def test_gpus_of_two_nodes_or_two_models_do_not_add_up():
     apart = [report("n1", [gpu("a", 0), gpu("b", 1, healthy=False)]), report("n2", [gpu("c", 0, "T4")])]
-    assert Ledger.of(apart).refusal(Share(count=2)).reason is Reason.UNHEALTHY
+    assert Ledger.of(apart).refusal(request(count=2)).reason is Reason.UNHEALTHY
     mixed = [report("n", [gpu("a", 0, "T4"), gpu("b", 1, healthy=False)])]
-    assert Ledger.of(mixed).refusal(Share(count=2)).reason is Reason.TOO_BIG
+    assert Ledger.of(mixed).refusal(request(count=2)).reason is Reason.TOO_BIG
 
 
 def test_the_node_with_the_most_counts_whichever_it_is():
     small = report("small", [gpu("s0", 0)])
     large = report("large", [gpu(f"l{number}", number) for number in range(3)], [active("s", "l0", 10)])
     for nodes in ([small, large], [large, small]):
-        refusal = Ledger.of(nodes).refusal(Share(count=3))
+        refusal = Ledger.of(nodes).refusal(request(count=3))
         assert (refusal.reason, refusal.best_count) == (Reason.FULL, 2)
+
+
+def test_a_node_without_enough_cpu_or_memory_is_told_from_one_without_units():
+    ledger = Ledger.of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3", "n4")])
+    ledger.add(active("s", "n4", 90))
+    ledger.put_resources("n1", NodeResources(cpu=500))
+    ledger.put_resources("n2", NodeResources(cpu=1500))
+    ledger.put_resources("n3", NodeResources(memory=7))
+    wanted = request(50, cpu=2000, memory=8)
+    assert ledger.place(wanted) is None
+    refusal = ledger.refusal(wanted)
+    assert (refusal.reason, refusal.may_pass, refusal.cpu, refusal.memory) == (Reason.NODES_FULL, True, 2000, 8)
+    assert refusal.shortages == (Shortage(Lacking.CPU, 2, 1500), Shortage(Lacking.MEMORY, 1, 7))
+    assert ledger.refusal(request(5, cpu=2000)).reason is Reason.FULL  # n4 can take it: nothing is short everywhere
+    ledger.put_resources("n3", NodeResources(pods=0))
+    assert Shortage(Lacking.PODS, 1, 0) in ledger.refusal(wanted).shortages
+
+
+def test_nodes_that_keep_the_pod_out_are_an_admins_matter():
+    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
+    refusal = ledger.refusal(request(50, ineligible=frozenset({"n1", "n2"})))
+    assert (refusal.reason, refusal.may_pass) == (Reason.INELIGIBLE, False)
+    refusal = ledger.refusal(request(50, ineligible=frozenset({"n1"})))
+    assert (refusal.reason, refusal.best_units) == (Reason.FULL, 40)
+
+
+def test_nodes_that_did_not_admit_the_pod_are_named():
+    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
+    wanted = request(50, left_out=frozenset({"n1"}))
+    assert ledger.place(wanted) is None
+    refusal = ledger.refusal(wanted)
+    assert (refusal.reason, refusal.left_out, refusal.may_pass) == (Reason.NOT_ADMITTED, ("n1",), True)
+
+
+def test_of_a_request_for_one_node_only_that_node_is_looked_at():
+    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
+    refusal = ledger.refusal(request(50, node="n2"))
+    assert (refusal.reason, refusal.best_units) == (Reason.FULL, 40)
+    assert ledger.refusal(request(50, node="lost")).reason is Reason.NO_GPUS
+    assert ledger.refusal(request(count=2, node="n2")).reason is Reason.TOO_BIG
+
+
+def test_a_request_that_fits_and_may_not_go_yet_reads_that_there_is_enough():
+    refusal = Ledger.of([report("n", [gpu("a")], [active("s", "a", 60)])]).refusal(request(30))
+    assert (refusal.reason, refusal.best_units, refusal.best_count) == (Reason.FULL, 30, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Reason, Refusal
+from gpushare_spawner.placement import Lacking, Reason, Refusal, Shortage
 from gpushare_spawner.wording import refusals
 
 
@@ -35,6 +35,30 @@ from gpushare_spawner.wording import refusals
         (
             Refusal(Reason.TOO_BIG, Share(51), most_units=50),
             "This needs 0.51 GPU, and a GPU here can give at most 0.50 GPU.",
+        ),
+        (
+            Refusal(Reason.INELIGIBLE, Share(50)),
+            "The nodes whose GPUs would do accept no server of this template, because of their taints or labels. "
+            "Ask the admin.",
+        ),
+        (
+            Refusal(Reason.NOT_ADMITTED, Share(count=2), left_out=("node-a", "node-b")),
+            "node-a, node-b did not admit this server just now, and no other node has 2 GPUs on one node free.",
+        ),
+        (
+            Refusal(
+                Reason.NODES_FULL,
+                Share(50),
+                cpu=1500,
+                memory=4 * 2**30,
+                shortages=(
+                    Shortage(Lacking.CPU, 3, 500),
+                    Shortage(Lacking.MEMORY, 1, 2**30),
+                    Shortage(Lacking.PODS, 1, 0),
+                ),
+            ),
+            "Nodes with 0.50 GPU free have not enough of something else: this needs 1.5 CPU, and at most 0.5 is free "
+            "on 3 nodes; this needs 4 GiB of memory, and at most 1 GiB is free on 1 node; 1 node can run no more pods.",
         ),
         (
             Refusal(Reason.FULL, Share(50), best_units=40),

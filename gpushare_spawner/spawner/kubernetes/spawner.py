@@ -52,7 +52,7 @@ from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.progress import SpawnProgress, interleaved
-from gpushare_spawner.spawner.queue.queue import PlacementRequest
+from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.refusal import refusals_reported
 
 _TEMPLATES = "/etc/gpushare/templates"
@@ -258,9 +258,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         await self._watch()
         await self._clear_way()
         node = pinned_node(self.node_selector, self.extra_pod_config)
-        request = PlacementRequest(
-            Tenant(self.user.name, self.name), template, self._kube.expanded(node) if node else ""
-        )
+        request = SpawnRequest(Tenant(self.user.name, self.name), template, self._kube.expanded(node) if node else "")
         share = await reserve_share(self.reservations, request, patience, progress, self._attempt.alternatives)
         report_placement(share, f" of {share.placement.node}", progress, self.log, self._log_name)
         return share

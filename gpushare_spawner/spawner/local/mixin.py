@@ -23,7 +23,7 @@ from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, profiles
 from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.placing import report_placement, reserve_share
-from gpushare_spawner.spawner.queue.queue import PlacementRequest
+from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.refusal import SpawnRefused, refusals_reported
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
@@ -184,7 +184,7 @@ class GPUShareMixin(GPUShareBase):
         attempt.overrides.apply_choice(choice)
         if template is None or template.gpu is None:
             return
-        request = PlacementRequest(Tenant(self.user.name, self.name, self._uid()), template)
+        request = SpawnRequest(Tenant(self.user.name, self.name, self._uid()), template)
         reservation = await reserve_share(
             self.reservations, request, self.queue_timeout, attempt.progress, attempt.alternatives
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import Demand, PlacementRequest
 from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue
 from gpushare_spawner.spawner.queue.snapshot import GpuKind
@@ -37,7 +37,7 @@ class AvailabilityNow:
     check: PlacementCheck
     queue: SpawnQueue
     where: str = "this machine"
-    _met: dict[tuple[Share, frozenset[str]], Availability] = field(default_factory=dict, repr=False)
+    _met: dict[Demand, Availability] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _held_back(self) -> frozenset[str]:
@@ -48,18 +48,18 @@ class AvailabilityNow:
         if template.gpu is None:
             return NO_GPU_NEEDED
         snapshot = self.check.snapshot
-        share, models = template.gpu.share, snapshot.models(template.gpu)
-        met = self._met.get((share, models))
+        request = snapshot.request(template)
+        met = self._met.get(request.demand)
         if met is None:
-            met = self._met[share, models] = self._meets(share, models)
+            met = self._met[request.demand] = self._meets(request)
         return Availability(met.kind, met.text, met.detail, snapshot.suiting(template.gpu))
 
     def startable(self, templates: Iterable[Template]) -> tuple[str, ...]:
         """Return which of these templates would start now, by their display names."""
         return tuple(template.display_name for template in templates if self.availability(template).kind == "now")
 
-    def _meets(self, share: Share, models: frozenset[str]) -> Availability:
-        verdict = self.check.verdict(share, models, self._held_back)
+    def _meets(self, request: PlacementRequest) -> Availability:
+        verdict = self.check.verdict(request, self._held_back)
         if verdict.placement is not None and verdict.placement.borrowed:
             return Availability("now", words.STARTS_ON_LENT, words.LENT_DETAIL)
         if verdict.outcome is Outcome.NOW:
@@ -67,7 +67,7 @@ class AvailabilityNow:
         if verdict.outcome is Outcome.NEVER:
             text = words.NO_SUITABLE_GPU if verdict.unsuitable else words.too_large(self.where)
             return Availability("never", text, verdict.why)
-        position = words.position(self.queue.ahead_of(models, self.check.snapshot))
+        position = words.position(self.queue.ahead_of(request.models or frozenset(), self.check.snapshot))
         return Availability("wait", position, verdict.why)
 
 

@@ -6,12 +6,12 @@ Does not change the queue or the ledger: see `placer`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Ledger, Reason, Refusal, Strategy
+from gpushare_spawner.placement import Ledger, PlacementRequest, Reason, Refusal, Strategy
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.wording import refusals
 from gpushare_spawner.wording.queue import EARLIER_FIRST
@@ -53,34 +53,27 @@ class PlacementCheck:
     strategy: Strategy
     counted: Callable[[Share], Share] = field(default=lambda share: share)
 
-    def verdict(self, share: Share, models: frozenset[str], held_back: frozenset[str], node: str = "") -> Verdict:
-        """Return whether the share can be placed on a GPU of one of these models.
+    def verdict(self, request: PlacementRequest, held_back: frozenset[str]) -> Verdict:
+        """Return whether a request can be placed.
 
-        ``held_back``: models that spawns which came earlier have to get first. ``node``: the only node that will do;
-        empty: any.
+        ``held_back``: models that spawns which came earlier have to get first.
         """
-        ledger = self._ledger_of(node)
+        models = request.models or frozenset()
         free = models - held_back
-        placement = self._place(ledger, share, free)
+        placement = self._place(request, free)
         if placement is not None:
             return Verdict(Outcome.NOW, placement)
-        refusal: Refusal = ledger.refusal(share, models.__contains__)
+        refusal: Refusal = self.ledger.refusal(request)
         why = refusals.capacity(refusal)
         if not refusal.may_pass:
             if self.snapshot.awaited:
                 return Verdict(Outcome.WAIT, why=self.snapshot.awaited)
             unsuitable = not models or refusal.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
             return Verdict(Outcome.NEVER, why=why, unsuitable=unsuitable)
-        if not free or (free != models and self._place(ledger, share, models) is not None):
+        if not free or (free != models and self._place(request, models) is not None):
             return Verdict(Outcome.WAIT, why=EARLIER_FIRST)
         return Verdict(Outcome.WAIT, why=why)
 
-    def _place(self, ledger: Ledger, share: Share, models: frozenset[str]) -> Placement | None:
-        return ledger.place(self.counted(share), models.__contains__, self.strategy)
-
-    def _ledger_of(self, node: str) -> Ledger:
-        """Return the ledger of one node alone; all of it where no node is named."""
-        if not node:
-            return self.ledger
-        reports = [report for report in self.snapshot.reports if report.node == node]
-        return Ledger.of(reports, self.ledger.allocations.values())
+    def _place(self, request: PlacementRequest, models: frozenset[str]) -> Placement | None:
+        counted = replace(request, share=self.counted(request.share), models=models)
+        return self.ledger.place(counted, self.strategy)

@@ -26,7 +26,7 @@ class Placer:
         request, snapshot = ticket.request, self._check.snapshot
         models = request.models(snapshot)
         held_back = self._queue.held_back(snapshot, before=ticket)
-        verdict = self._check.verdict(request.share, models, held_back, request.node)
+        verdict = self._check.verdict(request.placement(snapshot), held_back)
         if verdict.outcome is Outcome.NEVER:
             ticket.refuse(impossible(request, self._where, verdict.why))
         elif verdict.outcome is Outcome.WAIT:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Gpu, Template
+from gpushare_spawner.placement import PlacementRequest
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
 
 @dataclass(frozen=True)
-class PlacementRequest:
-    """What a spawn asks of placement: a template with a GPU, for a server."""
+class SpawnRequest:
+    """What a spawn in the queue is for: a template with a GPU, and a server. See `placement` for what it asks."""
 
     tenant: Tenant
     template: Template
@@ -44,12 +45,16 @@ class PlacementRequest:
         """The models in a snapshot that would do."""
         return snapshot.models(self.gpu)
 
+    def placement(self, snapshot: GpuSnapshot) -> PlacementRequest:
+        """What it asks of placement, on the GPUs of a snapshot."""
+        return replace(snapshot.request(self.template), user=self.tenant.user, node=self.node)
+
 
 @dataclass(frozen=True)
 class Reservation:
     """A share that has been put aside, until its server runs or it is released."""
 
-    request: PlacementRequest
+    request: SpawnRequest
     placement: Placement
     gpus: tuple[GpuReport, ...]
 
@@ -72,7 +77,7 @@ class WaitStatus:
 class Ticket:
     """One spawn in the queue."""
 
-    request: PlacementRequest
+    request: SpawnRequest
     joined: float
     """Seconds on a monotonic clock."""
     alternatives: tuple[Template, ...] = ()
@@ -149,7 +154,7 @@ class SpawnQueue:
         """Whether as many spawns wait as may. One that no pass has seen may get a place at once: it does not count."""
         return sum(ticket.ahead is not None and not ticket.result.done() for ticket in self) >= self.length
 
-    def join(self, request: PlacementRequest, now: float) -> Ticket:
+    def join(self, request: SpawnRequest, now: float) -> Ticket:
         """Queue up, at the end."""
         ticket = Ticket(request, now)
         self._tickets[id(ticket)] = ticket

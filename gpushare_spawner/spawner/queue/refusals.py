@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.spawner.queue.queue import PlacementRequest
+from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.refusal import SpawnRefused
 from gpushare_spawner.wording import refusals as words
 from gpushare_spawner.wording.amounts import duration
 
 
-def queue_full(request: PlacementRequest, length: int) -> SpawnRefused:
+def queue_full(request: SpawnRequest, length: int) -> SpawnRefused:
     """As many spawns wait as may: ``length``."""
     return SpawnRefused(words.queue_full(request.share, length), reason="queue-full", status=503, retry_after=120)
 
 
-def waited_too_long(request: PlacementRequest, waited: float, hint: str) -> SpawnRefused:
+def waited_too_long(request: SpawnRequest, waited: float, hint: str) -> SpawnRefused:
     """``waited``: seconds; ``hint``: what it waited for, as a sentence, or nothing."""
     message = words.waited_too_long(request.share, duration(waited), hint)
     return SpawnRefused(message, reason="no-room", status=503, retry_after=60)
 
 
-def impossible(request: PlacementRequest, where: str, why: str) -> SpawnRefused:
+def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:
     """No wait would help. ``where``: the GPUs' place; ``why``: a sentence."""
     return SpawnRefused(
         words.impossible(request.template.name, where, request.node, why), reason="no-such-gpu", status=409

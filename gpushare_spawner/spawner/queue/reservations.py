@@ -19,7 +19,7 @@ from gpushare_spawner.placement import Allocation, BestFit, Ledger, Strategy
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
-from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.refusals import nothing_known, placing_failed, waited_too_long
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.spawner.queue.wait_estimate import WaitEstimates
@@ -100,7 +100,7 @@ class Reservations(ABC, Generic[Reserved]):
     # -- from a request to a reservation --
 
     async def reserve(
-        self, request: PlacementRequest, patience: float, joined: Callable[[Ticket], None] | None = None
+        self, request: SpawnRequest, patience: float, joined: Callable[[Ticket], None] | None = None
     ) -> Reserved:
         """Return a reservation, at once or after a wait of at most ``patience`` seconds.
 

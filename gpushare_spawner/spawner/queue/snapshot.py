@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice, Report
-from gpushare_spawner.model.template import Gpu
-from gpushare_spawner.placement import Allocation
+from gpushare_spawner.model.template import Gpu, Template
+from gpushare_spawner.placement import Allocation, PlacementRequest
+
+MILLICORES = 1000
+"""In a CPU core."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,19 @@ class GpuSnapshot:
     def models(self, gpu: Gpu) -> frozenset[str]:
         """The models that would do for what a template asks for."""
         return self._suits(gpu)[2]
+
+    def request(self, template: Template) -> PlacementRequest:
+        """What a spawn of this template asks of placement. Raises ValueError for a template without a GPU."""
+        if template.gpu is None:
+            raise ValueError(f"template {template.name} asks for no GPU")
+        cpu, memory = template.resources.cpu.guarantee, template.resources.memory.guarantee
+        return PlacementRequest(
+            template.gpu.share,
+            cpu=math.ceil((cpu or 0.0) * MILLICORES),
+            memory=memory or 0,
+            models=self.models(template.gpu),
+            template=template.name,
+        )
 
     def node_of(self, gpus: Iterable[str]) -> str:
         """The node that reports these GPUs; empty where none does."""

@@ -143,7 +143,7 @@ def _placed(check: PlacementCheck, queue: SpawnQueue, ticket: Ticket) -> bool:
     """Count the ticket's share where it can be placed; return whether it can."""
     request, snapshot = ticket.request, check.snapshot
     held_back = queue.held_back(snapshot, before=ticket)
-    placement = check.verdict(request.share, request.models(snapshot), held_back, request.node).placement
+    placement = check.verdict(request.placement(snapshot), held_back).placement
     if placement is None:
         return False
     units = check.counted(request.share).units

@@ -12,7 +12,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
-from gpushare_spawner.spawner.queue.queue import PlacementRequest
+from gpushare_spawner.spawner.queue.queue import SpawnRequest
 
 HALF = Template.model_validate({"name": "half-gpu", "display_name": "0.50 GPU", "gpu": {"fraction": 0.5}})
 
@@ -20,7 +20,7 @@ HALF = Template.model_validate({"name": "half-gpu", "display_name": "0.50 GPU", 
 def share(token: str = "token-1", node: str = "node-a") -> PodShare:
     """Half of GPU 3 of a node."""
     gpu = GpuReport(index=3, uuid=f"GPU-{node}", model="A100", memory_bytes=2**30)
-    return PodShare(PlacementRequest(Tenant("ada"), HALF), Placement(node, (gpu.uuid,)), (gpu,), token)
+    return PodShare(SpawnRequest(Tenant("ada"), HALF), Placement(node, (gpu.uuid,)), (gpu,), token)
 
 
 def pod(phase: str = "Pending", token: str = "token-1", **status: Any) -> dict[str, Any]:

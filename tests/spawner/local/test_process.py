@@ -53,6 +53,15 @@ def test_a_strategy_is_given_by_path_class_or_instance(strategy: str) -> None:
     assert isinstance(GPUShareLocalSpawner(user=user("ada"), placement_strategy=given)._strategy(), BestFit)
 
 
+def test_a_strategy_for_an_earlier_version_is_refused_with_what_would_be_right() -> None:
+    class Old:
+        def choose(self, room: Any, share: Any, models: Any) -> tuple[str, ...] | None:
+            return None
+
+    with pytest.raises(TypeError, match=r"Old has choose\(room: .* It must be choose\(request, capacity\)"):
+        GPUShareLocalSpawner(user=user("ada"), placement_strategy=Old)._strategy()
+
+
 def test_defaults_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHARE_TEMPLATES", "/my/templates")
     monkeypatch.setenv("GPUSHARE_CONTROL", "/my/control.sock")

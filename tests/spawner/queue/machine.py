@@ -9,7 +9,7 @@ from gpushare_spawner.placement import Allocation, BestFit, Ledger
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
-from gpushare_spawner.spawner.queue.queue import PlacementRequest, SpawnQueue, Ticket
+from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
 
@@ -35,7 +35,7 @@ class Machine:
     def join(self, name: str, fraction: float = 0.0, node: str = "", **gpu: object) -> Ticket:
         wanted = {"fraction": fraction, **gpu} if fraction else gpu
         template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
-        return self.queue.join(PlacementRequest(Tenant(name), template, node), 0.0)
+        return self.queue.join(SpawnRequest(Tenant(name), template, node), 0.0)
 
     def hold(self, gpu: str, units: int, name: str = "there") -> Allocation:
         allocation = Allocation(f"{name}-{gpu}", (f"GPU-{gpu}",), units, 0, units, 0.0)

@@ -21,7 +21,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.local.reservations import AgentReservations
-from gpushare_spawner.spawner.queue.queue import PlacementRequest, Reservation, Ticket
+from gpushare_spawner.spawner.queue.queue import Reservation, SpawnRequest, Ticket
 from gpushare_spawner.spawner.refusal import SpawnRefused
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import TOKEN, RunningHub, until
@@ -29,10 +29,10 @@ from tests.spawner.running_hub import TOKEN, RunningHub, until
 TASKS: set[asyncio.Task[Any]] = set()
 
 
-def wish(name: str, fraction: float = 0.5, **gpu: Any) -> PlacementRequest:
+def wish(name: str, fraction: float = 0.5, **gpu: Any) -> SpawnRequest:
     wanted = {"fraction": fraction, **gpu} if "count" not in gpu else gpu
     template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
-    return PlacementRequest(Tenant(name), template)
+    return SpawnRequest(Tenant(name), template)
 
 
 class Line:
@@ -45,7 +45,7 @@ class Line:
         )
         self.tickets: dict[str, Ticket] = {}
 
-    def start(self, wanted: PlacementRequest, patience: float = 10.0) -> asyncio.Task[Reservation]:
+    def start(self, wanted: SpawnRequest, patience: float = 10.0) -> asyncio.Task[Reservation]:
         task = asyncio.ensure_future(
             self.reservations.reserve(wanted, patience, lambda ticket: self.tickets.update({wanted.session: ticket}))
         )
@@ -159,14 +159,14 @@ async def test_a_spawn_that_no_pass_ever_comes_to_is_refused_after_twice_its_tim
 async def test_a_user_name_of_255_characters_of_four_bytes_gets_a_place(line: Line, agent: FakeAgent) -> None:
     name, server = "\U00020000" * 255, "\U00020001" * 255
     template = wish("x").template
-    assert (await line.start(PlacementRequest(Tenant(name, server), template))).gpus
+    assert (await line.start(SpawnRequest(Tenant(name, server), template))).gpus
     assert split_session_id(agent.asked("open")[0].id) == (name, server)
 
 
 async def test_a_spawn_that_cannot_be_placed_for_a_bug_holds_up_nobody(
     line: Line, agent: FakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad = line.start(PlacementRequest(Tenant("ada\n"), Template.model_validate({"name": "t", "display_name": "T"})))
+    bad = line.start(SpawnRequest(Tenant("ada\n"), Template.model_validate({"name": "t", "display_name": "T"})))
     good = line.start(wish("bob"))
     assert (await asyncio.wait_for(good, 5)).gpus
     with pytest.raises(SpawnRefused, match="internal error"):
@@ -286,9 +286,7 @@ async def test_a_session_that_the_agent_refuses_for_good_ends_the_wait(line: Lin
         (wish("ada", memory={"guarantee": "40Gi"}), "No GPU is of a model"),
     ],
 )
-async def test_what_can_never_fit_does_not_wait(
-    line: Line, agent: FakeAgent, wanted: PlacementRequest, says: str
-) -> None:
+async def test_what_can_never_fit_does_not_wait(line: Line, agent: FakeAgent, wanted: SpawnRequest, says: str) -> None:
     agent.occupy("there", 100, 0)
     with pytest.raises(SpawnRefused) as refused:
         await line.start(wanted)

@@ -1,0 +1,57 @@
+"""One node and its GPUs, and what is left on them: what a strategy rates."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.placement.node_resources import UNKNOWN, NodeResources
+
+
+@dataclass(eq=False, slots=True)
+class GpuCapacity:
+    """One GPU. Units are of 1 %; only `FreeCapacity.update` changes them."""
+
+    uuid: str
+    node: str
+    index: int
+    model: str
+    healthy: bool
+    capacity: int
+    """Units that may be guaranteed."""
+    rank: tuple[str, int, str]
+    """Node, index and UUID; the lowest wins a tie."""
+    unowned: int
+    """Capacity less what sessions own."""
+    free: int
+    """Capacity less what is guaranteed now: units that nobody owns or that idle owners have lent."""
+
+    @property
+    def ownable(self) -> int:
+        """Units that a newcomer can own, 0 to 100."""
+        return min(max(self.unowned, 0), max(self.free, 0), UNITS_PER_GPU)
+
+
+@dataclass(eq=False, slots=True)
+class NodeCapacity:
+    """One node with its GPUs. A GPU that is not healthy is known, and is offered to nobody."""
+
+    name: str
+    gpus: tuple[GpuCapacity, ...]
+    """By index; unhealthy ones too."""
+    healthy: Mapping[str, tuple[GpuCapacity, ...]]
+    """Healthy GPUs by model."""
+    most_free: dict[str, list[int]] = field(default_factory=dict)
+    """Free units of the healthy GPUs by model, the most first."""
+    resources: NodeResources = UNKNOWN
+    """Free CPU, memory and pods, reservations in flight already taken off."""
+    derived: dict[Hashable, Any] = field(default_factory=dict)
+    """For strategies: what they have computed of this node. Cleared whenever something about the node changes."""
+
+    def changed(self) -> None:
+        """Bring what follows from GPUs and resources up to date; `FreeCapacity` calls it after every change."""
+        self.derived.clear()
+        for model, gpus in self.healthy.items():
+            self.most_free[model] = sorted([gpu.free for gpu in gpus], reverse=True)

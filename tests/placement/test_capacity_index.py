@@ -1,0 +1,148 @@
+"""Nodes in the order of their ratings, kept up to date by what changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpushare_spawner.placement import Best, Demand, FreeCapacity, NodeCapacity, Rated, capacity_index
+from gpushare_spawner.placement.capacity_index import ChangeLog
+from tests.placement.reports import gpu
+
+ONE = Demand(10, 1)
+
+
+@dataclass(eq=False)
+class Fullest:
+    """Rates by free units, and notes what it was asked."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        self.asked.append(node.name)
+        return Rated((node.gpus[0].free,), (node.gpus[0].uuid,))
+
+
+def cluster(count: int = 5) -> FreeCapacity:
+    """Nodes n0, n1, ... with a GPU each, named g0, g1, ..."""
+    capacity = FreeCapacity()
+    for number in range(count):
+        capacity.put_node(f"n{number}", [gpu(f"g{number}")])
+    return capacity
+
+
+def test_only_nodes_that_have_changed_are_rated_again():
+    capacity, rating = cluster(), Fullest()
+    assert capacity.best(ONE, rating) == Best("n0", ("g0",))
+    assert sorted(rating.asked) == ["n0", "n1", "n2", "n3", "n4"]
+    rating.asked.clear()
+    assert capacity.best(ONE, rating) == Best("n0", ("g0",))
+    capacity.update("g3", 40, 40)
+    capacity.update("g3", 50, 50)
+    assert capacity.best(ONE, rating) == Best("n3", ("g3",))
+    capacity.update("g3", 9, 9)
+    capacity.update("g4", 90, 90)
+    assert capacity.best(ONE, rating) == Best("n4", ("g4",))
+    capacity.update("g3", 10, 10)
+    assert capacity.best(ONE, rating) == Best("n3", ("g3",))
+    assert rating.asked == ["n3", "n4", "n3"]
+
+
+def test_nodes_that_come_and_go_are_noticed():
+    capacity, rating = cluster(2), Fullest()
+    assert capacity.best(ONE, rating, frozenset({"n0"})) == Best("n1", ("g1",))
+    capacity.drop_node("n0")
+    capacity.put_node("a", [gpu("ga")])
+    assert capacity.best(ONE, rating) == Best("a", ("ga",))
+    capacity.drop_node("a")
+    capacity.drop_node("n1")
+    assert capacity.best(ONE, rating) is None
+
+
+def test_a_node_that_is_left_out_once_is_there_the_next_time():
+    capacity, rating = cluster(), Fullest()
+    for number in range(3):
+        capacity.update(f"g{number}", 20 + number, 20 + number)
+    assert capacity.best(ONE, rating, frozenset({"n0", "n1"})) == Best("n2", ("g2",))
+    assert capacity.best(ONE, rating) == Best("n0", ("g0",))
+    assert capacity.best(ONE, rating, frozenset({f"n{number}" for number in range(5)})) is None
+    assert capacity.best(ONE, rating) == Best("n0", ("g0",))
+
+
+def test_a_node_can_be_asked_for_alone_without_an_index():
+    capacity, rating = cluster(), Fullest()
+    assert capacity.best(ONE, rating, only="n3") == Best("n3", ("g3",))
+    assert rating.asked == ["n3"]
+    assert capacity.best(ONE, rating, frozenset({"n3"}), only="n3") is None
+    assert capacity.best(ONE, rating, only="lost") is None
+    assert capacity.best(Demand(10, 2), rating, only="n3") is None
+
+
+def test_an_index_can_be_made_in_steps():
+    capacity, rating = cluster(), Fullest()
+    assert [capacity.prepare(ONE, rating, 2) for _ in range(4)] == [3, 1, 0, 0]
+    assert len(rating.asked) == 5
+    capacity.update("g3", 40, 40)
+    capacity.update("g2", 30, 30)
+    assert capacity.prepare(ONE, rating, 1) == 1
+    assert capacity.best(ONE, rating) == Best("n2", ("g2",))
+    assert len(rating.asked) == 7
+
+
+def test_after_many_changes_the_heap_holds_the_nodes_and_little_more():
+    capacity, rating = cluster(), Fullest()
+    capacity.best(ONE, rating)
+    for number in range(400):
+        capacity.update("g1", 20 + number % 50, 20 + number % 50)
+        assert capacity.best(ONE, rating) == Best("n1", ("g1",))
+    index = capacity._indexes.of(ONE, rating)
+    assert len(index._heap) <= 2 * 5 + 64
+
+
+def test_an_index_that_was_not_asked_for_longer_than_the_log_goes_back_rates_all_nodes():
+    capacity, rating, other = cluster(), Fullest(), Fullest()
+    capacity.best(ONE, rating)
+    rating.asked.clear()
+    for number in range(5000):
+        capacity.update("g1", number % 50, number % 50)
+        capacity.best(ONE, other)
+    assert len(capacity._indexes._changes._names) < 2000
+    capacity.update("g2", 15, 15)
+    assert capacity.best(ONE, rating) == Best("n2", ("g2",))
+    assert sorted(rating.asked) == ["n0", "n1", "n2", "n3", "n4"]
+
+
+def test_the_index_that_was_not_asked_for_longest_is_forgotten(monkeypatch):
+    monkeypatch.setattr(capacity_index, "MOST_ENTRIES", 10)
+    capacity, rating = cluster(), Fullest()
+    first, second, third = (Demand(units, 1) for units in (1, 2, 3))
+    for demand in (first, second, first, third):
+        capacity.best(demand, rating)
+    rating.asked.clear()
+    capacity.best(first, rating)
+    assert rating.asked == []
+    capacity.best(second, rating)
+    assert len(rating.asked) == 5
+
+
+def test_the_log_of_changes_forgets_the_oldest():
+    log = ChangeLog()
+    for number in range(1001):
+        log.add(str(number), keep=0)
+    assert log.end == 1001
+    assert log.since(1001) == []
+    assert log.since(1000) is None
+    log.add("new", keep=0)
+    assert log.since(1001) == ["new"]
+    assert log.end == 1002
+
+
+@pytest.mark.parametrize("keep", [5, 100])
+def test_the_log_of_changes_keeps_as_many_as_it_must(keep):
+    log = ChangeLog()
+    for number in range(10_000):
+        log.add(str(number), keep)
+        if number >= keep:
+            assert log.since(log.end - keep) == [str(one) for one in range(number - keep + 1, number + 1)]
+    assert len(log._names) <= 2 * keep + 1000

@@ -1,0 +1,84 @@
+"""What the expected workload could not use of a node, held against the definition."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushare_spawner.placement import Demand, Workload, workload_of
+from gpushare_spawner.placement.fragmentation import Fragmentation
+
+MODELS = ("A100", "T4")
+CPUS = (0, 1000, 4000)
+
+
+def by_definition(workload: Workload, stranding: float, left: dict[str, list[int]], cpu: int | None) -> float:
+    """Of each kind of request: all that is left where the node cannot run it, else what is left on GPUs too small."""
+    wasted = 0.0
+    total = sum(kind.popularity for kind in workload.kinds)
+    for kind in workload.kinds:
+        demand = kind.demand
+        for model, gpus in left.items():
+            able = demand.count > 0 and demand.accepts(model) and (cpu is None or cpu >= demand.cpu)
+            able = able and sum(units >= demand.units for units in gpus) >= demand.count
+            unusable = sum(units for units in gpus if units < demand.units) if able else sum(gpus)
+            wasted += kind.popularity / total * unusable
+    if cpu is None or not workload.cpu_per_gpu:
+        return wasted
+    gpus = sum(map(sum, left.values())) / 100
+    ratios = (0.6, 0.8, 1.0)
+    stranded = sum(max(0.0, gpus - max(cpu, 0) / (ratio * workload.cpu_per_gpu)) for ratio in ratios) / len(ratios)
+    return wasted + stranding * 100 * stranded
+
+
+demands = st.builds(
+    lambda share, cpu, models: Demand(*share, cpu=cpu, models=models),
+    st.sampled_from([(10, 1), (25, 1), (47, 1), (100, 1), (100, 2), (100, 4), (0, 0)]),
+    st.sampled_from(CPUS),
+    st.sampled_from([None, frozenset({"A100"}), frozenset({"T4"}), frozenset({"H100"})]),
+)
+workloads = st.lists(st.tuples(demands, st.integers(1, 9)), min_size=1, max_size=6).map(workload_of)
+units = st.sampled_from([0, 1, 9, 10, 24, 25, 50, 99, 100])
+lefts = st.dictionaries(st.sampled_from(MODELS), st.lists(units, min_size=1, max_size=5), min_size=1)
+cpus = st.sampled_from([None, -500, 0, 999, 1000, 3999, 4000, 20000])
+
+
+@settings(max_examples=300, deadline=None)
+@given(workload=workloads, left=lefts, cpu=cpus, stranding=st.sampled_from([0.0, 1.0, 0.5]))
+def test_the_tables_give_what_the_definition_gives(workload, left, cpu, stranding):
+    value = Fragmentation(workload, stranding).value(left, cpu)
+    assert value == pytest.approx(by_definition(workload, stranding, left, cpu), abs=1e-6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(workload=workloads, left=lefts, cpu=cpus, taken=st.sampled_from([1, 10, 25, 100]))
+def test_a_node_that_loses_units_on_one_gpu_is_worth_what_the_node_with_less_is_worth(workload, left, cpu, taken):
+    fragmentation = Fragmentation(workload, 1.0)
+    for model, gpus in left.items():
+        takes = {now: min(now, taken) for now in gpus}
+        for now, value in fragmentation.values_after(left, cpu, model, takes).items():
+            after = {**left, model: list(gpus)}
+            after[model][gpus.index(now)] -= min(now, taken)
+            assert value == pytest.approx(fragmentation.value(after, cpu), abs=1e-6)
+
+
+def test_without_a_workload_nothing_is_wasted_but_what_is_left():
+    """No kind of request can use it: all places cost the same, and the best fit decides."""
+    assert Fragmentation(Workload(), 1.0).value({"A100": [30, 100]}, 1000) == pytest.approx(130)
+
+
+def test_units_that_are_too_few_for_a_popular_request_are_wasted():
+    fragmentation = Fragmentation(workload_of([(Demand(50, 1), 3), (Demand(20, 1), 1)]), 1.0)
+    assert fragmentation.value({"A100": [40]}, None) == pytest.approx(40 * 0.75)
+    assert fragmentation.value({"A100": [50]}, None) == 0
+    assert fragmentation.value({"A100": [10]}, None) == 10
+
+
+def test_a_gpu_without_cpu_is_stranded():
+    """The workload asks for 8 cores with a GPU; 4 of them serve between half a GPU and 0.83 GPU."""
+    fragmentation = Fragmentation(workload_of([(Demand(100, 1, cpu=8000), 1), (Demand(100, 1, cpu=8000), 1)]), 1.0)
+    served = sum(min(1.0, 4000 / (ratio * 8000)) for ratio in (0.6, 0.8, 1.0)) / 3
+    # no request fits either, so that all of the GPU is a fragment too
+    assert fragmentation.value({"A100": [100]}, 4000) == pytest.approx(100 + 100 * (1 - served))
+    assert fragmentation.value({"A100": [100]}, 8000) == 0
