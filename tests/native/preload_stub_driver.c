@@ -62,6 +62,26 @@ EXPORT int cuMemAllocManaged(uint64_t *out, size_t bytes, unsigned flags) {
 EXPORT int cuMemFree_v2(uint64_t at) {
     return 0;
 }
+/* One pool, whose figures the program sets. */
+EXPORT uint64_t stub_pool_reserved, stub_pool_used;
+
+EXPORT int cuMemAllocAsync(uint64_t *out, size_t bytes, void *stream) {
+    return reserve(out, bytes);
+}
+EXPORT int cuDeviceGetMemPool(void **pool, int device) {
+    *pool = &stub_pool_reserved;
+    return 0;
+}
+EXPORT int cuMemPoolGetAttribute(void *pool, int attribute, uint64_t *value) {
+    *value = attribute == 5 ? stub_pool_reserved : stub_pool_used;
+    return 0;
+}
+EXPORT int cuMemPoolTrimTo(void *pool, size_t keep) {
+    return 0;
+}
+EXPORT int cuCtxSynchronize(void) {
+    return 0;
+}
 EXPORT int cuIpcGetMemHandle(void *handle, uint64_t at) {
     return 0;
 }

@@ -577,6 +577,121 @@ def test_pools_serve_managed_memory_too(start: Start, agent: GenerousAgent) -> N
     assert client.hear() == TOTAL
 
 
+MOST_USED = """
+import pynvml
+pynvml.nvmlInit()
+handle, most, ended = pynvml.nvmlDeviceGetHandleByIndex(0), 0, threading.Event()
+threading.Thread(target=lambda: (hear(), ended.set())).start()
+say("watching")
+while not ended.is_set():
+    most = max(most, pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    time.sleep(0.002)
+say(most)
+"""
+"""Says the most memory that the driver showed on the first GPU; without the library."""
+
+
+@pytest.mark.parametrize("call", ["alloc_async", "alloc"])
+def test_driver_never_holds_more_than_the_limit_while_a_free_waits_for_its_stream(
+    start: Start, socket_path: Path, gpus: list[bytes], call: str
+) -> None:
+    """300 MiB are freed behind work of half a second, and 252 more would be 552 of 512 until then."""
+    agent = GenerousAgent(socket_path, gpus[:1], total=TOTAL, oversubscribed=False)
+    watcher = start(MOST_USED, LD_PRELOAD=None)
+    watcher.hear()
+    client = start(
+        f"""
+        d = Driver()
+        stream = d.stream()
+        first = d.alloc_async(300 * MIB, stream)
+        d.spin(0.5, stream)
+        d.free_async(first, stream)
+        says_used = d.memory()
+        began = time.monotonic()
+        second = d.{call}(252 * MIB)
+        say([TOTAL - says_used[0], time.monotonic() - began])
+        d.write(second, b"abcd")
+        say(d.read(second, 4).decode())
+        hear()
+    """.replace("TOTAL", str(TOTAL))
+    )
+    used, waited = client.hear()
+    assert used == 300 * MIB, "the driver holds it still"
+    assert waited > 0.3
+    assert client.hear() == "abcd"
+    watcher.say()
+    assert watcher.hear() <= TOTAL
+    assert account(agent) == (0, 252 * MIB)
+    agent.stop()
+
+
+def test_pending_free_is_waited_for_at_the_limit_only(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
+    agent = GenerousAgent(socket_path, gpus[:1], total=TOTAL, oversubscribed=False)
+    client = start("""
+        d = Driver()
+        stream = d.stream()
+        first = d.alloc_async(200 * MIB, stream)
+        d.spin(0.5, stream)
+        d.free_async(first, stream)
+        began = time.monotonic()
+        second = d.alloc_async(200 * MIB, stream)
+        say(time.monotonic() - began)
+        d.synchronize()
+        hear()
+    """)
+    assert client.hear() < 0.3
+    # the end of the burst is when the driver has taken the first back
+    assert account(agent) in ((0, 400 * MIB), (0, 200 * MIB))
+    time.sleep(0.6)
+    assert account(agent) == (0, 200 * MIB)
+    agent.stop()
+
+
+def test_plain_stream_ordered_memory_beyond_the_limit_is_refused(
+    start: Start, socket_path: Path, gpus: list[bytes]
+) -> None:
+    agent = GenerousAgent(socket_path, gpus[:1], total=TOTAL, oversubscribed=False)
+    client = start("""
+        d = Driver()
+        first, out = d.alloc_async(300 * MIB), c.c_uint64(5)
+        say([d.result("cuMemAllocAsync", c.byref(out), c.c_size_t(213 * MIB), None), out.value])
+        second = d.alloc_async(212 * MIB)
+        say(d.memory()[0])
+        d.free_async(first)
+        d.synchronize()
+        say(d.memory()[0])
+    """)
+    assert client.hear() == [2, 5]
+    assert client.hear() == 0
+    assert client.hear() == 300 * MIB
+    client.end()
+    agent.stop()
+
+
+def test_what_a_pool_has_for_reuse_serves_the_next_allocation(start: Start, stub: dict[str, str]) -> None:
+    """A program that sets a release threshold keeps its pool: 400 of 512 MiB are reserved, and unused."""
+    client = start(
+        VMM
+        + """
+reserved, at = c.c_uint64.in_dll(d.library, "stub_pool_reserved"), c.c_uint64()
+def alloc(mib):
+    return d.result("cuMemAllocAsync", c.byref(at), c.c_size_t(mib * MIB), None)
+say([alloc(1), taken()])
+reserved.value = 400 * MIB
+say([taken(), alloc(300), taken(), alloc(99), taken()])
+c.c_uint64.in_dll(d.library, "stub_pool_used").value = 400 * MIB
+say([alloc(113), alloc(112), taken()])
+""",
+        **stub,
+        GPUSHARE_MANAGED="0",
+    )
+    assert client.hear() == [0, 1 * MIB]
+    assert client.hear() == [400 * MIB, 0, 400 * MIB, 0, 400 * MIB]
+    # 401 MiB are allocated by the library's count, and of 112 more the driver has nothing: 513 is one too many
+    assert client.hear() == [2, 0, 512 * MIB]
+    client.end()
+
+
 def test_a_context_takes_its_memory_with_it(start: Start, agent: GenerousAgent) -> None:
     client = start("""
         d = Driver()

@@ -41,9 +41,10 @@ struct gpu {
     /* Accounting, bytes (account.c). */
     _Atomic uint64_t managed;
     _Atomic uint64_t plain;
-    _Atomic uint64_t cached;   /* of `managed`: freed by the program, kept for its next allocations (block_cache.c) */
-    _Atomic bool changed;      /* since the agent was told (worker.c) */
-    _Atomic bool graph_memory; /* memory nodes of graphs were seen; the driver knows their size */
+    _Atomic uint64_t cached; /* of `managed`: freed by the program, kept for its next allocations (block_cache.c) */
+    _Atomic bool changed;    /* since the agent was told (worker.c) */
+    _Atomic uint64_t pooled; /* plain stream-ordered memory, not in `plain` (driver_memory.c) */
+    _Atomic unsigned char driver_memory; /* not 0: the driver holds memory for graphs or in pools (driver_memory.c) */
 
     /* What the agent said (worker.c). */
     _Atomic bool shared;    /* one of the session's GPUs */

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "memory/account.h"
 #include "memory/block_cache.h"
 #include "gate/launch.h"
 #include "lease/marks.h"
@@ -101,6 +102,8 @@ void burst_over(struct gpu *gpu, uint64_t now) {
     burst->told = true;
     atomic_fetch_add(&gpu->burst, 1);
     block_cache_quiet(gpu);
+    /* pools give back what was freed in streams, of which no call tells */
+    if (atomic_load(&gpu->driver_memory)) account_changed(gpu);
 }
 
 uint64_t burst_busy_time(const struct gpu *gpu) {

@@ -6,7 +6,7 @@
 #include "lease/burst.h"
 #include "lease/marks.h"
 #include "lease/pager.h"
-#include "memory/graph_memory.h"
+#include "memory/driver_memory.h"
 #include "platform/session_socket.h"
 #include "gate/gate.h"
 #include "gate/launch.h"
@@ -99,7 +99,7 @@ static void ask(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     lease->state = ASKED;
     lease->asked_at = clock_now();
-    tell(gpu, FRAME_REQUEST, gpu->managed, gpu->plain + graph_memory_bytes(gpu), ++lease->bursts);
+    tell(gpu, FRAME_REQUEST, gpu->managed, gpu->plain + driver_memory_bytes(gpu), ++lease->bursts);
 }
 
 static void begin_page_out(struct gpu *gpu, uint64_t bytes, uint64_t for_lease) {

@@ -118,7 +118,7 @@ static void connect_now(void) {
 static void tell_memory(struct gpu *gpu, uint64_t now) {
     atomic_store(&gpu->changed, false);
     account_settle(); /* a thread that has just changed the account either sees that, or its change is seen here */
-    uint64_t managed = atomic_load(&gpu->managed), plain = atomic_load(&gpu->plain) + graph_memory_bytes(gpu);
+    uint64_t managed = atomic_load(&gpu->managed), plain = atomic_load(&gpu->plain) + driver_memory_bytes(gpu);
     if (managed == accounts[gpu->index].managed && plain == accounts[gpu->index].plain) return;
     accounts[gpu->index].told_at = now;
     accounts[gpu->index].managed = managed;

@@ -16,17 +16,18 @@ void account_lock_contended(void) {
     } while (atomic_exchange_explicit(&account_taken, true, memory_order_acquire));
 }
 
-bool account_take_within(struct gpu *gpu, size_t bytes, bool managed, uint64_t most) {
-    uint64_t graphs = graph_memory_bytes(gpu);
+bool account_take_within(struct gpu *gpu, const struct memory_wanted *wanted, uint64_t most) {
+    uint64_t held = driver_memory_bytes(gpu);
+    size_t growth = account_growth(gpu, wanted);
     account_lock();
-    bool fits = account_fits(gpu, bytes, graphs, most ? most : atomic_load(&gpu->allowance));
-    if (fits) account_add(gpu, bytes, managed);
+    bool fits = account_fits(gpu, growth, held, most ? most : atomic_load(&gpu->allowance));
+    if (fits) account_add(gpu, wanted->bytes, wanted->account);
     account_unlock();
     return fits;
 }
 
 uint64_t account_used(const struct gpu *gpu) {
-    return atomic_load(&gpu->managed) + atomic_load(&gpu->plain) + graph_memory_bytes(gpu);
+    return atomic_load(&gpu->managed) + atomic_load(&gpu->plain) + driver_memory_bytes(gpu);
 }
 
 void account_settle(void) {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "driver/gpus.h"
-#include "memory/graph_memory.h"
+#include "memory/driver_memory.h"
 
 /* The lock. Letting it go is a plain store, which a mutex cannot have; it is held for tens of nanoseconds, except while
    the pager walks, so a thread that finds it taken sleeps after a short while. Taken after every other lock. */
@@ -20,29 +20,47 @@ static inline void account_unlock(void) {
     atomic_store_explicit(&account_taken, false, memory_order_release);
 }
 
+enum account { ACCOUNT_PLAIN, ACCOUNT_MANAGED, ACCOUNT_POOLED };
+
+/* Memory that is to be allocated. */
+struct memory_wanted {
+    size_t bytes;
+    enum account account;
+    CUmempool pool; /* of ACCOUNT_POOLED */
+};
+
+static inline _Atomic uint64_t *account_of(struct gpu *gpu, enum account kind) {
+    return kind == ACCOUNT_MANAGED ? &gpu->managed : kind == ACCOUNT_PLAIN ? &gpu->plain : &gpu->pooled;
+}
+
 /* With the lock held: count so many bytes more, or fewer. */
-static inline void account_add(struct gpu *gpu, size_t bytes, bool managed) {
-    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
+static inline void account_add(struct gpu *gpu, size_t bytes, enum account kind) {
+    _Atomic uint64_t *account = account_of(gpu, kind);
     uint64_t before = atomic_load_explicit(account, memory_order_relaxed);
     atomic_store_explicit(account, before + bytes, memory_order_release);
 }
 
-static inline void account_subtract(struct gpu *gpu, size_t bytes, bool managed) {
-    _Atomic uint64_t *account = managed ? &gpu->managed : &gpu->plain;
+static inline void account_subtract(struct gpu *gpu, size_t bytes, enum account kind) {
+    _Atomic uint64_t *account = account_of(gpu, kind);
     uint64_t before = atomic_load_explicit(account, memory_order_relaxed);
     atomic_store_explicit(account, before > bytes ? before - bytes : 0, memory_order_release);
 }
 
-/* Whether `bytes` more are at most `most`. `graphs`: graph_memory_bytes(), asked for without the lock. */
-static inline bool account_fits(const struct gpu *gpu, size_t bytes, uint64_t graphs, uint64_t most) {
+/* Whether `bytes` more are at most `most`. `held`: driver_memory_bytes(), asked for without the lock. */
+static inline bool account_fits(const struct gpu *gpu, size_t bytes, uint64_t held, uint64_t most) {
     uint64_t all = atomic_load_explicit(&gpu->managed, memory_order_relaxed) +
-                   atomic_load_explicit(&gpu->plain, memory_order_relaxed) + graphs;
+                   atomic_load_explicit(&gpu->plain, memory_order_relaxed) + held;
     return !__builtin_add_overflow(all, bytes, &all) && all <= most;
 }
 
-/* Count `bytes` more if all is then at most `most` (0: the allowance, as it is with the lock held). Takes the lock; may
-   ask the driver for the memory of graphs. */
-bool account_take_within(struct gpu *gpu, size_t bytes, bool managed, uint64_t most);
+/* Bytes by which the process would have more. May ask the driver. */
+static inline size_t account_growth(const struct gpu *gpu, const struct memory_wanted *wanted) {
+    return wanted->account == ACCOUNT_POOLED ? pool_memory_growth(gpu, wanted->pool, wanted->bytes) : wanted->bytes;
+}
+
+/* Count what is wanted if all is then at most `most` (0: the allowance, as it is with the lock held). Takes the lock;
+   may ask the driver for what it holds. */
+bool account_take_within(struct gpu *gpu, const struct memory_wanted *wanted, uint64_t most);
 
 /* Bytes of device memory of every kind that the process has allocated on the GPU. */
 uint64_t account_used(const struct gpu *gpu);
@@ -50,7 +68,7 @@ uint64_t account_used(const struct gpu *gpu);
 /* Whether so much more is within the allowance as it is now: if so, the driver may be asked first, and the account
    afterwards (allocations_add_within). Takes no lock. */
 static inline bool account_has_room(struct gpu *gpu, size_t bytes) {
-    return account_fits(gpu, bytes, graph_memory_bytes(gpu),
+    return account_fits(gpu, bytes, driver_memory_bytes(gpu),
                         atomic_load_explicit(&gpu->allowance, memory_order_relaxed));
 }
 
@@ -70,9 +88,9 @@ static inline void account_changed(struct gpu *gpu) {
 }
 
 /* Count `bytes` fewer. Takes the lock. */
-static inline void account_return(struct gpu *gpu, size_t bytes, bool managed) {
+static inline void account_return(struct gpu *gpu, size_t bytes, enum account kind) {
     account_lock();
-    account_subtract(gpu, bytes, managed);
+    account_subtract(gpu, bytes, kind);
     account_unlock();
     account_changed(gpu);
 }

@@ -107,8 +107,16 @@ static struct allocation *containing(CUdeviceptr at) {
     return best && at - best->at < best->bytes ? best : NULL;
 }
 
+static inline bool is_managed(enum allocation_kind kind) {
+    return kind <= ALLOCATION_MANAGED;
+}
+
+static inline enum account account_for(enum allocation_kind kind) {
+    return is_managed(kind) ? ACCOUNT_MANAGED : kind == ALLOCATION_PLAIN ? ACCOUNT_PLAIN : ACCOUNT_POOLED;
+}
+
 static void link_newest(struct allocation *node) {
-    if (node->kind == ALLOCATION_PLAIN) return;
+    if (!is_managed(node->kind)) return;
     int g = node->gpu->index;
     node->newer = NULL;
     node->older = by_use[g].newest;
@@ -120,7 +128,7 @@ static void link_newest(struct allocation *node) {
 }
 
 static void unlink_by_use(struct allocation *node) {
-    if (node->kind == ALLOCATION_PLAIN) return;
+    if (!is_managed(node->kind)) return;
     int g = node->gpu->index;
     /* a walk that stands here starts over at the next step; what it has visited carries the walk's number */
     if (by_use[g].next == node) by_use[g].next = NULL;
@@ -142,7 +150,7 @@ static inline void forget(struct allocation **link) {
 }
 
 static inline void drop(struct allocation **link) {
-    account_subtract((*link)->gpu, (*link)->capacity, (*link)->kind != ALLOCATION_PLAIN);
+    account_subtract((*link)->gpu, (*link)->capacity, account_for((*link)->kind));
     forget(link);
 }
 
@@ -183,11 +191,11 @@ void allocations_add(struct gpu *gpu, CUdeviceptr at, size_t bytes, size_t capac
 
 bool allocations_add_within(struct gpu *gpu, CUdeviceptr at, size_t bytes, enum allocation_kind kind) {
     CUcontext context = current_context();
-    uint64_t graphs = graph_memory_bytes(gpu);
+    uint64_t held = driver_memory_bytes(gpu);
     account_lock();
-    bool fits = account_fits(gpu, bytes, graphs, atomic_load(&gpu->allowance));
+    bool fits = account_fits(gpu, bytes, held, atomic_load(&gpu->allowance));
     if (fits) {
-        account_add(gpu, bytes, kind != ALLOCATION_PLAIN);
+        account_add(gpu, bytes, account_for(kind));
         remember(gpu, at, bytes, bytes, kind, context);
     }
     account_unlock();
@@ -217,7 +225,7 @@ bool allocations_remove(CUdeviceptr at, struct allocation *copy) {
 
 CUresult allocations_freed(const struct allocation *copy, CUresult result) {
     if (likely(result == CUDA_SUCCESS)) {
-        account_return(copy->gpu, copy->capacity, copy->kind != ALLOCATION_PLAIN);
+        account_return(copy->gpu, copy->capacity, account_for(copy->kind));
         return result;
     }
     account_lock();

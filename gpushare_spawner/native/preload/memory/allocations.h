@@ -8,6 +8,7 @@ enum allocation_kind {
     ALLOCATION_CONVERTED, /* managed memory in place of device memory */
     ALLOCATION_MANAGED,   /* managed memory that the program asked for */
     ALLOCATION_PLAIN,     /* device memory */
+    ALLOCATION_POOLED,    /* device memory from a pool of the driver */
 };
 
 struct allocation {

@@ -80,39 +80,55 @@ static enum allowance_answer ask_agent(struct gpu *gpu, uint64_t bytes, bool man
 
 /* The slow path: more than the allowance. The allowance of a session with several busy processes may be gone again
    before it is used, so it is asked for more than once. */
-static bool take_after_asking(struct gpu *gpu, size_t bytes, bool managed, bool own) {
+static bool take_after_asking(struct gpu *gpu, const struct memory_wanted *wanted, bool own) {
     uint64_t total = atomic_load(&gpu->total);
     for (int rounds = 0; rounds < 16; rounds++) {
-        if (own && !atomic_load(&gpu->reserving)) return account_take_within(gpu, bytes, managed, UINT64_MAX);
-        switch (ask_agent(gpu, bytes, managed, own)) {
+        if (own && !atomic_load(&gpu->reserving)) return account_take_within(gpu, wanted, UINT64_MAX);
+        switch (ask_agent(gpu, account_growth(gpu, wanted), wanted->account == ACCOUNT_MANAGED, own)) {
         case ALLOWANCE_REFUSED:
             /* an agent that went meanwhile leaves the process its own limit */
-            return !atomic_load(&gpu->reserving) && account_take_within(gpu, bytes, managed, 0);
-        case ALLOWANCE_UNCHECKED: return account_take_within(gpu, bytes, managed, own || !total ? UINT64_MAX : total);
+            return !atomic_load(&gpu->reserving) && account_take_within(gpu, wanted, 0);
+        case ALLOWANCE_UNCHECKED: return account_take_within(gpu, wanted, own || !total ? UINT64_MAX : total);
         case ALLOWANCE_GREW: break;
         }
-        if (account_take_within(gpu, bytes, managed, 0)) return true;
+        if (account_take_within(gpu, wanted, 0)) return true;
     }
     return false;
 }
 
-/* Whether the session would have more than it is shown with `bytes` more. */
-static bool at_the_limit(struct gpu *gpu, size_t bytes) {
+/* Whether the session would have more than it is shown with what is wanted. */
+static bool at_the_limit(struct gpu *gpu, const struct memory_wanted *wanted) {
     uint64_t total = atomic_load(&gpu->total), used = account_used(gpu) + atomic_load(&gpu->others);
-    return total && (bytes > total || used > total - bytes);
+    size_t growth = account_growth(gpu, wanted);
+    return total && (growth > total || used > total - growth);
+}
+
+/* Give back what the program has freed itself, and what is kept for its next allocations. */
+static bool give_freed_back(struct gpu *gpu, size_t bytes) {
+    bool cached = block_cache_trim(gpu, bytes);
+    return pool_memory_release(gpu, true) || cached;
+}
+
+static bool take(struct gpu *gpu, const struct memory_wanted *wanted, bool limited) {
+    bool fits = account_take_within(gpu, wanted, 0);
+    /* what the program has freed itself must not be what is missing; short of the limit asking is cheaper than freeing
+     */
+    if (!fits && at_the_limit(gpu, wanted) && give_freed_back(gpu, wanted->bytes))
+        fits = account_take_within(gpu, wanted, 0);
+    if (!fits) fits = take_after_asking(gpu, wanted, !limited);
+    if (!fits && give_freed_back(gpu, wanted->bytes))
+        fits = account_take_within(gpu, wanted, 0) || take_after_asking(gpu, wanted, !limited);
+    if (fits) account_changed(gpu);
+    return fits;
 }
 
 bool allowance_take(struct gpu *gpu, size_t bytes, bool managed, bool limited) {
-    bool fits = account_take_within(gpu, bytes, managed, 0);
-    /* what the program has freed itself must not be what is missing; short of the limit asking is cheaper than freeing
-     */
-    if (!fits && at_the_limit(gpu, bytes) && block_cache_trim(gpu, bytes))
-        fits = account_take_within(gpu, bytes, managed, 0);
-    if (!fits) fits = take_after_asking(gpu, bytes, managed, !limited);
-    if (!fits && block_cache_trim(gpu, bytes))
-        fits = account_take_within(gpu, bytes, managed, 0) || take_after_asking(gpu, bytes, managed, !limited);
-    if (fits) account_changed(gpu);
-    return fits;
+    struct memory_wanted wanted = {bytes, managed ? ACCOUNT_MANAGED : ACCOUNT_PLAIN, NULL};
+    return take(gpu, &wanted, limited);
+}
+
+bool allowance_take_from_pool(struct gpu *gpu, size_t bytes, CUmempool pool) {
+    return take(gpu, &(struct memory_wanted){bytes, ACCOUNT_POOLED, pool}, true);
 }
 
 /* A waiting thread goes on. */
@@ -197,6 +213,7 @@ void allowance_recalled(struct gpu *gpu, const struct frame *frame) {
 
 static uint64_t recall_step(struct gpu *gpu, struct question *question, uint64_t now, bool device_quiet) {
     if (!question->recall.number) return UINT64_MAX;
+    pool_memory_release(gpu, false);
     if (now < question->recall.until && unused(gpu) < question->recall.wanted && atomic_load(&gpu->cached)) {
         /* what the program has freed is nobody's; the driver takes it at once when there is no work to wait for */
         if (device_quiet) block_cache_give_back(gpu);

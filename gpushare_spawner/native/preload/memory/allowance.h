@@ -13,6 +13,10 @@
    back. */
 bool allowance_take(struct gpu *gpu, size_t bytes, bool managed, bool limited);
 
+/* The same for memory from a pool of stream-ordered memory: what the pool has for reuse is set aside already. Also
+   waits for work of the calling thread's context whose end lets the pool give memory back. */
+bool allowance_take_from_pool(struct gpu *gpu, size_t bytes, CUmempool pool);
+
 /* The rest is for the background thread, the only one that changes an allowance. */
 
 /* An agent has sent WELCOME: tell it what the process has allocated. Not `grants`: an agent without FEATURE_RESERVE,

@@ -347,7 +347,7 @@ static bool give_back(struct gpu *gpu, struct block *block) {
     }
     /* whatever the driver said: nobody will use it, and a context that has failed takes its memory with it */
     account_cached(gpu, block->capacity, false);
-    account_return(gpu, block->capacity, true);
+    account_return(gpu, block->capacity, ACCOUNT_MANAGED);
     pthread_mutex_lock(&lock);
     spare(block);
     pthread_mutex_unlock(&lock);
@@ -509,7 +509,7 @@ void block_cache_context_gone(CUcontext context) {
                 struct block *block = cache->oldest;
                 cache->oldest = block->newer;
                 account_cached(cache->gpu, block->capacity, false);
-                account_return(cache->gpu, block->capacity, true);
+                account_return(cache->gpu, block->capacity, ACCOUNT_MANAGED);
                 spare(block);
             }
             while (cache->pools) {

@@ -23,7 +23,7 @@ static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes
     if (conversion_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
         /* freed blocks that are kept for the next allocations may be what is missing */
         if (!block_cache_trim(gpu, bytes) || conversion_allocate(gpu, &at, bytes) != CUDA_SUCCESS) {
-            account_return(gpu, bytes, true);
+            account_return(gpu, bytes, ACCOUNT_MANAGED);
             return CUDA_ERROR_NOT_FOUND;
         }
     }
@@ -44,7 +44,7 @@ CUresult wrapped_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     if (result == CUDA_SUCCESS)
         allocations_add(gpu, *out, bytes, bytes, ALLOCATION_PLAIN);
     else
-        account_return(gpu, bytes, false);
+        account_return(gpu, bytes, ACCOUNT_PLAIN);
     return result;
 }
 EXPORTED(cuMemAlloc_v2);
@@ -65,7 +65,7 @@ CUresult wrapped_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t widt
     if (result == CUDA_SUCCESS)
         allocations_add(gpu, *out, bytes, bytes, ALLOCATION_PLAIN);
     else
-        account_return(gpu, bytes, false);
+        account_return(gpu, bytes, ACCOUNT_PLAIN);
     return result;
 }
 EXPORTED(cuMemAllocPitch_v2);
@@ -80,7 +80,7 @@ CUresult wrapped_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flag
     if (result == CUDA_SUCCESS)
         allocations_add(gpu, *out, bytes, bytes, ALLOCATION_MANAGED);
     else
-        account_return(gpu, bytes, true);
+        account_return(gpu, bytes, ACCOUNT_MANAGED);
     return result;
 }
 EXPORTED(cuMemAllocManaged);

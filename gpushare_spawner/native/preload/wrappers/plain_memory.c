@@ -6,7 +6,7 @@
 #include "driver/driver.h"
 #include "memory/account.h"
 #include "memory/allowance.h"
-#include "memory/graph_memory.h"
+#include "memory/driver_memory.h"
 #include "wrappers/exported.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -46,7 +46,7 @@ static void drop_if_unused(struct physical *entry) {
         *link = entry->next;
         break;
     }
-    account_return(entry->gpu, entry->bytes, false);
+    account_return(entry->gpu, entry->bytes, ACCOUNT_PLAIN);
     free(entry);
 }
 
@@ -59,7 +59,7 @@ CUresult wrapped_cuMemCreate(CUmemHandle *out, size_t bytes, const CUmemAllocati
     CUresult result = real.cuMemCreate(out, bytes, prop, flags);
     struct physical *entry = result == CUDA_SUCCESS ? malloc(sizeof *entry) : NULL;
     if (!entry) {
-        account_return(gpu, bytes, false);
+        account_return(gpu, bytes, ACCOUNT_PLAIN);
         return result;
     }
     *entry = (struct physical){*out, bytes, gpu, 1, 0, NULL};
@@ -179,7 +179,7 @@ static size_t array_bytes(size_t width, size_t height, size_t depth, int format,
 static void array_made(struct gpu *gpu, const void *handle, size_t bytes) {
     struct array *entry = malloc(sizeof *entry);
     if (!entry) {
-        account_return(gpu, bytes, false);
+        account_return(gpu, bytes, ACCOUNT_PLAIN);
         return;
     }
     *entry = (struct array){handle, bytes, gpu, NULL};
@@ -195,7 +195,7 @@ static void array_gone(const void *handle) {
         if ((*link)->handle != handle) continue;
         struct array *entry = *link;
         *link = entry->next;
-        account_return(entry->gpu, entry->bytes, false);
+        account_return(entry->gpu, entry->bytes, ACCOUNT_PLAIN);
         free(entry);
         break;
     }
@@ -211,7 +211,7 @@ static void array_gone(const void *handle) {
     if (result == CUDA_SUCCESS)                                                                                        \
         array_made(gpu, *out, bytes);                                                                                  \
     else                                                                                                               \
-        account_return(gpu, bytes, false);                                                                             \
+        account_return(gpu, bytes, ACCOUNT_PLAIN);                                                                     \
     return result
 
 CUresult wrapped_cuArrayCreate_v2(CUarray *out, const CUarrayDescriptor *descriptor) {

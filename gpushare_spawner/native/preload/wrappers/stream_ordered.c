@@ -17,6 +17,7 @@
 /* Pools that managed memory cannot stand in for: those that are shared between processes, or do not lie on a GPU. */
 struct plain_pool {
     CUmempool pool;
+    bool own; /* of this process, on a GPU */
     struct plain_pool *next;
 };
 
@@ -39,12 +40,29 @@ static struct cache_stream used_by(CUcontext current, CUstream stream) {
     return (struct cache_stream){current, stream, stream == CU_STREAM_PER_THREAD ? block_cache_thread() : 0};
 }
 
+/* With the lock held. */
+static struct plain_pool *plain_pool_of(CUmempool pool) {
+    struct plain_pool *entry = plain_pools;
+    while (entry && entry->pool != pool) entry = entry->next;
+    return entry;
+}
+
 static bool is_plain(CUmempool pool) {
-    bool plain = false;
     pthread_mutex_lock(&lock);
-    for (struct plain_pool *entry = plain_pools; entry && !plain; entry = entry->next) plain = entry->pool == pool;
+    bool plain = plain_pool_of(pool) != NULL;
     pthread_mutex_unlock(&lock);
     return plain;
+}
+
+/* The pool that the driver takes plain memory from; NULL: none whose reserved memory is this process's on a GPU. */
+static CUmempool counted_pool(const struct gpu *gpu, CUmempool pool) {
+    if (!pool && (!driver_has(cuDeviceGetMemPool) || real.cuDeviceGetMemPool(&pool, gpu->device) != CUDA_SUCCESS))
+        return NULL;
+    pthread_mutex_lock(&lock);
+    const struct plain_pool *entry = plain_pool_of(pool);
+    bool counted = !entry || entry->own;
+    pthread_mutex_unlock(&lock);
+    return counted ? pool : NULL;
 }
 
 /* CUDA_ERROR_NOT_FOUND: not converted. */
@@ -61,7 +79,7 @@ static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes
         if (result != CUDA_SUCCESS && block_cache_trim(gpu, block.capacity))
             result = conversion_allocate(gpu, &block.at, block.capacity);
         if (result != CUDA_SUCCESS) {
-            account_return(gpu, block.capacity, true);
+            account_return(gpu, block.capacity, ACCOUNT_MANAGED);
             return CUDA_ERROR_NOT_FOUND;
         }
     }
@@ -70,46 +88,55 @@ static CUresult allocate_managed(struct gpu *gpu, CUdeviceptr *out, size_t bytes
     return CUDA_SUCCESS;
 }
 
+/* Set plain memory aside. `pool`: of the driver's call, NULL for the current one of the GPU; becomes the pool whose
+   reserved memory counts, NULL: the allocation counts by itself. */
+static bool take_plain(struct gpu *gpu, size_t bytes, CUmempool *pool) {
+    *pool = counted_pool(gpu, *pool);
+    if (*pool && !pool_memory_seen(gpu, *pool)) *pool = NULL;
+    return *pool ? allowance_take_from_pool(gpu, bytes, *pool) : allowance_take(gpu, bytes, false, true);
+}
+
 /* What the driver itself allocated, in the order of the stream. */
-static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size_t bytes) {
+static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size_t bytes, bool pooled) {
     if (result == CUDA_SUCCESS)
-        allocations_add(gpu, *out, bytes, bytes, ALLOCATION_PLAIN);
+        allocations_add(gpu, *out, bytes, bytes, pooled ? ALLOCATION_POOLED : ALLOCATION_PLAIN);
     else
-        account_return(gpu, bytes, false);
+        account_return(gpu, bytes, pooled ? ACCOUNT_POOLED : ACCOUNT_PLAIN);
     return result;
 }
 
-#define ALLOCATING(call, pool_is_plain, meant)                                                                         \
+#define ALLOCATING(call, from_pool, meant)                                                                             \
     struct gpu *gpu = out && bytes ? gpu_current() : NULL;                                                             \
     if (!gpu) return call;                                                                                             \
     if (captures_in_progress() && capture_records(meant)) {                                                            \
-        atomic_store(&gpu->graph_memory, true); /* a node of a graph, counted by the driver */                         \
+        graph_memory_seen_on(gpu); /* a node of a graph, counted by the driver */                                      \
         return call;                                                                                                   \
     }                                                                                                                  \
-    if (conversion_wanted(gpu) && !(pool_is_plain) && !captures_in_progress()) {                                       \
+    CUmempool pool_used = from_pool;                                                                                   \
+    if (conversion_wanted(gpu) && !(pool_used && is_plain(pool_used)) && !captures_in_progress()) {                    \
         CUresult result = allocate_managed(gpu, out, bytes, meant);                                                    \
         if (result != CUDA_ERROR_NOT_FOUND) return result;                                                             \
     }                                                                                                                  \
-    if (!allowance_take(gpu, bytes, false, true)) return CUDA_ERROR_OUT_OF_MEMORY;                                     \
-    return counted(gpu, call, out, bytes)
+    if (!take_plain(gpu, bytes, &pool_used)) return CUDA_ERROR_OUT_OF_MEMORY;                                          \
+    return counted(gpu, call, out, bytes, pool_used != NULL)
 
 CUresult wrapped_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
-    ALLOCATING(real.cuMemAllocAsync(out, bytes, stream), false, stream);
+    ALLOCATING(real.cuMemAllocAsync(out, bytes, stream), NULL, stream);
 }
 EXPORTED(cuMemAllocAsync);
 
 CUresult wrapped_cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream) {
-    ALLOCATING(real.cuMemAllocAsync_ptsz(out, bytes, stream), false, own(stream));
+    ALLOCATING(real.cuMemAllocAsync_ptsz(out, bytes, stream), NULL, own(stream));
 }
 EXPORTED(cuMemAllocAsync_ptsz);
 
 CUresult wrapped_cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmempool pool, CUstream stream) {
-    ALLOCATING(real.cuMemAllocFromPoolAsync(out, bytes, pool, stream), is_plain(pool), stream);
+    ALLOCATING(real.cuMemAllocFromPoolAsync(out, bytes, pool, stream), pool, stream);
 }
 EXPORTED(cuMemAllocFromPoolAsync);
 
 CUresult wrapped_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmempool pool, CUstream stream) {
-    ALLOCATING(real.cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream), is_plain(pool), own(stream));
+    ALLOCATING(real.cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream), pool, own(stream));
 }
 EXPORTED(cuMemAllocFromPoolAsync_ptsz);
 
@@ -133,7 +160,7 @@ static bool keep(CUdeviceptr at, CUstream stream, CUresult *result) {
     struct cached_memory block = {at, allocation.capacity};
     if (!block_cache_put(allocation.gpu, allocation.context, &by, block)) {
         *result = real.cuMemFree_v2(at);
-        account_return(allocation.gpu, allocation.capacity, true);
+        account_return(allocation.gpu, allocation.capacity, ACCOUNT_MANAGED);
     }
     return true;
 }
@@ -160,10 +187,11 @@ CUresult wrapped_cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream stream) {
 }
 EXPORTED(cuMemFreeAsync_ptsz);
 
-static void remember_plain(CUmempool pool) {
+static void remember_plain(CUmempool pool, bool own) {
     struct plain_pool *entry = malloc(sizeof *entry);
     if (!entry) return;
     entry->pool = pool;
+    entry->own = own;
     pthread_mutex_lock(&lock);
     entry->next = plain_pools;
     plain_pools = entry;
@@ -172,15 +200,15 @@ static void remember_plain(CUmempool pool) {
 
 CUresult wrapped_cuMemPoolCreate(CUmempool *out, const CUmemPoolProps *props) {
     CUresult result = real.cuMemPoolCreate(out, props);
-    if (result == CUDA_SUCCESS && (props->handleTypes || props->location.type != CU_MEM_LOCATION_TYPE_DEVICE))
-        remember_plain(*out);
+    bool on_gpu = result == CUDA_SUCCESS && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (result == CUDA_SUCCESS && (props->handleTypes || !on_gpu)) remember_plain(*out, on_gpu);
     return result;
 }
 EXPORTED(cuMemPoolCreate);
 
 CUresult wrapped_cuMemPoolImportFromShareableHandle(CUmempool *out, void *handle, int type, unsigned long long flags) {
     CUresult result = real.cuMemPoolImportFromShareableHandle(out, handle, type, flags);
-    if (result == CUDA_SUCCESS) remember_plain(*out);
+    if (result == CUDA_SUCCESS) remember_plain(*out, false);
     return result;
 }
 EXPORTED(cuMemPoolImportFromShareableHandle);
@@ -195,6 +223,6 @@ CUresult wrapped_cuMemPoolDestroy(CUmempool pool) {
         break;
     }
     pthread_mutex_unlock(&lock);
-    return real.cuMemPoolDestroy(pool);
+    return pool_memory_destroy(pool);
 }
 EXPORTED(cuMemPoolDestroy);
