@@ -22,7 +22,7 @@ GLIBC = "2.17"
 MACHINES = ("x86_64", "aarch64")
 
 FLAGS = [
-    "-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread",
+    "-std=gnu11", "-O2", "-fomit-frame-pointer", "-g", "-fPIC", "-shared", "-pthread",
     "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter",
     "-fvisibility=hidden", "-fno-sanitize=all",
 ]  # fmt: skip

@@ -16,7 +16,7 @@
 #include "memory/account.h"
 #include "memory/allocations.h"
 #include "memory/block_cache.h"
-#include "memory/driver_memory.h"
+#include "memory/pool_memory.h"
 #include "platform/sharing.h"
 #include "wrappers/exported.h"
 #include "wrappers/plain_memory.h"
@@ -37,7 +37,7 @@ static void in_child(void) {
     allocations_forget();
     account_forget();
     block_cache_forget();
-    driver_memory_forget();
+    pool_memory_forget();
     stream_ordered_forget();
     plain_memory_forget();
     captures_forget();

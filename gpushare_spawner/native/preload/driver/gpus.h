@@ -21,6 +21,9 @@
 
 #define MAX_GPUS 64
 
+/* Memory nodes of graphs were seen; pools were. */
+enum driver_memory_of { DRIVER_MEMORY_OF_GRAPHS = 1, DRIVER_MEMORY_OF_POOLS = 2 };
+
 struct gpu {
     int index;
     CUdevice device;
@@ -43,8 +46,8 @@ struct gpu {
     _Atomic uint64_t plain;
     _Atomic uint64_t cached; /* of `managed`: freed by the program, kept for its next allocations (block_cache.c) */
     _Atomic bool changed;    /* since the agent was told (worker.c) */
-    _Atomic uint64_t pooled; /* plain stream-ordered memory, not in `plain` (driver_memory.c) */
-    _Atomic unsigned char driver_memory; /* not 0: the driver holds memory for graphs or in pools (driver_memory.c) */
+    _Atomic uint64_t pooled; /* plain stream-ordered memory, not in `plain` (pool_memory.c) */
+    _Atomic unsigned char driver_memory; /* for what the driver may hold memory: enum driver_memory_of */
 
     /* What the agent said (worker.c). */
     _Atomic bool shared;    /* one of the session's GPUs */

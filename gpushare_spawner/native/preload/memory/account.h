@@ -6,6 +6,7 @@
 
 #include "driver/gpus.h"
 #include "memory/driver_memory.h"
+#include "memory/pool_memory.h"
 
 /* The lock. Letting it go is a plain store, which a mutex cannot have; it is held for tens of nanoseconds, except while
    the pager walks, so a thread that finds it taken sleeps after a short while. Taken after every other lock. */

@@ -7,6 +7,7 @@
 
 #include "memory/account.h"
 #include "memory/block_cache.h"
+#include "memory/pool_memory.h"
 #include "platform/futex.h"
 #include "platform/session_socket.h"
 #include "platform/wake.h"

@@ -6,7 +6,7 @@
 #include "driver/driver.h"
 #include "memory/account.h"
 #include "memory/allowance.h"
-#include "memory/driver_memory.h"
+#include "memory/graph_memory.h"
 #include "wrappers/exported.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -12,6 +12,8 @@
 #include "driver/driver.h"
 #include "memory/allowance.h"
 #include "memory/conversion.h"
+#include "memory/graph_memory.h"
+#include "memory/pool_memory.h"
 #include "wrappers/exported.h"
 
 /* Pools that managed memory cannot stand in for: those that are shared between processes, or do not lie on a GPU. */
