@@ -44,64 +44,68 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterOptions) -> None:
         type=Path,
         default=None,
         metavar="DIR",
-        help="where sessions survive a restart; a short path, as that of a Unix socket has at most 107 bytes (default: "
-        "/run/gpushare for root, else $XDG_RUNTIME_DIR/gpushare)",
+        help="folder that keeps the sessions over a restart; its path must be short, since the path of a Unix socket "
+        "has at most 107 bytes (default: /run/gpushare for root, else $XDG_RUNTIME_DIR/gpushare)",
     )
     parser.add_argument(
         "--control-socket",
         type=Path,
         default=None,
         metavar="PATH",
-        help="where spawner and service ask (default: $GPUSHARE_CONTROL, else control.sock in the state folder)",
+        help="socket for the requests of spawner and service (default: $GPUSHARE_CONTROL, else control.sock in the "
+        "state folder)",
     )
     parser.add_argument(
         "--node",
         default=os.environ.get("NODE_NAME") or socket.gethostname(),
         metavar="NAME",
-        help="this machine's name in reports (default: $NODE_NAME, else its host name)",
+        help="name of this machine in reports (default: $NODE_NAME, else its host name)",
     )
     parser.add_argument(
         "--overcommit",
         type=_overcommit,
         default=1.0,
         metavar="FACTOR",
-        help="guarantee up to FACTOR times of each GPU, 1 to 10: with 1.5 three halves fit on one GPU, and a share "
-        "guarantees two thirds of what it says (default: 1.0)",
+        help="guarantee up to FACTOR times the units of each GPU, 1 to 10. With 1.5, three shares of 0.50 fit on one "
+        "GPU, and each guarantees two thirds of its units (default: 1.0)",
     )
     parser.add_argument(
         "--context-memory",
         type=_bytes,
         default=DEFAULT_CONTEXT_MEMORY,
         metavar="SIZE",
-        help="GPU memory that each CUDA process takes beside its allocations; nvidia-smi shows the driver's figure for "
-        "an idle process. What fits side by side is computed with it; simulated GPUs have none (default: 512Mi)",
+        help="GPU memory of each CUDA process beside its allocations; nvidia-smi shows it for an idle process. The "
+        "agent computes with it which sessions fit into the GPU's memory together; simulated GPUs need none "
+        "(default: 512Mi)",
     )
     parser.add_argument(
         "--host-memory",
         type=_host_memory,
         default="50%",
         metavar="SIZE",
-        help="host memory for paged-out GPU memory: bytes or a part of the machine's memory; allocations beyond it "
-        "fail. off: no budget, neither for the node nor for a session with a memory limit (default: 50%%)",
+        help="host memory for paged-out GPU memory, in bytes or as a part of the machine's memory; allocations beyond "
+        "it fail. off: no budget for the node, and none for sessions with a memory limit (default: 50%%)",
     )
     parser.add_argument(
         "--cgroups",
         type=Path,
         default=Path("/sys/fs/cgroup"),
         metavar="DIR",
-        help="where the machine's cgroups are mounted: servers' memory limits are read there (default: %(default)s)",
+        help="folder where the cgroups of the machine are mounted; the agent reads the memory limits of servers there "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--exclusive",
         action="store_true",
-        help="let one session at a time run on a GPU even while all fit into its memory: slower, for measurements",
+        help="let one session at a time run on a GPU, also while the memory of all sessions fits: slower, for "
+        "measurements",
     )
     parser.add_argument(
         "--preload-library",
         type=Path,
         default=None,
         metavar="PATH",
-        help="libgpushare.so as sessions see it (default: the one that came with this package)",
+        help="path of libgpushare.so for sessions (default: the library of this package)",
     )
     parser.add_argument(
         "--metrics-port",
@@ -114,15 +118,15 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterOptions) -> None:
         "--metrics-address",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="the address of this machine that metrics are served on (default: %(default)s)",
+        help="address of this machine for the metrics (default: %(default)s)",
     )
     parser.add_argument(
         "--metrics-token-file",
         type=Path,
         default=None,
         metavar="PATH",
-        help="a file with a token: only requests with it (Authorization: Bearer TOKEN) get the metrics of sessions, "
-        "which name users and templates; without a file no request does",
+        help="file with a token. Requests with the token (Authorization: Bearer TOKEN) also get the metrics of "
+        "sessions, which name users and templates. Without a file no request gets them",
     )
     cluster.configure(parser)
     parser.add_argument(

@@ -50,7 +50,9 @@ class ReportCollector(Collector):
         """Everything that is worth a graph; bytes, seconds and share units of 1 %."""
         report = self._report()
         gpu = ("gpu", "model")
-        capacity = GaugeMetricFamily("gpushare_gpu_capacity_units", "Units of 1 % that may be guaranteed", labels=gpu)
+        capacity = GaugeMetricFamily(
+            "gpushare_gpu_capacity_units", "Units of 1 % that the agent may guarantee", labels=gpu
+        )
         total = GaugeMetricFamily("gpushare_gpu_memory_bytes", "Memory of the GPU", labels=gpu)
         used = GaugeMetricFamily("gpushare_gpu_memory_used_bytes", "Memory in use on the GPU", labels=gpu)
         healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 while the GPU is healthy", labels=gpu)
@@ -75,11 +77,19 @@ class ReportCollector(Collector):
             "gpushare_session_guaranteed_units", "Units that are guaranteed to the session now", labels=of
         )
         memory = GaugeMetricFamily(
-            "gpushare_session_memory_bytes", "GPU memory that the session has allocated", labels=of
+            "gpushare_session_memory_bytes",
+            "GPU memory that the session has allocated, on the GPU or paged out",
+            labels=of,
         )
-        resident = GaugeMetricFamily("gpushare_session_resident_bytes", "The part of it that is on the GPU", labels=of)
-        seconds = GaugeMetricFamily("gpushare_session_gpu_seconds", "Time with work on the GPU", labels=of)
-        busy = GaugeMetricFamily("gpushare_session_busy", "1 while the session has work for the GPU", labels=of)
+        resident = GaugeMetricFamily(
+            "gpushare_session_resident_bytes", "GPU memory of the session that is on the GPU", labels=of
+        )
+        seconds = GaugeMetricFamily(
+            "gpushare_session_gpu_seconds", "Seconds with work of the session on its GPUs", labels=of
+        )
+        busy = GaugeMetricFamily(
+            "gpushare_session_busy", "1 while the session has GPU work that runs or waits", labels=of
+        )
         bypassing = GaugeMetricFamily(
             "gpushare_session_bypassing_processes", "Processes that use the GPU without the library", labels=of
         )

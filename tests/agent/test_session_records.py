@@ -129,7 +129,7 @@ async def test_a_full_disk_is_said_and_survived(
         assert len(said) == 1
         assert "in memory only" in said[0].getMessage()
         assert "No space left" in said[0].getMessage()
-    await eventually(lambda: "on the disk again" in caplog.text)
+    await eventually(lambda: "records of sessions are written again" in caplog.text)
     await agent.stop()
     await agent.start()
     assert {one.id for one in agent.node.report().sessions} == {"ada", "bob"}

@@ -143,7 +143,7 @@ async def test_a_report_that_cannot_be_made_is_made_later(
     publisher.report = None  # type: ignore[assignment]
     publisher.published.changed()  # type: ignore[union-attr]
     await asyncio.sleep(0.3)
-    assert "cannot be made or written" in caplog.text
+    assert "cannot publish the report of this node" in caplog.text
     publisher.report = good
     publisher.session(effective_units=7)
     await publisher.written(lambda report: report.sessions[0].effective_units == 7)

@@ -89,7 +89,7 @@ class MemoryQueries:
             try:
                 found = self._source.memory(self._gpu)
             except Exception:
-                log.exception("the driver could not be asked for the memory of GPU %d", self._gpu.index)
+                log.exception("cannot ask the driver for the memory of GPU %d", self._gpu.index)
                 found = None
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._answered, found)

@@ -83,13 +83,13 @@ class Delivery:
             try:
                 found = self._source.utilisation(self._gpu, since)
             except Exception:
-                log.exception("the driver could not be asked for the use of GPU %d", self._gpu.index)
+                log.exception("cannot ask the driver for the processes' use of GPU %d", self._gpu.index)
                 found = None
             try:
                 strangers = self.sessions_of(one.pid for one in found or ())
             except Exception:
                 # the samples of connected processes are right without it
-                log.exception("the sessions of processes on GPU %d could not be found", self._gpu.index)
+                log.exception("cannot find the sessions of the processes on GPU %d", self._gpu.index)
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._answered, found, strangers)
 

@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--namespace",
         default=None,
         metavar="NAME",
-        help="where the notebooks' pods run and the report is published (default: $POD_NAMESPACE, else this pod's)",
+        help="namespace of the notebooks' pods and of the report (default: $POD_NAMESPACE, else this pod's)",
     )
     group.add_argument(
         "--all-namespaces",
@@ -60,28 +60,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("/var/lib/kubelet/device-plugins"),
         metavar="DIR",
-        help="where the kubelet looks for device plugins, wherever its root folder is (default: %(default)s)",
+        help="folder of the kubelet for device plugins; it does not move with the root folder (default: %(default)s)",
     )
     group.add_argument(
         "--unit-size",
         type=_unit_size,
         default=1,
         metavar="UNITS",
-        help="how many units of 1 %% one device stands for, the same as in the hub's configuration (default: 1)",
+        help="units of 1 %% that one device stands for; the hub's configuration must have the same (default: 1)",
     )
     group.add_argument(
         "--cdi",
         default="auto",
         metavar="auto|off|KIND",
-        help="give GPUs to containers by their CDI names: where the node has a specification, never, or only those of "
-        "one kind, like nvidia.com/gpu (default: auto)",
+        help="CDI names for GPUs in containers. auto: where the node has a CDI specification; off: never; KIND: only "
+        "names of this kind, like nvidia.com/gpu (default: auto)",
     )
     group.add_argument(
         "--preload",
         choices=("env", "file"),
         default="env",
-        help="how the library gets into a container's processes: LD_PRELOAD, or a mounted /etc/ld.so.preload, which no "
-        "image or user setting replaces (default: env)",
+        help="how processes in a container load the library. env: LD_PRELOAD; file: a mounted /etc/ld.so.preload, "
+        "which no image and no user setting replaces (default: env)",
     )
 
 

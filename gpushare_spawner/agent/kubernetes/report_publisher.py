@@ -98,7 +98,7 @@ class PublishedReport:
                     await asyncio.sleep(pause)
             except Exception as failure:
                 if not isinstance(failure, ApiFailure):
-                    log.exception("the report of this node cannot be made or written")
+                    log.exception("cannot publish the report of this node; retrying")
                 self._trouble.about(failure)
                 self._poke.set()  # it is due all the same
                 pause = min(2 * pause, self._settings.at_most_every)
@@ -133,7 +133,10 @@ class PublishedReport:
                 raise
             # some clusters let only those name an owner who may delete the object
             await self._put(report, None)
-            log.info("the report stays when this agent's pod is deleted: it cannot be made the owner: %s", failure)
+            log.info(
+                "the report's ConfigMap stays when this agent's pod is deleted; the pod cannot be set as its owner: %s",
+                failure,
+            )
             self._owner = None
 
     async def _put(self, report: Report, owner: Owner | None) -> None:

@@ -140,7 +140,7 @@ class Store:
         self.retry()
         await self.flush()
         if self._unwritten:
-            log.error("%d records are not on the disk: %s", len(self._unwritten), self.failure)
+            log.error("%d records of sessions cannot be written: %s", len(self._unwritten), self.failure)
         self._thread.shutdown()
 
     def _start(self) -> None:
@@ -170,5 +170,5 @@ class Store:
                         "sessions are kept in memory only, and would be lost if the agent stopped now: %s", failure
                     )
                 else:
-                    log.warning("sessions are on the disk again")
+                    log.warning("records of sessions are written again")
                 self.failure = failure

@@ -69,7 +69,7 @@ class PluginSocket:
                 heard_at = _now()
             unheard = _now() - heard_at >= HEARD_WITHIN
             if unheard and not self._trouble:
-                log.warning("the kubelet does not listen to %s: registering it again", self._plugin.resource)
+                log.warning("the kubelet does not list the devices of %s; registering again", self._plugin.resource)
             if kubelet is not None and (unheard or kubelet != self._with or _identity(self._path) != self._own):
                 try:
                     await self._serve()

@@ -67,7 +67,7 @@ class Pod:
 
 
 class Pods:
-    """Lists and watches. What it knows it keeps while the API server is away."""
+    """Lists and watches. It keeps what it knows while the API server is unavailable."""
 
     def __init__(self, api: ClusterApi, namespace: str, node: str, changed: Callable[[], None]) -> None:
         """`namespace`: where the notebooks' pods are; empty for all. `changed` is called after each change."""

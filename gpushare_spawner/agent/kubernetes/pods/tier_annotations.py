@@ -68,7 +68,9 @@ class TierAnnotations:
         down = said.effective_units < record.effective_units or said.tier.depth > record.tier.depth
         worked = said.idle_since is not None and doing.last is not None and doing.last > said.idle_since
         if down and (doing.busy or worked):
-            log.info("session %s stays out of tier %s: it has worked on the GPU in the meantime", session.id, said.tier)
+            log.info(
+                "session %s does not change to tier %s: it has worked on the GPU in the meantime", session.id, said.tier
+            )
             return
         units = min(said.effective_units, record.request.share_units)
         self._tiers.move(session, said.tier, units, "set in the annotations of its pod")
