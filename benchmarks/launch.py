@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,13 +107,20 @@ def first_gpu(bare: dict[str, str]) -> bytes:
 
 
 def added_by_streams(
-    program: Path, bare: dict[str, str], shared: dict[str, str], rounds: int, streams: int, threads: int, kind: str
-) -> float:
-    """Nanoseconds of CPU time that the library adds to a launch into that many streams in turn."""
-    loop = ["--streams", str(streams), str(threads), kind, str(PTX), str(STREAM_BATCHES), str(LAUNCHES)]
-    pairs = [(run(program, loop, bare), run(program, loop, shared)) for _ in range(rounds)]
-    without, with_ = (statistics.median(statistics.median(run) for run in runs) for runs in zip(*pairs, strict=True))
-    return with_ - without
+    program: Path, bare: dict[str, str], shared: dict[str, str], rounds: int, cases: Sequence[tuple[int, int, str]]
+) -> list[float]:
+    """Nanoseconds of CPU time that the library adds to a launch, for each (streams, threads, kind).
+
+    The cases take turns in each round: a machine that is slower for some seconds is so for all of them.
+    """
+    runs: dict[tuple[int, int, str], list[tuple[float, float]]] = {case: [] for case in cases}
+    for _ in range(rounds):
+        for streams, threads, kind in cases:
+            loop = ["--streams", str(streams), str(threads), kind, str(PTX), str(STREAM_BATCHES), str(LAUNCHES)]
+            without, with_ = (statistics.median(run(program, loop, environment)) for environment in (bare, shared))
+            runs[streams, threads, kind].append((without, with_))
+    medians = [[statistics.median(column) for column in zip(*runs[case], strict=True)] for case in cases]
+    return [with_ - without for without, with_ in medians]
 
 
 def measure(rounds: int) -> dict[str, Any]:
@@ -137,16 +145,18 @@ def measure(rounds: int) -> dict[str, Any]:
             raise SystemExit(
                 f"the library asked for {agent.grants} leases in {rounds} runs: it was not under the program"
             )
-        by_streams, added = [], partial(added_by_streams, program, bare, shared, min(rounds, 5))
-        for streams in STREAMS:
-            by_streams.append(max(added(streams, threads, "plain") for threads in THREADS))
-        contexts, default, capture = added(8, 1, "contexts"), added(1, 1, "contexts"), added(8, 1, "capture")
+        added = partial(added_by_streams, program, bare, shared)
+        in_turn = [(streams, threads, "plain") for streams in STREAMS for threads in THREADS]
+        others = [(8, 1, "contexts"), (1, 1, "contexts"), (8, 1, "capture")]
+        figures = added(rounds, [*in_turn, *others])
+        by_streams = [max(figures[at : at + len(THREADS)]) for at in range(0, len(in_turn), len(THREADS))]
+        contexts, default, capture = figures[len(in_turn) :]
         agent.pace = PACE
-        paced = added(8, 1, "plain")
+        [paced] = added(min(rounds, 5), [(8, 1, "plain")])
         agent.pace = 0
         counting = ["--count", str(PTX), str(COUNTED)]
         bare_calls = run(program, counting, bare)
-        milliseconds, own, others = run(program, counting, shared)
+        milliseconds, own, background = run(program, counting, shared)
         without, with_ = statistics.median(times["bare"]), statistics.median(times["shared"])
         return {
             "bare_ns": round(without, 2),
@@ -162,7 +172,7 @@ def measure(rounds: int) -> dict[str, Any]:
             "added_ns_paced": round(paced, 2),
             "syscalls_per_launch": own / COUNTED,
             "bare_syscalls_per_launch": bare_calls[1] / COUNTED,
-            "background_syscalls_per_second": round(others / milliseconds * 1000, 1),
+            "background_syscalls_per_second": round(background / milliseconds * 1000, 1),
         }
 
 
