@@ -25,7 +25,8 @@ def test_hand_offs_cost_no_more_than_the_bound(gib: tuple[float, ...], bandwidth
     device = device_of(
         *((str(index), size) for index, size in enumerate(gib)), bandwidth=bandwidth, overhead_bound=bound
     )
-    horizon = 4000.0 if len(set(gib)) == 1 else 500.0
+    # as many hand-offs, and as much of the horizon for them, whatever bound and bandwidth are
+    horizon = 40.0 / bound * 3e9 / bandwidth if len(set(gib)) == 1 else 500.0 * 3e9 / bandwidth
     device.run(horizon)
     credit = ArbiterSettings().hand_off_credit
     assert horizon - device.used_seconds <= bound * horizon + credit + 20 * GIB / bandwidth
