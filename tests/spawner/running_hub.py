@@ -16,6 +16,8 @@ from urllib.parse import urlencode
 from jupyterhub.app import JupyterHub
 from jupyterhub.proxy import Proxy
 from jupyterhub.utils import random_port
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
 from traitlets.config import Config
 
@@ -24,6 +26,12 @@ from gpushare_spawner.spawner.local.reservations import AgentReservations
 
 HERE = Path(__file__).parent
 TOKEN = "token-of-the-test"
+
+
+@event.listens_for(Engine, "connect")
+def _never_sync(connection: Any, record: object) -> None:
+    """Let SQLite not wait for the disk: a hub that is killed loses nothing by that, and no test cuts the power."""
+    connection.execute("PRAGMA synchronous=OFF")
 
 
 class RoutesInMemory(Proxy):

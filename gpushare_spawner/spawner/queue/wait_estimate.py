@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement import Allocation, Ledger
+from gpushare_spawner.placement import Allocation
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 
@@ -109,45 +109,57 @@ def rounded_minutes(seconds: float) -> int:
 def after_idle_actions(check: PlacementCheck, queue: SpawnQueue) -> Mapping[Ticket, float]:
     """Return when queued spawns can be placed if all announced idle actions happen: seconds since the epoch.
 
-    Spawns that these actions do not help are left out. Changes neither the queue nor the ledger of ``check``.
+    Spawns that these actions do not help are left out. The ledger of ``check`` is changed meanwhile, and put back.
     """
     expected: dict[Ticket, float] = {}
-    if not check.snapshot.announced:
-        return expected
-    # a ledger of its own: what is only expected must not count for placement
-    ledger = Ledger.of(check.snapshot.reports, check.ledger.allocations.values())
-    then = PlacementCheck(check.snapshot, ledger, check.strategy, check.counted)
-    for session, announced in sorted(check.snapshot.announced, key=lambda known: known[1].at):
-        if _freed(ledger, session, announced):
-            for ticket in queue:
-                if ticket not in expected and not ticket.result.done() and _placed(then, queue, ticket):
-                    expected[ticket] = announced.at
+    supposed = _Supposed(check)
+    try:
+        for session, announced in sorted(check.snapshot.announced, key=lambda known: known[1].at):
+            if supposed.happens(session, announced):
+                for ticket in queue:
+                    if ticket not in expected and not ticket.result.done() and supposed.places(ticket, queue):
+                        expected[ticket] = announced.at
+    finally:
+        supposed.put_back()
     return expected
 
 
-def _freed(ledger: Ledger, session: str, announced: Notice) -> bool:
-    """Count the units that the action frees; return whether there are any."""
-    allocation = ledger.allocations.get(session)
-    if allocation is None:
-        return False
-    if announced.tier is Tier.STOPPED:
-        ledger.remove(session)
+class _Supposed:
+    """What would be if idle actions happened, in the ledger itself: a copy would cost as much as the cluster is big."""
+
+    def __init__(self, check: PlacementCheck) -> None:
+        self._check = check
+        self._undo: list[Callable[[], object]] = []
+
+    def happens(self, session: str, announced: Notice) -> bool:
+        """Count the units that the action frees; return whether there are any."""
+        ledger = self._check.ledger
+        allocation = ledger.allocations.get(session)
+        if allocation is None:
+            return False
+        if announced.tier is Tier.STOPPED:
+            ledger.remove(session)
+            self._undo.append(lambda: ledger.add(allocation))
+            return True
+        if announced.effective_units >= allocation.effective_units:
+            return False
+        ledger.replace(allocation.with_effective(announced.effective_units))
+        self._undo.append(lambda: ledger.replace(allocation))
         return True
-    if announced.effective_units >= allocation.effective_units:
-        return False
-    ledger.replace(allocation.with_effective(announced.effective_units))
-    return True
 
+    def places(self, ticket: Ticket, queue: SpawnQueue) -> bool:
+        """Count the ticket's share where it can be placed; return whether it can."""
+        check, request = self._check, ticket.request
+        held_back = queue.held_back(check.snapshot, before=ticket)
+        placement = check.verdict(request.placement(check.snapshot), held_back).placement
+        if placement is None:
+            return False
+        name, units = f"expected-{id(ticket)}", check.counted(request.share).units
+        check.ledger.add(Allocation(name, placement.gpus, units, placement.borrowed, units, ticket.joined))
+        self._undo.append(lambda: check.ledger.remove(name))
+        return True
 
-def _placed(check: PlacementCheck, queue: SpawnQueue, ticket: Ticket) -> bool:
-    """Count the ticket's share where it can be placed; return whether it can."""
-    request, snapshot = ticket.request, check.snapshot
-    held_back = queue.held_back(snapshot, before=ticket)
-    placement = check.verdict(request.placement(snapshot), held_back).placement
-    if placement is None:
-        return False
-    units = check.counted(request.share).units
-    check.ledger.add(
-        Allocation(f"expected-{id(ticket)}", placement.gpus, units, placement.borrowed, units, ticket.joined)
-    )
-    return True
+    def put_back(self) -> None:
+        """Make the ledger what it was."""
+        while self._undo:
+            self._undo.pop()()

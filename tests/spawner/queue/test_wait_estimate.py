@@ -71,14 +71,18 @@ async def test_units_that_one_spawn_is_expected_to_get_are_not_expected_for_the_
     assert third not in after_idle_actions(machine.check(), machine.queue)
 
 
-async def test_an_expected_idle_action_frees_nothing_for_placement() -> None:
+async def test_the_ledger_is_as_before_when_the_estimates_are_made() -> None:
     machine = full_machine()
     machine.announce("a", Tier.RELEASED, at=300.0)
+    machine.announce("b", Tier.STOPPED, at=300.0)
     machine.join("ada", 0.5)
+    machine.join("bob", count=1)
     check = machine.check()
-    after_idle_actions(check, machine.queue)
-    assert check.ledger.free_units("GPU-a") == 0
-    assert len(check.ledger.allocations) == 2
+    before = dict(check.ledger.allocations)
+    assert len(after_idle_actions(check, machine.queue)) == 2
+    assert check.ledger.allocations == before
+    assert [check.ledger.free_units(gpu) for gpu in ("GPU-a", "GPU-b")] == [0, 0]
+    check.ledger.check()
 
 
 async def test_actions_of_sessions_that_hold_nothing_and_upgrades_are_no_help() -> None:
