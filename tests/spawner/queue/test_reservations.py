@@ -172,7 +172,7 @@ async def test_a_spawn_that_cannot_be_placed_for_a_bug_holds_up_nobody(
     with pytest.raises(SpawnRefused, match="internal error"):
         await bad
     assert "Placing ada" in caplog.text
-    line.reservations.release("bob")
+    line.reservations.sessions.release("bob")
     await until(line.nothing_left)
 
 
