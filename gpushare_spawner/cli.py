@@ -1,7 +1,7 @@
-"""``gpushare``: one command, a subcommand for each part.
+"""``gpushare``: one command with a subcommand for each part.
 
-Each part's module offers ``configure(parser)`` and ``run(options) -> int``. Agent and service know no cluster: what
-they need of one is handed in here.
+Each part's module has ``configure(parser)`` and ``run(options) -> int``. Agent and service do not import the code for
+clusters: they get it as arguments here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpushare_spawner import __version__
 
 
 class Part(NamedTuple):
-    """What a subcommand consists of."""
+    """A subcommand."""
 
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
@@ -67,20 +67,20 @@ def _demo() -> Part:
     return Part(demo.configure, demo.run)
 
 
-# Imported only when asked for: `gpushare status` in a notebook's terminal must not load a hub.
+# Each part is imported only when it is used: `gpushare status` in a notebook's terminal must not load a hub.
 COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
     "agent": ("run the agent of a GPU machine", _agent),
     "service": ("run the idle culler and the dashboard, as a JupyterHub service", _service),
     "templates": ("check compute templates, or print their JSON Schema", _templates),
     "status": ("show this notebook server's GPU share, tier and memory", _status),
-    "doctor": ("check this GPU machine, and say what to do about what is wrong", _doctor),
-    "config-path": ("print where the config files, templates and unit files are that come with it", _config_path),
-    "demo": ("run a hub with shared GPUs on this machine, to try things out", _demo),
+    "doctor": ("check this GPU machine, and say how to solve problems", _doctor),
+    "config-path": ("print the paths of the shipped config files, templates and unit files", _config_path),
+    "demo": ("run a hub with shared GPUs on this machine, to try it out", _demo),
 }
 
 
 def subcommand_parser(name: str) -> argparse.ArgumentParser:
-    """The parser of `gpushare NAME`, for the documentation. Raises KeyError."""
+    """Return the parser of `gpushare NAME`, for the documentation. Raises KeyError."""
     summary, load = COMMANDS[name]
     parser = argparse.ArgumentParser(prog=f"gpushare {name}", description=_sentence(summary))
     load().configure(parser)
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result: int = options.run(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # whoever read what we print (head, less) has seen enough; nothing more may be written at exit either
+        # the reader of the output (head, less) has ended; nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result

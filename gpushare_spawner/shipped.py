@@ -1,7 +1,7 @@
-"""Files that come with the package beside its code, and ``gpushare config-path``, which prints where they are.
+"""Files that come with the package beside its code, and ``gpushare config-path``, which prints their paths.
 
 They are config files of the hub, compute templates, unit files and Helm values. A wheel has them in the package's
-folder ``share``; in a checkout they are in its top folder.
+folder ``share``, a checkout in its top folder.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NOT_INSTALLED = frozenset({"jupyterhub_config.d/90-demo.py"})
 
 
 class NotShipped(Exception):
-    """There is no such file or folder. Says where to look."""
+    """There is no such file or folder; the message names the command that lists all files."""
 
 
 def shipped(name: str = "") -> Path:
-    """The file or folder of that name, by default the folder that holds all of them.
+    """Return the file or folder with this name, by default the folder that contains all of them.
 
-    `name` is a path below that folder, or the last part of one that no other file or folder ends in. Raises NotShipped.
+    `name` is a path below that folder, or the last part of a path, if only one path ends in it. Raises NotShipped.
     """
     root, wanted = _root(), name.strip("/")
     if not wanted or (wanted.partition("/")[0] in FOLDERS and (root / wanted).exists()):
@@ -38,12 +38,12 @@ def shipped(name: str = "") -> Path:
         return matching[0]
     if matching:
         several = ", ".join(str(path.relative_to(root)) for path in matching)
-        raise NotShipped(f"several files are called {wanted!r}: name one of {several}")
+        raise NotShipped(f"several files have the name {wanted!r}: write one of {several}")
     raise NotShipped(f"there is no file or folder {name!r}; `gpushare config-path` lists all files")
 
 
 def files() -> list[Path]:
-    """All files that a wheel has, sorted. Raises NotShipped."""
+    """Return all files that a wheel has, sorted. Raises NotShipped."""
     root = _root()
     found = (path for path in _everything(root) if path.is_file())
     return sorted(path for path in found if path.relative_to(root).as_posix() not in NOT_INSTALLED)
@@ -58,7 +58,7 @@ def _root() -> Path:
 
 def _everything(root: Path) -> list[Path]:
     found = (path for folder in FOLDERS for path in (root / folder).rglob("*"))
-    # what Python compiled belongs to nobody
+    # without files that Python has compiled
     return [path for path in found if "__pycache__" not in path.parts]
 
 
@@ -66,12 +66,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     names = "; ".join(f"{name}: {what}" for name, what in FOLDERS.items())
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help=f"print the path of this file or folder ({names}); else of all files"
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help=f"print the path of this file or folder ({names}); default: the paths of all files",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the path; 1 where there is no such file, with a sentence on standard error."""
+    """Print the path. Returns 1, with a sentence on standard error, if there is no such file."""
     try:
         for path in files() if options.name is None else [shipped(options.name)]:
             print(path)

@@ -1,18 +1,19 @@
-# Shared GPUs: the spawner. For jupyterhub_config.d of zero-to-jupyterhub, and for load_subconfig in a config file of
-# your own. For The Littlest JupyterHub copy tljh/gpushare-tljh.py instead, which reads this file.
+# Shared GPUs: the spawner. For jupyterhub_config.d of zero-to-jupyterhub, and for load_subconfig in your own config
+# file. For The Littlest JupyterHub copy tljh/gpushare-tljh.py instead, which reads this file.
 # All settings: docs/reference/settings.md.
 import os
 import sys
 
-# A hub in a cluster starts pods; GPUSHARE_CONTROL says that the GPUs are on the hub's own machine all the same.
+# A hub in a cluster starts pods, unless GPUSHARE_CONTROL says that the GPUs are on the hub's own machine.
 _gpushare_in_cluster = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not os.environ.get("GPUSHARE_CONTROL")
 
-# A spawner that you chose yourself stays; gpushare_spawner.spawner.local.mixin.GPUShareMixin makes it a sharing one.
-# (load_subconfig shows this file nothing of what was set before it: there, choose yours afterwards.)
-# What zero-to-jupyterhub chooses before it reads this file is replaced: ours is a KubeSpawner, with all its settings.
+# A spawner class that you set before stays. To share GPUs with it, extend it with
+# gpushare_spawner.spawner.local.mixin.GPUShareMixin. (With load_subconfig this file cannot see earlier settings: set
+# your class after it.) The class that zero-to-jupyterhub sets is replaced: GPUShareSpawner is a KubeSpawner, with all
+# its settings.
 _gpushare_replaced = ("kubespawner", "kubespawner.KubeSpawner", "kubespawner.spawner.KubeSpawner")
 if "tljh.configurer" in sys.modules:
-    # TLJH always chooses a spawner before it reads this file, and this file cannot see it
+    # TLJH always sets a spawner before it reads this file, and this file cannot see it
     c.JupyterHub.spawner_class = "gpushare-tljh"
 elif "spawner_class" not in c.JupyterHub or (_gpushare_in_cluster and c.JupyterHub.spawner_class in _gpushare_replaced):
     c.JupyterHub.spawner_class = (

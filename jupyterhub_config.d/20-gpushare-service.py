@@ -1,14 +1,13 @@
-# The idle culler and the dashboard, as a service of the hub, with the least scopes that work.
-# docs/explanation/culler.md explains it.
+# The idle culler and the dashboard, as a service of the hub, with the fewest scopes that work.
+# See docs/explanation/culler.md.
 #
-# Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, where the
-# dashboard listens for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_SERVICE_OPTIONS, further options of
+# Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, the address
+# of the dashboard for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_SERVICE_OPTIONS, more options of
 # `gpushare service`, like --cull-every=30s.
 #
-# In a cluster (KUBERNETES_SERVICE_HOST is set, GPUSHARE_CONTROL is not) the service asks the API server instead, as the
-# hub's service account. The users' pods are in GPUSHARE_NAMESPACE, else in the hub's own POD_NAMESPACE. The proxy
-# reaches the dashboard through the hub's Service, port 10190. Values for zero-to-jupyterhub:
-# docs/guides/kubernetes.md
+# In a cluster (KUBERNETES_SERVICE_HOST is set, GPUSHARE_CONTROL is not) the service uses the API server, with the hub's
+# service account. The users' pods are in GPUSHARE_NAMESPACE, or else in the hub's POD_NAMESPACE. The proxy reaches the
+# dashboard through the hub's Service, port 10190. Values for zero-to-jupyterhub: docs/guides/kubernetes.md
 import os
 import shlex
 import sys
@@ -16,19 +15,20 @@ from urllib.parse import urlparse
 
 from jupyterhub.app import JupyterHub
 
+from gpushare_spawner.service.hub.login_warnings import drop_login_warnings
 from gpushare_spawner.service.hub.tljh import culler_options, replace_culler
 from gpushare_spawner.service.hub.user_role import grant_to_everybody
 
 
 def _gpushare_defined(trait):
-    """What files before this one have put into a list: the hub refuses to start where a role is defined twice."""
+    """The items that earlier files have put into a list: the hub does not start if a role is defined twice."""
     if isinstance(trait, list):
         return trait
-    # not a list yet: what was appended and prepended, to be joined with the default when the hub starts
+    # not a list yet: items that the hub joins with the default when it starts
     return [item for part in trait.to_dict().values() if isinstance(part, list) for item in part]
 
 
-# a service inherits none of the hub's variables, so it is told on its command line
+# a service inherits no variables of the hub, so it gets them as options
 _gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service", "--end-with-hub"]
 for _option, _variable in (("--templates-dir", "GPUSHARE_TEMPLATES"), ("--control-socket", "GPUSHARE_CONTROL")):
     if os.environ.get(_variable):
@@ -44,11 +44,11 @@ if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("GPUSHARE_CO
         if os.environ.get(_variable):
             _gpushare_environment[_variable] = os.environ[_variable]
     if "hub_connect_url" in c.JupyterHub and not os.environ.get("GPUSHARE_SERVICE_URL"):
-        # The proxy is another pod. It comes through the hub's Service, whose address no process can listen on.
+        # The proxy is another pod, and uses the hub's Service. No process can listen on a Service's address.
         _gpushare_url = f"http://{urlparse(c.JupyterHub.hub_connect_url).hostname}:10190"
         _gpushare_command.append("--ip=*")
     if "hub_bind_url" in c.JupyterHub and urlparse(c.JupyterHub.hub_bind_url).scheme == "http":
-        # straight to the hub beside it, not through a Service whose network policy knows the proxy and users only
+        # directly to the hub in the same pod: the network policy of the hub's Service admits proxy and users only
         _gpushare_port = urlparse(c.JupyterHub.hub_bind_url).port or 8081
         _gpushare_base = c.JupyterHub.base_url if "base_url" in c.JupyterHub else "/"
         _gpushare_command.append(f"--url=http://localhost:{_gpushare_port}{_gpushare_base.rstrip('/')}/hub/api")
@@ -64,18 +64,19 @@ if not any(service.get("name") == "gpushare" for service in _gpushare_defined(c.
             "url": _gpushare_url,
             "display": True,
             "info": {"title": "Shared GPUs"},
-            # users see their own sessions without being asked for anything first
+            # users see their own sessions without a confirmation page
             "oauth_no_confirm": True,
-            # so that the dashboard knows who may see everybody's
+            # so that the dashboard knows who may see all sessions
             "oauth_client_allowed_scopes": ["custom:gpushare:read", "custom:gpushare:metrics"],
         }
     )
 
 replace_culler(c.JupyterHub)
+drop_login_warnings()
 
 c.JupyterHub.custom_scopes.update(
     {
-        "custom:gpushare:read": {"description": "See everybody's sessions on the dashboard of shared GPUs"},
+        "custom:gpushare:read": {"description": "See all users' sessions on the dashboard of shared GPUs"},
         "custom:gpushare:metrics": {"description": "Read the metrics of shared GPUs"},
     }
 )
@@ -84,11 +85,11 @@ if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(
     c.JupyterHub.load_roles.append(
         {
             "name": "gpushare-service",
-            "description": "The idle culler for shared GPUs: finds servers and stops idle ones",
+            "description": "The idle culler for shared GPUs: lists servers and stops idle ones",
             "scopes": ["list:users", "read:servers", "delete:servers"],
             "services": ["gpushare"],
         }
     )
 
-# Everybody may open the dashboard, whatever other files say of the role `user`.
+# All users may open the dashboard, whatever other files say about the role `user`.
 grant_to_everybody(c.JupyterHub, "access:services!service=gpushare", hasattr(JupyterHub, "extra_user_scopes"))

@@ -29,7 +29,7 @@ def test_a_name_of_nothing_and_a_name_of_several_files_are_errors(
     for folder in ("one", "two"):
         (tmp_path / "share" / "helm-values" / folder / "jupyterhub.yaml").touch()
     monkeypatch.setattr("gpushare_spawner.shipped._PACKAGE", tmp_path)
-    with pytest.raises(NotShipped, match=r"several files are called 'jupyterhub.yaml'.*one/jupyterhub.yaml"):
+    with pytest.raises(NotShipped, match=r"several files have the name 'jupyterhub.yaml'.*one/jupyterhub.yaml"):
         shipped("jupyterhub.yaml")
 
 

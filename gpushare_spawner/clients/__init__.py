@@ -1,1 +1,1 @@
-"""How the agent's control socket and the cluster's API server are asked."""
+"""Clients of the agent's control socket and of the cluster's API server."""

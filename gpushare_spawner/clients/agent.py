@@ -1,4 +1,4 @@
-"""Talks to a machine's agent over its control socket. The requests themselves are in model/control.py."""
+"""A client of a machine's agent, over its control socket. The requests are in model/control.py."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from gpushare_spawner.model.report import Report
 
 
 def default_control_socket() -> Path:
-    """Where the agent of this machine listens: ``$GPUSHARE_CONTROL``, else /run/gpushare/control.sock."""
+    """Return the control socket of this machine's agent: ``$GPUSHARE_CONTROL``, else /run/gpushare/control.sock."""
     return Path(os.environ.get("GPUSHARE_CONTROL") or "/run/gpushare/control.sock")
 
 
 class AgentClient:
-    """Asks one agent, one connection for each request, so that a client holds nothing and may be shared between tasks.
+    """Asks one agent. Each request has its own connection, so tasks can share a client.
 
     Every method raises `AgentUnreachable` where no agent answers within `timeout` seconds or what it says makes no
     sense, and `ControlRefused` (with a code for programs and a sentence for people) where the agent says no.
@@ -42,7 +42,7 @@ class AgentClient:
         self.timeout = timeout
 
     async def report(self) -> Report:
-        """What the agent knows about its node now."""
+        """Return the agent's report about its node."""
         answer = await self._ask(ReportRequest())
         try:
             return Report.model_validate(answer)
@@ -50,11 +50,11 @@ class AgentClient:
             raise AgentUnreachable(f"the agent on {self.socket} sent a report that cannot be read: {error}") from None
 
     def report_age(self) -> float:
-        """Seconds since the agent made what `report` returned last: it is made when it is asked for."""
+        """Return the age of the last report in seconds: 0, because the agent makes a report for each request."""
         return 0.0
 
     async def open(self, request: OpenRequest) -> Opened:
-        """Reserve a share; the answer holds the environment of the notebook server."""
+        """Reserve a share. The answer has the environment of the notebook server."""
         answer = await self._ask(request)
         try:
             return Opened.model_validate(answer)
@@ -64,19 +64,19 @@ class AgentClient:
             ) from None
 
     async def confirm(self, id: str, pid: int) -> None:
-        """The session's process runs under this pid of the agent's machine."""
+        """Tell the agent that the session's process runs, with its pid on the agent's machine."""
         await self._ask(ConfirmRequest(id=id, pid=pid))
 
     async def close(self, id: str) -> None:
-        """The session is over; one that is not open is no error."""
+        """Close the session. A session that is not open is no error."""
         await self._ask(CloseRequest(id=id))
 
     async def tier(self, request: TierRequest) -> None:
-        """Move a session to a tier. Refused with code ``busy`` if it worked after `if_idle_since`."""
+        """Change a session's tier. Refused with code ``busy`` if the session worked after `if_idle_since`."""
         await self._ask(request)
 
     async def announce(self, request: AnnounceRequest) -> None:
-        """Tell the session's user what comes, or take that back."""
+        """Send the session's user a notice, or withdraw it."""
         await self._ask(request)
 
     async def _ask(self, request: BaseModel) -> dict[str, object]:
@@ -102,7 +102,7 @@ class AgentClient:
         return answer.result
 
     async def _answer(self, line: bytes) -> Answer:
-        """The agent's answer. Asks an overloaded agent again until the timeout."""
+        """Return the agent's answer. Repeats the request to an overloaded agent until the timeout."""
         clock = asyncio.get_running_loop().time
         end, pause = clock() + self.timeout, 0.05
         while True:
@@ -137,7 +137,7 @@ class AgentClient:
                     connection.connect(str(self.socket))
                     return connection
                 except BlockingIOError:
-                    # the agent has not accepted those before us yet; such a socket does not connect by itself later
+                    # the agent has not accepted earlier connections yet; such a socket does not connect later by itself
                     await asyncio.sleep(0.01)
         except BaseException:
             connection.close()

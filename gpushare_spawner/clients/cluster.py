@@ -1,4 +1,4 @@
-"""The client of the cluster's API server, for whoever talks to it: as a pod, or from outside."""
+"""The client of the cluster's API server, in a pod or outside of the cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kubernetes_asyncio.client import ApiClient, Configuration
 
 
 class NoCluster(RuntimeError):
-    """There is no cluster to talk to; the message says what was looked for."""
+    """No cluster is configured; the message says which settings are missing."""
 
 
 async def cluster_client() -> ApiClient:

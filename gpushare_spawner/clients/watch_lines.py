@@ -1,4 +1,4 @@
-"""The lines of a watch's answer, each an event."""
+"""The lines of the answer to a watch. Each line is an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's folder: everything it writes, and the lock that keeps a second one out."""
+"""The demo's folder: all files that the demo writes, and the lock that prevents a second demo in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_SOCKET_FOLDER = 50
 
 
 class DemoFolder:
-    """``.demo``: the hub's database, the users' homes, logs, sockets. Deleting it starts the demo afresh."""
+    """``.demo``: the hub's database, the users' homes, logs, sockets. Delete it to start with an empty demo."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -34,12 +34,12 @@ class DemoFolder:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = self.agent_state.lstat()
         if state.st_uid != os.getuid() or not stat.S_ISDIR(state.st_mode):
-            # in /tmp anybody could have made it before us
-            raise PermissionError(0, "it belongs to somebody else", str(self.agent_state))
+            # in /tmp any user could have made the folder before
+            raise PermissionError(0, "it belongs to another user", str(self.agent_state))
 
     def lock(self) -> dict[str, Any] | None:
-        """Take the folder for this process: None. Or what the running demo said of itself: its pid and its url."""
-        # "a+": the text of the one that runs must not be emptied by looking at it
+        """Lock the folder. Returns None, or the pid and url that the demo which holds the lock wrote."""
+        # "a+": opening the file must not delete the text of the running demo
         lock = (self.root / "lock").open("a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,8 +54,8 @@ class DemoFolder:
         self._lock = lock
         return None
 
-    def say_where(self, url: str) -> None:
-        """For the one that finds the folder locked."""
+    def write_address(self, url: str) -> None:
+        """Write pid and url into the lock, for a second demo."""
         assert self._lock is not None
         self._lock.truncate(0)
         json.dump({"pid": os.getpid(), "url": url}, self._lock)
@@ -63,7 +63,7 @@ class DemoFolder:
 
 
 def short_folder(path: Path) -> Path:
-    """The path itself, or one in /tmp that stands for it where sockets in it would have too long a path."""
+    """Return the path itself, or one in /tmp if sockets below the path would have too long a name."""
     if len(str(path)) <= LONGEST_SOCKET_FOLDER:
         return path
     name = hashlib.sha256(str(path).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Which GPUs the demo shares: the machine's own, or simulated ones."""
+"""The GPUs that the demo shares: the machine's own, or simulated ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIMULATED = {"SIMGPU_DEVICES": "2", "SIMGPU_MEMORY": "16GiB", "SIMGPU_MODEL": "S
 
 
 def own_gpus() -> list[str]:
-    """The models of this machine's NVIDIA GPUs, as NVML names them; empty without a driver or without GPUs."""
+    """Return the models of this machine's NVIDIA GPUs, by NVML; empty without a driver or without GPUs."""
     import pynvml
 
     try:
@@ -29,13 +29,16 @@ def own_gpus() -> list[str]:
 
 
 def simulated_state(folder: Path) -> Path:
-    """The file in shared memory that the simulated GPUs of the demo in that folder are made of."""
+    """Return the file in shared memory with the state of the simulated GPUs of the demo in that folder."""
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     shared = Path("/dev/shm")
     return (shared if os.access(shared, os.W_OK) else folder) / f"simgpu-demo-{os.getuid()}-{name}"
 
 
 def simulated_environment(folder: Path) -> dict[str, str]:
-    """For the agent: the simulated driver before any other, and the GPUs to simulate. Raises FileNotFoundError."""
+    """Return the agent's environment: the simulated driver before any other, and the GPUs to simulate.
+
+    Raises FileNotFoundError if the simulated driver is not built.
+    """
     libraries = [str(simulated_driver()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {**SIMULATED, "SIMGPU_STATE": str(simulated_state(folder)), "LD_LIBRARY_PATH": ":".join(libraries)}

@@ -1,4 +1,4 @@
-"""What a user of the demo finds at home."""
+"""The files in the home of a user of the demo."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 NOTEBOOK = Path(__file__).with_name("gpu-sharing.ipynb")
 
 
-def furnish(spawner: Any) -> None:
-    """A hook for `Spawner.pre_spawn_hook`: put into the home, where it is not there yet, what the demo needs."""
+def prepare_home(spawner: Any) -> None:
+    """Write the files that the demo needs and the home lacks. A hook for `Spawner.pre_spawn_hook`."""
     home = Path(spawner.home_dir_template.format(username=spawner.user.name))
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     notebook = home / NOTEBOOK.name
@@ -20,10 +20,10 @@ def furnish(spawner: Any) -> None:
         shutil.copyfile(NOTEBOOK, notebook)
     lab = home / ".jupyter" / "labconfig" / "page_config.json"
     if not lab.exists():
-        # JupyterLab asks every new user whether it may fetch news; here every user is new
+        # JupyterLab asks each new user whether it may fetch news; in the demo each user is new
         lab.parent.mkdir(parents=True, exist_ok=True)
         lab.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
     profile = home / ".profile"
     if not profile.exists():
-        # JupyterLab's terminals are login shells, which set PATH anew; `gpushare` must be found in them
+        # JupyterLab's terminals are login shells, which set PATH anew; `gpushare` must be on it
         profile.write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')

@@ -8,13 +8,13 @@ import socket
 
 
 def why_not(ip: str, port: int) -> str | None:
-    """Why nothing can listen there, in a sentence; None if something can."""
+    """Return why no program can listen there, in a sentence; None: one can."""
     if not 1 <= port <= 65535:
-        return f"{port} is not a port: ports are 1 to 65535"
+        return f"{port} is not a valid port: ports are 1 to 65535"
     try:
         ipaddress.ip_address(ip)
     except ValueError:
-        return f"{ip!r} is not an IP address; write one like 127.0.0.1, or 0.0.0.0 for all of this machine"
+        return f"{ip!r} is not an IP address; write one like 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -22,9 +22,9 @@ def why_not(ip: str, port: int) -> str | None:
             probe.bind((ip, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                return f"port {port} of {ip} is taken by another program"
+                return f"port {port} of {ip} is in use by another program"
             if error.errno == errno.EACCES:
-                return f"port {port} may only be used by root"
+                return f"only root can use port {port}"
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 return f"{ip} is not an address of this machine"
             return f"port {port} of {ip} cannot be used: {error.strerror}"
@@ -32,18 +32,18 @@ def why_not(ip: str, port: int) -> str | None:
 
 
 def next_free(ip: str, port: int) -> int:
-    """The first port above `port` on which something can listen; any free one where the next hundred are taken."""
+    """Return the first free port above `port`; any free one if the next hundred are in use."""
     nearby = (other for other in range(port + 1, min(port + 101, 65536)) if why_not(ip, other) is None)
     return next(nearby, 0) or free_ports(1)[0]
 
 
 def is_loopback(ip: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return whether only this machine can reach the address."""
     return ipaddress.ip_address(ip).is_loopback
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ports of 127.0.0.1 on which nobody listens now."""
+    """Return different ports of 127.0.0.1 that are free now."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

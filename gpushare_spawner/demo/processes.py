@@ -1,4 +1,4 @@
-"""The processes of a demo: started together, watched, and all of them ended, whatever they started themselves."""
+"""The processes of a demo: starts them, watches them, and ends them with all their descendants."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class Processes:
-    """Use as a context manager in the main thread: its end is the end of every process started below this one.
+    """A context manager for the main thread: its end ends each process that was started below this one.
 
-    Signals are waited for rather than handled, so that none of them comes at an odd moment.
+    Signals are blocked and read with sigtimedwait, so that none interrupts other code.
     """
 
     def __init__(self) -> None:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Processes:
-        # what a child leaves behind becomes a child of ours, and can be found and ended
+        # processes that a child leaves behind become children of this process, so they can be found and ended
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING | {signal.SIGCHLD})
         return self
@@ -40,12 +40,12 @@ class Processes:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def start(self, name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str]) -> None:
-        """Start a process in a session of its own (Ctrl-C in the terminal reaches only us), its output in the file."""
+        """Start a process in its own session, without the terminal's Ctrl-C. Its output goes to the file."""
         parent = os.getpid()
 
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            # if we are killed with -9 it gets SIGTERM, and cleans up after itself
+            # if this process is killed with -9, the child gets SIGTERM
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
@@ -62,24 +62,24 @@ class Processes:
             )
 
     def pid(self, name: str) -> int:
-        """The process id of one that was started."""
+        """Return the id of a process that was started."""
         return self._running[name].pid
 
     def has(self, name: str) -> bool:
-        """Whether it was started and not stopped."""
+        """Return whether the process was started and not stopped."""
         return name in self._running
 
     def ended(self) -> str | None:
-        """The name of a process that has ended by itself, if any has."""
+        """Return the name of a process that has ended by itself, if there is one."""
         return next((name for name, process in self._running.items() if process.poll() is not None), None)
 
     def wait(self, seconds: float) -> signal.Signals | None:
-        """Wait until somebody wants us to stop (the signal), a child ended, or the time is over (None)."""
+        """Wait for a signal to stop (returned), or the end of a child or of the time (None)."""
         got = signal.sigtimedwait(_STOPPING | {signal.SIGCHLD}, seconds)
         return signal.Signals(got.si_signo) if got and got.si_signo in _STOPPING else None
 
     def stop(self, name: str, patience: float) -> None:
-        """SIGTERM, and SIGKILL after so many seconds, or as soon as a second Ctrl-C comes."""
+        """Send SIGTERM, and SIGKILL after ``patience`` seconds or with the next Ctrl-C."""
         process = self._running.pop(name)
         if process.poll() is None:
             process.terminate()
@@ -92,7 +92,7 @@ class Processes:
     def _end_everything(self) -> None:
         for name in list(self._running):
             self.stop(name, 5)
-        # notebook servers and kernels that outlived the hub; each generation may leave another behind
+        # notebook servers and kernels that outlived the hub; each can leave other processes behind
         for sent in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
             left = _descendants(os.getpid())
             for pid in left:
@@ -107,13 +107,13 @@ class Processes:
 
 
 def _descendants(root: int) -> list[int]:
-    """Every process below this one, zombies left out."""
+    """Return all processes below this one, without zombies."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            # pid (name) state parent ...; the name may hold anything, so count from its closing parenthesis
+            # pid (name) state parent ...; the name can contain any character, so count from its last parenthesis
             state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
         except (OSError, ValueError):
             continue
@@ -134,7 +134,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
     except ProcessLookupError:
         pass
     except PermissionError:
-        # a program that changed its user; the hub that started it has been asked to stop it
+        # a program of another user; the hub has been asked to stop it
         pass
 
 

@@ -1,4 +1,4 @@
-"""The shipped templates with idle times so short that the whole story takes five minutes."""
+"""The shipped templates with idle times so short that the demo shows all idle actions in five minutes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHORT = {"downgrade_after": "1m", "release_after": "2m", "stop_after": "30m", "w
 def write_demo_templates(shipped: Path, into: Path) -> None:
     """Write each template of the one folder into the other, with short idle times. Raises OSError.
 
-    Templates there that are no longer shipped are removed; a broken one is copied as it is, so that it is reported.
+    Other templates in the folder are removed. An invalid template is copied unchanged, so that the hub reports it.
     """
     into.mkdir(parents=True, exist_ok=True)
     for stale in into.glob("*.y*ml"):
@@ -30,7 +30,7 @@ def write_demo_templates(shipped: Path, into: Path) -> None:
 
 
 def shortened(template: dict[str, Any]) -> dict[str, Any]:
-    """The same template; those of its idle steps that it has come sooner."""
+    """Return the template with short times for the idle actions that it has."""
     idle = template.get("idle")
     if not isinstance(idle, dict):
         return template

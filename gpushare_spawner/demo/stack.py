@@ -13,10 +13,10 @@ from gpushare_spawner.demo.gpus import simulated_environment
 
 @dataclass(frozen=True)
 class Stack:
-    """Where everything lies and listens. The hub starts its proxy, its service and the notebook servers itself."""
+    """Folders, ports and settings of the demo. The hub starts its proxy, its service and the notebook servers."""
 
     folder: DemoFolder
-    fragments: Path
+    config_files: Path
     """The folder jupyterhub_config.d."""
     ip: str
     port: int
@@ -26,33 +26,33 @@ class Stack:
     service_port: int
     simulated: bool
     cull_every: float = 5.0
-    """Seconds between two looks of the idle culler."""
+    """Seconds between two rounds of the idle culler."""
     settings: dict[str, str] = field(default_factory=dict)
     """Further environment variables for the agent and the hub."""
 
     @property
     def url(self) -> str:
-        """What a user opens."""
+        """The address that users open."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.ip, self.ip)
         return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
     def agent(self) -> tuple[list[str], dict[str, str]]:
-        """Command and environment of the agent. Raises FileNotFoundError where the simulated driver is not built."""
+        """Return the agent's command and environment. Raises FileNotFoundError if the simulated driver is not built."""
         command = [sys.executable, "-m", "gpushare_spawner.cli", "agent"]
         command += ["--state-dir", str(self.folder.agent_state), "--control-socket", str(self.folder.control_socket)]
         more = simulated_environment(self.folder.root) if self.simulated else {}
         return command, {**os.environ, **self.settings, **more}
 
     def hub(self) -> tuple[list[str], dict[str, str]]:
-        """Command and environment of the hub."""
+        """Return the hub's command and environment."""
         config = Path(__file__).with_name("jupyterhub_config.py")
         command = [sys.executable, "-m", "jupyterhub", "-f", str(config)]
         return command, {
             **os.environ,
             **self.settings,
-            # the programs of this environment, for the hub's children too
+            # the programs of this Python environment, also for the hub's children
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-            "GPUSHARE_CONFIG_D": str(self.fragments),
+            "GPUSHARE_CONFIG_D": str(self.config_files),
             "GPUSHARE_CONTROL": str(self.folder.control_socket),
             "GPUSHARE_TEMPLATES": str(self.folder.templates),
             "GPUSHARE_SERVICE_URL": f"http://127.0.0.1:{self.service_port}",

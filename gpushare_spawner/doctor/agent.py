@@ -1,4 +1,4 @@
-"""The agent of this machine: its control socket, its answer, and whether it shares the GPUs that are here."""
+"""Checks the agent of this machine: its control socket, its answer, and whether it shares the machine's GPUs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.report import Report
 
-_LOGS = "`systemctl status gpushare-agent` and `journalctl -u gpushare-agent` say more."
+_LOGS = "See `systemctl status gpushare-agent` and `journalctl -u gpushare-agent`."
 
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """What the probe saw."""
+    """What the probe found."""
 
     socket: Path
     present: bool = False
@@ -28,7 +28,7 @@ class AgentFacts:
     usable: bool = True
     """Whether this user may use the socket."""
     blocked: str = ""
-    """The first folder on the way to the sessions' sockets that other users cannot pass; empty: none."""
+    """The first folder on the path to the sessions' sockets that other users cannot enter; empty: none."""
     root: bool = False
     error: str = ""
     """Why there is no report."""
@@ -38,12 +38,12 @@ class AgentFacts:
 
 
 def check(socket: Path, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    """The findings."""
+    """Return the findings."""
     return findings(probe(socket, gpus))
 
 
 def probe(socket: Path, gpus: tuple[Gpu, ...]) -> AgentFacts:
-    """Look, and ask the agent for its report."""
+    """Read the socket's state, and ask the agent for its report."""
     root = os.geteuid() == 0
     try:
         state = socket.stat()
@@ -70,21 +70,21 @@ def probe(socket: Path, gpus: tuple[Gpu, ...]) -> AgentFacts:
 
 
 def findings(facts: AgentFacts) -> list[Finding]:
-    """What the facts mean."""
+    """Return the findings that follow from the facts."""
     where = str(facts.socket)
     if not facts.present:
-        remedy = "Start it: `systemctl enable --now gpushare-agent`. With another socket give --control-socket."
-        return [problem(where, "no agent runs here: its control socket does not exist", remedy)]
+        remedy = "Start it: `systemctl enable --now gpushare-agent`. For another socket use --control-socket."
+        return [problem(where, "no agent is running: its control socket does not exist", remedy)]
     if not facts.usable:
-        return [skipped(where, "the socket is for the agent's user and root: run `gpushare doctor` as root")]
+        return [skipped(where, "only the agent's user and root can use the socket: run `gpushare doctor` as root")]
     found = []
     if facts.mode & 0o077:
-        what = f"other users may open the control socket (mode {facts.mode:04o})"
-        found.append(problem(where, what, "Restart the agent, which makes it with mode 0600."))
+        what = f"other users can open the control socket (mode {facts.mode:04o})"
+        found.append(problem(where, what, "Restart the agent: it creates the socket with mode 0600."))
     if facts.blocked and facts.root:
-        what = "other users cannot pass this folder, so their programs do not reach their session's socket"
+        what = "other users cannot enter this folder, so their programs cannot reach their session's socket"
         found.append(
-            problem(facts.blocked, what, f"Run `chmod o+x {facts.blocked}`; the unit file makes it with 0711.")
+            problem(facts.blocked, what, f"Run `chmod o+x {facts.blocked}`; the unit file creates it with 0711.")
         )
     if facts.report is None:
         return [*found, problem(where, facts.error, _LOGS)]
@@ -98,21 +98,21 @@ def _report_findings(where: str, report: Report, gpus: tuple[Gpu, ...]) -> list[
     shared = {gpu.uuid: gpu for gpu in report.gpus}
     for gpu in gpus:
         if gpu.uuid not in shared:
-            what = f"{gpu.model} is not shared by the agent"
-            remedy = "Restart the agent if the GPU is new. On a node the agent shares the GPUs that it was given."
+            what = f"the agent does not share this {gpu.model}"
+            remedy = "Restart the agent if the GPU is new. On a node the agent shares only the GPUs that it claims."
             found.append(note(f"GPU {gpu.index}", what, remedy))
     for shared_gpu in report.gpus:
         if not shared_gpu.healthy:
-            what = f"the agent says that {shared_gpu.model} is unhealthy"
+            what = f"the agent reports this {shared_gpu.model} as unhealthy"
             found.append(problem(f"GPU {shared_gpu.index}", what, _LOGS))
     if report.host_memory is None:
-        what = "no budget of host memory: paged-out GPU memory may fill the machine's memory"
+        what = "no budget of host memory: paged-out GPU memory can fill the machine's memory"
         found.append(note("host memory", what, "Start the agent without `--host-memory off`."))
     for session in report.sessions:
         if session.bypassing_pids:
             pids = ", ".join(map(str, session.bypassing_pids))
-            what = f"processes use the GPU without the library: {pids}"
-            remedy = "Ask the user why LD_PRELOAD is missing there; docs/guides/security.md says what that means."
+            what = f"processes bypassing the library: {pids}"
+            remedy = "Ask the user why LD_PRELOAD is missing there. See docs/guides/security.md."
             found.append(note(f"session {session.id}", what, remedy))
     return found
 

@@ -20,6 +20,7 @@ from gpushare_spawner.doctor.finding import Finding, Level, exit_status
 from gpushare_spawner.doctor.gpu_programs import PROGRAMS
 from gpushare_spawner.model.quantity import parse_bytes
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
+from gpushare_spawner.wording.amounts import plural
 
 _KUBELET = Path("/var/lib/kubelet")
 _STYLES = {Level.OK: "green", Level.SKIPPED: "dim", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
@@ -31,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
         "Checks this machine: driver, kernel, containers, library, agent, config files and templates. Run it as root: "
-        "the agent answers nobody else. Changes nothing. Exit status 1 if there is a problem."
+        "the agent answers only its own user and root. Changes nothing. The exit status is 1 if there is a problem."
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(
@@ -60,14 +61,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="PROGRAM",
         type=_program,
-        help=f"also run programs on the first GPU, for minutes: all that are installed of {', '.join(PROGRAMS)}",
+        help="also run programs on the first GPU, which takes minutes; default: all installed ones of "
+        f"{', '.join(PROGRAMS)}",
     )
     parser.add_argument(
         "--gpu-memory",
         type=parse_bytes,
         default=gpu.DEFAULT_SIZE,
         metavar="SIZE",
-        help="memory that a program of --gpu fills; twice as much must be under half of what is free (default: 1Gi)",
+        help="GPU memory that each program of --gpu fills; it must be less than a quarter of the free memory "
+        "(default: 1Gi)",
     )
 
 
@@ -82,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(options: argparse.Namespace) -> Groups:
-    """All findings by group, in the order in which to read them."""
+    """Return all findings by group, in reading order."""
     on_driver, gpus = driver.check()
     groups = {
         "driver": on_driver,
@@ -103,7 +106,7 @@ def _on_node() -> bool:
 
 
 def as_json(groups: Mapping[str, list[Finding]]) -> dict[str, object]:
-    """For programs: version, whether all is well, and the findings with their group."""
+    """Return the findings for programs: version, whether there is no problem, and each finding with its group."""
     findings = [{"group": group, **asdict(finding)} for group, found in groups.items() for finding in found]
     return {
         "version": __version__,
@@ -113,7 +116,7 @@ def as_json(groups: Mapping[str, list[Finding]]) -> dict[str, object]:
 
 
 def show(groups: Mapping[str, list[Finding]], out: Console) -> None:
-    """For people: each group, each finding, and under it what to do."""
+    """Print the findings for people: each group with its findings, and what to do about each."""
     for group, findings in groups.items():
         out.print(Text(group, style="bold"))
         for finding in findings:
@@ -122,7 +125,7 @@ def show(groups: Mapping[str, list[Finding]], out: Console) -> None:
             if finding.remedy:
                 out.print(Text(f"           -> {_printable(finding.remedy)}"), soft_wrap=True)
     problems, notes = (_count(groups, level) for level in (Level.PROBLEM, Level.NOTE))
-    out.print(f"{_number(problems, 'problem')}, {_number(notes, 'note')}.")
+    out.print(f"{plural(problems, 'problem')}, {plural(notes, 'note')}.")
 
 
 def _program(name: str) -> str:
@@ -133,10 +136,6 @@ def _program(name: str) -> str:
 
 def _count(groups: Mapping[str, list[Finding]], level: Level) -> int:
     return sum(finding.level is level for findings in groups.values() for finding in findings)
-
-
-def _number(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _printable(text: str) -> str:

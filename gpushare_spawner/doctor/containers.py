@@ -1,4 +1,4 @@
-"""How containers get a GPU on a node: NVIDIA's container toolkit, or the names of a CDI specification."""
+"""Checks how containers get a GPU on a node: NVIDIA's container toolkit, or the names of a CDI specification."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _TOOLKIT = ("nvidia-container-runtime", "nvidia-ctk")
 
 @dataclass(frozen=True)
 class ContainerFacts:
-    """What the probe saw."""
+    """What the probe found."""
 
     gpus: tuple[Gpu, ...]
     engines: tuple[str, ...] = ()
-    """Paths that show a kubelet or a container engine."""
+    """Paths of a kubelet or a container engine."""
     toolkit: str = ""
     """Path of a program of NVIDIA's container toolkit; empty: none."""
     cdi: Mapping[str, str] = field(default_factory=dict)
     """UUID -> CDI name."""
     in_pod: bool = False
-    """Whether this is a container of a cluster, like the agent's: the node's programs are not seen from there."""
+    """Whether this is a container of a cluster, like the agent's. It cannot see the node's programs."""
 
 
 def check(gpus: tuple[Gpu, ...], root: Path = Path("/")) -> list[Finding]:
-    """The findings."""
+    """Return the findings."""
     return findings(probe(gpus, root, FOLDERS))
 
 
 def probe(gpus: tuple[Gpu, ...], root: Path, cdi_folders: Iterable[Path]) -> ContainerFacts:
-    """Look."""
+    """Read the facts."""
     return ContainerFacts(
         gpus=gpus,
         engines=tuple(str(root / engine) for engine in _ENGINES if (root / engine).exists()),
@@ -48,22 +48,22 @@ def probe(gpus: tuple[Gpu, ...], root: Path, cdi_folders: Iterable[Path]) -> Con
 
 
 def findings(facts: ContainerFacts) -> list[Finding]:
-    """What the facts mean."""
+    """Return the findings that follow from the facts."""
     if not facts.engines and not facts.in_pod:
-        return [skipped("containers", "there is no kubelet and no container engine here: servers are local processes")]
+        return [skipped("containers", "no kubelet or container engine was found: servers are local processes")]
     found = [ok("containers", ", ".join(facts.engines) or "this is a container of a cluster")]
     without = [gpu for gpu in facts.gpus if gpu.uuid not in facts.cdi]
     if facts.gpus and not without:
-        return [*found, ok("CDI", "every GPU has a name: " + ", ".join(facts.cdi.values()))]
+        return [*found, ok("CDI", "each GPU has a name: " + ", ".join(facts.cdi.values()))]
     if facts.in_pod and facts.gpus:
-        return [*found, ok("NVIDIA container toolkit", "the node has one: this container sees the GPUs")]
+        return [*found, ok("NVIDIA container toolkit", "installed on the node: this container has the GPUs")]
     if facts.toolkit:
-        return [*found, ok(facts.toolkit, "NVIDIA's container toolkit is installed")]
+        return [*found, ok(facts.toolkit, "NVIDIA container toolkit is installed")]
     return [
         *found,
         problem(
             "NVIDIA container toolkit",
-            "neither the toolkit nor CDI names for all GPUs were found: containers get no driver",
+            "not installed, and not all GPUs have CDI names: containers get no driver",
             "Install nvidia-container-toolkit and run `nvidia-ctk runtime configure`, or write CDI names with "
             "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`.",
         ),

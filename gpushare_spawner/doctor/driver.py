@@ -1,4 +1,4 @@
-"""The NVIDIA driver: NVML, the GPUs, the device files of CUDA and unified memory (UVM), the CUDA driver."""
+"""Checks the NVIDIA driver: NVML, the GPUs, the device files of CUDA and unified memory (UVM), the CUDA driver."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ for device in range(value.value):
 print(json.dumps([version, paging]))
 """
 _TIMEOUT = 60.0
-"""Seconds; a driver without its persistence mode takes up to ten to wake up many GPUs."""
+"""Seconds; a driver without persistence mode takes up to ten to initialise many GPUs."""
 
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """What the probe saw."""
+    """What the probe found."""
 
     no_gpu: str | None = None
-    """Why there is no GPU to share; None where there is one."""
+    """Why there is no GPU to share; None: there is one."""
     version: str = ""
     gpus: tuple[Gpu, ...] = ()
     trouble: Mapping[str, str] = field(default_factory=dict)
-    """UUID -> what is wrong, for GPUs that are not healthy."""
+    """UUID -> the problem, for unhealthy GPUs."""
     left_out: tuple[str, ...] = ()
     """Sentences about GPUs that are not shared."""
     devices: Mapping[str, str] = field(default_factory=dict)
-    """Path of a device file -> "" or what is wrong with it."""
+    """Path of a device file -> its problem, or ""."""
     cuda_error: str = ""
     cuda_version: int = 0
     """1000 * major + 10 * minor, as cuDriverGetVersion has it."""
@@ -65,7 +65,7 @@ def check(dev: Path = Path("/dev")) -> tuple[list[Finding], tuple[Gpu, ...]]:
 
 
 def probe(dev: Path) -> DriverFacts:
-    """Look. Takes some seconds where the driver has to wake up."""
+    """Read the facts. Takes some seconds if the driver has to initialise the GPUs."""
     heard = _Heard()
     log = logging.getLogger(Nvml.__module__)
     log.addHandler(heard)
@@ -100,19 +100,19 @@ def probe(dev: Path) -> DriverFacts:
 
 
 def findings(facts: DriverFacts) -> list[Finding]:
-    """What the facts mean."""
-    found = [note("NVML", sentence, "No action is needed if that is intended.") for sentence in facts.left_out]
+    """Return the findings that follow from the facts."""
+    found = [note("NVML", sentence, "Nothing to do if that is intended.") for sentence in facts.left_out]
     if facts.no_gpu is not None:
         return [
             *found,
-            problem("NVML", facts.no_gpu, "Install or load NVIDIA's driver: `nvidia-smi` must list the GPUs."),
+            problem("NVML", facts.no_gpu, "Install or load the NVIDIA driver: `nvidia-smi` must list the GPUs."),
         ]
     found.append(ok("NVML", f"driver {facts.version}"))
     for gpu in facts.gpus:
         where = f"GPU {gpu.index}"
         if gpu.uuid in facts.trouble:
             remedy = (
-                "See `nvidia-smi` and the kernel's log (`dmesg | grep -i xid`). No session is placed on it meanwhile."
+                "See `nvidia-smi` and the kernel's log (`dmesg | grep -i xid`). No new session is placed on this GPU."
             )
             found.append(problem(where, f"{gpu.model} is unhealthy: it {facts.trouble[gpu.uuid]}", remedy))
         else:
@@ -123,13 +123,14 @@ def findings(facts: DriverFacts) -> list[Finding]:
 
 def _device_findings(facts: DriverFacts) -> list[Finding]:
     if facts.gpus and all(gpu.simulated for gpu in facts.gpus):
-        return [skipped("device files", "simulated GPUs have none")]
+        return [skipped("device files", "simulated GPUs have no device files")]
     wrong = {path: what for path, what in facts.devices.items() if what}
     if not wrong:
         return [ok("device files", ", ".join(facts.devices) + " can be opened")]
     remedies = {
-        "is missing": "Run `nvidia-modprobe -c 0 -u` as root. gpushare-agent.service does so when it starts.",
-        "cannot be opened": "Let users read and write it: mode 0666 is the driver's default (NVreg_DeviceFileMode).",
+        "is missing": "Run `nvidia-modprobe -c 0 -u` as root. gpushare-agent.service runs it at each start.",
+        "cannot be opened": "Give users the right to read and write it: the driver's default is mode 0666 "
+        "(NVreg_DeviceFileMode).",
     }
     return [
         problem(path, what, next(text for key, text in remedies.items() if key in what)) for path, what in wrong.items()
@@ -138,7 +139,7 @@ def _device_findings(facts: DriverFacts) -> list[Finding]:
 
 def _cuda_findings(facts: DriverFacts) -> list[Finding]:
     if facts.cuda_error:
-        remedy = "Its version must be that of the kernel module: restart the machine after an update of the driver."
+        remedy = "It must have the version of the kernel module: restart the machine after an update of the driver."
         return [problem("libcuda.so.1", facts.cuda_error, remedy)]
     version = f"CUDA {facts.cuda_version // 1000}.{facts.cuda_version % 1000 // 10}"
     if all(facts.paging):
@@ -146,15 +147,15 @@ def _cuda_findings(facts: DriverFacts) -> list[Finding]:
     return [
         note(
             "libcuda.so.1",
-            f"{version}; not every GPU pages managed memory while kernels run: there it stays plain",
-            "Give such GPUs templates whose memory limits add up to the GPU's memory. It needs a GPU of the Pascal "
-            "generation or later, and a vGPU profile with unified memory.",
+            f"{version}; some GPUs cannot page managed memory while kernels run, so they use plain memory",
+            "Use templates whose memory limits add up to the GPU's memory on these GPUs. Paging needs a GPU of the "
+            "Pascal generation or later, and with vGPU a profile with unified memory.",
         )
     ]
 
 
 class _Heard(logging.Handler):
-    """Keeps what the agent's code logs about GPUs that it leaves out."""
+    """Keeps the agent's log messages about GPUs that it does not share."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -181,15 +182,15 @@ def _device(path: Path) -> str:
 
 
 def _cuda() -> tuple[str, int, tuple[bool, ...]]:
-    """Error, version, paging of each device; in a process of its own, which takes libcuda's state with it."""
-    # the library of ours has its own check
+    """Return error, version, and paging of each device, from a process of its own: libcuda keeps state."""
+    # without libgpushare.so, which has its own check
     bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     try:
         done = subprocess.run(
             [sys.executable, "-c", _CUDA], env=bare, capture_output=True, text=True, timeout=_TIMEOUT, errors="replace"
         )
     except subprocess.TimeoutExpired:
-        return f"a program that calls cuInit does not end within {_TIMEOUT:g} s", 0, ()
+        return f"a program that calls cuInit did not end within {_TIMEOUT:g} s", 0, ()
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"a program that calls cuInit ends with status {done.returncode}"]
         return lines[-1], 0, ()

@@ -1,4 +1,4 @@
-"""What a check found. Pure."""
+"""A finding: the result of one check. Pure."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How a finding counts."""
+    """The weight of a finding."""
 
     OK = "ok"
     SKIPPED = "skipped"
     """Not checked, for the reason in `what`."""
     NOTE = "note"
-    """It works, and could be better."""
+    """It works, but could be better."""
     PROBLEM = "problem"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was checked."""
+    """The result of one check."""
 
     level: Level
     where: str
     """A path, a device, a program."""
     what: str
     remedy: str = ""
-    """What to do; empty where nothing is wrong."""
+    """What to do; empty if there is nothing to do."""
 
 
 def ok(where: str, what: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding without a problem."""
     return Finding(Level.OK, where, what)
 
 
 def skipped(where: str, what: str) -> Finding:
-    """Not checked, and why."""
+    """Return that something was not checked, and why."""
     return Finding(Level.SKIPPED, where, what)
 
 
 def note(where: str, what: str, remedy: str) -> Finding:
-    """Something to know or to improve."""
+    """Return something that could be better."""
     return Finding(Level.NOTE, where, what, remedy)
 
 
 def problem(where: str, what: str, remedy: str) -> Finding:
-    """Something that does not work."""
+    """Return something that does not work."""
     return Finding(Level.PROBLEM, where, what, remedy)
 
 
 def exit_status(findings: Iterable[Finding]) -> int:
-    """1 where anything is a problem, else 0."""
+    """Return 1 if any finding is a problem, else 0."""
     return int(any(finding.level is Level.PROBLEM for finding in findings))

@@ -1,9 +1,9 @@
-"""``--gpu``: programs on a real GPU under libgpushare.so, against an agent in this process.
+"""``--gpu``: runs programs on a GPU with libgpushare.so, against an agent in this process.
 
-Each program fills memory and computes. Its lease is revoked and its memory is paged out. It gets the lease back and
-must find every byte as it was. Then the cost of a launch with and without the library is measured.
+Each program fills memory and computes. Its lease is revoked and its memory is paged out. Then it gets a lease again
+and must find each byte unchanged. At the end the time of a launch with and without the library is measured.
 
-The managed memory of a program stays under half of what is free on the card: more could hang a card that others use.
+The managed memory of a program stays below half of the GPU's free memory: more could hang a GPU that others use.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from gpushare_spawner.wording.amounts import memory
 DEFAULT_SIZE = 1 << 30
 """Bytes that each program fills."""
 _COPIES = 2
-"""A program may hold a copy of what it fills."""
+"""A program can hold a copy of the memory that it fills."""
 _HEAR_WITHIN = 120.0
 """Seconds for a framework to start, and for memory to be paged out."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one program showed. Bandwidths in bytes per second, launches in nanoseconds, `release` in seconds."""
+    """The result of one program. Bandwidths in bytes per second, launches in nanoseconds, `release` in seconds."""
 
     intact: bool
     page_out: float
@@ -72,37 +72,37 @@ def check(gpus: tuple[Gpu, ...], size: int, names: list[str]) -> list[Finding]:
 
 
 def too_much(size: int, free: int) -> Finding | None:
-    """The memory rule: all that a program holds stays under half of what the card has free."""
+    """Return a finding if the programs would use half of the GPU's free memory or more."""
     if size * _COPIES < free // 2:
         return None
-    what = f"{memory(size)}, twice, is not under half of the {memory(free)} that are free on the card: not run"
-    return note("GPU checks", what, "Free memory on the card, or give a smaller --gpu-memory.")
+    what = f"not run: {memory(size)} is not less than a quarter of the GPU's free memory ({memory(free)})"
+    return note("GPU checks", what, "Free memory on the GPU, or use a smaller --gpu-memory.")
 
 
 def finding(name: str, outcome: Outcome, simulated: bool = False) -> Finding:
-    """What the outcome of a program means."""
+    """Return the finding that follows from the result of a program."""
     figures = (
-        f"out {outcome.page_out / 1e9:.1f} GB/s, in {outcome.page_in / 1e9:.1f} GB/s, "
+        f"page out {outcome.page_out / 1e9:.1f} GB/s, page in {outcome.page_in / 1e9:.1f} GB/s, "
         f"lease returned in {outcome.release * 1000:.1f} ms, "
         f"a launch {outcome.launch_ns:.0f} ns, {outcome.bare_ns:.0f} ns without the library"
     )
     if simulated:
         figures += " (simulated)"
     if outcome.intact:
-        return ok(name, f"memory intact after it was paged out and in; {figures}")
-    remedy = "Do not share this GPU. Report it with the versions of driver and framework."
+        return ok(name, f"memory unchanged after it was paged out and in; {figures}")
+    remedy = "Do not share this GPU. Report the error with the versions of driver and framework."
     return problem(name, f"memory was changed by paging out and in; {figures}", remedy)
 
 
 def failed(name: str, error: Exception) -> Finding:
-    """A program that did not get to its end."""
+    """Return the finding about a program that failed."""
     what = str(error) or type(error).__name__
-    remedy = "If it fails with GPUSHARE_DISABLE=1 too, the driver or the framework is the cause; else report it."
-    return problem(name, f"the program does not run under the library: {what}", remedy)
+    remedy = "Try it with GPUSHARE_DISABLE=1. If it fails too, driver or framework are the cause; else report it."
+    return problem(name, f"the program fails with the library: {what}", remedy)
 
 
 def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> Outcome:
-    """One program, under the library and without it. Raises RuntimeError or AssertionError, saying what went wrong."""
+    """Run one program with the library and without it. Raises RuntimeError or AssertionError with the reason."""
     raw = gpu_bytes(gpu.uuid)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "socket"
@@ -128,7 +128,7 @@ def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> Outcome:
 
 
 class _Program:
-    """A program, under the library or without it. Ends with the context."""
+    """A program, with the library or without it. It ends with the context."""
 
     def __init__(self, code: str, size: int, environment: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -150,12 +150,12 @@ class _Program:
         self.process.communicate()
 
     def hear(self) -> Any:
-        """The next thing that it says. Raises RuntimeError if it ends instead."""
+        """Return the program's next message. Raises RuntimeError if the program ends instead."""
         line = self.output.readline()
         if not line:
             _, errors = self.process.communicate()
             last = (errors.strip().splitlines() or ["no message"])[-1]
-            raise RuntimeError(f"it ends with status {self.process.returncode}: {last}")
+            raise RuntimeError(f"it ended with status {self.process.returncode}: {last}")
         return json.loads(line)
 
     def said_something(self) -> bool:
@@ -169,7 +169,7 @@ class _Program:
 
 
 class _Leases:
-    """Grants each request of one process, with as much to page in as there is."""
+    """Grants each lease request of one process, and pages all its memory in."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer, self.lease = peer, 0
@@ -177,7 +177,7 @@ class _Leases:
         """Bytes and nanoseconds."""
 
     def until(self, program: _Program) -> Any:
-        """Serve until the program says something; returns that."""
+        """Grant requests until the program sends a message; return the message."""
         while not program.said_something():
             try:
                 frame = self.peer.hear(0.05)
@@ -198,7 +198,7 @@ class _Leases:
             self.paged_in = (frame.fields[0], frame.fields[1])
 
     def take_away(self, gpu: bytes) -> tuple[Frame, float]:
-        """Revoke and page everything out; the PAGED_OUT frame, and the seconds until RELEASE (0: no lease was held)."""
+        """Revoke the lease and page everything out. Returns PAGED_OUT, and the seconds until RELEASE (0: no lease)."""
         began = time.monotonic()
         self.peer.revoke(gpu, self.lease, page_out=1 << 62)
         released = 0.0
@@ -223,7 +223,7 @@ def _environment(gpu: Gpu) -> dict[str, str]:
 
 
 def _free(gpu: Gpu) -> int:
-    """Bytes that are free on the card, of all processes' view."""
+    """Return the GPU's free memory in bytes, by NVML."""
     pynvml.nvmlInit()
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).free)

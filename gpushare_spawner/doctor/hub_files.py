@@ -1,4 +1,4 @@
-"""The files of an admin on one machine: the agent's unit file and the hub's config files."""
+"""Checks the admin's files on one machine: the agent's unit file and the hub's config files."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _SPAWNER, _SERVICE, _TLJH = "10-gpushare.py", "20-gpushare-service.py", "gpushar
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What the probe saw."""
+    """What the probe found."""
 
     unit: Path
     unit_text: str | None = None
     programs: Mapping[str, bool] = field(default_factory=dict)
-    """Program in the unit's ExecStart -> whether it is there."""
+    """Program in the unit's ExecStart -> whether it exists."""
     folders: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
-    """Folder that is there -> name and text of its files with names of ours."""
+    """Folder that exists -> name and text of its files that have names of shipped config files."""
     shipped: Mapping[str, str] = field(default_factory=dict)
-    """Name -> text of our config files."""
+    """Name -> text of the shipped config files."""
 
 
 def check(folders: Iterable[Path] = FOLDERS, unit: Path = UNIT) -> list[Finding]:
-    """The findings."""
+    """Return the findings."""
     return findings(probe(folders, unit))
 
 
 def probe(folders: Iterable[Path], unit: Path) -> FileFacts:
-    """Look."""
+    """Read the facts."""
     ours = _shipped()
     text = _text(unit)
     return FileFacts(
@@ -57,17 +57,17 @@ def probe(folders: Iterable[Path], unit: Path) -> FileFacts:
 
 
 def findings(facts: FileFacts) -> list[Finding]:
-    """What the facts mean."""
+    """Return the findings that follow from the facts."""
     found = _unit(facts)
     for folder, texts in facts.folders.items():
         found += _folder(folder, texts, facts.shipped)
     if not facts.folders:
-        found.append(skipped("config files", "no folder jupyterhub_config.d was found: name it with --config-dir"))
+        found.append(skipped("config files", "no folder jupyterhub_config.d was found: give it with --config-dir"))
     return found
 
 
 def started_by(unit: str) -> list[str]:
-    """The programs of the lines ExecStart in a unit file."""
+    """Return the programs of the ExecStart lines in a unit file."""
     lines = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStart=")]
     return [shlex.split(line)[0].lstrip("-+@:!") for line in lines if line.strip()]
 
@@ -75,7 +75,7 @@ def started_by(unit: str) -> list[str]:
 def _unit(facts: FileFacts) -> list[Finding]:
     where = str(facts.unit)
     if facts.unit_text is None:
-        return [skipped(where, "is not there: the agent is not a service of systemd, or has another unit")]
+        return [skipped(where, "does not exist: the agent is not a systemd service, or has another unit file")]
     missing = [program for program, there in facts.programs.items() if not there]
     if missing:
         remedy = "Correct the path in ExecStart, then `systemctl daemon-reload && systemctl restart gpushare-agent`."
@@ -87,30 +87,31 @@ def _folder(folder: Path, texts: Mapping[str, str], present: Mapping[str, str]) 
     if not texts:
         what = "has no config file of gpushare"
         remedy = (
-            "Copy them: `gpushare config-path jupyterhub_config.d` prints where they are. Nothing to do if yours do it."
+            "Copy them: `gpushare config-path jupyterhub_config.d` prints their folder. Nothing to do if your own "
+            "files replace them."
         )
         return [note(str(folder), what, remedy)]
     found = []
     if _TLJH in texts and len(texts) > 1:
         others = " and ".join(sorted(set(texts) - {_TLJH}))
-        what = f"{_TLJH} reads the others itself: with {others} beside it a role is defined twice"
-        found.append(problem(str(folder), what, f"Remove {others}: the hub does not start with both."))
+        what = f"{_TLJH} reads {others} itself: with both, a role is defined twice and the hub does not start"
+        found.append(problem(str(folder), what, f"Remove {others}."))
     for name, text in sorted(texts.items()):
         where = str(folder / name)
         try:
             compile(text, where, "exec")
         except SyntaxError as error:
-            remedy = f"Copy the file of this package again: {name}."
-            found.append(problem(f"{where}:{error.lineno}", f"is no Python: {error.msg}", remedy))
+            remedy = f"Copy {name} of this package again."
+            found.append(problem(f"{where}:{error.lineno}", f"is not valid Python: {error.msg}", remedy))
             continue
         if text != present[name]:
-            what = "differs from the file of this package: it is older, newer or edited"
+            what = "differs from this package's file: it is older, newer or edited"
             found.append(note(where, what, f'Compare: diff {where} "$(gpushare config-path {name})"'))
         else:
-            found.append(ok(where, "is the file of this package"))
+            found.append(ok(where, "is this package's file"))
     if _SPAWNER in texts and _SERVICE not in texts:
         what = f"{_SERVICE} is missing: there is no idle culler and no dashboard"
-        found.append(note(str(folder), what, "Copy it too."))
+        found.append(note(str(folder), what, f"Copy {_SERVICE} too."))
     return found
 
 

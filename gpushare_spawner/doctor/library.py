@@ -1,4 +1,4 @@
-"""libgpushare.so: whether users' programs can load it, and whether it is the one of this package."""
+"""Checks libgpushare.so: whether users' programs can load it, and whether it is this package's library."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ _AGAIN = "Install gpushare-spawner again, from a wheel for this machine."
 
 @dataclass(frozen=True)
 class LibraryFacts:
-    """What the probe saw."""
+    """What the probe found."""
 
     path: Path
     missing: bool = False
     refused: str = ""
-    """What the dynamic linker says, if it does not load the library."""
+    """The dynamic linker's message, if it does not load the library."""
     closed: str = ""
-    """The first file or folder on the way to it that other users cannot read; empty: none."""
+    """The first file or folder on its path that other users cannot read; empty: none."""
     root: bool = False
     expected: int = 0
     """Version number that this package's library reports: major * 10000 + minor * 100 + patch."""
     reported: int | None = None
-    """What it reports to an agent; None: no CUDA program ran here, or it did not connect."""
+    """The version that it reports to an agent; None: no CUDA program ran here, or it did not connect."""
     silent: str = ""
-    """Why `reported` is None; empty where there is no driver."""
+    """Why `reported` is None; empty if there is no driver."""
 
 
 def check() -> list[Finding]:
-    """The findings."""
+    """Return the findings."""
     return findings(probe(_library()))
 
 
 def probe(path: Path) -> LibraryFacts:
-    """Look: run two short programs under the library, one of which calls cuInit."""
+    """Read the facts: run two short programs with the library; one of them calls cuInit."""
     if not path.is_file():
         return LibraryFacts(path, missing=True)
-    # a program of the system: Python might be linked statically
+    # a program of the system: Python can be linked statically
     tried = subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(path)}, capture_output=True, text=True)
     reported, silent = (None, "") if tried.stderr else _reported(path)
     return LibraryFacts(
@@ -64,37 +64,37 @@ def probe(path: Path) -> LibraryFacts:
 
 
 def findings(facts: LibraryFacts) -> list[Finding]:
-    """What the facts mean."""
+    """Return the findings that follow from the facts."""
     where = str(facts.path)
     if facts.missing:
         return [problem(where, "the library is missing", _AGAIN)]
     if facts.refused:
-        remedy = f"{_AGAIN} Its file system must not be mounted with noexec."
+        remedy = f"{_AGAIN} The file system of the library must not be mounted with noexec."
         return [problem(where, f"the dynamic linker does not load it: {facts.refused}", remedy)]
     found = [ok(where, "loads")]
     if facts.closed:
         what = f"other users cannot read {facts.closed}, so their programs cannot load the library"
-        remedy = f"Install the package where everybody can read it, or run `chmod o+rX {facts.closed}`."
+        remedy = f"Install the package where all users can read it, or run `chmod o+rX {facts.closed}`."
         found.append(problem(where, what, remedy) if facts.root else note(where, what, remedy))
     if facts.reported is None:
-        what = facts.silent or "no CUDA driver here: its version was not asked"
+        what = facts.silent or "version not checked: there is no CUDA driver"
         found.append(problem(where, what, _AGAIN) if facts.silent else skipped(where, what))
     elif facts.reported != facts.expected:
-        what = f"it is of version {version_text(facts.reported)}, the package of {version_text(facts.expected)}"
+        what = f"has version {version_text(facts.reported)}, but the package has {version_text(facts.expected)}"
         found.append(problem(where, what, _AGAIN))
     else:
-        found.append(ok(where, f"version {version_text(facts.reported)}, as the package"))
+        found.append(ok(where, f"version {version_text(facts.reported)}, like the package"))
     return found
 
 
 def version_number(text: str) -> int:
-    """ "1.2.3" as 10203, as the library reports it; what follows the third number does not count."""
+    """Return "1.2.3" as 10203, like the library reports it; text after the third number is ignored."""
     major, minor, patch = (int("".join(filter(str.isdigit, part)) or 0) for part in (*text.split("."), "0", "0")[:3])
     return major * 10000 + minor * 100 + patch
 
 
 def version_text(number: int) -> str:
-    """10203 as "1.2.3"."""
+    """Return 10203 as "1.2.3"."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
@@ -116,16 +116,16 @@ def _reported(path: Path) -> tuple[int | None, str]:
                 [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, timeout=_TIMEOUT
             )
             if done.returncode:
-                # no driver, or one that does not start: the check of the driver says which
+                # no driver, or one that fails: see the check of the driver
                 return None, ""
             hello = agent.peer(timeout=2).hello
         except subprocess.TimeoutExpired:
-            return None, f"a program that calls cuInit under it does not end within {_TIMEOUT:g} s"
+            return None, f"a program that calls cuInit with the library did not end within {_TIMEOUT:g} s"
         except queue.Empty:
-            return None, "a program that calls cuInit under it does not connect to its session's socket"
+            return None, "a program that calls cuInit with the library did not connect to its session's socket"
         finally:
             agent.stop()
-    return (hello.fields[2], "") if hello is not None else (None, "it connects and says no HELLO")
+    return (hello.fields[2], "") if hello is not None else (None, "a program with the library sent no HELLO")
 
 
 def _closed(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The kernel: what the agent and the library ask of it, and what a seccomp profile may forbid."""
+"""Checks the kernel: the system calls that agent and library need, and that a seccomp profile can forbid."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _EXPEDITED = 1 << 3 | 1 << 4
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What the probe saw."""
+    """What the probe found."""
 
     machine: str
     release: str
     membarrier: bool
     pidfd: bool
     seccomp: bool
-    """Whether a filter is on this process."""
+    """Whether this process has a seccomp filter."""
     memory_cgroups: bool
     """Whether the memory limits of servers can be read."""
 
 
 def check(cgroups: Path = Path("/sys/fs/cgroup")) -> list[Finding]:
-    """The findings."""
+    """Return the findings."""
     return findings(probe(cgroups))
 
 
 def probe(cgroups: Path, status: Path = Path("/proc/self/status")) -> KernelFacts:
-    """Look."""
+    """Read the facts."""
     return KernelFacts(
         machine=platform.machine(),
         release=platform.release(),
@@ -48,17 +48,18 @@ def probe(cgroups: Path, status: Path = Path("/proc/self/status")) -> KernelFact
 
 
 def findings(facts: KernelFacts) -> list[Finding]:
-    """What the facts mean."""
+    """Return the findings that follow from the facts."""
     system = f"Linux {facts.release}, {facts.machine}"
     found = [ok("kernel", system)]
     if facts.machine not in _SYS_MEMBARRIER:
-        found = [problem("kernel", f"{system}: the library exists for x86_64 and aarch64 only", "Use such a machine.")]
+        remedy = "Use a machine of one of these architectures."
+        found = [problem("kernel", f"{system}: the library exists for x86_64 and aarch64 only", remedy)]
     if not facts.pidfd:
         found.append(
             problem(
                 "pidfd_open",
-                "the kernel refuses it, so the agent cannot see the end of a notebook server",
-                "Linux 5.3 or later is needed. In a container, let the seccomp profile allow pidfd_open.",
+                "refused by the kernel, so the agent cannot detect the end of a notebook server",
+                "Use Linux 5.3 or later. In a container, allow pidfd_open in the seccomp profile.",
             )
         )
     if facts.membarrier:
@@ -67,20 +68,20 @@ def findings(facts: KernelFacts) -> list[Finding]:
         found.append(
             note(
                 "membarrier",
-                "the kernel refuses it: each kernel launch under the library pays for a memory fence",
-                "Linux 4.14 or later has it. In a container, let the seccomp profile allow membarrier.",
+                "refused by the kernel, so each kernel launch with the library needs a memory fence",
+                "Use Linux 4.14 or later. In a container, allow membarrier in the seccomp profile.",
             )
         )
-    filtered = "a filter is on this process" if facts.seccomp else "no filter is on this process"
-    found.append(ok("seccomp", f"{filtered}; notebooks in containers may have another one"))
+    filtered = "this process has a filter" if facts.seccomp else "this process has no filter"
+    found.append(ok("seccomp", f"{filtered}; notebooks in containers can have another one"))
     if facts.memory_cgroups:
         found.append(ok("cgroups", "memory limits of servers can be read"))
     else:
         found.append(
             note(
                 "cgroups",
-                "no memory controller was found: the memory limits of servers are unknown to the agent",
-                "Mount the cgroups, or name their folder with `gpushare agent --cgroups DIR`.",
+                "no memory controller was found, so the agent cannot read the servers' memory limits",
+                "Mount the cgroups, or give their folder with `gpushare agent --cgroups DIR`.",
             )
         )
     return found

@@ -1,6 +1,6 @@
-"""Inside the notebook server: tells the agent about kernels, and the user about the share.
+"""Inside the notebook server: sends the kernels' activity to the agent, and shows the user the share.
 
-``status()`` tells a notebook cell or a script what it has of the GPU::
+``status()`` returns the GPU share to a notebook cell or a script::
 
     >>> from gpushare_spawner.notebook import status
     >>> print(status())
@@ -19,12 +19,11 @@ __all__ = ["status"]
 def status(timeout: float = 2.0) -> ReadableStatus:
     """Return this notebook server's GPU share now, as the agent reports it.
 
-    Raises nothing: ``problem`` says what is wrong.
+    Raises nothing: ``problem`` says why the share is unknown.
 
-    A plain blocking call of some milliseconds, at most ``timeout`` seconds; it may be used in a cell, beside a
-    running event loop.
+    The call blocks for some milliseconds, at most ``timeout`` seconds. It works in a cell, beside a running event loop.
     """
-    # not at the top: the server extension lives in this package and must be quick to import
+    # not at the top: the server extension is in this package and must import quickly
     from gpushare_spawner.notebook.ask import ask
 
     return ask(timeout=timeout)

@@ -1,4 +1,4 @@
-"""Asks the agent once, over the session socket, with a plain blocking socket."""
+"""Asks the agent for the share's status once, over the session socket, with a blocking socket."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpushare_spawner.notebook.readable_status import ReadableStatus
 from gpushare_spawner.wording import agent_errors
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
-"""Names the session's socket; the spawner sets it. Without it the server has no share."""
+"""The path of the session's socket; the spawner sets it. Without it the server has no share."""
 LIBRARY_VERSION = 100
-"""What HELLO says of this side: 0.1.0 as major*10000 + minor*100 + patch."""
+"""The version of this side in HELLO: 0.1.0 as major*10000 + minor*100 + patch."""
 
 ANSWER = (Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY, Kind.ANNOUNCE)
-"""What an answer to QUERY consists of."""
+"""The frames of an answer to QUERY."""
 
 
 class AgentUnavailable(Exception):
@@ -25,18 +25,18 @@ class AgentUnavailable(Exception):
 
 
 def hello() -> Frame:
-    """How an observer introduces itself."""
+    """Return the HELLO of an observer."""
     features = Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE
     return Frame(Kind.HELLO, (Role.OBSERVER, os.getpid(), LIBRARY_VERSION, features), serial=1)
 
 
 def session_socket() -> str | None:
-    """Path of the session's socket; None where this process has no share."""
+    """Return the path of the session's socket; None without a share."""
     return os.environ.get(SOCKET_VARIABLE) or None
 
 
 def ask(path: str | None = None, timeout: float = 2.0) -> ReadableStatus:
-    """The share's status now, within ``timeout`` seconds. ``path`` defaults to $GPUSHARE_SOCKET. Raises nothing."""
+    """Return the share's status within ``timeout`` seconds. ``path`` defaults to $GPUSHARE_SOCKET. Raises nothing."""
     path = path or session_socket()
     if path is None:
         return ReadableStatus.without_share()
@@ -65,7 +65,7 @@ def _ask(path: str, deadline: float) -> ReadableStatus:
 
 
 def _next(connection: socket.socket, deadline: float, *wanted: Kind) -> Frame:
-    """The next frame of one of these kinds; others are passed over.
+    """Return the next frame of one of these kinds; others are ignored.
 
     Raises TimeoutError, OSError, ValueError or AgentUnavailable.
     """

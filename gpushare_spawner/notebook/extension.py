@@ -1,7 +1,7 @@
-"""The Jupyter Server extension: keeps the agent informed about the kernels and answers GET <base_url>gpushare/status.
+"""The Jupyter Server extension: sends the kernels' activity to the agent, and answers GET <base_url>gpushare/status.
 
-Installing the package enables it, see jupyter_server_config.json beside this file. Without a share it only answers
-that there is none.
+Installing the package enables the extension, see jupyter_server_config.json beside this file. Without a share it only
+answers that there is none.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
 from gpushare_spawner.notebook.session_client import SessionClient
 from gpushare_spawner.wording import memory_limits, notices, share_status
+from gpushare_spawner.wording.amounts import unbroken
 
-LOOK_SECONDS = 1.0
-"""How often the kernels are looked at; the agent is told when something changed."""
-TELL_SECONDS = 10.0
-"""The agent is told at least this often."""
+READ_SECONDS = 1.0
+"""Seconds between two readings of the kernels' activity; the agent gets each change."""
+SEND_SECONDS = 10.0
+"""The agent gets the activity at least this often."""
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
@@ -39,8 +40,8 @@ def _load_jupyter_server_extension(server: Any) -> None:
     url = url_path_join(server.web_app.settings["base_url"], "gpushare", "status")
     server.web_app.add_handlers(".*$", [(url, StatusHandler, {"client": client})])
     if client.shared:
-        # here and not in the pod's manifest, where it would override the image's own choice; kernels and terminals
-        # inherit this process's environment
+        # not in the pod's manifest, where it would override the image's settings; kernels and terminals inherit this
+        # process's environment
         choose_frameworks_defaults(os.environ)
         server.io_loop.add_callback(_start, server, client)  # the loop does not run yet
 
@@ -51,44 +52,44 @@ async def _start(server: Any, client: SessionClient) -> None:
     server.web_app.settings["gpushare_tasks"] = [asyncio.create_task(client.run()), asyncio.create_task(watching)]
 
 
-async def watch_kernels(look: Callable[[], KernelActivity], client: SessionClient) -> None:
-    """Tell the agent what the kernels do, on change and every TELL_SECONDS, until cancelled."""
+async def watch_kernels(read: Callable[[], KernelActivity], client: SessionClient) -> None:
+    """Send the kernels' activity to the agent, on change and every SEND_SECONDS, until cancelled."""
     told: KernelActivity | None = None
     told_at = 0.0
     while True:
-        with contextlib.suppress(Exception):  # another kernel manager than we know must not end this
-            now, at = look(), asyncio.get_running_loop().time()
-            if now != told or at - told_at >= TELL_SECONDS:
+        with contextlib.suppress(Exception):  # an unknown kernel manager must not end this loop
+            now, at = read(), asyncio.get_running_loop().time()
+            if now != told or at - told_at >= SEND_SECONDS:
                 await client.tell_kernels(now)
                 told, told_at = now, at
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(READ_SECONDS)
 
 
 def answer(status: ShareStatus) -> dict[str, Any]:
-    """What the browser gets: the status, and the words for it, so that all places say the same."""
-    step, hit = status.announced, status.limit_hit
-    return {
-        **status.as_json(),
+    """Return what the browser gets: the status, and its sentences, in which no number is parted from its unit."""
+    action, hit = status.announced, status.limit_hit
+    sentences = {
         "line": share_status.line(status),
         "explanation": share_status.explanation(status),
         "changed_text": notices.changed(status) if status.known else "",
-        "announcement_text": notices.notice(status, step) if step is not None else "",
+        "notice_text": notices.notice(status, action) if action is not None else "",
         "limit_text": memory_limits.refused(status, hit) if hit is not None else "",
     }
+    return status.as_json() | {name: unbroken(text) for name, text in sentences.items()}
 
 
 class StatusHandler(APIHandler):
-    """The status of the share as JSON, as `gpushare status --json` prints it, and the sentences that JupyterLab shows.
+    """The status of the share as JSON, like `gpushare status --json`, and the sentences that JupyterLab shows.
 
-    A request is no activity of the user: an open tab does not keep a server alive.
+    A request does not count as activity of the user: an open tab does not keep a server running.
     """
 
     auth_resource = "server"
-    # an open tab asks every few seconds; that is no activity of the user
+    # an open tab sends a request every few seconds
     _track_activity = False
 
     def initialize(self, client: SessionClient) -> None:
-        """Remember whom to ask."""
+        """Keep the client."""
         self._client = client
 
     @web.authenticated

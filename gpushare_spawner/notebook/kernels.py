@@ -1,4 +1,4 @@
-"""What the kernels of a running Jupyter server do: how many are there, how many are busy, when one last did a thing."""
+"""The kernels of a running Jupyter server: how many run, how many are busy, and their last activity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class KernelActivity:
-    """What the agent is told."""
+    """What the agent gets."""
 
     busy: int
     alive: int
@@ -22,9 +22,9 @@ class KernelActivity:
 
 
 def kernel_activity(kernel_manager: Any) -> KernelActivity:
-    """Read jupyter_server's kernel manager. A kernel that is busy with anything, GPU or not, is busy.
+    """Read jupyter_server's kernel manager. A kernel that runs a cell is busy, with or without GPU work.
 
-    Kernels that start or end meanwhile are passed over.
+    Kernels that start or end meanwhile are ignored.
     """
     busy = alive = 0
     latest = 0.0

@@ -1,4 +1,4 @@
-"""Names for a session's processes, as its user knows them: a kernel by its notebook, another program by its file."""
+"""Names of a session's processes for its user: of a kernel its notebook, of another program its file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LETTERS = 40
 
 
 def named(status: Status, proc: Path = Path("/proc")) -> Status:
-    """The status with the names of its processes, as far as they can be found."""
+    """Return the status with the names of its processes, as far as they can be found."""
     return replace(status, processes=tuple(replace(one, name=process_name(one.pid, proc)) for one in status.processes))
 
 
 def process_name(pid: int, proc: Path = Path("/proc")) -> str:
-    """ "the kernel of train.ipynb", "the kernel 1a2b3c4d", "train.py", "process 123"; never an error.
+    """Return "the kernel of train.ipynb", "the kernel 1a2b3c4d", "train.py" or "process 123". Raises nothing.
 
-    Jupyter Server tells a kernel the path of its notebook in JPY_SESSION_NAME.
+    Jupyter Server passes the path of the notebook to a kernel in JPY_SESSION_NAME.
     """
     arguments = _words(proc / str(pid) / "cmdline")
     kernel = next((found for word in arguments if (found := _KERNEL.search(word))), None)

@@ -1,4 +1,4 @@
-"""A share's status that prints itself as ``gpushare status`` does."""
+"""A share's status that prints like ``gpushare status``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gpushare_spawner.model.share_status import ShareStatus
 
 
 class ReadableStatus(ShareStatus):
-    """What ``gpushare_spawner.notebook.status()`` gives to a cell or a script."""
+    """What ``gpushare_spawner.notebook.status()`` returns to a cell or a script."""
 
     def __str__(self) -> str:
-        # a cell that never prints it imports no pydantic
+        # a cell that does not print it imports no pydantic
         from gpushare_spawner.wording.share_status import page
 
         return page(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show a cell's value as ``gpushare status`` does."""
+        """Show a cell's value like ``gpushare status``."""
         printer.text(str(self))

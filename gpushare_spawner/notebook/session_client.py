@@ -1,4 +1,4 @@
-"""The notebook server's connection to the agent: it says what the kernels do, and asks about the share."""
+"""The notebook server's connection to the agent: sends the kernels' activity, and asks for the share's status."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FIRST_DELAY = 0.1
 LAST_DELAY = 5.0
 """Seconds between attempts to connect: doubling from the first to the last, as docs/reference/protocol.md says."""
 FRESH_SECONDS = 0.5
-"""Several browser tabs that ask within this time get one answer."""
+"""Requests of several browser tabs within this time get one answer."""
 
 
 class SessionClient:
-    """Connects, and connects again, until it is cancelled. Nothing that the agent does fails a notebook.
+    """Keeps a connection to the agent until it is cancelled. A failure of the agent does not affect a notebook.
 
-    Without a socket (no share) `run` returns at once and `query` says that there is no share.
+    Without a socket (no share) `run` returns at once, and `query` returns the status without a share.
     """
 
     def __init__(self, path: str | None = None, log: logging.Logger | None = None) -> None:
@@ -42,7 +42,7 @@ class SessionClient:
 
     @property
     def shared(self) -> bool:
-        """Whether this server has a share at all."""
+        """Whether this server has a share."""
         return self._path is not None
 
     @property
@@ -82,14 +82,14 @@ class SessionClient:
             return status
 
     async def tell_kernels(self, activity: KernelActivity) -> None:
-        """Tell the agent what the kernels do; told again by itself after a new connection."""
+        """Send the kernels' activity to the agent. It is sent again after a new connection."""
         self._kernels = activity
         if self.connected:
-            with contextlib.suppress(OSError):  # the reader sees that the agent is gone, and connects again
+            with contextlib.suppress(OSError):  # `run` detects the end of the connection, and connects again
                 await self._send(Kind.KERNELS, *activity.fields())
 
     async def _connect(self, path: str) -> bool:
-        """One connection, from HELLO to its end; whether the agent welcomed it."""
+        """Run one connection, from HELLO to its end. Returns whether the agent sent WELCOME."""
         self._gpus = self._serial = 0
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         loop = asyncio.get_running_loop()
@@ -136,7 +136,7 @@ class SessionClient:
             case Kind.ERROR:
                 raise _Refused(agent_errors.refused(frame.fields[0]))
             case _:
-                pass  # DEVICE, and what a newer agent may say
+                pass  # DEVICE, and frames of a newer agent
 
     async def _send(self, kind: Kind, *fields: int) -> None:
         if self._connection is None:

@@ -1,4 +1,4 @@
-"""``gpushare status``: what this notebook server has of the GPU, in its terminal."""
+"""``gpushare status``: this notebook server's GPU share, in its terminal."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CLEAR = "\x1b[H\x1b[2J"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--json", action="store_true", help="one JSON object (one a line with --watch)")
-    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print a JSON object (with --watch one on each line)")
+    parser.add_argument("--watch", action="store_true", help="print it again every second, until Ctrl-C")
     parser.add_argument("--socket", metavar="PATH", help="the session's socket (default: $GPUSHARE_SOCKET)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the status; 0 if it is known or there is no share, 1 if the agent does not answer."""
+    """Print the status. Returns 0 if it is known or there is no share, 1 if the agent is unavailable."""
     try:
         while True:
             status = ask(options.socket)

@@ -1,1 +1,1 @@
-"""What lies between a template and a running session: one module for each sharing layer."""
+"""Sharing layers: pure renderers from template and placement to a server's environment or pod. One module each."""

@@ -22,13 +22,13 @@ Form = TypeVar("Form", Environment, PodSpec)
 
 @dataclass(frozen=True)
 class Tenant:
-    """Whose notebook server it is."""
+    """The user of the notebook server."""
 
     user: str
     server: str = ""
     """The server's name; the default server has none."""
     uid: int = 0
-    """The user that the server's processes run as; layers that start no processes themselves do not look at it."""
+    """The user id of the server's processes; not used in a cluster."""
 
     @property
     def session(self) -> str:

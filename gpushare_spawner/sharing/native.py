@@ -1,4 +1,4 @@
-"""Our own layer on one machine: the request to the agent, and the environment that leads processes to their session."""
+"""Native sharing on one machine: the request to the agent, and the environment that connects processes to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpushare_spawner.sharing.base import Environment, SharingLayer, Tenant
 
 
 class NativeLayer(SharingLayer[Environment]):
-    """A session of the agent on this machine. ``additions``: the environment that the agent answered with."""
+    """A session of the agent on this machine. ``additions``: the environment from the agent's answer."""
 
     name: ClassVar[str] = "native"
 
@@ -34,7 +34,7 @@ class NativeLayer(SharingLayer[Environment]):
 def open_request(
     tenant: Tenant, template: Template, placement: Placement, confirm_within: float = 600.0
 ) -> OpenRequest:
-    """What the agent is asked for. Raises ValueError for a template without a GPU."""
+    """Return the request to the agent. Raises ValueError for a template without a GPU."""
     if template.gpu is None:
         raise ValueError(f"template {template.name} asks for no GPU: there is nothing to open")
     return OpenRequest(
@@ -53,7 +53,7 @@ def open_request(
 
 
 def merged(environment: Mapping[str, str], additions: Mapping[str, str]) -> Environment:
-    """A server's environment with what the agent asks for.
+    """Return a server's environment with the agent's variables.
 
     LD_PRELOAD is appended: a library that the admin preloads keeps its place before ours. LD_LIBRARY_PATH is prepended:
     the driver that the agent sees is the one that the server gets. Entries that are there already are not repeated.

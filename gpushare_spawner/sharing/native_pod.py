@@ -1,4 +1,4 @@
-"""Our own layer in a cluster: a pod's annotations say what it holds, its limits make scheduler and kubelet keep it."""
+"""Native sharing in a cluster: a pod's annotations describe its allocation, its limits reserve it on the node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NativePodLayer(SharingLayer[PodSpec]):
     ) -> None:
         """Raises ValueError for a template without a GPU, and for a GPU whose index is not known."""
         self.session = _session(tenant, template, placement, gpu_indices, since)
-        """What the pod's annotations will say."""
+        """Return the content of the pod's annotations."""
         self._node = placement.node
         self._unit_size = unit_size
 
@@ -52,7 +52,7 @@ class NativePodLayer(SharingLayer[PodSpec]):
         limits = resource_limits(session.share_units, session.gpu_indices, self._unit_size)
         changed = {**notebook, "resources": {**resources, "limits": {**(resources.get("limits") or {}), **limits}}}
         if len(session.gpus) > 1:
-            # each GPU is a resource of its own, and the kubelet keeps only the first plugin's answer for a variable
+            # each GPU is a separate resource, and the kubelet keeps only the first plugin's answer for a variable
             uuids = ",".join(session.gpus)
             variables = {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids}
             changed["env"] = _with_variables(notebook.get("env") or [], variables)
@@ -93,7 +93,7 @@ def _session(
 
 
 def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The container of the notebook server: the one of that name, else the first. Raises ValueError without any."""
+    """Return the notebook server's container: the one with that name, else the first. Raises ValueError without one."""
     containers: list[dict[str, Any]] = spec.get("containers") or []
     if not containers:
         raise ValueError("the pod has no container")
@@ -101,6 +101,6 @@ def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_variables(env: Sequence[Mapping[str, Any]], variables: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A container's environment with these variables, in place of those of the same names."""
+    """Return a container's environment with these variables, which replace those with the same names."""
     kept = [dict(variable) for variable in env if variable.get("name") not in variables]
     return [*kept, *({"name": name, "value": value} for name, value in variables.items())]

@@ -5,8 +5,8 @@ from __future__ import annotations
 _GOES_ON = "GPU work continues without the agent."
 _REFUSALS = {
     1: "The agent could not read the request.",
-    2: "The agent speaks another version of the protocol. Restart the server to get the version of the agent.",
-    3: "The agent does not allow this user to ask.",
+    2: "The agent uses another version of the protocol. Restart the server to get the agent's version.",
+    3: "The agent does not accept requests of this user.",
     4: "This session has ended. Restart the server to get a GPU share again.",
 }
 

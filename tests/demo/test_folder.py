@@ -14,7 +14,7 @@ def test_a_second_demo_is_told_where_the_first_one_is(tmp_path: Path) -> None:
     first = DemoFolder(tmp_path / "demo")
     first.make()
     assert first.lock() is None
-    first.say_where("http://127.0.0.1:8000")
+    first.write_address("http://127.0.0.1:8000")
     assert DemoFolder(tmp_path / "demo").lock() == {"pid": os.getpid(), "url": "http://127.0.0.1:8000"}
 
 

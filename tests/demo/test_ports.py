@@ -30,7 +30,7 @@ def test_a_taken_port_is_named() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        assert why_not("127.0.0.1", port) == f"port {port} of 127.0.0.1 is taken by another program"
+        assert why_not("127.0.0.1", port) == f"port {port} of 127.0.0.1 is in use by another program"
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_a_taken_port_is_named() -> None:
         (
             "localhorst",
             8000,
-            "'localhorst' is not an IP address; write one like 127.0.0.1, or 0.0.0.0 for all of this machine",
+            "'localhorst' is not an IP address; write one like 127.0.0.1, or 0.0.0.0 for all addresses of this machine",
         ),
-        ("127.0.0.1", 70000, "70000 is not a port: ports are 1 to 65535"),
-        ("127.0.0.1", -1, "-1 is not a port: ports are 1 to 65535"),
-        ("127.0.0.1", 0, "0 is not a port: ports are 1 to 65535"),
+        ("127.0.0.1", 70000, "70000 is not a valid port: ports are 1 to 65535"),
+        ("127.0.0.1", -1, "-1 is not a valid port: ports are 1 to 65535"),
+        ("127.0.0.1", 0, "0 is not a valid port: ports are 1 to 65535"),
     ],
 )
 def test_addresses_that_make_no_sense(ip: str, port: int, said: str) -> None:

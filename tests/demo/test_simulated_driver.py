@@ -27,7 +27,7 @@ def test_without_a_gpu_and_without_the_package(
     assert without_simgpu(tmp_path, monkeypatch) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("gpushare: no NVIDIA GPU was found here, and the simulated driver is not installed")
+    assert said.err.startswith("gpushare: no NVIDIA GPU was found, and the simulated driver is not installed")
     assert "`pip install packages/gpushare-simgpu`" in said.err
 
 

@@ -37,12 +37,12 @@ def test_an_agent_that_answers_has_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     ("change", "level", "what"),
     [
-        ({"present": False}, Level.PROBLEM, "no agent runs here"),
+        ({"present": False}, Level.PROBLEM, "no agent is running"),
         ({"usable": False}, Level.SKIPPED, "run `gpushare doctor` as root"),
         ({"mode": 0o666}, Level.PROBLEM, "mode 0666"),
-        ({"blocked": "/run/gpushare"}, Level.PROBLEM, "cannot pass this folder"),
+        ({"blocked": "/run/gpushare"}, Level.PROBLEM, "cannot enter this folder"),
         ({"report": None, "error": "the agent did not answer within 5 s"}, Level.PROBLEM, "within 5 s"),
-        ({"gpus": (GPU, replace(GPU, index=1, uuid="GPU-new"))}, Level.NOTE, "is not shared by the agent"),
+        ({"gpus": (GPU, replace(GPU, index=1, uuid="GPU-new"))}, Level.NOTE, "the agent does not share"),
         ({"report": REPORT.model_copy(update={"host_memory": None})}, Level.NOTE, "no budget of host memory"),
         (
             {"report": REPORT.model_copy(update={"gpus": (REPORT.gpus[0].model_copy(update={"healthy": False}),)})},

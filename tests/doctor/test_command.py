@@ -66,8 +66,8 @@ def test_a_good_machine_with_an_agent_and_a_program_on_its_gpu(environment: dict
     for group in ("kernel", "agent", "templates", "GPU programs"):
         assert levels(answer, group) == {"ok"}, group
     said = " ".join(finding["what"] for finding in answer["findings"])
-    assert "version 0.1.0, as the package" in said
-    assert "memory intact after it was paged out and in" in said
+    assert "version 0.1.0, like the package" in said
+    assert "memory unchanged after it was paged out and in" in said
     assert "(simulated)" in said
     # the checkout of the tests may lie where other users cannot read it
     assert levels(answer, "library") <= {"ok", "note", "problem"}

@@ -33,7 +33,9 @@ def test_no_program_runs_where_the_card_is_too_full(monkeypatch: pytest.MonkeyPa
 def test_changed_memory_is_a_problem_and_figures_are_said() -> None:
     good, bad = finding("torch", OUTCOME), finding("torch", replace(OUTCOME, intact=False))
     assert (good.level, bad.level) == (Level.OK, Level.PROBLEM)
-    assert "out 10.0 GB/s, in 20.0 GB/s, lease returned in 2.0 ms, a launch 900 ns, 850 ns without" in good.what
+    assert (
+        "page out 10.0 GB/s, page in 20.0 GB/s, lease returned in 2.0 ms, a launch 900 ns, 850 ns without" in good.what
+    )
     assert finding("torch", OUTCOME, simulated=True).what.endswith("(simulated)")
 
 

@@ -27,7 +27,7 @@ def test_a_good_library_has_nothing_to_do() -> None:
         ({"refused": "wrong ELF class"}, Level.PROBLEM, "wrong ELF class"),
         ({"closed": "/root"}, Level.PROBLEM, "other users cannot read /root"),
         ({"closed": "/root", "root": False}, Level.NOTE, "other users cannot read /root"),
-        ({"reported": 99}, Level.PROBLEM, "it is of version 0.0.99, the package of 0.1.0"),
+        ({"reported": 99}, Level.PROBLEM, "has version 0.0.99, but the package has 0.1.0"),
         ({"reported": None}, Level.SKIPPED, "no CUDA driver"),
         ({"reported": None, "silent": "does not connect"}, Level.PROBLEM, "does not connect"),
     ],

@@ -20,10 +20,10 @@ def test_a_good_kernel_has_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     ("change", "where", "level", "remedy"),
     [
-        ({"membarrier": False}, "membarrier", Level.NOTE, "seccomp profile allow membarrier"),
+        ({"membarrier": False}, "membarrier", Level.NOTE, "allow membarrier in the seccomp profile"),
         ({"pidfd": False}, "pidfd_open", Level.PROBLEM, "Linux 5.3"),
         ({"memory_cgroups": False}, "cgroups", Level.NOTE, "--cgroups DIR"),
-        ({"machine": "riscv64"}, "kernel", Level.PROBLEM, "such a machine"),
+        ({"machine": "riscv64"}, "kernel", Level.PROBLEM, "one of these architectures"),
     ],
 )
 def test_what_the_kernel_refuses_has_a_remedy(change: dict, where: str, level: Level, remedy: str) -> None:

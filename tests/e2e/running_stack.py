@@ -54,17 +54,17 @@ class RunningStack:
         self.token = secrets.token_hex(16)
         folder = DemoFolder(self.home / "demo")
         folder.make()
-        fragments = self.home / "config.d"
-        fragments.mkdir()
-        for fragment in (ROOT / "jupyterhub_config.d").glob("*.py"):
-            shutil.copy(fragment, fragments)
-        (fragments / "95-e2e.py").write_text(E2E_CONFIG)
+        config_files = self.home / "config.d"
+        config_files.mkdir()
+        for config_file in (ROOT / "jupyterhub_config.d").glob("*.py"):
+            shutil.copy(config_file, config_files)
+        (config_files / "95-e2e.py").write_text(E2E_CONFIG)
         folder.templates.mkdir()
         for name, text in templates.items():
             (folder.templates / name).write_text(text)
         port, hub_port, proxy_port, service_port = free_ports(4)
         self.stack = Stack(
-            folder=folder, fragments=fragments, ip="127.0.0.1",
+            folder=folder, config_files=config_files, ip="127.0.0.1",
             port=port, hub_port=hub_port, proxy_port=proxy_port, service_port=service_port,
             simulated=True, cull_every=1,
             settings={**(settings or {}), TOKEN: self.token},

@@ -51,7 +51,7 @@ def test_a_data_scientist_picks_a_quarter_and_works(browser: Chrome, demo: Runni
     # JupyterLab, with the demo's notebook open and its kernel there
     until(browser, "return document.querySelector('.jp-NotebookPanel .jp-Cell')", 90)
     until(browser, "return /\\/user\\/marie\\/lab/.test(location.pathname)")
-    until(browser, "return /0\\.25 GPU · active/.test(document.querySelector('#jp-bottom-panel')?.innerText)")
+    until(browser, "return /0\\.25\\sGPU · active/.test(document.querySelector('#jp-bottom-panel')?.innerText)")
 
     # run the first two code cells: what the share is, and that CUDA is there
     until(browser, "return /Idle/.test(document.querySelector('.jp-Notebook-ExecutionIndicator')?.title || '') || "

@@ -46,11 +46,11 @@ def test_it_is_enabled_by_being_installed_and_answers(server, agent):
     agent.script.step = (Tier.RELEASED, time.time() + 300, 0)
     status = known_status(server)
     assert (status["share_units"], status["tier"]) == (25, "active")
-    assert status["line"] == "0.25 GPU · active · 3.1 of 16 GiB"
+    assert status["line"] == "0.25\u00a0GPU · active · 3.1 of 16\u00a0GiB"
     time.sleep(0.6)  # an answer is fresh for half a second
     status = known_status(server)
     assert status["announced"]["tier"] == "released"
-    assert "{time}" in status["announcement_text"]
+    assert "{time}" in status["notice_text"]
     assert "{time}" in status["explanation"]
 
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wording.amounts import unbroken
 from tests.notebook.jupyter import TOKEN, running
 from tests.notebook.scripted_agent import ScriptedAgent
 
@@ -65,7 +66,7 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
 
     def wait_for(selector: str, part: str, there: bool = True) -> None:
         deadline = time.monotonic() + 60
-        while any(part in text for text in texts(selector)) != there:
+        while any(unbroken(part) in text for text in texts(selector)) != there:
             if time.monotonic() > deadline:
                 browser.save_screenshot(str(tmp_path / "lab.png"))
                 wanted = "no" if there else "still"

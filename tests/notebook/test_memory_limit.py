@@ -13,6 +13,7 @@ from gpushare_spawner.notebook import status
 from gpushare_spawner.notebook.extension import answer
 from gpushare_spawner.notebook.process_names import named, process_name
 from gpushare_spawner.wording import memory_limits, notices, share_status
+from gpushare_spawner.wording.amounts import unbroken
 from tests.notebook.scripted_agent import GIB, GPU, Script
 
 MIB = 2**20
@@ -106,7 +107,7 @@ def test_no_process_is_restarted_to_free_nothing() -> None:
 )
 def test_the_notification_names_the_limit(limit: MemoryLimit, said: str) -> None:
     text = answer(ShareStatus.of(with_memory(limit)))["limit_text"]
-    assert text == said
+    assert text == unbroken(said)
     assert len(text) <= notices.TOAST_LETTERS
     assert answer(ShareStatus.of(Script().status()))["limit_text"] == ""
 

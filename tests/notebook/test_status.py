@@ -183,7 +183,7 @@ def test_an_agent_that_does_not_answer_costs_the_timeout_and_no_more(agent):
     ("sent", "said"),
     [
         (Frame(Kind.ERROR, (4,)).pack(), "This session has ended"),
-        (Frame(Kind.ERROR, (3,)).pack(), "does not allow this user"),
+        (Frame(Kind.ERROR, (3,)).pack(), "does not accept requests of this user"),
         (Frame(Kind.ERROR, (99,)).pack(), "code 99"),
         (b"short", "cannot be read: a frame has 128 bytes"),
         (bytes(128), "cannot be read: wrong magic"),

@@ -10,8 +10,10 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPResponse
 from tornado.httpserver import HTTPServer
@@ -51,6 +53,25 @@ class RealHub:
         status, _ = await self.ask("POST", f"/users/{name}/server", self.tester)
         assert status in (201, 202)
         return answer["token"]
+
+    async def authorize(self, name: str, path: str) -> HTTPResponse:
+        """Log in as a browser does, and ask for a path of the hub with the cookies; redirects are not followed."""
+        cookies: dict[str, str] = {}
+
+        async def browse(path: str, **options: Any) -> HTTPResponse:
+            sent = "; ".join(f"{name}={value}" for name, value in cookies.items())
+            answer = await AsyncHTTPClient().fetch(
+                self.hub_url + path, headers={"Cookie": sent}, follow_redirects=False, raise_error=False, **options
+            )
+            for header in answer.headers.get_list("Set-Cookie"):
+                cookies.update({name: cookie.value for name, cookie in SimpleCookie(header).items()})
+            return answer
+
+        await browse("/hub/login")
+        xsrf = cookies["_xsrf"]
+        form = urlencode({"username": name, "password": "any", "_xsrf": xsrf})
+        await browse(f"/hub/login?_xsrf={xsrf}", method="POST", body=form)
+        return await browse(path)
 
     async def servers(self, name: str) -> dict[str, Any]:
         return (await self.ask("GET", f"/users/{name}", self.tester))[1]["servers"]

@@ -112,6 +112,10 @@ async def who_sees_what(hub, ann, bob):
     login = await fetch(hub.dashboard_url)
     assert login.code == 302
     assert "/hub/api/oauth2/authorize" in login.headers["Location"]
+    # a user without the custom scopes logs in, and the hub's log has no warning about it
+    granted = await hub.authorize("ann", login.headers["Location"])
+    assert "oauth_callback?code=" in granted.headers["Location"]
+    assert "requested scopes" not in hub.log.read_text()
 
 
 async def the_whole_way_down(hub, agent):

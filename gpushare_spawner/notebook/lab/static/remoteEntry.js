@@ -1,9 +1,9 @@
 /*
  * The part of gpushare-spawner that runs in JupyterLab 4 and Notebook 7: an item in the status bar and notifications.
  *
- * JupyterLab loads prebuilt extensions as webpack "module federation" containers: an object with init(shareScope), which hands over
- * the modules that everybody shares, and get(name), which gives a factory of the wanted module. This file is such a container,
- * written out by hand, so that it can be read and changed without a bundler.
+ * JupyterLab loads prebuilt extensions as webpack "module federation" containers: an object with init(shareScope), which gets the
+ * shared modules, and get(name), which returns a factory of a module. This file is such a container, written by hand, so that it
+ * can be read and changed without a bundler.
  */
 (() => {
   'use strict';
@@ -14,7 +14,7 @@
 
   let shared = {};
 
-  /* The module that JupyterLab itself uses: the version already loaded, else the highest one. undefined if nobody offers it. */
+  /* Returns the module that JupyterLab itself uses: the loaded version, else the highest one; undefined if there is none. */
   async function load(name) {
     const versions = shared[name] || {};
     const best = Object.keys(versions).sort((a, b) => {
@@ -24,15 +24,15 @@
     return best === undefined ? undefined : (await versions[best].get())();
   }
 
-  /* The server writes {time} where an instant is meant: only the browser knows the reader's time zone. */
-  function atLocalTime(text, step) {
-    const time = step
-      ? new Date(step.at * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' })
+  /* The server writes {time} for an instant: only the browser knows the reader's time zone. */
+  function atLocalTime(text, action) {
+    const time = action
+      ? new Date(action.at * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' })
       : '';
     return text.replaceAll('{time}', time);
   }
 
-  /* Asks the server for the status every few seconds, while anybody can see the page. */
+  /* Asks the server for the status every few seconds, while the page is visible. */
   class Poller {
     constructor(fetchStatus, show) {
       this._fetch = fetchStatus;
@@ -56,7 +56,7 @@
       try {
         const status = await this._fetch();
         if (status === undefined) {
-          this._ended = true; // the server has no such address: the server extension is not enabled
+          this._ended = true; // the server extension is not enabled
         } else {
           this._show(status);
         }
@@ -73,35 +73,34 @@
   }
 
   /*
-   * The notifications, once each: a step that was announced, one that was taken, the share's return, and an allocation that
-   * a memory limit refused.
+   * Shows each notification once: a notice of an idle action, a new tier, and a memory allocation that a limit refused.
    */
-  class Announcer {
+  class Notifier {
     constructor(Notification, explain) {
       this._notification = Notification;
       this._explain = explain;
       this._before = undefined;
-      this._announced = undefined;
-      this._announcedToast = undefined;
+      this._notice = undefined;
+      this._noticeToast = undefined;
       this._tierToast = undefined;
       this._limitToast = undefined;
     }
 
     show(status) {
       if (!status || !status.known) {
-        return; // the agent is unavailable: nothing is known to have changed
+        return; // the agent is unavailable: the share is unknown
       }
       const before = this._before;
       this._before = status;
-      this._tellStep(status);
+      this._showNotice(status);
       if (before !== undefined) {
-        this._tellLimit(status, before); // what was refused before this page was open is in the dialog
+        this._showLimit(status, before); // the dialog shows what was refused before this page was open
       }
       if (before !== undefined && before.tier !== status.tier) {
-        this._dismiss('_tierToast'); // it is no longer so
-        const back = status.tier === 'active';
-        this._tierToast = this._notification.emit(status.changed_text, back ? 'success' : 'warning', {
-          autoClose: back ? 8000 : false
+        this._dismiss('_tierToast'); // out of date
+        const restored = status.tier === 'active';
+        this._tierToast = this._notification.emit(status.changed_text, restored ? 'success' : 'warning', {
+          autoClose: restored ? 8000 : false
         });
       }
     }
@@ -113,31 +112,31 @@
       }
     }
 
-    _tellStep(status) {
-      const step = status.announced;
-      const key = step ? `${step.tier} ${step.at}` : undefined;
-      if (key === this._announced) {
+    _showNotice(status) {
+      const action = status.announced;
+      const key = action ? `${action.tier} ${action.at}` : undefined;
+      if (key === this._notice) {
         return;
       }
-      this._announced = key;
-      this._dismiss('_announcedToast'); // it came, or it was averted
-      if (step) {
-        const text = atLocalTime(status.announcement_text, step);
-        this._announcedToast = this._notification.emit(text, 'warning', { autoClose: false });
+      this._notice = key;
+      this._dismiss('_noticeToast'); // the action came, or the notice was withdrawn
+      if (action) {
+        const text = atLocalTime(status.notice_text, action);
+        this._noticeToast = this._notification.emit(text, 'warning', { autoClose: false });
       }
     }
 
-    _tellLimit(status, before) {
+    _showLimit(status, before) {
       const [hit, last] = [status.limit_hit, before.limit_hit];
       if (hit && hit.count !== (last ? last.count : 0)) {
-        this._dismiss('_limitToast'); // the last one says it all
+        this._dismiss('_limitToast'); // only the last one is shown
         const details = { label: 'Details', callback: () => this._explain(atLocalTime(status.explanation, status.announced)) };
         this._limitToast = this._notification.emit(status.limit_text, 'error', { autoClose: false, actions: [details] });
       }
     }
   }
 
-  /* The item in the status bar: a button, so that keyboards and fingers reach its explanation too. */
+  /* The item in the status bar: a button, so that keyboards and touch screens reach its explanation too. */
   function makeItem(Widget, explain) {
     const node = document.createElement('div');
     node.className = 'gpushare-item';
@@ -155,7 +154,7 @@
       button.textContent = line;
       button.title = status
         ? atLocalTime(status.explanation, status.announced)
-        : 'The notebook server does not answer.';
+        : 'The notebook server is unavailable.';
       button.setAttribute('aria-label', `${line}. ${button.title}`);
       const known = Boolean(status && status.known);
       node.dataset.tier = known ? status.tier : 'unknown';
@@ -222,7 +221,7 @@
         return response.json();
       }
 
-      const announcer = new Announcer(Notification, explain);
+      const notifier = new Notifier(Notification, explain);
       const style = document.createElement('style');
       style.textContent = STYLE;
       document.head.appendChild(style);
@@ -230,18 +229,18 @@
       if (statusBar) {
         statusBar.registerStatusItem(PLUGIN_ID, { item: item.widget, align: 'left', rank: 3 });
       } else if (app.name === 'Jupyter Notebook') {
-        app.shell.add(item.widget, 'menu', { rank: 11000 }); // it has no status bar: at the end of the menu bar then
+        app.shell.add(item.widget, 'menu', { rank: 11000 }); // Notebook has no status bar: at the end of the menu bar
       }
       const poller = new Poller(fetchStatus, status => {
         item.show(status);
-        announcer.show(status);
+        notifier.show(status);
       });
       void app.started.then(() => poller.poll());
     }
 
     const plugin = {
       id: PLUGIN_ID,
-      description: 'Shows the share of a GPU that this server has, and says before it changes.',
+      description: 'Shows the GPU share of this server, and notifies the user before and after it changes.',
       autoStart: true,
       optional: statusbar ? [statusbar.IStatusBar] : [],
       activate

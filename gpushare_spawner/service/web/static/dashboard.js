@@ -1,4 +1,4 @@
-// Keeps the dashboard fresh: takes the same page again and puts its <main> in place of this one's.
+// Keeps the dashboard current: fetches the page again and replaces <main>.
 "use strict";
 
 const EVERY_MS = 5000;
@@ -19,13 +19,13 @@ async function refresh() {
       headers: { "X-XSRFToken": document.body.dataset.xsrf },
     });
     if (answer.type === "opaqueredirect") {
-      location.reload(); // logged out: the hub asks again
+      location.reload(); // the user is logged out: the hub shows the login page
       return;
     }
     if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const fresh = page.getElementById("dashboard");
-    if (!fresh) throw new Error("the answer is no dashboard");
+    if (!fresh) throw new Error("the answer is not a dashboard");
     const shown = document.getElementById("dashboard");
     if (fresh.innerHTML !== shown.innerHTML) shown.replaceChildren(...fresh.childNodes);
     last = new Date();
