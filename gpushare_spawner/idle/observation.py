@@ -25,7 +25,7 @@ class Observation:
     last_gpu_activity: float | None = None
     """End of the last burst; None: none yet."""
     kernels_busy: int = 0
-    """Kernels that run a cell; 0 also where the notebook server has not said."""
+    """Kernels that run a cell; 0 also if the notebook server has not reported them."""
     last_kernel_activity: float | None = None
     hub_last_activity: float | None = None
     """The server's last activity by the hub. None: unknown; then the server is not stopped."""

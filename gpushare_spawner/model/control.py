@@ -38,7 +38,7 @@ class ReportRequest(_Request):
 class OpenRequest(_Request):
     """Reserve a share on all of the given GPUs. Answered with an `Opened`.
 
-    Refused (`no-room`) if the guaranteed units on one of the GPUs would exceed its capacity: the agent counts by
+    Refused (`no-capacity`) if the guaranteed units on one of the GPUs would exceed its capacity: the agent counts by
     itself. A request for a session that is open with the same share and GPUs succeeds; with others it is refused
     (`exists`).
     """
@@ -129,7 +129,7 @@ REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 
 ErrorCode = Literal[
     "bad-request",
-    "no-room",
+    "no-capacity",
     "exists",
     "unknown-session",
     "unknown-gpu",

@@ -211,7 +211,7 @@ class Template(_Part):
     image: Annotated[str, Field(min_length=1)] | None = None
     """Container image, where servers run in containers. Not given: the spawner's setting."""
     access: Access = Access()
-    """Who may use the template. Not given: everybody."""
+    """Who may use the template. Not given: all users."""
     limits: Limits = Limits()
     """How often it may be used at a time."""
     idle: Idle = Idle()

@@ -105,7 +105,7 @@ def _idle(template: Template) -> str:
 
 def _access(template: Template) -> str:
     groups = [f"group {group}" for group in template.access.groups]
-    return ", ".join([*groups, *template.access.users]) or "everybody"
+    return ", ".join([*groups, *template.access.users]) or "all users"
 
 
 def _note(template: Template) -> str | None:

@@ -1,4 +1,4 @@
-"""What a session's own user is told in JupyterLab: a notice before an idle action, and what has changed.
+"""Notifications for a session's own user in JupyterLab: a notice before an idle action, and each change of the tier.
 
 Where an instant is meant, the text has ``{time}`` in it: only the reader's browser or terminal knows the reader's time
 zone.

@@ -71,7 +71,7 @@ async def test_a_new_session_is_unconfirmed_and_active(agent: Agent) -> None:
 async def test_no_more_than_the_capacity_is_guaranteed(agent: Agent) -> None:
     for user in ("a", "b", "c", "d"):
         agent.open(user)
-    assert refusal(agent, "e") == "no-room"
+    assert refusal(agent, "e") == "no-capacity"
     agent.open("e", gpus=(SECOND.uuid,))
     agent.node.registry.end("b", "closed")
     agent.open("f")
@@ -80,12 +80,12 @@ async def test_no_more_than_the_capacity_is_guaranteed(agent: Agent) -> None:
 async def test_lent_units_are_only_for_those_who_say_that_they_borrow(agent: Agent) -> None:
     agent.open("owner", share_units=100)
     to_tier(agent, "owner", Tier.RELEASED, 0)
-    assert refusal(agent, "guest") == "no-room"
+    assert refusal(agent, "guest") == "no-capacity"
     agent.open("guest", borrowed_units=25)
     assert session(agent, "guest").guaranteed_units == 25
     to_tier(agent, "owner", Tier.ACTIVE, 100)
     assert session(agent, "guest").guaranteed_units == 0
-    assert refusal(agent, "late", borrowed_units=25) == "no-room"
+    assert refusal(agent, "late", borrowed_units=25) == "no-capacity"
 
 
 async def test_borrowed_units_become_owned_when_their_owner_leaves(agent: Agent) -> None:
@@ -107,7 +107,7 @@ async def test_overcommit_guarantees_more_than_there_is(agent: Agent) -> None:
     await agent.start(capacity_units=150)
     agent.open("a", share_units=100)
     agent.open("b", share_units=50)
-    assert refusal(agent, "c", share_units=1) == "no-room"
+    assert refusal(agent, "c", share_units=1) == "no-capacity"
     assert agent.node.report().gpus[0].capacity_units == 150
 
 

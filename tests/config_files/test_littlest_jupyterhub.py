@@ -95,7 +95,7 @@ def test_tljhs_culler_makes_way_for_ours_with_its_settings(tljh: TLJH, caplog: A
     assert {"--timeout=3600", "--max-age=7200", "--concurrency=5", "--remove-named-servers=false"} <= set(
         hub["services"]["gpushare"]
     )
-    assert "TLJH's own culler is left out" in caplog.text
+    assert "replaces TLJH's idle culler" in caplog.text
     assert hub["roles"]["gpushare-service"] == ["list:users", "read:servers", "delete:servers"]
 
 

@@ -49,7 +49,7 @@ class RunningDemo:
         )
         os.close(inside)
         self._listener.start()
-        self.until_said("Ctrl-C ends everything", 90)
+        self.until_said("Press Ctrl-C to stop the demo", 90)
 
     def until_said(self, text: str, within: float) -> None:
         """Wait until the text stands in the terminal."""

@@ -1,7 +1,7 @@
 """Takes the pictures of docs/images from a running demo: ``.venv/bin/python -m tests.e2e.take_screenshots [FOLDER]``.
 
 Needs chromium and chromedriver. With a folder, each page is also taken in both colour schemes and at a phone's width,
-for a look at it; those pictures go there and nowhere else.
+to check it; those pictures go only there.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def shoot(browser: Chrome, path: Path, width: int, height: int | None, dark: boo
     print(path)
 
 
-def every_look(browser: Chrome, folder: Path | None, name: str) -> None:
-    """The page in both colour schemes, wide and narrow, for a look at it."""
+def all_variants(browser: Chrome, folder: Path | None, name: str) -> None:
+    """The page in both colour schemes, wide and narrow, to check it."""
     if folder is None:
         return
     for dark in (False, True):
@@ -80,14 +80,14 @@ def side_by_side(browser: Chrome, left: Path, right: Path, into: Path) -> None:
 
 
 def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
-    """All pictures, in the order of the story: bob pauses and is released, ada works, others come, one on his units."""
+    """All pictures, in this order: bob is idle and released, ada works, others start, one of them on lent units."""
     ada, bob, admin = (open_browser(scratch / name, *WINDOW) for name in ("ada", "bob", "admin"))
     try:
         log_in(bob, demo.url, "bob")
         start(bob, "quarter-gpu")
-        run_cells(bob, 9)  # a minute's work, and then coffee
+        run_cells(bob, 9)  # a minute of work, then idle
         log_in(ada, demo.url, "ada")
-        every_look(ada, folder, "form")
+        all_variants(ada, folder, "form")
         shoot(ada, IMAGES / "form.png", 1000, 800, dark=False)
         start(ada, "quarter-gpu")
         until(bob, f"return /downgraded/.test(document.querySelector('{BOTTOM}').innerText)", 180)
@@ -100,10 +100,10 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
         log_in(admin, demo.url, "admin")
         admin.get(f"{demo.url}/services/gpushare/")
         until(admin, "return /dave/.test(document.body.innerText)")
-        shoot(admin, IMAGES / "board.png", 1000, None, dark=False)
+        shoot(admin, IMAGES / "dashboard.png", 1000, None, dark=False)
         for name, browser in (("ada", ada), ("bob", bob)):
             shoot(browser, scratch / f"{name}.png", *WINDOW, dark=False)
-        every_look(admin, folder, "board")
+        all_variants(admin, folder, "dashboard")
         side_by_side(admin, scratch / "ada.png", scratch / "bob.png", IMAGES / "shared-gpu.png")
     finally:
         for browser in (ada, bob, admin):

@@ -44,7 +44,7 @@ def gone(demo: RunningDemo, within: float = 10.0) -> dict[int, str]:
 
 def test_any_name_gets_a_share_and_ctrl_c_ends_everything(demo: RunningDemo) -> None:
     demo.start()
-    assert "gpushare: sharing two simulated GPUs of 16 GiB (as you asked)" in demo.said
+    assert "gpushare: sharing two simulated GPUs of 16 GiB (with --simulate)" in demo.said
     assert f"JupyterHub:  {demo.url}\n" in demo.said
     start_server(demo, "ada")
     assert (demo.folder / "users" / "ada" / "gpu-sharing.ipynb").is_file()
@@ -67,7 +67,7 @@ def test_any_name_gets_a_share_and_ctrl_c_ends_everything(demo: RunningDemo) -> 
     demo.type(b"\x03")
     assert demo.wait(40) == 0
     assert gone(demo) == {}
-    assert "stopping the notebook servers, the hub and the agent" in demo.said
+    assert "stopping notebook servers, hub and agent" in demo.said
     assert "the demo has ended; its files stay in" in demo.said
     assert "Traceback" not in demo.said
     assert not simulated_state(demo.folder).exists()
@@ -99,8 +99,8 @@ def test_an_occupied_port_is_named_with_the_way_out(demo: RunningDemo) -> None:
         port = other.getsockname()[1]
         done = subprocess.run(demo.command("--port", str(port)), capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
-    taken = f"gpushare: port {port} of 127.0.0.1 is taken by another program."
-    proposed = re.fullmatch(re.escape(taken) + r" Choose another one: make demo PORT=(\d+)\n", done.stderr)
+    taken = f"gpushare: port {port} of 127.0.0.1 is in use by another program."
+    proposed = re.fullmatch(re.escape(taken) + r" Choose another port: make demo PORT=(\d+)\n", done.stderr)
     assert proposed is not None, done.stderr
     assert int(proposed[1]) > port
 
@@ -117,7 +117,7 @@ def test_sigterm_while_it_starts_is_enough(demo: RunningDemo) -> None:
     process = subprocess.Popen(demo.command(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
-        if "starting the agent" in line:
+        if "starting agent" in line:
             break
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)

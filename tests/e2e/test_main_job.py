@@ -1,6 +1,6 @@
 """The main job over real processes: hub, proxy, agent, service, notebook servers, kernels, NVIDIA's bindings, preload.
 
-One simulated GPU is full: carol holds 75 %, alice 25 %. While alice has coffee she loses her share but not her kernel;
+One simulated GPU is full: carol holds 75 %, alice 25 %. While alice is idle she loses her share but not her kernel;
 bob is placed on the units that she released; her next cell has them again, and her buffer is intact. The tests are the
 steps of this story: each goes on where the one before it stopped.
 """
@@ -176,7 +176,7 @@ async def test_the_demo_notebook_runs_from_top_to_bottom(stack: RunningStack) ->
     assert "share           0.50 GPU" in said[0]
     assert "Simulated GPU 96 MiB" in said[1]
     assert not any("WRONG" in text for text in said)
-    assert sum("the buffer is as it must be" in text for text in said) == 4
+    assert sum("the buffer is correct" in text for text in said) == 4
     assert ": 50 % of a GPU" in said[4]
 
 

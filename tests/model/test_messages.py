@@ -71,9 +71,9 @@ def test_wrong_requests_are_refused(line):
 
 
 def test_an_answer_is_an_error_or_a_result():
-    answer = Answer.model_validate_json(b'{"error":{"code":"no-room","message":"full"}}')
+    answer = Answer.model_validate_json(b'{"error":{"code":"no-capacity","message":"full"}}')
     assert answer.error is not None
-    assert answer.error.code == "no-room"
+    assert answer.error.code == "no-capacity"
 
 
 FIELD = st.integers(0, 2**64 - 1)

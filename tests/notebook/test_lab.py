@@ -108,5 +108,7 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
     browser.execute_script("arguments[0].click()", details)
     wait_for(".jp-Dialog", "An allocation of 2 GiB failed 1 s ago (CUDA out of memory): this session may allocate")
 
-    errors = [entry["message"] for entry in browser.get_log("browser") if "gpushare" in entry["message"]]
+    messages = [entry["message"] for entry in browser.get_log("browser") if "gpushare" in entry["message"]]
+    # JupyterLab warns of each plugin that takes long to activate, as it does on a busy machine
+    errors = [message for message in messages if "to activate" not in message]
     assert errors == []

@@ -161,7 +161,7 @@ class FakeAgent:
         if over:
             del self.sessions[request.id]
             self.violations.append(f"{request.id} wanted {request.share_units} on {over}")
-            return Answer(error=Failure(code="no-room", message=f"no room on {over[0]}"))
+            return Answer(error=Failure(code="no-capacity", message=f"no room on {over[0]}"))
         ledger.check()
         return Answer(
             result={

@@ -41,13 +41,13 @@ class Shares:
         )
 
     def check_room(self, gpu: Gpu, share_units: int, borrowed_units: int) -> None:
-        """Raises ControlRefused (`no-room`) if others own what the newcomer is to own, or the share is not free now."""
+        """Raises ControlRefused (`no-capacity`) if other sessions own the units, or the share is not free now."""
         owned = share_units - borrowed_units
         free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
         if share_units > free or owned > unowned:
             raise ControlRefused(
                 Failure(
-                    code="no-room",
+                    code="no-capacity",
                     message=f"GPU {gpu.index} ({gpu.uuid}) has {free} units free now, and {unowned} that nobody owns; "
                     f"the share wants {share_units}, {borrowed_units} of them borrowed",
                 )

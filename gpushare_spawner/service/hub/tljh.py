@@ -1,7 +1,7 @@
-"""The service in The Littlest JupyterHub (TLJH), which has an idle culler of its own in its list of services.
+"""Replaces the idle culler of The Littlest JupyterHub (TLJH), which is in TLJH's list of services.
 
-TLJH reads our config file with load_subconfig: the file cannot see that list. What it says is joined with the list
-afterwards, by ``LazyConfigValue.merge_into``, and there the other culler is dropped.
+TLJH reads the config file with load_subconfig, so the file cannot see that list. The file's own list is joined with it
+later, by ``LazyConfigValue.merge_into``, and there TLJH's culler is removed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from traitlets.log import get_logger
 CULLER = "cull-idle"
 """The name of TLJH's culler in c.JupyterHub.services. (tljh/configurer.py, set_cull_idle_service)"""
 _OPTIONS = ("timeout", "max_age", "concurrency", "remove_named_servers")
-"""Settings of ``services.cull`` that `gpushare service` has under the same names. Not ``every``: a round of ours is
-cheap and notices need short ones. Not ``users``: deleting users takes scopes that the service does not have."""
+"""Settings of ``services.cull`` that `gpushare service` has with the same names. Not ``every``: rounds are cheap here,
+and notices need short ones. Not ``users``: the service lacks the scopes to delete users."""
 
 
 def culler_options() -> list[str]:
-    """What ``tljh-config set services.cull...`` says, as options of `gpushare service`. Empty where TLJH's culler is
-    disabled, and in other hubs."""
+    """Return the settings of ``tljh-config set services.cull...`` as options of `gpushare service`. Empty if TLJH's
+    culler is disabled, and in other hubs."""
     if not _in_tljh():
         return []
     from tljh.configurer import load_config
@@ -37,7 +37,7 @@ def culler_options() -> list[str]:
 
 
 def replace_culler(section: Config) -> None:
-    """Drop TLJH's culler from earlier files' services; ``section`` is ``c.JupyterHub``. No effect in other hubs."""
+    """Remove TLJH's culler from earlier files' services; ``section`` is ``c.JupyterHub``. No effect in other hubs."""
     if not _in_tljh():
         return
     services = section.services
@@ -48,7 +48,7 @@ def replace_culler(section: Config) -> None:
 
 
 def _in_tljh() -> bool:
-    # TLJH's main config file imports it before it reads ours
+    # TLJH's main config file imports this module before it reads other files
     return "tljh.configurer" in sys.modules
 
 
@@ -60,7 +60,7 @@ class _WithoutCuller(LazyConfigValue):
         return new
 
     def merge_into(self, other: Any) -> Any:
-        """With what earlier files have said, less the culler."""
+        """Return the list joined with that of earlier files, without TLJH's culler."""
         if isinstance(other, LazyConfigValue):
             other._prepend, other._extend = _without_culler(other._prepend), _without_culler(other._extend)
         else:
@@ -71,5 +71,5 @@ class _WithoutCuller(LazyConfigValue):
 def _without_culler(services: list[dict[str, Any]]) -> list[dict[str, Any]]:
     kept = [service for service in services if service.get("name") != CULLER]
     if len(kept) < len(services):
-        get_logger().info("gpushare: the service gpushare stops idle servers; TLJH's own culler is left out")
+        get_logger().info("gpushare: the service gpushare stops idle servers and replaces TLJH's idle culler")
     return kept

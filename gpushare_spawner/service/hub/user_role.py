@@ -1,8 +1,8 @@
-"""A scope for everybody, whatever else the hub's configuration says of the role `user`.
+"""Gives a scope to all users, whatever the hub's configuration says about the role `user`.
 
-JupyterHub 6 has ``extra_user_scopes``, and passes over it where an admin defines the role `user`. JupyterHub 5 has that
-role alone, and does not start where two files define it. Configuration files are read in any order and know little of
-each other; so the role is put together when the hub reads the whole list.
+JupyterHub 6 has ``extra_user_scopes``, but ignores it if an admin defines the role `user`. JupyterHub 5 has only that
+role, and does not start if two files define it. Config files are read in any order and cannot see each other; so the
+role is completed when the hub reads the whole list.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Role = dict[str, Any]
 
 
 def grant_to_everybody(section: Config, scope: str, has_extra_scopes: bool) -> None:
-    """Let everybody have the scope; ``section`` is ``c.JupyterHub``.
+    """Give all users the scope; ``section`` is ``c.JupyterHub``.
 
-    A role `user` that is in its ``load_roles``, or comes to be in it, gets the scope beside its own. Where nobody
-    defines one, ``extra_user_scopes`` gives the scope; where the hub has none (JupyterHub 5) that role is defined here.
+    A role `user` in ``load_roles``, also one of a later file, gets the scope beside its own. Without such a role the
+    scope is in ``extra_user_scopes``; where the hub has no such setting (JupyterHub 5), the role is defined here.
     """
     roles = section.load_roles
     define = not has_extra_scopes
@@ -36,7 +36,7 @@ def grant_to_everybody(section: Config, scope: str, has_extra_scopes: bool) -> N
 
 
 class _Roles(list[Role]):
-    """Iterated over, as the hub does it once at its start, it gives the role `user` with the scope."""
+    """A list of roles. Its iterator, which the hub uses once at its start, adds the scope to the role `user`."""
 
     def __init__(self, roles: Iterable[Role], scope: str, define: bool) -> None:
         super().__init__(roles)
@@ -53,12 +53,12 @@ class _Roles(list[Role]):
             yield {"name": USER, "description": "Standard user privileges", "scopes": ["self", self.scope]}
 
     def raw(self) -> list[Role]:
-        """As they were given."""
+        """Return the roles without the addition."""
         return list(super().__iter__())
 
 
 class _LazyRoles(LazyConfigValue):
-    """What a file that knows nothing of those before it appends to the list."""
+    """The items that a file appends to a list that it cannot see."""
 
     scope: str
     define: bool
@@ -72,7 +72,7 @@ class _LazyRoles(LazyConfigValue):
         return new
 
     def merge_into(self, other: Any) -> Any:
-        """With what earlier files have said."""
+        """Return the list joined with that of earlier files."""
         if isinstance(other, LazyConfigValue):
             self._extend = _Roles([*_raw(other._extend), *_raw(self._extend)], self.scope, self.define)
             self._prepend = [*self._prepend, *other._prepend]
@@ -81,7 +81,7 @@ class _LazyRoles(LazyConfigValue):
         return _Roles([*self._prepend, *_raw(other), *_raw(self._extend)], self.scope, self.define)
 
     def get_value(self, initial: Any) -> Any:
-        """The whole list, on top of the hub's default, which is empty."""
+        """Return the whole list, after the hub's default, which is empty."""
         value = LazyConfigValue()
         value._inserts = self._inserts
         value._extend = [*self._prepend, *_raw(self._extend)]

@@ -65,7 +65,7 @@ class Watched:
         """By `key`."""
         self.arrived: dict[str, float] = {}
         """The earliest time (`time.monotonic`) at which the version in `objects` can have been written: mostly when a
-        watch brought it. Not there: it came with a list, and nobody knows how old it was then."""
+        watch brought it. Missing: it came with a list, so its age is unknown."""
         self.problem = f"the {what} of {where} have not been read yet"
         """What is wrong now, for people; empty: nothing."""
         self._list_method = list_method
@@ -155,7 +155,7 @@ class Watched:
             _request_timeout=(10, WATCH_SECONDS + _SILENCE),
         )
         try:
-            # what comes first may have happened while nobody listened
+            # the first events can be from before this watch began
             self._missed_since, self._caught_up = self._heard, time.monotonic() + _CATCHING_UP
             self._heard, self.problem = time.monotonic(), ""
             async for line in watch_lines(answer.content):

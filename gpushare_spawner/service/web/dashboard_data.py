@@ -1,4 +1,4 @@
-"""What the dashboard shows to which viewer: plain data, for the page and for the JSON."""
+"""What the dashboard shows to a viewer, as plain data for the page and for the JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpushare_spawner.wording.idle_actions import explained, upcoming, why_none
 
 @dataclass(frozen=True)
 class Viewer:
-    """Who looks. ``sees_all``: every session with its user's name; otherwise only their own, and anonymous totals."""
+    """The user of the page. ``sees_all``: all sessions with names; otherwise their own, and totals without names."""
 
     name: str
     sees_all: bool = False
@@ -33,7 +33,7 @@ def dashboard_data(
     now: float,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """JSON-ready. Units are of 1 % of a GPU, sizes bytes, times seconds; ``notes`` are for those who see everything."""
+    """Return data for JSON. Units are 1 % of a GPU, sizes bytes, times seconds. ``notes``: for viewers who see all."""
     by_session = {(one.node, one.session.id): one for one in decisions}
     visible = [one for one in decisions if viewer.may_see(one.session)]
     return {

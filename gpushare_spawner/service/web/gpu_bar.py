@@ -1,4 +1,4 @@
-"""One GPU's units as a bar: whose they are, who uses them now, and what is free."""
+"""One GPU's units as a bar: units in use by their owner, borrowed, lent and free units."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Literal
 from gpushare_spawner.model.report import GpuReport, SessionReport
 
 Kind = Literal["owned", "borrowed", "lent", "free"]
-"""Owned: used by their owner. Borrowed: lent, and used by somebody else. Lent: their owner is idle, and nobody has
-taken them. Free: nobody's."""
+"""Owned: used by their owner. Borrowed: lent, and used by another session. Lent: lent, and not borrowed. Free: not
+allocated."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the bar; ``session`` is the id of the session that uses it (owned, borrowed) or has lent it."""
+    """A segment of the bar; ``session`` is the id of the session that uses it (owned, borrowed) or lends it."""
 
     kind: Kind
     units: int
@@ -23,9 +23,9 @@ class Segment:
 
 
 def gpu_bar(gpu: GpuReport, sessions: Iterable[SessionReport]) -> list[Segment]:
-    """The GPU's bar, from the sessions of its node, the oldest first.
+    """Return the GPU's bar, from the sessions of its node, the oldest first.
 
-    The units add up to its capacity, or to what is promised on it where that is more.
+    The units add up to the GPU's capacity, or to the allocated units if these are more.
     """
     here = sorted((one for one in sessions if gpu.uuid in one.gpus), key=lambda one: (one.opened_at, one.id))
     bar: list[Segment] = []
@@ -50,5 +50,5 @@ def gpu_bar(gpu: GpuReport, sessions: Iterable[SessionReport]) -> list[Segment]:
 
 
 def units_of(bar: Iterable[Segment], kind: Kind) -> int:
-    """Units of one kind."""
+    """Return the number of units of one kind."""
     return sum(segment.units for segment in bar if segment.kind == kind)

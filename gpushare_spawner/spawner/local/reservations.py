@@ -91,7 +91,7 @@ class AgentReservations(Reservations[OpenedShare]):
         try:
             allocation, environment = await self.sessions.open(request)
         except ControlRefused as error:
-            if error.code in ("no-room", "unknown-gpu", "unhealthy-gpu", "exists"):
+            if error.code in ("no-capacity", "unknown-gpu", "unhealthy-gpu", "exists"):
                 self.log.info("The agent did not open %s: %s", request.id, error.message)
                 if error.code == "exists":
                     self.sessions.release(request.id)

@@ -16,7 +16,7 @@ def queue_full(request: SpawnRequest, length: int) -> SpawnRefused:
 def waited_too_long(request: SpawnRequest, waited: float, hint: str) -> SpawnRefused:
     """``waited``: seconds; ``hint``: what it waited for, as a sentence, or nothing."""
     message = words.waited_too_long(request.share, duration(waited), hint)
-    return SpawnRefused(message, reason="no-room", status=503, retry_after=60)
+    return SpawnRefused(message, reason="no-capacity", status=503, retry_after=60)
 
 
 def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:

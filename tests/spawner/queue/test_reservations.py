@@ -262,7 +262,7 @@ async def test_a_session_from_before_does_not_block_its_own_server(line: Line, a
     assert (await line.start(wish("ada", 1.0))).gpus[0].uuid == "GPU-0"
 
 
-@pytest.mark.parametrize("code", ["no-room", "unknown-gpu", "unhealthy-gpu", "exists"])
+@pytest.mark.parametrize("code", ["no-capacity", "unknown-gpu", "unhealthy-gpu", "exists"])
 async def test_a_place_that_the_agent_refuses_is_looked_for_again(line: Line, agent: FakeAgent, code: Any) -> None:
     agent.refuse["open"] = [code]
     assert (await line.start(wish("ada"))).gpus
