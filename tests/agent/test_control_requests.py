@@ -172,8 +172,8 @@ def test_open_with_another_share_than_before_is_refused(parts: Parts, change: di
 
 
 def test_share_without_room_changes_nothing(parts: Parts) -> None:
-    parts.room = Failure(code="no-room", message="full")
-    assert refusal(lambda: parts.requests.open(request_for())) == ("no-room", "full")
+    parts.room = Failure(code="no-capacity", message="full")
+    assert refusal(lambda: parts.requests.open(request_for())) == ("no-capacity", "full")
     assert parts.sessions == {}
 
 
