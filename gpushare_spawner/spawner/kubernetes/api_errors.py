@@ -10,6 +10,7 @@ from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import spawn_failures as words
 
 
 def may_pass(error: Exception) -> bool:
@@ -26,19 +27,13 @@ def worded(error: Exception) -> str:
 
 def api_refused(error: Exception) -> SpawnRefused:
     if may_pass(error):
-        return SpawnRefused(
-            f"The cluster's API does not work well at the moment ({worded(error)}). Nothing is reserved for you. "
-            "Try again in a minute.",
-            reason="api-failed",
-            status=503,
-            retry_after=60,
-        )
+        return SpawnRefused(words.api_unavailable(worded(error)), reason="api-failed", status=503, retry_after=60)
     said = getattr(error, "body", "") or ""
     try:
         said = str(json.loads(said)["message"])
     except (ValueError, KeyError, TypeError):
         said = worded(error)
-    return SpawnRefused(f"The cluster refuses the server: {said}. Tell the admin.", reason="api-refused", status=502)
+    return SpawnRefused(words.api_refused(said), reason="api-refused", status=502)
 
 
 async def asked_again(request: Awaitable[bool], what: str, log: logging.Logger) -> bool:

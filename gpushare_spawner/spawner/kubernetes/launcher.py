@@ -20,6 +20,7 @@ from gpushare_spawner.spawner.kubernetes.pods import why_waiting
 from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import spawn_failures as words
 
 
 class PodLauncher:
@@ -102,13 +103,12 @@ class PodLauncher:
         await self._remove_pod()
         if last:
             raise SpawnRefused(
-                f"{error}. This was the last of {self._tries} attempts; nothing is reserved for you. "
-                "Try again in a minute; tell the admin if it stays so.",
+                words.not_admitted(str(error), self._tries),
                 reason="not-admitted",
                 status=503,
                 retry_after=60,
             )
-        self._attempt.retries.tell(f"{error}. Looking for another place.")
+        self._attempt.retries.tell(words.another_place(str(error)))
 
     def _let_arrive(self) -> None:
         share = self._attempt.reservation
@@ -127,9 +127,4 @@ class PodLauncher:
     def _too_slow(self, said: str) -> SpawnRefused:
         pod = self._pod()
         why = (why_waiting(pod) if pod is not None else "") or said or ("" if pod else "its pod never showed")
-        return SpawnRefused(
-            f"The server did not start within {self._start_timeout} seconds{f' ({why})' if why else ''}. Try again, "
-            "or tell the admin.",
-            reason="too-slow",
-            status=503,
-        )
+        return SpawnRefused(words.too_slow(self._start_timeout, why), reason="too-slow", status=503)

@@ -14,6 +14,7 @@ from gpushare_spawner.sharing.native_pod import NOTEBOOK, NativePodLayer
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import spawn_failures as words
 
 WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not see those of its node because its image says "all". (NVIDIA Container
@@ -28,10 +29,7 @@ def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1Pod:
     placed, pinned = share.placement.node, (pod.spec.node_selector or {}).get(HOSTNAME_LABEL)
     if pinned not in (None, placed):
         raise SpawnRefused(
-            f"The server is placed on node {placed}, and its settings pin it to {pinned}. Tell the admin to set "
-            f"{HOSTNAME_LABEL} in node_selector, where it is seen before a place is looked for.",
-            reason="bad-template",
-            status=500,
+            words.pinned_elsewhere(placed, str(pinned), HOSTNAME_LABEL), reason="bad-template", status=500
         )
     indices = {gpu.uuid: gpu.index for gpu in share.gpus}
     layer = NativePodLayer(

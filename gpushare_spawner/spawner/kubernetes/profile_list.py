@@ -13,6 +13,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
 from gpushare_spawner.spawner.queue.availability import Availability
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import spawn_options as words
 
 SHOWN = ("display_name", "description", "display_name_in_choices", "validation_message")
 """Fields of a profile, its options and their choices that the form shows, and that may hold HTML in KubeSpawner's."""
@@ -93,12 +94,8 @@ def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
             continue
         choices = option.get("choices") or {}
         if not isinstance(choice, str) or choice not in choices:
-            shown = repr(choice) if len(repr(choice)) <= 80 else repr(choice)[:77] + "..."
-            raise SpawnRefused(
-                f"{entry['display_name']}, {option.get('display_name') or name}: there is no choice {shown}; "
-                f"choose one of {', '.join(map(str, choices)) or 'those on the form'}.",
-                reason="unknown-choice",
-            )
+            where = f"{entry['display_name']}, {option.get('display_name') or name}"
+            raise SpawnRefused(words.unknown_choice(where, choice, choices), reason="unknown-choice")
 
 
 def as_entry(profile: Profile, now: Availability | None) -> dict[str, Any]:

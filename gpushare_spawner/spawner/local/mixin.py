@@ -25,6 +25,7 @@ from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.refusal import SpawnRefused, refusals_reported
+from gpushare_spawner.wording import spawn_failures as words
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not take one because the machine has one. (CUDA C++ Programming Guide,
@@ -195,9 +196,7 @@ class GPUShareMixin(GPUShareBase):
         try:
             return self.share_uid()
         except KeyError:
-            raise SpawnRefused(
-                f"There is no user {self.user.name!r} on this machine. Ask the admin.", reason="no-user", status=403
-            ) from None
+            raise SpawnRefused(words.no_such_user(self.user.name), reason="no-user", status=403) from None
 
     def get_env(self) -> dict[str, str]:
         """The spawner's environment, and the share in it."""

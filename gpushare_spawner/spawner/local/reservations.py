@@ -26,6 +26,7 @@ from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import spawn_failures as words
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class AgentReservations(Reservations[OpenedShare]):
     def _held_up(self, ticket: Ticket) -> str:
         # opened now, it might be closed by the close that is under way
         closing = self.sessions.is_closing(ticket.request.session)
-        return "The server's earlier session is being closed." if closing else ""
+        return words.SESSION_CLOSES if closing else ""
 
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         """Ask the agent for the place; None where it sees no free capacity there."""
@@ -121,6 +122,4 @@ class AgentReservations(Reservations[OpenedShare]):
 
 
 def _refused(error: ControlRefused) -> SpawnRefused:
-    return SpawnRefused(
-        f"The GPU agent refused the session: {error.message}. Tell the admin.", reason="agent-refused", status=502
-    )
+    return SpawnRefused(words.agent_refused_session(error.message), reason="agent-refused", status=502)

@@ -15,6 +15,7 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.placement import Allocation
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import spawn_failures as words
 
 CONFIRM_WITHIN = 900.0
 """Seconds that the agent keeps a session whose process nobody confirmed: longer than a start may take."""
@@ -92,15 +93,11 @@ class AgentSessions:
     async def confirm_started(self, request: OpenRequest, pid: int) -> None:
         """As `confirm`. Raises SpawnRefused, also for a ``pid`` below 1: then the server has ended already."""
         if pid < 1:
-            raise SpawnRefused("The server ended while it started; its log says why.", reason="exited", status=500)
+            raise SpawnRefused(words.SERVER_ENDED, reason="exited", status=500)
         try:
             await self.confirm(request, pid)
         except ControlRefused as error:
-            raise SpawnRefused(
-                f"The GPU agent does not accept the server's process: {error.message}",
-                reason="agent-refused",
-                status=502,
-            ) from None
+            raise SpawnRefused(words.agent_refused_process(error.message), reason="agent-refused", status=502) from None
 
     async def _confirm(self, request: OpenRequest, pid: int) -> None:
         try:

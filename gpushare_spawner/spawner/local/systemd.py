@@ -15,6 +15,7 @@ except ImportError as error:
 
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import spawn_failures as words
 
 
 class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):  # type: ignore[misc]
@@ -30,11 +31,7 @@ class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):  # type: ignore[mis
         for name in ("dynamic_users", "isolate_devices"):
             if getattr(self, name):
                 self.log.error("Templates with a GPU cannot be started with c.SystemdSpawner.%s = True", name)
-                raise SpawnRefused(
-                    f"Templates with a GPU cannot be started while this hub's setting {name} is on. Tell the admin.",
-                    reason="bad-settings",
-                    status=500,
-                )
+                raise SpawnRefused(words.setting_forbids_gpus(name), reason="bad-settings", status=500)
         return pwd.getpwnam(self._expand_user_vars(self.username_template)).pw_uid
 
     async def share_pid(self) -> int:

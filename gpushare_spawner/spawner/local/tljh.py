@@ -19,6 +19,7 @@ except ImportError as error:
 
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import spawn_failures as words
 
 
 class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):  # type: ignore[misc]
@@ -35,9 +36,7 @@ class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):  # type:
             ensure_user(name)
         except (OSError, subprocess.CalledProcessError) as error:
             self.log.error("TLJH cannot make the user %s: %s", name, error)
-            raise SpawnRefused(
-                f"The user {name} could not be made on this machine. Ask the admin.", reason="no-user", status=500
-            ) from error
+            raise SpawnRefused(words.user_not_made(name), reason="no-user", status=500) from error
         # UserCreatingSpawner.start sets the same
         self.username_template = name
         return super().share_uid()

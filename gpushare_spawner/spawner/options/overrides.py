@@ -13,6 +13,7 @@ from traitlets import TraitError
 from gpushare_spawner.spawner.options.profiles import resource_override
 from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import spawn_options as words
 
 
 class Overrides:
@@ -68,6 +69,4 @@ class Overrides:
     def _wrong(self, where: str, why: str) -> SpawnRefused:
         # the admin's mistake, not the person's: say so, and put it into the hub's log
         self._spawner.log.error("%s: %s", where, why)
-        return SpawnRefused(
-            f"{where} cannot be started on this hub: {why}. Tell the admin.", reason="bad-template", status=500
-        )
+        return SpawnRefused(words.cannot_apply(where, why), reason="bad-template", status=500)

@@ -10,6 +10,7 @@ from typing import Any
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of, replaced
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import spawn_options as words
 
 MAX_TEXT = 1000
 """Longest text that an unlisted choice may have."""
@@ -43,22 +44,18 @@ def choose(
     if options is None:
         options = {}
     if not isinstance(options, Mapping):
-        raise SpawnRefused(
-            f'The options of a server must be an object like {{"profile": "quarter-gpu"}}, not {_shown(options)}.',
-            reason="bad-options",
-        )
+        raise SpawnRefused(words.not_an_object(options), reason="bad-options")
     offered = [profile for profile in profiles if profile.allows(user, groups)]
     profile = _profile(options, profiles, offered)
     unknown = [
         name for name in options if name != "profile" and name not in others and _option(name) not in profile.options
     ]
     if unknown:
-        known = ", ".join(["profile", *profile.options])
-        raise SpawnRefused(
-            f"Unknown option {_shown(unknown[0])}; {profile.display_name} has: {known}.", reason="unknown-option"
-        )
-    if not _within_limit(profile, running):
-        raise _limit_reached(profile)
+        known = ["profile", *profile.options]
+        raise SpawnRefused(words.unknown_option(unknown[0], profile.display_name, known), reason="unknown-option")
+    limit = _limit(profile)
+    if limit is not None and not _within_limit(profile, running):
+        raise SpawnRefused(words.limit_reached(limit, profile.display_name), reason="per-user-limit", status=409)
     return Choice(
         profile,
         tuple(_chosen(profile, name, option, options) for name, option in profile.options.items()),
@@ -75,25 +72,17 @@ def _profile(options: Mapping[str, Any], profiles: Sequence[Profile], offered: S
     if slug is None or slug == "":
         profile = default_of(offered)
         if profile is None:
-            raise SpawnRefused(
-                "There is no compute template that you may use. Ask the admin of this hub.",
-                reason="no-template",
-                status=403,
-            )
+            raise SpawnRefused(words.NO_TEMPLATE, reason="no-template", status=403)
         return profile
     if not isinstance(slug, str):
-        raise SpawnRefused(f"profile must be the name of a template, not {_shown(slug)}.", reason="bad-options")
+        raise SpawnRefused(words.not_a_name(slug), reason="bad-options")
     for profile in offered:
         if profile.slug == slug:
             return profile
-    names = ", ".join(profile.slug for profile in offered) or "none"
+    names = [profile.slug for profile in offered]
     if any(profile.slug == slug for profile in profiles):
-        raise SpawnRefused(
-            f"You may not use the template {slug!r}. It is for certain users and groups. You may use: {names}.",
-            reason="not-allowed",
-            status=403,
-        )
-    raise SpawnRefused(f"There is no template {_shown(slug)}. You may use: {names}.", reason="unknown-template")
+        raise SpawnRefused(words.not_allowed(slug, names), reason="not-allowed", status=403)
+    raise SpawnRefused(words.unknown_template(slug, names), reason="unknown-template")
 
 
 def _limit(profile: Profile) -> int | None:
@@ -103,16 +92,6 @@ def _limit(profile: Profile) -> int | None:
 def _within_limit(profile: Profile, running: Mapping[str, int]) -> bool:
     limit = _limit(profile)
     return limit is None or running.get(profile.slug, 0) < limit
-
-
-def _limit_reached(profile: Profile) -> SpawnRefused:
-    limit = _limit(profile)
-    servers = "one server" if limit == 1 else f"{limit} servers"
-    return SpawnRefused(
-        f"You may run {servers} with {profile.display_name} at a time. Stop one first, or choose another template.",
-        reason="per-user-limit",
-        status=409,
-    )
 
 
 def _option(name: Any) -> str:
@@ -127,14 +106,14 @@ def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Map
     text = options.get(name + UNLISTED)
     if text is not None and text != "":
         if not unlisted.get("enabled"):
-            raise SpawnRefused(f"{where}: choose one of {_listed(choices)}.", reason="unknown-choice")
+            raise SpawnRefused(words.only_listed_choices(where, choices), reason="unknown-choice")
         if not isinstance(text, str) or len(text) > MAX_TEXT:
-            raise SpawnRefused(f"{where}: write at most {MAX_TEXT} characters of text.", reason="bad-options")
+            raise SpawnRefused(words.text_too_long(where, MAX_TEXT), reason="bad-options")
         pattern = unlisted.get("validation_regex")
         # the whole text, as the pattern attribute of the form's field has it
         if pattern and not re.fullmatch(pattern, text):
             advice = unlisted.get("validation_message") or f"it must match {pattern}"
-            raise SpawnRefused(f"{where}: {_shown(text)} will not do: {advice}.", reason="unknown-choice")
+            raise SpawnRefused(words.text_does_not_match(where, text, advice), reason="unknown-choice")
         return dict(replaced(unlisted.get("kubespawner_override") or {}, text))
     key = options.get(name)
     if key is None or key == "":
@@ -142,17 +121,5 @@ def _chosen(profile: Profile, name: str, option: Mapping[str, Any], options: Map
         if key is None:
             return {}
     if not isinstance(key, str) or key not in choices:
-        raise SpawnRefused(
-            f"{where}: there is no choice {_shown(key)}; choose one of {_listed(choices)}.", reason="unknown-choice"
-        )
+        raise SpawnRefused(words.unknown_choice(where, key, choices), reason="unknown-choice")
     return choices[key].get("kubespawner_override") or {}
-
-
-def _listed(choices: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, choices)) or "those on the form"
-
-
-def _shown(value: Any) -> str:
-    """What somebody sent, cut short."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

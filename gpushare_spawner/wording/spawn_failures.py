@@ -1,0 +1,72 @@
+"""Why a spawn with a share fails after it was placed: the agent, the machine or the cluster stands in the way."""
+
+from __future__ import annotations
+
+SERVER_ENDED = "The server ended while it started; its log says why."
+SESSION_CLOSES = "The server's earlier session is being closed."
+
+
+def agent_refused_session(why: str) -> str:
+    """Return that the agent did not open the session. ``why``: its words."""
+    return f"The GPU agent refused the session: {why}. Tell the admin."
+
+
+def agent_refused_process(why: str) -> str:
+    """Return that the agent does not accept the process of the session. ``why``: its words."""
+    return f"The GPU agent does not accept the server's process: {why}"
+
+
+def no_such_user(user: str) -> str:
+    """Return that the machine has no user of that name."""
+    return f"There is no user {user!r} on this machine. Ask the admin."
+
+
+def user_not_made(user: str) -> str:
+    """Return that a user of the machine could not be made."""
+    return f"The user {user} could not be made on this machine. Ask the admin."
+
+
+def setting_forbids_gpus(setting: str) -> str:
+    """Return that no template with a GPU works with a setting of the hub."""
+    return f"Templates with a GPU cannot be started while this hub's setting {setting} is on. Tell the admin."
+
+
+def api_unavailable(why: str) -> str:
+    """Return that the cluster's API fails for the moment. ``why``: its answer."""
+    return (
+        f"The cluster's API does not work well at the moment ({why}). Nothing is reserved for you. "
+        "Try again in a minute."
+    )
+
+
+def api_refused(why: str) -> str:
+    """Return that the cluster's API does not allow the pod. ``why``: its words, without a full stop."""
+    return f"The cluster refuses the server: {why}. Tell the admin."
+
+
+def not_admitted(why: str, tries: int) -> str:
+    """Return that no node took the pod in so many tries. ``why``: the last node's answer, without a full stop."""
+    return (
+        f"{why}. This was the last of {tries} attempts; nothing is reserved for you. "
+        "Try again in a minute. Tell the admin if the problem stays."
+    )
+
+
+def another_place(why: str) -> str:
+    """Return that another node is looked for. ``why``: the node's answer, without a full stop."""
+    return f"{why}. Looking for another place."
+
+
+def too_slow(seconds: float, why: str) -> str:
+    """Return that the server did not start in time. ``why``: what it waits for, or empty."""
+    return (
+        f"The server did not start within {seconds} seconds{f' ({why})' if why else ''}. Try again, or tell the admin."
+    )
+
+
+def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:
+    """Return that settings pin the pod to another node than the one where its share is."""
+    return (
+        f"The server is placed on node {placed}, and its settings pin it to {pinned}. Tell the admin to set "
+        f"{label} in node_selector, where it is seen before a place is looked for."
+    )

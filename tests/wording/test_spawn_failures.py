@@ -1,0 +1,19 @@
+"""Why a spawn that was placed fails, in words."""
+
+from __future__ import annotations
+
+from gpushare_spawner.wording import spawn_failures as words
+
+
+def test_a_server_that_is_too_slow_says_what_it_waits_for_where_that_is_known() -> None:
+    assert words.too_slow(60, "") == "The server did not start within 60 seconds. Try again, or tell the admin."
+    assert words.too_slow(60, "no image") == (
+        "The server did not start within 60 seconds (no image). Try again, or tell the admin."
+    )
+
+
+def test_the_last_node_that_refuses_says_that_nothing_is_reserved() -> None:
+    assert words.not_admitted("Node a refuses the pod", 4) == (
+        "Node a refuses the pod. This was the last of 4 attempts; nothing is reserved for you. "
+        "Try again in a minute. Tell the admin if the problem stays."
+    )
