@@ -430,7 +430,7 @@ async def test_false_times_of_transfers_move_nobodys_turn_beyond_the_stated_limi
 
 
 @pytest.mark.parametrize(("connections", "managed"), [(1, 2**63), (60, 12 * GIB), (1, 48 * GIB)])
-async def test_a_claim_beyond_the_gpu_stretches_no_turn_beyond_the_gpu(
+async def test_a_claim_beyond_the_gpu_stretches_no_time_slice_beyond_the_gpu(
     agent: Agent, connections: int, managed: int
 ) -> None:
     eve = [await agent.peer(agent.open("eve")) for _ in range(connections)]
@@ -438,5 +438,5 @@ async def test_a_claim_beyond_the_gpu_stretches_no_turn_beyond_the_gpu(
     for peer in [*eve, bob]:
         peer.send(Kind.REQUEST, 12 * GIB if peer is bob else managed, 0, 1, gpu=FIRST.uuid)
     await asyncio.sleep(0.2)
-    turns = agent.node.arbitrations[FIRST.uuid]._arbiter._schedule.turns
-    assert turns.round_seconds < 1.01 * (16 + 12) * GIB * 2 / 8e9 / 0.025
+    lengths = agent.node.arbitrations[FIRST.uuid]._arbiter._schedule.lengths
+    assert lengths.round_seconds < 1.01 * (16 + 12) * GIB * 2 / 8e9 / 0.025
