@@ -91,7 +91,7 @@ class ControlRequests:
             self._open_again(session, request)
         else:
             for gpu in gpus:
-                self._shares.check_room(gpu, request.share_units, request.borrowed_units)
+                self._shares.check_free_units(gpu, request.share_units, request.borrowed_units)
             session = self._registry.add(SessionRecord.opened(request, self._clock()))
             indices = ", ".join(str(gpu.index) for gpu in gpus)
             log.info("session %s opened: %d units on GPU %s", session.id, request.share_units, indices)

@@ -79,7 +79,7 @@ class Node:
             shares,
             folder,
             endpoints if endpoints is not None else ProcessEndpoints(folder),
-            memory_room=memory.room,
+            memory_left=memory.left_for,
             converse=lambda session: Conversation(session, self),
             clock=self.wall_clock,
             changed=self.news,

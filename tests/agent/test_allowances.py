@@ -21,29 +21,29 @@ def allowances(*processes: str, limit: int = LIMIT) -> Allowances:
 
 def test_a_process_gets_what_it_wants_and_a_piece_more() -> None:
     one = allowances("a")
-    assert one.grant("a", GIB, one.room_for("a")) == GIB + PIECE
-    assert one.grant("a", GIB, one.room_for("a")) == 0, "it has that much already"
+    assert one.grant("a", GIB, one.left_for("a")) == GIB + PIECE
+    assert one.grant("a", GIB, one.left_for("a")) == 0, "it has that much already"
 
 
 def test_the_last_piece_ends_at_the_limit() -> None:
     one = allowances("a")
-    assert one.grant("a", LIMIT - 1, one.room_for("a")) == LIMIT
-    assert one.room_for("a") == LIMIT
+    assert one.grant("a", LIMIT - 1, one.left_for("a")) == LIMIT
+    assert one.left_for("a") == LIMIT
 
 
 def test_a_small_limit_has_pieces_worth_asking_for() -> None:
     one = allowances("a", limit=16 * 2**20)
-    assert one.grant("a", 1, one.room_for("a")) == 1 + SMALLEST_PIECE
+    assert one.grant("a", 1, one.left_for("a")) == 1 + SMALLEST_PIECE
 
 
 def test_what_one_process_may_have_another_may_not() -> None:
     both = allowances("a", "b")
-    both.grant("a", 7 * GIB, both.room_for("a"))
-    assert both.room_for("b") == LIMIT - 7 * GIB - PIECE
+    both.grant("a", 7 * GIB, both.left_for("a"))
+    assert both.left_for("b") == LIMIT - 7 * GIB - PIECE
     both.gives_back("a", PIECE)
-    assert both.room_for("b") == GIB
+    assert both.left_for("b") == GIB
     both.leave("a")
-    assert both.room_for("b") == LIMIT
+    assert both.left_for("b") == LIMIT
 
 
 def test_memory_beyond_an_allowance_counts_too() -> None:
@@ -51,15 +51,15 @@ def test_memory_beyond_an_allowance_counts_too() -> None:
     both = allowances("a", "b")
     assert both.states("a", 7 * GIB)
     assert not both.states("a", 7 * GIB), "no news"
-    assert both.room_for("b") == GIB
+    assert both.left_for("b") == GIB
     both.states("a", 9 * GIB)
-    assert both.room_for("b") == -GIB
-    assert both.grant("b", GIB, both.room_for("b")) == 0
+    assert both.left_for("b") == -GIB
+    assert both.grant("b", GIB, both.left_for("b")) == 0
 
 
 def test_only_others_with_an_allowance_are_asked_to_give_back() -> None:
     three = allowances("a", "b", "c")
-    three.grant("b", GIB, three.room_for("b"))
+    three.grant("b", GIB, three.left_for("b"))
     three.states("c", GIB)
     assert three.recallable("a") == ["b"]
     assert three.recallable("b") == []
@@ -81,7 +81,7 @@ def test_processes_that_keep_to_their_allowances_never_exceed_the_limit(steps: l
     used = dict.fromkeys("abc", 0)
     for process, step, amount in steps:
         if step == "grant":
-            known[process] += book.grant(process, amount, book.room_for(process))
+            known[process] += book.grant(process, amount, book.left_for(process))
         elif step == "allocate":
             used[process] = min(amount, known[process])
             book.states(process, used[process])

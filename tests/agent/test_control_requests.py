@@ -35,7 +35,7 @@ class Parts:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.sessions: dict[str, Session] = {}
-        self.room: Failure | None = None
+        self.full: Failure | None = None
         self.trouble: str | None = None
         self.no_socket: str | None = None
         self.barrier_at: Path | None = None
@@ -44,7 +44,7 @@ class Parts:
         self.requests = ControlRequests(
             self,  # type: ignore[arg-type]
             {FIRST.uuid: FIRST, SECOND.uuid: SECOND},
-            SimpleNamespace(check_room=self._check_room),  # type: ignore[arg-type]
+            SimpleNamespace(check_free_units=self._check_free_units),  # type: ignore[arg-type]
             SimpleNamespace(trouble=lambda uuid: self.trouble),  # type: ignore[arg-type]
             SimpleNamespace(barrier=lambda: self.barrier_at),  # type: ignore[arg-type]
             LIBRARIES,
@@ -78,10 +78,10 @@ class Parts:
 
     # the other parts
 
-    def _check_room(self, gpu: object, share_units: int, borrowed_units: int) -> None:
+    def _check_free_units(self, gpu: object, share_units: int, borrowed_units: int) -> None:
         self.done.append(f"check {share_units} units, {borrowed_units} borrowed")
-        if self.room is not None:
-            raise ControlRefused(self.room)
+        if self.full is not None:
+            raise ControlRefused(self.full)
 
     def _decide(self, session: Session, request: TierRequest) -> None:
         self.done.append(f"{session.id} to {request.tier}")
@@ -171,8 +171,8 @@ def test_open_with_another_share_than_before_is_refused(parts: Parts, change: di
     assert parts.done == []
 
 
-def test_share_without_room_changes_nothing(parts: Parts) -> None:
-    parts.room = Failure(code="no-capacity", message="full")
+def test_share_without_capacity_changes_nothing(parts: Parts) -> None:
+    parts.full = Failure(code="no-capacity", message="full")
     assert refusal(lambda: parts.requests.open(request_for())) == ("no-capacity", "full")
     assert parts.sessions == {}
 

@@ -14,11 +14,11 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
     GpuMemory,
     SessionOnGpu,
     node_budget,
+    node_left,
     node_needs,
-    node_room,
     session_budget,
+    session_left,
     session_needs,
-    session_room,
 )
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, NodeMemory
 from gpushare_spawner.model.control import ConfirmRequest
@@ -47,40 +47,40 @@ def test_an_unused_guarantee_counts_against_the_budget() -> None:
 
 def test_free_memory_is_what_the_gpu_and_the_budget_leave() -> None:
     gpus = {"g": GpuMemory(16 * GIB, {"a": session(8 * GIB), "b": session(6 * GIB)})}
-    assert node_room(gpus, "g", "a", 0) == 2 * GIB
-    assert node_room(gpus, "g", "a", 3 * GIB) == 5 * GIB
-    assert node_room(gpus, "g", "a", None) == UNLIMITED
+    assert node_left(gpus, "g", "a", 0) == 2 * GIB
+    assert node_left(gpus, "g", "a", 3 * GIB) == 5 * GIB
+    assert node_left(gpus, "g", "a", None) == UNLIMITED
 
 
 def test_no_neighbour_takes_the_room_within_a_guarantee() -> None:
     gpus = {"g": GpuMemory(16 * GIB, {"a": session(GIB), "b": session(500 * GIB)})}
-    assert node_room(gpus, "g", "a", 8 * GIB) == 3 * GIB
-    assert node_room(gpus, "g", "b", 8 * GIB) < 0
+    assert node_left(gpus, "g", "a", 8 * GIB) == 3 * GIB
+    assert node_left(gpus, "g", "b", 8 * GIB) < 0
 
 
 def test_gpus_of_a_node_share_its_budget() -> None:
     full = GpuMemory(16 * GIB, {"b": session(22 * GIB)})
     gpus = {"g": GpuMemory(16 * GIB, {"a": session(16 * GIB)}), "h": full}
-    assert node_room(gpus, "g", "a", 8 * GIB) == 2 * GIB
-    assert node_room(gpus, "g", "a", 2 * GIB) == 0, "what is used beyond the budget is not held against another GPU"
+    assert node_left(gpus, "g", "a", 8 * GIB) == 2 * GIB
+    assert node_left(gpus, "g", "a", 2 * GIB) == 0, "what is used beyond the budget is not held against another GPU"
 
 
 def test_all_movable_memory_of_a_session_counts_for_its_server() -> None:
     gpu = GpuMemory(16 * GIB, {"a": session(6 * GIB, plain=GIB), "b": session(GIB)})
     assert session_needs([(gpu, gpu.sessions["a"])]) == 5 * GIB
-    assert session_room({"g": gpu}, "g", "a", 8 * GIB) == 3 * GIB
-    assert session_room({"g": gpu}, "g", "a", None) == UNLIMITED
+    assert session_left({"g": gpu}, "g", "a", 8 * GIB) == 3 * GIB
+    assert session_left({"g": gpu}, "g", "a", None) == UNLIMITED
 
 
 def test_a_whole_gpu_is_shared_with_nobody() -> None:
     gpu = GpuMemory(16 * GIB, {"a": session(10 * GIB, whole=True)})
     assert session_needs([(gpu, gpu.sessions["a"])]) == 0
-    assert session_room({"g": gpu}, "g", "a", GIB) == 7 * GIB
+    assert session_left({"g": gpu}, "g", "a", GIB) == 7 * GIB
 
 
 def test_a_sessions_gpus_share_its_servers_memory() -> None:
     gpus = {name: GpuMemory(16 * GIB, {"a": session(3 * GIB)}) for name in "gh"}
-    assert session_room(gpus, "g", "a", 8 * GIB) == 2 * GIB
+    assert session_left(gpus, "g", "a", 8 * GIB) == 2 * GIB
 
 
 def test_what_is_paged_out_is_not_counted_twice() -> None:

@@ -68,7 +68,7 @@ class World:
         self.shares = Shares(gpus.values(), 100, self.arbitrations)
         self.registry = SessionRegistry(
             {}, gpus, self.arbitrations, self.shares, self.folder, self,
-            memory_room=lambda session, gpu, kind: (2**60, MemoryLimit.SESSION),
+            memory_left=lambda session, gpu, kind: (2**60, MemoryLimit.SESSION),
             converse=lambda session: Conversation(),  # type: ignore[arg-type, return-value]
             clock=lambda: self.now, changed=self._changed,
         )  # fmt: skip

@@ -62,7 +62,7 @@ def node_needs(gpus: Iterable[GpuMemory]) -> int:
     return sum(gpu.beyond for gpu in gpus)
 
 
-def node_room(gpus: Mapping[str, GpuMemory], gpu: str, session: str, budget: int | None) -> int:
+def node_left(gpus: Mapping[str, GpuMemory], gpu: str, session: str, budget: int | None) -> int:
     """Bytes that the node's budget lets the session allocate on the GPU in addition; at least the rest of its
     guarantee. `budget` None: no budget."""
     if budget is None:
@@ -79,7 +79,7 @@ def session_needs(on_gpus: Iterable[tuple[GpuMemory, SessionOnGpu]]) -> int:
     return sum(max(0, own.movable - (gpu.device_bytes if own.whole_gpu else 0)) for gpu, own in on_gpus)
 
 
-def session_room(gpus: Mapping[str, GpuMemory], gpu: str, session: str, budget: int | None) -> int:
+def session_left(gpus: Mapping[str, GpuMemory], gpu: str, session: str, budget: int | None) -> int:
     """Bytes of movable memory that the session's own budget lets it allocate on the GPU in addition."""
     if budget is None:
         return UNLIMITED

@@ -16,11 +16,11 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
     GpuMemory,
     SessionOnGpu,
     node_budget,
+    node_left,
     node_needs,
-    node_room,
     session_budget,
+    session_left,
     session_needs,
-    session_room,
 )
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.frames import ReserveKind
@@ -65,20 +65,20 @@ class NodeMemory:
     _node: _Figures | None = None
     _of_session: dict[str, _Figures] = field(default_factory=dict)
 
-    def room(self, session: Session, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
+    def left_for(self, session: Session, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
         """Bytes that the session may allocate on the GPU in addition, and the budget that limits them."""
         if self.settings.node == "off":
             return UNLIMITED, MemoryLimit.NODE_HOST_MEMORY
         gpus = self._gpus()
         budget = self.node_budget()
-        of_node = node_room(gpus, gpu, session.id, budget)
+        of_node = node_left(gpus, gpu, session.id, budget)
         if kind is ReserveKind.OWN_MANAGED and budget is not None:
             # the session's limit does not bound it: not more than the session's part of the budget
             own = gpus[gpu].sessions[session.id]
             of_node = min(of_node, self._most(session, gpu, budget) - own.counted)
         if kind is ReserveKind.PLAIN:
             return of_node, MemoryLimit.NODE_HOST_MEMORY
-        of_session = session_room(gpus, gpu, session.id, self.session_budget(session))
+        of_session = session_left(gpus, gpu, session.id, self.session_budget(session))
         if of_session < of_node:
             return of_session, MemoryLimit.SESSION_HOST_MEMORY
         return of_node, MemoryLimit.NODE_HOST_MEMORY

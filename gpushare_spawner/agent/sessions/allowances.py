@@ -88,7 +88,7 @@ class Allowances:
         holding = self._holdings[process]
         holding.granted = max(0, holding.granted - amount)
 
-    def room_for(self, process: Hashable) -> int:
+    def left_for(self, process: Hashable) -> int:
         """What the process may have in all, as the others stand; less than 0 where they have more than the limit."""
         return self.limit - self.counted_of_others(process)
 

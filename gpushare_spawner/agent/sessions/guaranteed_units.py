@@ -40,16 +40,19 @@ class Shares:
             ]
         )
 
-    def check_room(self, gpu: Gpu, share_units: int, borrowed_units: int) -> None:
-        """Raises ControlRefused (`no-capacity`) if other sessions own the units, or the share is not free now."""
+    def check_free_units(self, gpu: Gpu, share_units: int, borrowed_units: int) -> None:
+        """Check that a new session fits: the units that it is to own have no owner, and the share is free now.
+
+        Raises ControlRefused (`no-capacity`).
+        """
         owned = share_units - borrowed_units
         free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
         if share_units > free or owned > unowned:
             raise ControlRefused(
                 Failure(
                     code="no-capacity",
-                    message=f"GPU {gpu.index} ({gpu.uuid}) has {free} units free now, and {unowned} that nobody owns; "
-                    f"the share wants {share_units}, {borrowed_units} of them borrowed",
+                    message=f"GPU {gpu.index} ({gpu.uuid}) has {free} free units now, and {unowned} units without an "
+                    f"owner; the share needs {share_units}, {borrowed_units} of them borrowed",
                 )
             )
 

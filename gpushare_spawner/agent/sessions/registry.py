@@ -45,14 +45,14 @@ class SessionRegistry:
         shares: Shares,
         folder: StateFolder,
         endpoints: SessionEndpoints,
-        memory_room: Callable[[Session, str, ReserveKind], tuple[int, MemoryLimit]],
+        memory_left: Callable[[Session, str, ReserveKind], tuple[int, MemoryLimit]],
         converse: Callable[[Session], Conversation],
         clock: Callable[[], float],
         changed: Callable[[], None],
     ) -> None:
         """`sessions`, by id, is empty now and changes here only; `gpus` and `arbitrations` are by UUID.
 
-        `memory_room`: bytes that a session may allocate on a GPU in addition, and the budget that limits them.
+        `memory_left`: bytes that a session may allocate on a GPU in addition, and the budget that limits them.
         `converse` makes the listener of a session's sockets. `clock` gives seconds since the epoch. `changed` is called
         when a session came, went or changed its record.
         """
@@ -63,7 +63,7 @@ class SessionRegistry:
         self._shares = shares
         self._folder = folder
         self._endpoints = endpoints
-        self._memory_room = memory_room
+        self._memory_left = memory_left
         self._converse = converse
         self._clock = clock
         self._changed = changed
@@ -214,7 +214,7 @@ class SessionRegistry:
             {gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus},
             self._clock,
             session.record.memory_hits,
-            room=lambda gpu, kind: self._memory_room(session, gpu, kind),
+            left=lambda gpu, kind: self._memory_left(session, gpu, kind),
         )
         session.conversation = self._converse(session)
         self.tiers.changed(other for other in self._shares.enter(session) if other is not session)

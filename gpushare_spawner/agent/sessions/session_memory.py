@@ -51,16 +51,16 @@ class SessionMemory:
         limits: Mapping[str, int],
         wall_clock: Callable[[], float],
         hits: MemoryLimitHits,
-        room: Callable[[str, ReserveKind], tuple[int, MemoryLimit]],
+        left: Callable[[str, ReserveKind], tuple[int, MemoryLimit]],
     ) -> None:
         """`limits`: bytes that the session may allocate, by the GPU's UUID. `wall_clock`: seconds since the epoch.
 
-        `room`: what the budgets of host memory let the session take on a GPU beside what is counted, and which of them.
+        `left`: what the budgets of host memory let the session take on a GPU beside what is counted, and which of them.
         """
         self._allowances = {uuid: Allowances(limit) for uuid, limit in limits.items()}
         self._raw = {uuid: gpu_bytes(uuid) for uuid in self._allowances}
         self._wall_clock = wall_clock
-        self._room = room
+        self._left = left
         self._processes: dict[Connection, int] = {}
         """The pid that each calls its own."""
         self._recalls: dict[int, tuple[Connection, str]] = {}
@@ -172,19 +172,19 @@ class SessionMemory:
     def _most(self, question: _Question) -> int:
         """What the process may be given in all."""
         allowances = self._allowances[question.gpu]
-        room, _ = self._room(question.gpu, question.kind)
+        left, _ = self._left(question.gpu, question.kind)
         counted = allowances.of(question.connection).counted
-        return min(allowances.room_for(question.connection), counted + max(0, room))
+        return min(allowances.left_for(question.connection), counted + max(0, left))
 
     def _limit(self, question: _Question) -> MemoryLimit | None:
         """What forbids it; None: nothing."""
         allowances = self._allowances[question.gpu]
-        if question.kind is not ReserveKind.OWN_MANAGED and question.wanted > allowances.room_for(question.connection):
+        if question.kind is not ReserveKind.OWN_MANAGED and question.wanted > allowances.left_for(question.connection):
             return MemoryLimit.SESSION
         more = question.wanted - allowances.of(question.connection).counted
         if more > 0:
-            room, limit = self._room(question.gpu, question.kind)
-            if more > room:
+            left, limit = self._left(question.gpu, question.kind)
+            if more > left:
                 return limit
         return None
 
@@ -201,9 +201,9 @@ class SessionMemory:
     def _recall(self, question: _Question) -> None:
         """Ask the others for what they do not use, and answer when they have."""
         allowances = self._allowances[question.gpu]
-        room, _ = self._room(question.gpu, question.kind)
-        beyond_host = question.wanted - allowances.of(question.connection).counted - room
-        lacking = max(question.wanted - allowances.room_for(question.connection), beyond_host)
+        left, _ = self._left(question.gpu, question.kind)
+        beyond_host = question.wanted - allowances.of(question.connection).counted - left
+        lacking = max(question.wanted - allowances.left_for(question.connection), beyond_host)
         for other in allowances.recallable(question.connection):
             assert isinstance(other, Connection)
             number = next(_recalls)
