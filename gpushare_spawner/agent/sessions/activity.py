@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
@@ -30,13 +30,17 @@ class Activity:
     """Over all its GPUs and all runs of the agent, since the session was opened."""
 
 
-def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], wall: float) -> Activity:
-    """Add up a session's GPUs. `wall`: seconds since the epoch now."""
+def activity(session: Session, arbitrations: Mapping[str, GpuArbitration], clock: Callable[[], float]) -> Activity:
+    """Add up a session's GPUs. `clock` gives seconds since the epoch."""
     views: list[tuple[GpuArbitration, SessionView]] = [
         (arbitrations[gpu.uuid], arbitrations[gpu.uuid].view(session.id)) for gpu in session.gpus
     ]
     # the arbiter's instants are of a clock that starts with the machine; only their age has a meaning here
-    ends = [wall - (shell.now() - view.last_activity) for shell, view in views if view.last_activity is not None]
+    ages = [shell.now() - view.last_activity for shell, view in views if view.last_activity is not None]
+    # read after the ages: a pause of this process between the two makes an end later, and never hides work from a
+    # service that asks for work after an instant
+    wall = clock()
+    ends = [wall - age for age in ages]
     # a session that was opened again begins anew
     ends = [end for end in ends if end >= session.record.opened_at]
     last = _latest([*ends, session.past.last])

@@ -185,7 +185,7 @@ class SessionRegistry:
 
     def activity(self, session: Session) -> Activity:
         """Return what a session does on its GPUs now."""
-        return activity(session, self._arbitrations, self._clock())
+        return activity(session, self._arbitrations, self._clock)
 
     def save(self, session: Session) -> None:
         """Write the session's record to disk, with its activity."""
