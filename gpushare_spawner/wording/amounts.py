@@ -69,8 +69,9 @@ def latency(seconds: float) -> str:
 
 
 def unbroken(text: str) -> str:
-    """Return the text with no-break spaces between numbers and their units, for places that break lines."""
-    return re.sub(r"(?<=\d) (?=(?:[KMGT]iB|min|h|ms|s|units?|GPUs?)\b|%)", "\u00a0", text)
+    """Return the text with no-break spaces between numbers and their units, and inside durations like "3 min 27 s"."""
+    joined = re.sub(r"(?<=\d) (?=(?:[KMGT]iB|min|h|ms|s|units?|GPUs?)\b|%)", "\u00a0", text)
+    return re.sub(r"(?<=\u00a0h) (?=\d+\u00a0min\b)|(?<=\u00a0min) (?=\d+\u00a0s\b)", "\u00a0", joined)
 
 
 def plural(count: int, one: str, more: str | None = None) -> str:

@@ -100,7 +100,8 @@ def test_a_latency_shows_milliseconds(seconds, said):
 
 
 def test_no_line_breaks_between_a_number_and_its_unit():
-    assert amounts.unbroken("release in 1 h 5 min of 0.25 GPU") == "release in 1\u00a0h 5\u00a0min of 0.25\u00a0GPU"
+    assert amounts.unbroken("in 1 h 5 min of 0.25 GPU") == "in 1\u00a0h\u00a05\u00a0min of 0.25\u00a0GPU"
+    assert amounts.unbroken("for 3 min 27 s") == "for 3\u00a0min\u00a027\u00a0s"
     assert amounts.unbroken("34 ms, 3 s, 95 %, 256 MiB") == "34\u00a0ms, 3\u00a0s, 95\u00a0%, 256\u00a0MiB"
     assert amounts.unbroken("3 sessions of 2 users") == "3 sessions of 2 users"
 
