@@ -7,7 +7,9 @@ IP ?= 127.0.0.1
 TESTS ?=
 # What to mutate: make mutation PACKAGE=idle, or several in quotes
 PACKAGE ?= placement idle arbiter
-# Most tests wait for processes, so three run at a time on two cores; those of one file share what they have started.
+# How many test files run at a time: make test WORKERS=3. Most tests wait for processes; those that measure time need a
+# core to themselves, so there are no more files than cores on a machine with two. Tests of one file share what they started.
+WORKERS ?= 2
 
 .PHONY: demo test mutation check docs format lock venv clean
 .NOTPARALLEL:
@@ -18,7 +20,7 @@ demo: ## a hub with shared GPUs on this machine, until Ctrl-C
 
 test: ## everything, on one machine and on a stand-in cluster
 	@$(PYTHON) .ci/make_venv.py dev
-	@exec .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@exec .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 mutation: ## small changes to the pure packages, each of which a test has to notice; takes some minutes for each package
 	@$(PYTHON) .ci/make_venv.py dev
