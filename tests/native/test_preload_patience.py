@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import select
 import signal
 import time
@@ -136,6 +137,20 @@ def test_agent_that_returns_after_a_crash_loop_and_a_long_pause_is_found_within_
         agent.stop()
     client.say()
     client.end()
+
+
+def test_process_without_an_agent_tries_four_times_a_second(start: Start, socket_path: Path, gpus: list[bytes]) -> None:
+    agent = ScriptedAgent(socket_path, gpus, greet=False)
+    client = start("Driver(); hear()")
+    came = []
+    for _ in range(10):
+        agent.peer().close()
+        came.append(time.monotonic())
+    waits = sorted(late - early for early, late in itertools.pairwise(came[3:]))
+    assert 0.15 < waits[len(waits) // 2] < 0.3, "the longest waits are 0.19 to 0.25 s"
+    client.say()
+    client.end()
+    agent.stop()
 
 
 def test_process_that_is_refused_asks_less_and_less_often(

@@ -37,7 +37,7 @@
    a second of the agent's return, and a try where nobody listens costs some microseconds. A process that the agent
    refuses (ERROR) waits longer. */
 #define FIRST_BACKOFF   (100 * MILLISECOND)
-#define LAST_BACKOFF    (500 * MILLISECOND)
+#define LAST_BACKOFF    (250 * MILLISECOND)
 #define REFUSED_BACKOFF (5 * SECOND)
 #define SLICE           (200 * MILLISECOND / 1000)
 #define MEMORY_INTERVAL (10 * MILLISECOND)
