@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, PodSession, labels, resource_limits
+from gpushare_spawner.model.kubernetes import PodSession, labels, pinned, resource_limits
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant
@@ -57,7 +57,6 @@ class NativePodLayer(SharingLayer[PodSpec]):
             variables = {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids}
             changed["env"] = _with_variables(notebook.get("env") or [], variables)
         containers = [changed if container is notebook else container for container in spec["containers"]]
-        node = {**(spec.get("nodeSelector") or {}), HOSTNAME_LABEL: self._node}
         return {
             **form,
             "metadata": {
@@ -65,7 +64,7 @@ class NativePodLayer(SharingLayer[PodSpec]):
                 "annotations": {**(metadata.get("annotations") or {}), **session.annotations()},
                 "labels": {**(metadata.get("labels") or {}), **labels()},
             },
-            "spec": {**spec, "nodeSelector": node, "containers": containers},
+            "spec": {**spec, "affinity": pinned(spec.get("affinity"), self._node), "containers": containers},
         }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Lacking, Reason, Refusal, Shortage
 from gpushare_spawner.wording.amounts import gpu_share, memory, plural
@@ -105,4 +107,18 @@ def nothing_known(unavailable: str) -> str:
     return (
         f"{unavailable}, so nothing can be started on a GPU. "
         "Try again in a minute, or choose a template without a GPU. Tell the admin if the problem stays."
+    )
+
+
+def not_admitted(nodes: Mapping[str, str]) -> str:
+    """Return which nodes did not take the server, and what is missing there: half a sentence for each."""
+    return f"{plural(len(nodes), 'node')} could not take this server: " + "; ".join(
+        f"{node}: {missing}" for node, missing in nodes.items()
+    )
+
+
+def no_node_left(nodes: Mapping[str, str], why: str) -> str:
+    """Return that no node takes the server. ``why``: a sentence about the nodes that were not tried, or nothing."""
+    return " ".join(
+        filter(None, [f"{not_admitted(nodes)}.", why, "Nothing is reserved for you. Try again in a few minutes."])
     )

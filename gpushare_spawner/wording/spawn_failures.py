@@ -44,12 +44,21 @@ def api_refused(why: str) -> str:
     return f"The cluster refuses the server: {why}. Tell the admin."
 
 
-def not_admitted(why: str, tries: int) -> str:
-    """Return that no node took the pod in so many tries. ``why``: the last node's answer, without a full stop."""
+def quota_exceeded(why: str) -> str:
+    """Return that the namespace's quota does not allow the pod now. ``why``: the API's words, without a full stop."""
     return (
-        f"{why}. This was the last of {tries} attempts; nothing is reserved for you. "
-        "Try again in a minute. Tell the admin if the problem stays."
+        f"The namespace's resource quota has no room for the server: {why}. Nothing is reserved for you. "
+        "Stop another server, or tell the admin."
     )
+
+
+def not_admitted(why: str, tries: int | None) -> str:
+    """Return that no node took the pod. ``why``: the last node's answer, without a full stop.
+
+    ``tries``: how many there were, where no more are allowed.
+    """
+    last = f" This was the last of {tries} attempts." if tries else ""
+    return f"{why}.{last} Nothing is reserved for you. Try again in a minute. Tell the admin if the problem stays."
 
 
 def another_place(why: str) -> str:

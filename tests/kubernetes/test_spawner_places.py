@@ -18,9 +18,10 @@ from traitlets.config import Config
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, pod_session, resource_name
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement import Allocation, Ledger
-from gpushare_spawner.spawner.kubernetes import admission, api_errors, launcher
+from gpushare_spawner.spawner.kubernetes import api_errors, launcher
 from gpushare_spawner.spawner.kubernetes.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
+from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, Cause
 from tests.spawner.running_hub import until
 
 from .sharing_hub import GpuNodes, gpu
@@ -120,7 +121,7 @@ async def test_other_settings_of_an_admin_stay_beside_the_share(
 async def test_units_that_the_node_does_not_offer_are_looked_for_elsewhere(
     make_hub: MakeHub, nodes: GpuNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "SCHEDULED_WITHIN", 0.3)
+    monkeypatch.setitem(LASTS, Cause.UNITS, 0.3)
     first, second = sorted([await nodes.add(gpus=1, capacity=10), await nodes.add(gpus=1)])
     short, other = (first, second) if first == nodes.names[0] else (second, first)
     # its agent reports more than its status offers, and as the fuller one it is preferred
@@ -130,7 +131,7 @@ async def test_units_that_the_node_does_not_offer_are_looked_for_elsewhere(
     assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 202
     told = [event["message"] async for event in hub.spawner("ada").progress()]
     await hub.started("ada")
-    assert any(f"Node {short} does not offer the units of the GPU that its agent reports" in line for line in told)
+    assert any(f"Node {short} cannot take the server: it does not offer the units of the GPU" in line for line in told)
     assert await nodes.held() == {f"GPU-{other}-0": 50}
     assert not hub.reservations.in_flight()
 

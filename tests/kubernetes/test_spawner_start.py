@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, SESSION_LABEL, pod_session, resource_name
+from gpushare_spawner.model.kubernetes import SESSION_LABEL, node_of, pod_session, resource_name
 from gpushare_spawner.model.tier import Tier
 from tests.spawner.running_hub import until
 
@@ -30,7 +30,7 @@ async def test_a_pod_carries_its_share(make_hub: Callable[..., Any], nodes: GpuN
     session = pod_session(pod["metadata"]["annotations"])
     assert (session.session, session.template, session.share_units) == ("ada", "quarter-gpu", 25)
     assert (session.gpus, session.gpu_indices, session.tier) == ((f"GPU-{node}-0",), (0,), Tier.ACTIVE)
-    assert pod["spec"]["nodeSelector"] == {HOSTNAME_LABEL: node}
+    assert node_of({**pod["spec"], "nodeName": ""}) == node
     (container,) = pod["spec"]["containers"]
     assert container["resources"]["limits"] == {resource_name(0): "25"}
     # what holds the share now is the pod, and nothing else

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, labels, pod_session
+from gpushare_spawner.model.kubernetes import labels, node_of, pod_session
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
@@ -36,7 +36,7 @@ def test_the_pod_says_what_it_holds_and_the_one_given_stays_as_it_is() -> None:
     assert (session.session, session.share_units, session.borrowed_units, session.tier_since) == ("ada", 25, 5, 1000.0)
     assert pod["metadata"]["annotations"]["theirs"] == "kept"
     assert pod["metadata"]["labels"] == labels()
-    assert pod["spec"]["nodeSelector"] == {HOSTNAME_LABEL: "node-1"}
+    assert node_of(pod["spec"]) == "node-1"
     sidecar, notebook = pod["spec"]["containers"]
     assert sidecar == {"name": "sidecar"}
     assert notebook["resources"]["limits"] == {"gpushare-spawner.io/gpu-0": "25"}

@@ -31,6 +31,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     pod_session,
     tier_patch,
 )
+from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, node_of, pinned
 from gpushare_spawner.model.kubernetes.prefix import (
     PREFIX,
 )
@@ -47,7 +48,6 @@ from gpushare_spawner.model.kubernetes.report_config_map import (
     written_report,
 )
 from gpushare_spawner.model.kubernetes.resources import (
-    HOSTNAME_LABEL,
     RESOURCE_PREFIX,
     gpu_index_of,
     resource_limits,
@@ -91,6 +91,8 @@ __all__ = [
     "is_session",
     "labels",
     "misplaced_report",
+    "node_of",
+    "pinned",
     "pod_session",
     "report_name",
     "resource_limits",

@@ -1,4 +1,4 @@
-"""How the scheduler knows the GPUs of a node: a resource for each GPU, and the label that pins a pod to a node."""
+"""How the scheduler knows the GPUs of a node: a resource for each GPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import re
 from collections.abc import Iterable
 
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
-
-HOSTNAME_LABEL = "kubernetes.io/hostname"
-"""The node label that a session is pinned with. A node selector, as affinity terms of several writers are ORed."""
 
 RESOURCE_PREFIX = PREFIX + "gpu-"
 """One extended resource per physical GPU: the scheduler then keeps all units of a share on one GPU."""

@@ -39,7 +39,7 @@ class SessionPod:
             namespace=metadata["namespace"],
             name=metadata["name"],
             version=metadata["resourceVersion"],
-            node=spec.get("nodeName") or (spec.get("nodeSelector") or {}).get(kubernetes.HOSTNAME_LABEL, ""),
+            node=kubernetes.node_of(spec),
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             runs=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
             session=kubernetes.pod_session(metadata.get("annotations")),
@@ -56,7 +56,7 @@ def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
             **{name: metadata[name] for name in kept if name in metadata},
             "annotations": {name: text for name, text in annotations.items() if name.startswith(kubernetes.PREFIX)},
         },
-        "spec": {name: spec[name] for name in ("nodeName", "nodeSelector") if name in spec},
+        "spec": {name: spec[name] for name in ("nodeName", "nodeSelector", "affinity") if name in spec},
         "status": {"phase": (pod.get("status") or {}).get("phase")},
     }
 

@@ -1,59 +1,79 @@
-"""Whether a node takes the pod that was placed on it: noticed at once, or after a while where units are missing."""
+"""Whether a node takes the pod that was placed on it: noticed at once, or once the scheduler's refusal lasts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from gpushare_spawner.spawner.kubernetes.pods import (
-    RESERVATION,
-    UNSCHEDULABLE,
-    Ended,
-    annotation,
-    ended_by_node,
-    lacks_units,
-)
-
-SCHEDULED_WITHIN = 15.0
-"""Seconds that the units of a pod may be missing on its node: units that idle neighbours have lent reach the node's
-status within 10 s (the kubelet's ``nodeStatusUpdateFrequency``)."""
+from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, Ended, annotation, ended_by_node
+from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, UNSCHEDULABLE, Cause, Unschedulable, unschedulable
+from gpushare_spawner.wording.scheduler import missing
 
 
 class NotAdmitted(Exception):
-    """The node that a pod was placed on did not take it."""
+    """A pod did not get onto its node. ``str()`` is a sentence for people, without a full stop."""
 
-    def __init__(self, ended: Ended) -> None:
-        super().__init__(str(ended))
-        self.ended = ended
+    def __init__(
+        self, sentence: str, missing: str, *, distrust: bool, elsewhere: bool = True, detail: str = ""
+    ) -> None:
+        super().__init__(sentence)
+        self.missing = missing
+        """What is missing on the node, as half a sentence."""
+        self.distrust = distrust
+        """Whether what the agent reports of the node is doubtful for everybody."""
+        self.elsewhere = elsewhere
+        """Whether another node can help."""
+        self.detail = detail
+        """The cluster's own words, for the log."""
 
+    @classmethod
+    def ended(cls, ended: Ended) -> NotAdmitted:
+        """The kubelet refused it."""
+        return cls(str(ended), ended.what, distrust=True)
 
-@dataclass(frozen=True)
-class _Missed:
-    """The scheduler's words where it does not find a pod's units, and since when it does not (seconds)."""
-
-    said: str
-    since: float
+    @classmethod
+    def unschedulable(cls, node: str, found: Unschedulable) -> NotAdmitted:
+        """The scheduler found no way to put it there, for some time."""
+        what = missing(found.reasons)
+        sentence = f"Node {node} cannot take the server: {what}" if found.concerns_node else f"It cannot start: {what}"
+        return cls(
+            sentence,
+            what,
+            distrust=Cause.UNITS in found.causes,
+            elsewhere=found.concerns_node,
+            detail=f"{UNSCHEDULABLE}: {found.said}",
+        )
 
 
 class Admission:
-    """One try to get a pod onto its node. ``token`` is the annotation of the pod that is meant."""
+    """One try to get a pod onto its node. ``token`` is the annotation of the pod that is meant.
 
-    def __init__(self, token: str, node: str, clock: Callable[[], float] = time.monotonic) -> None:
+    ``scaling`` says whether a node is being added for the pod: nothing counts against the node then.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        node: str,
+        clock: Callable[[], float] = time.monotonic,
+        scaling: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._token = token
         self._node = node
         self._clock = clock
+        self._scaling = scaling
         self._seen: Any = None
-        self._missed: _Missed | None = None
+        self._found: Unschedulable | None = None
+        self._since: dict[Cause, float] = {}
 
     def runs(self, pod: Mapping[str, Any] | None, runs: Callable[[Any], bool]) -> bool:
         """Return whether the pod runs, by ``runs``. Raises NotAdmitted where its node does not take it.
 
-        A node that does not have the pod's units refuses it too, after `SCHEDULED_WITHIN`: what the agent reports and
-        what the node offers differ, because somebody else was quicker, or the plugin is away.
+        A pod that stays unschedulable for longer than `LASTS` says is not admitted either: what the hub knows of the
+        node and what the scheduler knows differ, or the hub does not look at what is missing.
         """
-        if pod is not None and pod is self._seen and self._missed is None:
+        if pod is not None and pod is self._seen and self._found is None:
             # asked for again and again, and the same until the watch brings another
             return False
         if runs(pod):
@@ -62,8 +82,8 @@ class Admission:
             return False
         if pod is not self._seen:
             self._look_at(pod)
-        if self._missed is not None and self._clock() - self._missed.since >= SCHEDULED_WITHIN:
-            raise NotAdmitted(Ended(UNSCHEDULABLE, self._missed.said, self._node))
+        if self._found is not None and self._lasts():
+            raise NotAdmitted.unschedulable(self._node, self._found)
         return False
 
     def _look_at(self, pod: Mapping[str, Any]) -> None:
@@ -71,7 +91,14 @@ class Admission:
         ours = annotation(pod, RESERVATION) == self._token
         ended = ended_by_node(pod) if ours else None
         if ended is not None:
-            raise NotAdmitted(ended)
-        said = lacks_units(pod) if ours else ""
-        since = self._missed.since if self._missed is not None else self._clock()
-        self._missed = _Missed(said, since) if said else None
+            raise NotAdmitted.ended(ended)
+        self._found = unschedulable(pod) if ours else None
+        causes = self._found.causes if self._found is not None else frozenset()
+        # a reason of another kind begins anew; other figures in the message do not
+        self._since = {cause: self._since.get(cause, self._clock()) for cause in causes}
+
+    def _lasts(self) -> bool:
+        now = self._clock()
+        if self._scaling():
+            self._since = dict.fromkeys(self._since, now)
+        return any(now - since >= LASTS[cause] for cause, since in self._since.items())

@@ -33,6 +33,9 @@ def api_refused(error: Exception) -> SpawnRefused:
         said = str(json.loads(said)["message"])
     except (ValueError, KeyError, TypeError):
         said = worded(error)
+    if "exceeded quota" in said:
+        # in the words of kubernetes plugin/pkg/admission/resourcequota; other servers of the namespace may end
+        return SpawnRefused(words.quota_exceeded(said), reason="quota-exceeded", status=503, retry_after=60)
     return SpawnRefused(words.api_refused(said), reason="api-refused", status=502)
 
 

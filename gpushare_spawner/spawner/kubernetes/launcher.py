@@ -20,6 +20,7 @@ from gpushare_spawner.spawner.kubernetes.pods import why_waiting
 from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.wording import refusals
 from gpushare_spawner.wording import spawn_failures as words
 
 
@@ -27,7 +28,9 @@ class PodLauncher:
     """The tries of one spawn.
 
     ``reserve`` finds another share, ``start_pod`` makes the pod of the attempt's share and waits until it runs,
-    ``remove_pod`` removes it again, ``pod`` is what the watch shows of it. ``start_timeout``: seconds for all of it.
+    ``remove_pod`` removes it again, ``pod`` is what the watch shows of it. ``tries``: refusals by nodes and failures of
+    the API, at most; refusals by the scheduler do not count, as each leaves one node less. ``start_timeout``: seconds
+    for all of it. ``scaling`` says whether the cluster adds a node for the pod.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class PodLauncher:
         start_timeout: float,
         log: logging.Logger,
         name: str,
+        scaling: Callable[[], bool] = lambda: False,
     ) -> None:
         self._attempt = attempt
         self._reservations = reservations
@@ -54,6 +58,9 @@ class PodLauncher:
         self._start_timeout = start_timeout
         self._log = log
         self._name = name
+        self._scaling = scaling
+        self._refused: dict[str, str] = {}
+        """What is missing on the nodes that did not take the pod."""
 
     async def launch(self) -> Any:
         """Return the server's address. Raises SpawnRefused, and what KubeSpawner raises; then the share is free again.
@@ -75,35 +82,52 @@ class PodLauncher:
             self._attempt.admission = None
 
     async def _start_somewhere(self) -> Any:
-        number = 0
+        failures = 0
         while True:
-            number += 1
             share = self._attempt.reservation
             if share is None:
-                share = await self._reserve()
+                share = await self._reserve_elsewhere()
                 self._attempt.reserved(share)
-            self._attempt.admission = Admission(share.token, share.placement.node)
+            self._attempt.admission = Admission(share.token, share.placement.node, scaling=self._scaling)
             try:
                 return await self._start_pod()
             except NotAdmitted as error:
-                await self._leave(error, share, last=number >= self._tries)
+                failures += error.distrust
+                await self._leave(error, share, last=failures >= self._tries)
             except (ApiException, ClientError, SnapshotStale) as error:
-                if not may_pass(error) or number >= self._tries:
+                failures += 1
+                if not may_pass(error) or failures >= self._tries:
                     raise api_refused(error) from error
                 self._log.warning("%s: the cluster's API failed: %s; trying again", self._name, worded(error))
-                await asyncio.sleep(0.1 * 2**number)
+                await asyncio.sleep(0.1 * 2**failures)
+
+    async def _reserve_elsewhere(self) -> PodShare:
+        try:
+            return await self._reserve()
+        except SpawnRefused as refusal:
+            if not self._refused:
+                raise
+            said = refusal.jupyterhub_message
+            if refusals.not_admitted(self._refused) not in said:
+                said = refusals.no_node_left(self._refused, said)
+            raise SpawnRefused(said, reason="not-admitted", status=503, retry_after=60) from refusal
 
     async def _leave(self, error: NotAdmitted, share: PodShare, last: bool) -> None:
-        """The node did not take the pod: it goes, its place is free, and another one is looked for."""
-        self._log.warning("%s: %s", self._name, error)
-        self._reservations.cluster.distrust(share.placement.node)
+        """The pod did not get onto its node: it goes, its place is free, and another one is looked for."""
+        self._log.warning("%s: %s%s", self._name, error, f" ({error.detail})" if error.detail else "")
+        node = share.placement.node
+        if error.elsewhere:
+            self._refused[node] = error.missing
+            self._reservations.exclusions.leave_out(share.request, node, error.missing)
+        if error.distrust:
+            self._reservations.cluster.distrust(node)
         self._reservations.give_back(share)
         self._attempt.forget_reservation()
         # where that fails, creating the next pod finds this one and tries again
         await self._remove_pod()
-        if last:
+        if last or not error.elsewhere:
             raise SpawnRefused(
-                words.not_admitted(str(error), self._tries),
+                words.not_admitted(str(error), self._tries if last else None),
                 reason="not-admitted",
                 status=503,
                 retry_after=60,

@@ -6,7 +6,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from kubernetes_asyncio.client.models import V1EnvVar, V1Pod, V1ResourceRequirements
+from kubernetes_asyncio.client.models import (
+    V1Affinity,
+    V1EnvVar,
+    V1NodeAffinity,
+    V1NodeSelector,
+    V1NodeSelectorTerm,
+    V1Pod,
+    V1ResourceRequirements,
+)
+from kubespawner.utils import get_k8s_model
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB
 from gpushare_spawner.sharing.base import PodSpec
@@ -59,7 +68,7 @@ def fragment(pod: V1Pod) -> PodSpec:
     return {
         "metadata": {"annotations": dict(pod.metadata.annotations or {}), "labels": dict(pod.metadata.labels or {})},
         "spec": {
-            "nodeSelector": dict(pod.spec.node_selector or {}),
+            "affinity": _plain(pod.spec.affinity),
             "containers": [
                 {
                     "name": container.name,
@@ -76,7 +85,7 @@ def put_back(pod: V1Pod, changed: PodSpec) -> V1Pod:
     container = _notebook(pod)
     pod.metadata.annotations = changed["metadata"]["annotations"]
     pod.metadata.labels = changed["metadata"]["labels"]
-    pod.spec.node_selector = changed["spec"]["nodeSelector"]
+    _require_node(pod.spec, changed["spec"]["affinity"])
     (wanted,) = changed["spec"]["containers"]
     if container.resources is None:
         container.resources = V1ResourceRequirements()
@@ -89,6 +98,26 @@ def put_back(pod: V1Pod, changed: PodSpec) -> V1Pod:
         kept = [variable for variable in container.env or [] if _get(variable, "name") not in set_here]
         container.env = kept + [V1EnvVar(name=name, value=value) for name, value in set_here.items()]
     return pod
+
+
+def _require_node(spec: Any, affinity: Mapping[str, Any]) -> None:
+    """Take over the required node affinity. An admin's hook sees models, as KubeSpawner makes them."""
+    required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    if isinstance(spec.affinity, Mapping):
+        spec.affinity = dict(affinity)
+        return
+    spec.affinity = spec.affinity or V1Affinity()
+    spec.affinity.node_affinity = spec.affinity.node_affinity or V1NodeAffinity()
+    spec.affinity.node_affinity.required_during_scheduling_ignored_during_execution = V1NodeSelector(
+        node_selector_terms=[get_k8s_model(V1NodeSelectorTerm, term) for term in required["nodeSelectorTerms"]]
+    )
+
+
+def _plain(affinity: Any) -> dict[str, Any]:
+    """Return an affinity as the API server writes it."""
+    if affinity is None or isinstance(affinity, Mapping):
+        return dict(affinity or {})
+    return dict(affinity.to_dict(serialize=True))
 
 
 def _notebook(pod: V1Pod) -> Any:

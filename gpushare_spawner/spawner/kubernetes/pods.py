@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from gpushare_spawner.model.kubernetes import HUB, PREFIX, RESOURCE_PREFIX, SESSION, is_session
+from gpushare_spawner.model.kubernetes import HUB, PREFIX, SESSION, is_session
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.sharing.native_pod import NOTEBOOK
 
@@ -19,9 +19,6 @@ RESERVATION = PREFIX + "reservation"
 
 FINISHED = ("Failed", "Succeeded")
 """Phases of pods that hold nothing any more."""
-
-UNSCHEDULABLE = "Unschedulable"
-"""Kubernetes' word for a pod that the scheduler finds no node for."""
 
 
 def holds_share(pod: Mapping[str, Any]) -> bool:
@@ -57,9 +54,9 @@ class Ended:
     message: str
     node: str
 
-    def __str__(self) -> str:
-        """A sentence for people and logs, without a full stop."""
-        where = f"Node {self.node}" if self.node else "The node"
+    @property
+    def what(self) -> str:
+        """What happened, as half a sentence after "Node node-a"."""
         what = {
             "UnexpectedAdmissionError": "could not give the server its GPU: the GPU is gone or taken, or the node was "
             "restarted",
@@ -69,12 +66,16 @@ class Ended:
             "Preempting": "needed the room for a more important pod",
             "NodeAffinity": "is no longer one that the server may run on",
             "TopologyAffinityError": "could not give the server CPUs and GPU that belong together",
-            UNSCHEDULABLE: "does not offer the units of the GPU that its agent reports",
         }.get(self.reason)
         if what is None and self.reason.startswith("OutOf"):
             what = f"has not enough {self.reason.removeprefix('OutOf')} left for the server"
+        return what or "ended the server"
+
+    def __str__(self) -> str:
+        """A sentence for people and logs, without a full stop."""
+        where = f"Node {self.node}" if self.node else "The node"
         detail = f": {self.message}" if self.message else ""
-        return f"{where} {what or 'ended the server'} ({self.reason or 'no reason given'}{detail})"
+        return f"{where} {self.what} ({self.reason or 'no reason given'}{detail})"
 
 
 def ended_by_node(pod: Mapping[str, Any]) -> Ended | None:
@@ -111,16 +112,6 @@ def why_waiting(pod: Mapping[str, Any]) -> str:
     for condition in status.get("conditions") or []:
         if condition.get("status") == "False" and condition.get("message"):
             return f"{condition.get('reason', '')}: {condition['message']}".strip(": ")
-    return ""
-
-
-def lacks_units(pod: Mapping[str, Any]) -> str:
-    """The scheduler's words where units of a GPU are what a pod waits for; empty otherwise."""
-    for condition in (pod.get("status") or {}).get("conditions") or []:
-        said = str(condition.get("message") or "")
-        scheduled = condition.get("type") == "PodScheduled" and condition.get("status") != "False"
-        if condition.get("reason") == UNSCHEDULABLE and not scheduled and RESOURCE_PREFIX in said:
-            return said
     return ""
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Allocation
+from gpushare_spawner.spawner.kubernetes.exclusions import Exclusions
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, holds_share
 from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.snapshot import ClusterSnapshots
@@ -51,6 +52,7 @@ class PodReservations(Reservations[PodShare]):
     def __init__(self, cluster: ClusterSnapshots, log: logging.Logger, **settings: Any) -> None:
         super().__init__(log, **settings)
         self.cluster = cluster
+        self.exclusions = Exclusions()
         self._in_flight: dict[str, Allocation] = {}
         self._lingering: dict[str, tuple[float, Allocation]] = {}
 

@@ -62,8 +62,9 @@ def start_attempts() -> Any:
         fails.
 
         A node may be given a pod on what it said a moment ago: its GPU went away, or was given to somebody. Each
-        attempt looks at the GPUs anew, and leaves the node that refused alone for 10 s. All of them together are part
-        of ``Spawner.start_timeout``.
+        attempt looks at the GPUs anew, and leaves the node that refused alone for 10 s. A pod that the scheduler does
+        not bring onto its node, for want of CPU or memory for instance, does not count: it is tried on the other nodes,
+        one after the other. All of this together is part of ``Spawner.start_timeout``.
         """,
     ).tag(config=True)
 

@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpushare_spawner.model.kubernetes import (
-    HOSTNAME_LABEL,
     REPORT_KEY,
     REPORT_STALE_SECONDS,
     AnnotationProblem,
     gpu_index_of,
     misplaced_report,
+    node_of,
     pod_session,
 )
 from gpushare_spawner.model.report import Notice, Report
@@ -214,7 +214,7 @@ class ClusterSnapshots:
             self._told.add(name)
             self.log.error("Pod %s counts by its limits, its annotations will not do: %s", name, problem)
         spec = pod["spec"]
-        node = spec.get("nodeName") or (spec.get("nodeSelector") or {}).get(HOSTNAME_LABEL) or ""
+        node = node_of(spec)
         limits = (notebook_container(spec).get("resources") or {}).get("limits") or {}
         wanted = {
             index: int(amount) if str(amount).isdecimal() else UNITS_PER_GPU

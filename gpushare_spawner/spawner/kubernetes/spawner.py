@@ -11,6 +11,7 @@ import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from jupyterhub.utils import maybe_future
@@ -24,6 +25,7 @@ except ImportError as error:
     ) from error
 
 from kubernetes_asyncio.client.models import V1Pod
+from kubernetes_asyncio.client.rest import ApiException
 from traitlets import default, validate
 
 from gpushare_spawner.model.kubernetes import TEMPLATE, is_session
@@ -46,6 +48,7 @@ from gpushare_spawner.spawner.kubernetes.profile_list import Offer, default_card
 from gpushare_spawner.spawner.kubernetes.reflectors import ReportReflector
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.kubernetes.snapshot import REPORTS, ClusterSnapshots
+from gpushare_spawner.spawner.kubernetes.unschedulable import TRIGGERED_SCALE_UP
 from gpushare_spawner.spawner.kubernetes.watches import Watches
 from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.options.profiles import Profile
@@ -259,6 +262,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         await self._clear_way()
         node = pinned_node(self.node_selector, self.extra_pod_config)
         request = SpawnRequest(Tenant(self.user.name, self.name), template, self._kube.expanded(node) if node else "")
+        request = replace(request, left_out=functools.partial(self.reservations.exclusions.of, request))
         share = await reserve_share(self.reservations, request, patience, progress, self._attempt.alternatives)
         report_placement(share, f" of {share.placement.node}", progress, self.log, self._log_name)
         return share
@@ -311,7 +315,12 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             start_timeout=self.start_timeout,
             log=self.log,
             name=self._log_name,
+            scaling=self._node_is_added,
         )
+
+    def _node_is_added(self) -> bool:
+        """Whether the cluster autoscaler says that it adds a node for the pod."""
+        return any(event.get("reason") == TRIGGERED_SCALE_UP for event in self.events)
 
     async def load_user_options(self) -> None:
         """Apply what was chosen: a template if its name was, else as KubeSpawner does."""
@@ -351,8 +360,13 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         request = super()._make_create_pod_request(pod, request_timeout)
         if self._attempt.reservation is None:
             return bool(await request)
-        self._attempt.perhaps_created = True
-        return await asked_again(request, f"Pod {self.pod_name} is not created yet", self.log)
+        before, self._attempt.perhaps_created = self._attempt.perhaps_created, True
+        try:
+            return await asked_again(request, f"Pod {self.pod_name} is not created yet", self.log)
+        except ApiException:
+            # refused for good: only an earlier request, whose answer was lost, can have made a pod
+            self._attempt.perhaps_created = before
+            raise
 
     async def _make_delete_pod_request(self, *args: Any, **kwargs: Any) -> bool:
         request = super()._make_delete_pod_request(*args, **kwargs)

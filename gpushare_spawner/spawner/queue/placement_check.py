@@ -39,6 +39,8 @@ class Verdict:
     """WAIT and NEVER: the reason, as a sentence."""
     unsuitable: bool = False
     """NEVER: no GPU is of a suitable model."""
+    left_out: bool = False
+    """WAIT: only nodes that did not admit a pod of this request have a place."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class PlacementCheck:
             return Verdict(Outcome.NEVER, why=why, unsuitable=unsuitable)
         if not free or (free != models and self._place(request, models) is not None):
             return Verdict(Outcome.WAIT, why=EARLIER_FIRST)
-        return Verdict(Outcome.WAIT, why=why)
+        return Verdict(Outcome.WAIT, why=why, left_out=refusal.reason is Reason.NOT_ADMITTED)
 
     def _place(self, request: PlacementRequest, models: frozenset[str]) -> Placement | None:
         counted = replace(request, share=self.counted(request.share), models=models)

@@ -10,6 +10,7 @@ from gpushare_spawner.placement import Allocation
 from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.refusals import impossible, queue_full
+from gpushare_spawner.wording.refusals import not_admitted
 
 
 class Placer:
@@ -33,7 +34,8 @@ class Placer:
             if ticket.ahead is None and self._queue.full:
                 ticket.refuse(queue_full(request, self._queue.length))
             else:
-                ticket.says(self._queue.ahead_of(models, snapshot, ticket), verdict.why)
+                why = f"{not_admitted(request.left_out())}." if verdict.left_out else verdict.why
+                ticket.says(self._queue.ahead_of(models, snapshot, ticket), why)
                 self._passed.append((ticket, models))
         return verdict.placement
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpushare_spawner.model.placement import Placement
@@ -23,6 +23,8 @@ class SpawnRequest:
     template: Template
     node: str = ""
     """The only node that will do; empty: any."""
+    left_out: Callable[[], Mapping[str, str]] = dict
+    """Returns the nodes that it avoids now, because a pod of it was not admitted there, and what is missing on each."""
 
     @property
     def session(self) -> str:
@@ -47,7 +49,12 @@ class SpawnRequest:
 
     def placement(self, snapshot: GpuSnapshot) -> PlacementRequest:
         """What it asks of placement, on the GPUs of a snapshot."""
-        return replace(snapshot.request(self.template), user=self.tenant.user, node=self.node)
+        return replace(
+            snapshot.request(self.template),
+            user=self.tenant.user,
+            node=self.node,
+            left_out=frozenset(self.left_out()),
+        )
 
 
 @dataclass(frozen=True)

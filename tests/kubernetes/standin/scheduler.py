@@ -146,6 +146,10 @@ class Scheduler:
     def _against(self, pod: dict[str, Any], node: dict[str, Any]) -> Iterator[str]:
         """Why the pod cannot be on the node."""
         name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+        if name not in _named_nodes(pod, name):
+            # the real one leaves such nodes out before it looks at anything else
+            yield "node(s) didn't satisfy plugin(s) [NodeAffinity]"
+            return
         if node["spec"].get("unschedulable"):
             yield "node(s) were unschedulable"
             return
@@ -257,6 +261,17 @@ def _tolerates(pod: dict[str, Any], taint: dict[str, Any]) -> bool:
         elif toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", ""):
             return True
     return False
+
+
+def _named_nodes(pod: dict[str, Any], name: str) -> set[str]:
+    """The nodes that the terms of the required node affinity name; the given one where a term names none."""
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [{}]
+    named: set[str] = set()
+    for term in terms:
+        fields = [set(each["values"]) for each in term.get("matchFields") or [] if each["operator"] == "In"]
+        named |= set.intersection(*fields) if fields else {name}
+    return named
 
 
 def _affine(pod: dict[str, Any], name: str, labels: dict[str, str]) -> bool:

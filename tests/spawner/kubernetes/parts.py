@@ -10,6 +10,7 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.kubernetes.exclusions import Exclusions
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
@@ -50,6 +51,7 @@ class FakeReservations:
         self.arrives = True
         self.tasks: list[Coroutine[Any, Any, None]] = []
         self.cluster = self
+        self.exclusions = Exclusions()
 
     def pods(self) -> list[dict[str, Any]]:
         return self.seen

@@ -6,20 +6,22 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes.admission import SCHEDULED_WITHIN, Admission, NotAdmitted
+from gpushare_spawner.spawner.kubernetes.admission import Admission, NotAdmitted
+from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, Cause
 
 from .parts import not_admitted, pod
 
-MISSING = {
-    "conditions": [
-        {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": "0/1 nodes are available: 1 Insufficient gpushare-spawner.io/gpu-3.",
-        }
-    ]
-}
+
+def refused(reasons: str, nominated: str = "") -> dict[str, Any]:
+    """A pod that the scheduler finds no node for."""
+    message = f"0/1 nodes are available: {reasons}."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return pod(conditions=[condition], **({"nominatedNodeName": nominated} if nominated else {}))
+
+
+UNITS, CPU = "1 Insufficient gpushare-spawner.io/gpu-3", "1 Insufficient cpu"
+NOT_READY = "1 node(s) had untolerated taint {node.kubernetes.io/not-ready: }"
+CLAIM = "pod has unbound immediate PersistentVolumeClaims"
 
 
 class Clock:
@@ -68,19 +70,61 @@ def test_the_same_pod_is_looked_at_once(admission: Admission) -> None:
     assert asked == [seen]
 
 
-def test_units_that_stay_missing_are_a_refusal_after_a_while(admission: Admission, clock: Clock) -> None:
-    seen = pod(**MISSING)
+@pytest.mark.parametrize(
+    ("reasons", "cause", "said"),
+    [
+        (UNITS, Cause.UNITS, "Node node-a cannot take the server: it does not offer the units of the GPU"),
+        (CPU, Cause.NODE, "Node node-a cannot take the server: it has not enough CPU free"),
+        (NOT_READY, Cause.NOT_READY, "Node node-a cannot take the server: it is not ready"),
+        (CLAIM, Cause.CLAIM, "It cannot start: a persistent volume claim of the server is not bound"),
+    ],
+)
+def test_what_stays_missing_is_a_refusal_after_a_while(
+    admission: Admission, clock: Clock, reasons: str, cause: Cause, said: str
+) -> None:
+    assert not admission.runs(refused(reasons), never)
+    clock.now += LASTS[cause] - 0.1
+    # another version of the pod: it is missing since the first one
+    seen = refused(reasons)
     assert not admission.runs(seen, never)
-    clock.now += SCHEDULED_WITHIN - 0.1
-    # another version of the pod: they are missing since the first one
-    assert not admission.runs(pod(**MISSING), never)
     clock.now += 0.2
-    with pytest.raises(NotAdmitted, match="does not offer the units"):
+    with pytest.raises(NotAdmitted, match=said) as error:
         admission.runs(seen, never)
+    assert error.value.distrust == (cause is Cause.UNITS)
+    assert error.value.elsewhere == (cause is not Cause.CLAIM)
+    assert reasons in error.value.detail
 
 
-def test_units_that_come_back_in_time_are_no_refusal(admission: Admission, clock: Clock) -> None:
-    assert not admission.runs(pod(**MISSING), never)
+def test_what_comes_back_in_time_is_no_refusal(admission: Admission, clock: Clock) -> None:
+    assert not admission.runs(refused(UNITS), never)
     assert not admission.runs(pod(), never)
-    clock.now += 2 * SCHEDULED_WITHIN
+    clock.now += 2 * LASTS[Cause.UNITS]
     assert not admission.runs(pod(), never)
+
+
+def test_a_reason_of_another_kind_has_its_own_time(admission: Admission, clock: Clock) -> None:
+    assert not admission.runs(refused(NOT_READY), never)
+    clock.now += 2 * LASTS[Cause.NODE]
+    assert not admission.runs(refused(CPU), never)
+    clock.now += LASTS[Cause.NODE]
+    with pytest.raises(NotAdmitted, match="not enough CPU"):
+        admission.runs(refused(CPU), never)
+
+
+def test_a_pod_that_waits_for_preempted_pods_is_not_refused(admission: Admission, clock: Clock) -> None:
+    for _ in range(10):
+        assert not admission.runs(refused(CPU, nominated="node-a"), never)
+        clock.now += LASTS[Cause.NODE]
+
+
+def test_a_pod_for_which_a_node_is_added_is_not_refused(clock: Clock) -> None:
+    scaling = True
+    admission = Admission("token-1", "node-a", clock, scaling=lambda: scaling)
+    seen = refused(CPU)
+    for _ in range(10):
+        assert not admission.runs(seen, never)
+        clock.now += LASTS[Cause.NODE] / 2
+    scaling = False
+    clock.now += LASTS[Cause.NODE]
+    with pytest.raises(NotAdmitted):
+        admission.runs(seen, never)

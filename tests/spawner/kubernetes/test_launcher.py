@@ -16,6 +16,7 @@ from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.pods import ended_by_node
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
+from gpushare_spawner.spawner.kubernetes.unschedulable import Unschedulable
 from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.refusal import SpawnRefused
 
@@ -40,6 +41,7 @@ class Launch:
         self.attempt.reserved(share("token-1", "node-1"))
         self.tries = tries
         self.start_timeout = 20.0
+        self.nodes: int | None = None
 
     async def go(self) -> Any:
         launcher = PodLauncher(
@@ -57,6 +59,8 @@ class Launch:
         return await launcher.launch()
 
     async def _reserve(self) -> PodShare:
+        if self.nodes is not None and self.reserved >= self.nodes:
+            raise SpawnRefused("No GPU is free.", reason="no-room")
         self.reserved += 1
         return share(f"token-{self.reserved}", f"node-{self.reserved}")
 
@@ -78,7 +82,12 @@ class Launch:
 def refused() -> NotAdmitted:
     ended = ended_by_node(not_admitted())
     assert ended is not None
-    return NotAdmitted(ended)
+    return NotAdmitted.ended(ended)
+
+
+def short_of(what: str, node: str) -> NotAdmitted:
+    """The scheduler does not bring the pod onto its node."""
+    return NotAdmitted.unschedulable(node, Unschedulable((what,), f"0/1 nodes are available: 1 {what}."))
 
 
 async def test_a_share_whose_pod_runs_has_arrived() -> None:
@@ -100,13 +109,43 @@ async def test_a_pod_that_its_node_refuses_is_tried_on_another_node() -> None:
 
 async def test_the_last_try_that_fails_refuses_the_spawn_and_reserves_nothing() -> None:
     launch = Launch(refused(), refused(), tries=2)
-    with pytest.raises(SpawnRefused, match="the last of 2 attempts; nothing is reserved") as error:
+    with pytest.raises(SpawnRefused, match=r"the last of 2 attempts\. Nothing is reserved") as error:
         await launch.go()
     assert (error.value.refusal, error.value.status_code) == ("not-admitted", 503)
     assert launch.reservations.given_back == ["token-1", "token-2"]
     assert launch.attempt.reservation is None
     # nothing is left for the attempt to give back
     assert not launch.given_back
+
+
+async def test_nodes_that_the_scheduler_refuses_are_left_out_for_this_request_alone() -> None:
+    # more of them than tries: each leaves one node less
+    short = [short_of("Insufficient cpu", f"node-{number}") for number in range(1, 6)]
+    launch = Launch(*short, "http://pod:8888", tries=2)
+    assert await launch.go() == "http://pod:8888"
+    assert launch.reservations.distrusted == []
+    assert sorted(launch.reservations.exclusions.of(share().request)) == [f"node-{number}" for number in range(1, 6)]
+    assert launch.reservations.given_back == [f"token-{number}" for number in range(1, 6)]
+
+
+async def test_when_no_node_is_left_the_user_reads_what_is_missing_where() -> None:
+    launch = Launch(short_of("Insufficient cpu", "node-1"), short_of("Too many pods", "node-2"))
+    launch.nodes = 2
+    with pytest.raises(SpawnRefused) as error:
+        await launch.go()
+    assert error.value.jupyterhub_message == (
+        "2 nodes could not take this server: node-1: it has not enough CPU free; node-2: it runs as many pods as it "
+        "may. No GPU is free. Nothing is reserved for you. Try again in a few minutes."
+    )
+    assert launch.attempt.reservation is None
+
+
+async def test_a_claim_that_stays_unbound_ends_the_spawn_as_no_node_helps() -> None:
+    launch = Launch(short_of("pod has unbound immediate PersistentVolumeClaims", "node-1"))
+    with pytest.raises(SpawnRefused, match="It cannot start: a persistent volume claim of the server is not bound"):
+        await launch.go()
+    assert (launch.reserved, launch.removed, launch.reservations.given_back) == (1, 1, ["token-1"])
+    assert not launch.reservations.exclusions.of(share().request)
 
 
 async def test_an_api_that_fails_for_a_moment_is_tried_again_with_the_same_share() -> None:

@@ -1,0 +1,48 @@
+"""How a pod is pinned to a node: by the node's name, in every term of the required node affinity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+HOSTNAME_LABEL = "kubernetes.io/hostname"
+"""A node label that admins pin servers with. Its value can differ from the node's name, so sessions are not pinned with
+it; pods of earlier releases are."""
+
+NAME_FIELD = "metadata.name"
+"""The only field of a node that an affinity term can match (kubernetes pkg/apis/core/validation)."""
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def pinned(affinity: Mapping[str, Any] | None, node: str) -> dict[str, Any]:
+    """Return a pod's affinity with one node as the only one that will do.
+
+    Terms are alternatives of each other, hence the name goes into each of them.
+    """
+    affinity = affinity or {}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    required = node_affinity.get(_REQUIRED) or {}
+    field = {"key": NAME_FIELD, "operator": "In", "values": [node]}
+    terms = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), field]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    return {**affinity, "nodeAffinity": {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
+
+
+def node_of(spec: Mapping[str, Any]) -> str:
+    """Return the node that a pod is on, or is pinned to; empty where it can still be on several."""
+    if spec.get("nodeName"):
+        return str(spec["nodeName"])
+    node_affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    named = {
+        value
+        for term in (node_affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or []
+        for field in term.get("matchFields") or []
+        if field.get("key") == NAME_FIELD and field.get("operator") == "In"
+        for value in field.get("values") or []
+    }
+    if len(named) == 1:
+        return str(named.pop())
+    return str((spec.get("nodeSelector") or {}).get(HOSTNAME_LABEL) or "")
