@@ -181,7 +181,9 @@ class Cluster:
 
     def __init__(self, settings: ArbiterSettings, seed: int) -> None:
         self.clock = Clock()
-        self.chance = random.Random(seed)
+        self.seed = seed
+        self.chances: dict[str, random.Random] = {}
+        """By session, so that what a session does depends on no other: runs with other settings compare."""
         cards = tuple(
             GpuReport(index=number, uuid=f"GPU-{number:02}", model="A100", memory_bytes=VRAM) for number in range(GPUS)
         )
@@ -198,9 +200,10 @@ class Cluster:
     def run(self, horizon: float) -> None:
         """Let the sessions come, and the time go by."""
         for number in range(SESSIONS):
-            memory = min(20 * GB, int(8 * GB * math.exp(self.chance.gauss(0, 0.7))))
-            kernel = Kernel(f"session-{number}", memory)
-            self.clock.at(self.chance.uniform(0, 4 * HOURS), lambda kernel=kernel: self.arrive(kernel))  # type: ignore[misc]
+            name = f"session-{number}"
+            chance = self.chances[name] = random.Random(f"{self.seed}-{number}")
+            kernel = Kernel(name, min(20 * GB, int(8 * GB * math.exp(chance.gauss(0, 0.7)))))
+            self.clock.at(chance.uniform(0, 4 * HOURS), lambda kernel=kernel: self.arrive(kernel))  # type: ignore[misc]
         self.clock.run(horizon)
 
     def arrive(self, kernel: Kernel) -> None:
@@ -224,7 +227,8 @@ class Cluster:
             gpu.connect(kernel)
             kernel.done = lambda kernel=kernel, gpu=gpu, uuid=uuid: self.pause(kernel, gpu, uuid)  # type: ignore[misc]
             self.reweigh(uuid)
-            self.clock.after(think_time(self.chance), lambda k=kernel, g=gpu, u=uuid: self.work(k, g, u))  # type: ignore[misc]
+            pause = think_time(self.chances[kernel.name])
+            self.clock.after(pause, lambda k=kernel, g=gpu, u=uuid: self.work(k, g, u))  # type: ignore[misc]
 
     def reweigh(self, uuid: str) -> None:
         """What sessions are guaranteed on a GPU has changed."""
@@ -242,7 +246,7 @@ class Cluster:
         if kernel.name in self.released:
             self.released.discard(kernel.name)
             self.returns.append(kernel.delays[-1][1])
-        self.clock.after(think_time(self.chance), lambda: self.work(kernel, gpu, uuid))
+        self.clock.after(think_time(self.chances[kernel.name]), lambda: self.work(kernel, gpu, uuid))
         self.clock.after(RELEASE_AFTER, lambda: self.release(kernel, uuid, number))
 
     def release(self, kernel: Kernel, uuid: str, number: int) -> None:
@@ -258,7 +262,7 @@ class Cluster:
         if self.ledger.allocations[kernel.name].effective_units < UNITS:
             self.ledger.replace(self.ledger.allocations[kernel.name].with_effective(UNITS))
             self.reweigh(uuid)
-        gpu.submit(kernel, 300 * math.exp(self.chance.gauss(0, 1)) * UNITS / 100)
+        gpu.submit(kernel, 300 * math.exp(self.chances[kernel.name].gauss(0, 1)) * UNITS / 100)
 
 
 @dataclass(frozen=True)

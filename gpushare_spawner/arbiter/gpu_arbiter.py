@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 
 from gpushare_spawner.arbiter import interactive
 from gpushare_spawner.arbiter.charging import Charging
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
 from gpushare_spawner.arbiter.nested_sets import NestedSets
+from gpushare_spawner.arbiter.page_out_order import page_out_order
 from gpushare_spawner.arbiter.revoke_timeout import RevokeTimeouts
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.schedule import INSTANT, Choice, Schedule
@@ -439,14 +440,13 @@ class GpuArbiter:
         return decisions
 
     def _free_memory(self, need: int, incoming: list[Client], outgoing: list[Client]) -> list[tuple[Client, int]]:
-        """Choose which clients page out how much, so that `need` bytes are free. Clients without a lease page out
-        first, the least recently used before the others, and before those that wait."""
-        bystanders = sorted(
-            (client for client in self._roster.clients if not client.lease and client not in incoming),
-            key=lambda client: (client.parked, client.waiting, client.last_used),
-        )
-        capacity = self._roster.vram_budget().for_managed
-        return self._residency.free_memory(need, capacity, [*bystanders, *outgoing], self._roster.now)
+        """Choose which clients page out how much, so that `need` bytes are free: clients without a lease first."""
+        now, capacity = self._roster.now, self._roster.vram_budget().for_managed
+        bystanders = [client for client in self._roster.clients if not client.lease and client not in incoming]
+        bandwidth = self._cost.bandwidth_in.value
+        order = page_out_order(bystanders, self._residency, capacity, bandwidth, now, self._settings)
+        last = ((client, capacity) for client in outgoing)
+        return self._residency.free_memory(need, capacity, chain(order, last), now)
 
     def _grant(self, client: Client, crowded: bool) -> Grant:
         beside_others = bool(self._roster.staying)

@@ -107,9 +107,7 @@ class Residency:
     def order_out(self, client: Client, amount: int, now: float) -> int:
         """The client is told to page out so much, or what it has. Returns the bytes of the order."""
         pages = self._pages[client]
-        if client.touched is not None and client.proven is None:
-            pages.resident = min(pages.resident, client.shown)  # the model guesses more, the driver has seen no more
-        amount = min(amount, pages.resident)
+        amount = min(amount, self._can_leave(client))
         if amount > 0:
             pages.resident -= amount
             pages.away += amount
@@ -136,17 +134,28 @@ class Residency:
         return answer
 
     def free_memory(
-        self, need: int, capacity: int, candidates: Iterable[Client], now: float
+        self, need: int, capacity: int, order: Iterable[tuple[Client, int]], now: float
     ) -> list[tuple[Client, int]]:
-        """Choose which clients page out how much, in this order, so that `need` bytes of `capacity` are free.
-        The orders are taken as given."""
-        orders = []
+        """Choose which clients page out how much, so that `need` bytes of `capacity` are free.
+
+        `order`: clients, each with the bytes that it pages out at most when it comes up; a client that comes up again
+        pages out more. The orders are taken as given.
+        """
+        amounts: dict[Client, int] = {}
         lacking = need - self.free(capacity)
-        for client in candidates:
+        for client, most in order:
             if lacking <= 0:
                 break
-            amount = self.order_out(client, lacking, now)
+            had = amounts.get(client, 0)
+            amount = min(lacking, most, self._can_leave(client) - had)
             if amount > 0:
-                orders.append((client, amount))
+                amounts[client] = had + amount
                 lacking -= amount
-        return orders
+        return [(client, self.order_out(client, amount, now)) for client, amount in amounts.items()]
+
+    def _can_leave(self, client: Client) -> int:
+        """Bytes of the client that are on the GPU. The model's guess counts only as far as the driver has seen them."""
+        pages = self._pages[client]
+        if client.touched is not None and client.proven is None:
+            pages.resident = min(pages.resident, client.shown)
+        return pages.resident

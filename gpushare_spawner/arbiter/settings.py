@@ -34,6 +34,10 @@ class ArbiterSettings:
     """Seconds without GPU work after which a session's next burst may spend credit."""
     long_pause: float = 30.0
     """Seconds without GPU work after which a session counts as returning even if its bursts are typically long."""
+    unnoticed_page_in: float = 0.08
+    """Seconds of paging in that a user who returns does not notice: idle sessions page out so much each, before one of
+    them pages out all. 100 ms count as instantaneous (J. Nielsen, Usability Engineering, 1993); 20 ms of them are left
+    for other sessions to give way."""
     short_burst: float = 5.0
     """Seconds of work since its last pause for which a session counts as interactive."""
     max_debt: float = 300.0

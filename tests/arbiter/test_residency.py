@@ -137,7 +137,7 @@ def test_a_single_byte_counts() -> None:
     pages.granted(pages["a"], 100, 0.0)
     assert pages.order_out(pages["a"], 1, 1.0) == 1
     assert pages.of(pages["a"]) == 59
-    assert pages.free_memory(42, 100, [pages["a"]], 2.0) == [(pages["a"], 1)]
+    assert pages.free_memory(42, 100, [(pages["a"], 100)], 2.0) == [(pages["a"], 1)]
 
 
 def test_a_lease_that_fetches_nothing_expects_no_answer() -> None:
@@ -174,11 +174,11 @@ def test_freed_memory_is_neither_there_nor_away() -> None:
     assert pages.state("a") == (10, 0)
 
 
-def test_room_is_made_in_the_order_of_the_candidates_and_no_more_than_needed() -> None:
+def test_memory_is_freed_in_the_order_of_the_candidates_and_no_more_than_needed() -> None:
     pages = Pages(a=30, b=20, c=40, new=100)
     for name in "abc":
         pages.granted(pages[name], 100, 0.0)
-    candidates = [pages["b"], pages["new"], pages["a"], pages["c"]]
+    candidates = [(pages[name], 100) for name in ("b", "new", "a", "c")]
     assert pages.free(100) == 10
     assert pages.free_memory(10, 100, candidates, 1.0) == []
     assert pages.free_memory(35, 100, candidates, 1.0) == [(pages["b"], 20), (pages["a"], 5)]
@@ -187,6 +187,30 @@ def test_room_is_made_in_the_order_of_the_candidates_and_no_more_than_needed() -
     assert pages.free_memory(100, 100, candidates, 2.0) == []
     assert pages.paged_out(pages["a"], 5, 9.0, 3.0) == Answered(5, 2.0)
     assert pages.paged_out(pages["a"], 25, 9.0, 3.0) == Answered(25, 1.0)
+
+
+def test_a_client_pages_out_no_more_than_its_part_and_what_is_lacking_when_it_comes_up_again_in_one_order() -> None:
+    pages = Pages(a=30, b=20, c=40)
+    for name in "abc":
+        pages.granted(pages[name], 100, 0.0)
+    order = [(pages["a"], 5), (pages["b"], 5), (pages["a"], 100), (pages["c"], 100)]
+    assert pages.free_memory(18, 100, order, 1.0) == [(pages["a"], 5), (pages["b"], 3)]
+    assert pages.free_memory(43, 100, order, 2.0) == [(pages["a"], 20), (pages["b"], 5)]
+    assert (pages.of(pages["a"]), pages.of(pages["b"]), pages.of(pages["c"])) == (5, 12, 40)
+    assert pages.paged_out(pages["a"], 5, 0.5, 3.0) == Answered(5, 0.5)
+    assert pages.paged_out(pages["a"], 99, 0.5, 3.0) == Answered(20, 0.5), "one order for both times"
+    assert pages.free_memory(50, 100, [(pages["a"], 3), (pages["a"], 9)], 4.0) == [(pages["a"], 5)], "all that it has"
+
+
+def test_what_the_driver_has_not_seen_of_an_unproven_client_frees_nothing() -> None:
+    pages = Pages(a=50, b=50)
+    for name in "ab":
+        pages.granted(pages[name], 100, 0.0)
+    pages["a"].touched, pages["a"].shown = 20, 10
+    assert pages.free_memory(40, 100, [(pages["a"], 100), (pages["b"], 100)], 1.0) == [
+        (pages["a"], 10),
+        (pages["b"], 30),
+    ]
 
 
 def test_a_holder_that_fills_the_room_has_its_working_set_there_as_far_as_it_fits() -> None:
