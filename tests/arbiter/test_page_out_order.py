@@ -74,6 +74,7 @@ def test_clients_that_wait_page_out_last_and_parked_ones_after_them() -> None:
 
 def test_a_client_that_never_had_a_lease_is_asked_like_any_other_in_the_end_only() -> None:
     assert Board(a=-1.0).order() == [("a", CAPACITY)]
+    assert Board(a=0.0).order() == [("a", 10), ("a", CAPACITY)], "used at the clock's first instant"
 
 
 def test_without_unnoticed_bytes_the_least_recently_used_page_out_all() -> None:

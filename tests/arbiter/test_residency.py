@@ -199,7 +199,9 @@ def test_a_client_pages_out_no_more_than_its_part_and_what_is_lacking_when_it_co
     assert (pages.of(pages["a"]), pages.of(pages["b"]), pages.of(pages["c"])) == (5, 12, 40)
     assert pages.paged_out(pages["a"], 5, 0.5, 3.0) == Answered(5, 0.5)
     assert pages.paged_out(pages["a"], 99, 0.5, 3.0) == Answered(20, 0.5), "one order for both times"
-    assert pages.free_memory(50, 100, [(pages["a"], 3), (pages["a"], 9)], 4.0) == [(pages["a"], 5)], "all that it has"
+    assert pages.free(100) == 43
+    order = [(pages["a"], 3), (pages["a"], 9), (pages["b"], 100)]
+    assert pages.free_memory(50, 100, order, 4.0) == [(pages["a"], 5), (pages["b"], 2)], "a has no more"
 
 
 def test_what_the_driver_has_not_seen_of_an_unproven_client_frees_nothing() -> None:

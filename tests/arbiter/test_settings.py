@@ -17,7 +17,7 @@ from gpushare_spawner.arbiter import ArbiterSettings
     ],
 )  # fmt: skip
 def test_a_setting_that_cannot_work_is_refused_and_named(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))}"):
         ArbiterSettings(**wrong)  # type: ignore[arg-type]
 
 
