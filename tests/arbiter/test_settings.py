@@ -51,6 +51,8 @@ def test_the_settings_that_ship_are_those_that_the_documents_state() -> None:
         pace_alone=0.1,
         unpaced_after=1.0,
         revoke_timeout=10.0,
+        usual_revoke_timeout=4.0,
+        shortest_revoke_timeout=1.0,
         page_out_step=256 * 1024 * 1024,
         look_after=1.0,
         look_every=0.1,
