@@ -12,7 +12,7 @@ from gpushare_spawner.placement.obstacle import Lacking
 from gpushare_spawner.placement.refusal import Reason, Refusal, Shortage
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.placement.stranding_aware_fgd import StrandingAwareFgd
-from gpushare_spawner.placement.strategy import BestFit, Spread, Strategy, check_strategy
+from gpushare_spawner.placement.strategy import BestFit, Spread, Strategy, WorkloadStrategy, check_strategy
 from gpushare_spawner.placement.workload import RecentSpawns, Workload, workload_of
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "StrandingAwareFgd",
     "Strategy",
     "Workload",
+    "WorkloadStrategy",
     "check_strategy",
     "guaranteed_units",
     "settle",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement.capacity_index import Best, Rated
 from gpushare_spawner.placement.free_capacity import FreeCapacity
 from gpushare_spawner.placement.node_capacity import NodeCapacity
 from gpushare_spawner.placement.request import Demand, PlacementRequest
+from gpushare_spawner.placement.workload import Workload
 
 
 class Strategy(Protocol):
@@ -23,6 +24,19 @@ class Strategy(Protocol):
         same request and capacity must give the same answer. `FreeCapacity.best` finds the best node by a rating of
         yours, and rates only nodes that have changed.
         """
+        ...
+
+
+@runtime_checkable
+class WorkloadStrategy(Protocol):
+    """A strategy that looks at the spawns which are to be expected."""
+
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
+        """See `Strategy`."""
+        ...
+
+    def for_workload(self, workload: Workload) -> Strategy:
+        """Return the strategy for this workload; the same object where the workload is the same as before."""
         ...
 
 

@@ -18,6 +18,7 @@ from traitlets import Float, Integer, List, Unicode
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Strategy, check_strategy
 from gpushare_spawner.spawner import hub_shared
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
@@ -26,6 +27,9 @@ from gpushare_spawner.spawner.options.validation import Choice, choose
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.refusal import SpawnRefused, refusals_reported
 from gpushare_spawner.templates.folder import TemplateFolder, default_folder
+
+TEMPLATES_MAX_AGE = 10.0
+"""Seconds for which the templates that placement expects are not read again."""
 
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
 """What the request at hand submitted. After an error the hub renders the form again with the default server's spawner,
@@ -102,12 +106,13 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     ).tag(config=True)
 
     placement_strategy = traitlets.Any(
-        "gpushare_spawner.placement.BestFit",
+        "gpushare_spawner.placement.StrandingAwareFgd",
         help="""
         How nodes and GPUs are chosen: a class, an instance, or the import path of a class with the method
         ``choose(request, capacity)`` of ``gpushare_spawner.placement.Strategy``.
 
-        The default fills the fullest GPU on which the share fits, so that whole ones stay whole.
+        The default leaves as little as possible that the templates, by how often each was spawned of late, could not
+        use. ``gpushare_spawner.placement.BestFit`` fills the fullest GPU on which the share fits,
         ``gpushare_spawner.placement.Spread`` takes the emptiest one.
         """,
     ).tag(config=True)
@@ -187,7 +192,14 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             "queue_length": self.queue_length,
             "overtakes": self.queue_overtakes,
             "place_every": self.queue_poll_interval,
+            "templates": self._offered_templates(),
         }
+
+    def _offered_templates(self) -> Callable[[], Iterable[Template]]:
+        """Return a function that returns the templates of now. It keeps no spawner alive."""
+        folder = self.template_folder
+        # every pass over the queue asks
+        return lambda: folder.load(max_age=TEMPLATES_MAX_AGE).templates
 
     def _strategy(self) -> Strategy:
         strategy = self.placement_strategy

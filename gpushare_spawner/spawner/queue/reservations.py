@@ -15,8 +15,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, BestFit, Ledger, Strategy
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
+from gpushare_spawner.spawner.queue.expected_workload import ExpectedWorkload
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
@@ -32,6 +34,7 @@ class Reservations(ABC, Generic[Reserved]):
 
     One serves all spawners of a hub that use the same GPUs. ``place_every``: seconds between two passes over the queue;
     while it is empty, nothing is asked. ``patience``: seconds that a spawn waits while nothing is known of the GPUs.
+    ``templates``: returns those that can be spawned.
     """
 
     where: ClassVar[str]
@@ -50,9 +53,11 @@ class Reservations(ABC, Generic[Reserved]):
         overtakes: int = 20,
         place_every: float = 1.5,
         patience: float = 20.0,
+        templates: Callable[[], Iterable[Template]] = tuple,
     ) -> None:
         self.log = log
         self.strategy = strategy or BestFit()
+        self._expected = ExpectedWorkload(templates)
         self.queue = SpawnQueue(queue_length, overtakes)
         self.place_every = place_every
         self.patience = patience
@@ -195,6 +200,7 @@ class Reservations(ABC, Generic[Reserved]):
         if allocation is None:
             return False
         placer.gave(ticket, allocation)
+        self._expected.spawned(ticket.request.template.name, time.monotonic())
         self._estimates.placed(ticket, ticket.request.models(snapshot), time.monotonic())
         return True
 
@@ -234,6 +240,7 @@ class Reservations(ABC, Generic[Reserved]):
         return AvailabilityNow(self._check(snapshot), self.queue, self.where)
 
     def _check(self, snapshot: GpuSnapshot) -> PlacementCheck:
+        self.strategy = self._expected.strategy(self.strategy, snapshot, time.monotonic())
         return PlacementCheck(snapshot, self.ledger(snapshot), self.strategy, self.counted)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

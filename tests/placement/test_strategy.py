@@ -1,0 +1,209 @@
+"""Which place a strategy takes, held against a look at every place."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import (
+    Best,
+    BestFit,
+    Demand,
+    FreeCapacity,
+    Ledger,
+    NodeResources,
+    PlacementRequest,
+    Spread,
+    StrandingAwareFgd,
+    check_strategy,
+    workload_of,
+)
+from gpushare_spawner.placement.fragmentation import Fragmentation
+from gpushare_spawner.placement.obstacle import fits
+from tests.placement.reports import active, gpu, report, request
+
+SHARES = [Share(10), Share(25), Share(50), Share(100), Share(count=2), Share(count=3)]
+WORKLOAD = workload_of(
+    [
+        (request(25, cpu=2000).demand, 5.0),
+        (request(40, "A100", cpu=3000).demand, 2.0),
+        (request(100, cpu=8000).demand, 2.0),
+        (request(count=2, cpu=9000).demand, 1.0),
+    ]
+)
+
+
+def crowded(seed: int) -> Ledger:
+    """Nodes of two models with sessions on them, some idle, some on lent units; some nodes are short of CPU."""
+    chance = random.Random(seed)
+    nodes = []
+    for number in range(6):
+        model = chance.choice(["A100", "T4"])
+        nodes.append(report(f"n{number}", [gpu(f"g{number}{index}", index, model) for index in range(3)]))
+    ledger = Ledger.of(nodes)
+    for number in range(chance.randrange(30)):
+        wanted = PlacementRequest(chance.choice(SHARES))
+        place = ledger.place(wanted, chance.choice([BestFit(), Spread()]))
+        if place is not None:
+            ledger.add(active(f"s{number}", place.gpus, wanted.share.units, place.borrowed, float(number)))
+        if ledger.allocations and chance.random() < 0.4:
+            idle = ledger.allocations[chance.choice(sorted(ledger.allocations))]
+            ledger.replace(idle.with_effective(chance.choice([0, idle.share_units // 2])))
+    for number in range(6):
+        ledger.put_resources(f"n{number}", NodeResources(cpu=chance.choice([None, 500, 4000, 9000, 40000])))
+    return ledger
+
+
+def all_places(ledger: Ledger, demand: Demand) -> list[tuple[str, tuple[str, ...]]]:
+    """Every node with every GPU, or every node with its whole GPUs of which least is lent, fullest first."""
+    found = []
+    for node in ledger.capacity.nodes.values():
+        gpus = [one for one in node.gpus if one.healthy and demand.accepts(one.model) and one.free >= demand.units]
+        if not fits(demand, node):
+            continue
+        if demand.count == 1:
+            found += [(node.name, (one.uuid,)) for one in gpus]
+        else:
+            gpus.sort(key=lambda one: (max(0, 100 - one.unowned), one.unowned, one.rank))
+            found.append((node.name, tuple(one.uuid for one in gpus[: demand.count])))
+    return found
+
+
+def lent_unowned_free(ledger: Ledger, demand: Demand, node: str, uuids: tuple[str, ...]) -> tuple[int, int, int]:
+    """In units of a GPU; for several GPUs in whole GPUs of the node."""
+    if demand.count == 1:
+        one = ledger.capacity.gpus[uuids[0]]
+        return max(0, demand.units - one.unowned), one.unowned, one.free
+    whole = [one for one in ledger.capacity.nodes[node].gpus if one.free >= 100]
+    unowned = sum(one.unowned >= 100 for one in whole)
+    return max(0, demand.count - unowned), unowned, len(whole)
+
+
+requests = st.builds(
+    lambda share, cpu, model: PlacementRequest(share, cpu=cpu, models=frozenset({model}) if model else None),
+    st.sampled_from(SHARES),
+    st.sampled_from([0, 1000, 5000]),
+    st.sampled_from(["", "A100", "H100"]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), wanted=requests)
+def test_best_fit_takes_the_place_with_the_least_lent_then_the_fullest_then_the_first(seed, wanted):
+    ledger = crowded(seed)
+    places = all_places(ledger, wanted.demand)
+    chosen = BestFit().choose(wanted, ledger.capacity)
+    rank = {uuid: one.rank for uuid, one in ledger.capacity.gpus.items()}
+    best = min(
+        places, key=lambda place: (*lent_unowned_free(ledger, wanted.demand, *place), rank[place[1][0]]), default=None
+    )
+    assert chosen == (Best(*best) if best else None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), wanted=requests)
+def test_spread_takes_the_emptiest_gpu_of_the_emptiest_node(seed, wanted):
+    ledger = crowded(seed)
+    rank = {uuid: one.rank for uuid, one in ledger.capacity.gpus.items()}
+
+    def worth(place: tuple[str, tuple[str, ...]]) -> tuple[object, ...]:
+        lent, unowned, _ = lent_unowned_free(ledger, wanted.demand, *place)
+        return lent, -unowned, -sum(one.ownable for one in ledger.capacity.nodes[place[0]].gpus), rank[place[1][0]]
+
+    best = min(all_places(ledger, wanted.demand), key=worth, default=None)
+    assert Spread().choose(wanted, ledger.capacity) == (Best(*best) if best else None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), wanted=requests, stranding=st.sampled_from([0.0, 1.0]))
+def test_the_default_takes_the_place_after_which_least_is_wasted(seed, wanted, stranding):
+    """In steps of 0.04 GPU; lent units come first, the best fit decides between equals."""
+    ledger = crowded(seed)
+    rank = {uuid: one.rank for uuid, one in ledger.capacity.gpus.items()}
+    fragmentation = Fragmentation(WORKLOAD, stranding)
+
+    def worth(place: tuple[str, tuple[str, ...]]) -> tuple[object, ...]:
+        node = ledger.capacity.nodes[place[0]]
+        cpu = node.resources.cpu
+        lent, unowned, free = lent_unowned_free(ledger, wanted.demand, *place)
+        now = {model: [one.ownable for one in gpus] for model, gpus in node.healthy.items()}
+        then = {
+            model: [max(0, one.ownable - wanted.share.units) if one.uuid in place[1] else one.ownable for one in gpus]
+            for model, gpus in node.healthy.items()
+        }
+        left = None if cpu is None else cpu - wanted.cpu
+        more = fragmentation.value(then, left) - fragmentation.value(now, cpu)
+        # what is equal but for the last bits must not be a step apart
+        return lent, -((-round(more, 9)) // 4), unowned, free, rank[place[1][0]]
+
+    chosen = StrandingAwareFgd(WORKLOAD, stranding).choose(wanted, ledger.capacity)
+    best = min(all_places(ledger, wanted.demand), key=worth, default=None)
+    assert (chosen is None) == (best is None)
+    if chosen is not None:
+        assert worth((chosen.node, chosen.gpus))[:4] == worth(best)[:4]
+
+
+def test_a_fraction_goes_where_no_whole_gpu_is_broken_for_it():
+    ledger = Ledger.of([report("n", [gpu("a", 0), gpu("b", 1)], [active("s", "b", 50)])])
+    assert ledger.place(request(25), StrandingAwareFgd(WORKLOAD)).gpus == ("b",)
+
+
+def test_a_gap_that_fits_what_comes_often_is_left_open():
+    """a has 75 left and b 65: 25 units leave 50 on a, which a half can use, and 40 on b, which none can use."""
+    ledger = Ledger.of([report("n", [gpu("a", 0), gpu("b", 1)], [active("s", "a", 25), active("t", "b", 35)])])
+    often = workload_of([(Demand(50, 1), 1.0)])
+    assert ledger.place(request(25), StrandingAwareFgd(often)).gpus == ("a",)
+    assert ledger.place(request(25), BestFit()).gpus == ("b",)
+
+
+def test_a_node_whose_cpu_its_gpus_need_is_spared():
+    """n1 has CPU for its GPUs and nothing to spare; n2 has more than its GPU can use."""
+    ledger = Ledger.of([report("n1", [gpu("a", 0), gpu("b", 1)]), report("n2", [gpu("c", 0), gpu("d", 1)])])
+    ledger.put_resources("n1", NodeResources(cpu=16000))
+    ledger.put_resources("n2", NodeResources(cpu=64000))
+    hungry = request(25, cpu=8000)
+    assert ledger.place(hungry, BestFit()).node == "n1"
+    assert ledger.place(hungry, StrandingAwareFgd(WORKLOAD)).node == "n2"
+
+
+def test_without_a_workload_the_default_is_best_fit():
+    for seed in range(20):
+        ledger = crowded(seed)
+        for share in SHARES[:4]:
+            wanted = PlacementRequest(share)
+            assert StrandingAwareFgd().choose(wanted, ledger.capacity) == BestFit().choose(wanted, ledger.capacity)
+
+
+def test_an_equal_workload_keeps_what_has_been_computed():
+    strategy = StrandingAwareFgd(WORKLOAD, stranding=0.5)
+    assert strategy.for_workload(workload_of([(kind.demand, kind.popularity) for kind in WORKLOAD.kinds])) is strategy
+    other = strategy.for_workload(workload_of([(Demand(10, 1), 1.0)]))
+    assert (other.workload.kinds[0].demand, other.stranding) == (Demand(10, 1), 0.5)
+    assert repr(strategy) == "StrandingAwareFgd(4 kinds of requests)"
+
+
+class _Old:
+    def choose(self, room, share, models):
+        return ("a",)
+
+
+@dataclass
+class _Fitting:
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
+        return None
+
+
+def test_a_strategy_is_told_what_is_wrong_with_it():
+    for fitting in (BestFit(), Spread(), StrandingAwareFgd(), _Fitting()):
+        check_strategy(fitting)
+    with pytest.raises(
+        TypeError, match=r"^placement_strategy _Old has choose\(room, share, models\), for another version"
+    ):
+        check_strategy(_Old())
+    with pytest.raises(TypeError, match=r"^placement_strategy int has no method choose\(request, capacity\)$"):
+        check_strategy(5)
