@@ -221,7 +221,7 @@ def _yaml_problem(error: Exception, file: str) -> Problem:
     if isinstance(error, yaml.reader.ReaderError):
         what = f"is not YAML: the character {_character(error.character)} at position {error.position} is not allowed"
         return Problem(file, None, "", what, "remove it; YAML is plain text")
-    return Problem(file, None, "", f"is not YAML: {error or type(error).__name__}", advice)
+    return Problem(file, None, "", f"is not YAML: {str(error) or type(error).__name__}", advice)
 
 
 def _character(value: object) -> str:

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gpushare_spawner.clients import object_watch
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
-from gpushare_spawner.service.kubernetes import object_watch
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from tests.kubernetes.service_room import (
     HUB_RULES,

@@ -83,7 +83,7 @@ class ClusterApi:
         except (ValueError, KeyError, TypeError) as error:
             raise ApiFailure(0, f"the watch brought something else than events: {error}") from None
         except _BROKEN as error:
-            raise ApiFailure(0, f"the watch broke: {error or type(error).__name__}") from None
+            raise ApiFailure(0, f"the watch broke: {str(error) or type(error).__name__}") from None
         finally:
             response.close()
 
@@ -105,7 +105,7 @@ class ClusterApi:
         except ValueError:
             raise ApiFailure(0, "the API server's answer is no JSON") from None
         except _BROKEN as error:
-            raise ApiFailure(0, f"the API server's answer broke off: {error or type(error).__name__}") from None
+            raise ApiFailure(0, f"the API server's answer broke off: {str(error) or type(error).__name__}") from None
         finally:
             response.release()
         if not isinstance(answer, dict):
@@ -134,7 +134,7 @@ class ClusterApi:
                 _request_timeout=timeout,
             )
         except _BROKEN as error:
-            raise ApiFailure(0, f"the API server cannot be reached: {error or type(error).__name__}") from None
+            raise ApiFailure(0, f"the API server cannot be reached: {str(error) or type(error).__name__}") from None
         return response
 
 

@@ -12,11 +12,11 @@ from typing import Any
 from kubernetes_asyncio.client import ApiClient, CoreV1Api
 from pydantic import ValidationError
 
+from gpushare_spawner.clients.object_watch import Watched
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.node import NodeAgent
-from gpushare_spawner.service.kubernetes.object_watch import Watched
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, made_by, merged, session_pods, trimmed
 
 log = logging.getLogger("gpushare.service.cluster")

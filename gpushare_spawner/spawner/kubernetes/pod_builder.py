@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kubernetes_asyncio.client.models import (
@@ -17,7 +17,8 @@ from kubernetes_asyncio.client.models import (
 )
 from kubespawner.utils import get_k8s_model
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, memory_bytes, millicores, pod_requests
+from gpushare_spawner.placement import Requested
 from gpushare_spawner.sharing.base import PodSpec
 from gpushare_spawner.sharing.native_pod import NOTEBOOK, NativePodLayer
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
@@ -60,6 +61,24 @@ def pinned_node(node_selector: Mapping[str, str], extra_pod_config: Mapping[str,
     for key in ("nodeSelector", "node_selector"):
         pinned = (extra_pod_config.get(key) or {}).get(HOSTNAME_LABEL, pinned)
     return str(pinned or "")
+
+
+def requested(
+    guarantees: Mapping[str, Any], limits: Mapping[str, Any], side: Sequence[Any], init: Sequence[Any]
+) -> Requested:
+    """Return what a pod with such settings requests of its node. ``side`` and ``init``: containers beside its own."""
+    own = {
+        "name": NOTEBOOK,
+        "resources": {
+            "requests": {name: amount for name, amount in guarantees.items() if amount is not None},
+            "limits": {name: amount for name, amount in limits.items() if amount is not None},
+        },
+    }
+    # containers that an admin wrote as models are rare, and the scheduler counts them all the same
+    others = [container for container in side if isinstance(container, Mapping)]
+    before = [container for container in init if isinstance(container, Mapping)]
+    amounts = pod_requests({"spec": {"containers": [own, *others], "initContainers": before}})
+    return Requested(millicores(amounts), memory_bytes(amounts), pods=1)
 
 
 def fragment(pod: V1Pod) -> PodSpec:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Allocation
+from gpushare_spawner.placement import Allocation, Requested
+from gpushare_spawner.placement.node_resources import NOTHING
 from gpushare_spawner.spawner.kubernetes.exclusions import Exclusions
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, holds_share
 from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale
@@ -68,7 +69,12 @@ class PodReservations(Reservations[PodShare]):
     def in_flight(self) -> Iterable[Allocation]:
         """Places whose pods are not known to run, or may yet appear."""
         self._settle()
-        return [*self._in_flight.values(), *(allocation for _, allocation in self._lingering.values())]
+        reserved = {**self._in_flight, **{token: allocation for token, (_, allocation) in self._lingering.items()}}
+        counted = self.cluster.counted_pods()
+        return [
+            replace(allocation, uncounted=NOTHING) if token in counted else allocation
+            for token, allocation in reserved.items()
+        ]
 
     async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
         if not snapshot.reports:
@@ -82,6 +88,7 @@ class PodReservations(Reservations[PodShare]):
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         token = secrets.token_hex(8)
         share = self.counted(ticket.request.share)
+        request = ticket.request.placement(snapshot)
         allocation = Allocation(
             session=f"{ticket.request.session}#{token}",
             gpus=placement.gpus,
@@ -89,6 +96,7 @@ class PodReservations(Reservations[PodShare]):
             borrowed_units=placement.borrowed,
             effective_units=share.units,
             opened_at=time.time(),
+            uncounted=Requested(request.cpu, request.memory, pods=1),
         )
         self._in_flight[token] = allocation
         gpus = tuple(snapshot.gpus[gpu] for gpu in placement.gpus)

@@ -23,6 +23,7 @@ from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement import Allocation
 from gpushare_spawner.sharing.native_pod import notebook_container
+from gpushare_spawner.spawner.kubernetes.cluster_capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
@@ -63,12 +64,14 @@ class ClusterSnapshots:
         unit_size: int,
         log: logging.Logger,
         clock: Callable[[], float] = time.time,
+        capacity: ClusterCapacity | None = None,
     ) -> None:
         self.reflectors = reflectors
         self.reports_key = reports_key
         self.unit_size = unit_size
         self.log = log
         self._clock = clock
+        self._capacity = capacity
         self._parsed_reports: dict[str, tuple[str, Report | None]] = {}
         self._parsed_pods: dict[str, _ParsedPod] = {}
         self._told: set[str] = set()
@@ -95,10 +98,23 @@ class ClusterSnapshots:
         allocations = tuple(self._allocations(fresh, set(arrived)))
         announced = [(pod.allocation.session, pod.announced) for pod in self._parsed_pods.values()]
         snapshot = GpuSnapshot(
-            fresh, allocations, awaited, tuple((name, due) for name, due in announced if due is not None)
+            fresh,
+            allocations,
+            awaited,
+            tuple((name, due) for name, due in announced if due is not None),
+            self._capacity.resources() if self._capacity is not None else {},
         )
         self._last = (time.monotonic(), snapshot)
         return snapshot
+
+    def counted_pods(self) -> frozenset[str]:
+        """Reservations whose pods are taken off the free CPU, memory and pods of their nodes already."""
+        return self._capacity.bound() if self._capacity is not None else frozenset()
+
+    def read_capacity(self) -> None:
+        """Begin to read what nodes have free of CPU, memory and pods; nothing happens where that was begun."""
+        if self._capacity is not None:
+            self._capacity.begin()
 
     async def _freshen_pods(self, reflector: Any) -> None:
         """Raises SnapshotStale; not for a namespace that this hub never could read: it has started nothing there."""

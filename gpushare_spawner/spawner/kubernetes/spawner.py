@@ -30,6 +30,7 @@ from traitlets import default, validate
 
 from gpushare_spawner.model.kubernetes import TEMPLATE, is_session
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import Requested
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
@@ -38,11 +39,12 @@ from gpushare_spawner.spawner.kubernetes import settings
 from gpushare_spawner.spawner.kubernetes.api_errors import asked_again
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
 from gpushare_spawner.spawner.kubernetes.cleanup import LastSearch, PodCleanup
+from gpushare_spawner.spawner.kubernetes.cluster_capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.form import entries_of, has_own_form, shown_as_chosen, without_idle_fields
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.options import NAMES, choose, names_template
-from gpushare_spawner.spawner.kubernetes.pod_builder import WITHOUT_GPU, build_pod, pinned_node
+from gpushare_spawner.spawner.kubernetes.pod_builder import WITHOUT_GPU, build_pod, pinned_node, requested
 from gpushare_spawner.spawner.kubernetes.pods import annotation, ended_by_node, exit_code
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer, default_card
 from gpushare_spawner.spawner.kubernetes.reflectors import ReportReflector
@@ -104,7 +106,10 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return self._shared(("cluster", self.reports_namespace), self._new_reservations)
 
     def _new_reservations(self) -> PodReservations:
-        cluster = ClusterSnapshots(self.reflectors, self._reports_key, self.share_unit_size, self.log)
+        capacity = ClusterCapacity(self.api, self.log)
+        cluster = ClusterSnapshots(
+            self.reflectors, self._reports_key, self.share_unit_size, self.log, capacity=capacity
+        )
         return PodReservations(cluster, self.log, patience=self.view_patience, **self._queue_settings())
 
     @property
@@ -222,6 +227,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         return await self._watches.start(kind, reflector_class, replace, **kwargs)
 
     async def _watch(self) -> None:
+        self.reservations.cluster.read_capacity()
         await self._watches.ensure(
             self._reports_key, lambda: ReportReflector(parent=self, namespace=self.reports_namespace)
         )
@@ -262,10 +268,20 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         await self._clear_way()
         node = pinned_node(self.node_selector, self.extra_pod_config)
         request = SpawnRequest(Tenant(self.user.name, self.name), template, self._kube.expanded(node) if node else "")
+        request = replace(request, requested=self._requested())
         request = replace(request, left_out=functools.partial(self.reservations.exclusions.of, request))
         share = await reserve_share(self.reservations, request, patience, progress, self._attempt.alternatives)
         report_placement(share, f" of {share.placement.node}", progress, self.log, self._log_name)
         return share
+
+    def _requested(self) -> Requested:
+        """What the pod will request, by the settings as the template's choice has left them."""
+        return requested(
+            {"cpu": self.cpu_guarantee, "memory": self.mem_guarantee, **self.extra_resource_guarantees},
+            {"cpu": self.cpu_limit, "memory": self.mem_limit, **self.extra_resource_limits},
+            self.extra_containers,
+            self.init_containers,
+        )
 
     async def _clear_way(self) -> None:
         await self._cleanup.remove_leftover(self._pod(), self._stop_pod)

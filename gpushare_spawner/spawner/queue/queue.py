@@ -10,7 +10,7 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Gpu, Template
-from gpushare_spawner.placement import PlacementRequest
+from gpushare_spawner.placement import PlacementRequest, Requested
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
@@ -23,6 +23,8 @@ class SpawnRequest:
     template: Template
     node: str = ""
     """The only node that will do; empty: any."""
+    requested: Requested | None = None
+    """What its pod requests; None: what the template guarantees."""
     left_out: Callable[[], Mapping[str, str]] = dict
     """Returns the nodes that it avoids now, because a pod of it was not admitted there, and what is missing on each."""
 
@@ -49,8 +51,11 @@ class SpawnRequest:
 
     def placement(self, snapshot: GpuSnapshot) -> PlacementRequest:
         """What it asks of placement, on the GPUs of a snapshot."""
+        request = snapshot.request(self.template)
         return replace(
-            snapshot.request(self.template),
+            request,
+            cpu=self.requested.cpu if self.requested is not None else request.cpu,
+            memory=self.requested.memory if self.requested is not None else request.memory,
             user=self.tenant.user,
             node=self.node,
             left_out=frozenset(self.left_out()),

@@ -232,7 +232,11 @@ class Reservations(ABC, Generic[Reserved]):
 
     def ledger(self, snapshot: GpuSnapshot) -> Ledger:
         """All shares: those that the snapshot shows, and those in flight."""
-        return Ledger.of(snapshot.reports, [*snapshot.allocations, *self.in_flight()])
+        ledger = Ledger.of(snapshot.reports, [*snapshot.allocations, *self.in_flight()])
+        for report in snapshot.reports:
+            if report.node in snapshot.resources:
+                ledger.put_resources(report.node, snapshot.resources[report.node])
+        return ledger
 
     async def availability_now(self, max_age: float = 0.0) -> AvailabilityNow:
         """What a spawn would meet now. Raises one of `unreachable`."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice, Report
 from gpushare_spawner.model.template import Gpu, Template
-from gpushare_spawner.placement import Allocation, PlacementRequest
+from gpushare_spawner.placement import Allocation, NodeResources, PlacementRequest
 
 MILLICORES = 1000
 """In a CPU core."""
@@ -42,6 +42,8 @@ class GpuSnapshot:
     """Why GPUs that exist are missing here for the moment, in a sentence; empty where none are."""
     announced: tuple[tuple[str, Notice], ...] = ()
     """Idle actions that are due, each with its session's name in the ledger."""
+    resources: Mapping[str, NodeResources] = field(default_factory=dict)
+    """Free CPU, memory and pods of nodes, as far as they are known."""
     _suiting: dict[int, tuple[Gpu, tuple[GpuKind, ...], frozenset[str]]] = field(default_factory=dict, repr=False)
 
     @cached_property

@@ -17,8 +17,6 @@ from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.clients.watch_lines import watch_lines
 
-log = logging.getLogger("gpushare.service.cluster")
-
 Object = dict[str, Any]
 """As the API server sends it, or a part of that. Never changed here."""
 
@@ -38,8 +36,9 @@ LOST_AFTER = WATCH_SECONDS + _SILENCE + 2 * _LONGEST_PAUSE
 
 
 def key(item: Object) -> str:
-    """An object's namespace and name, with a slash between them."""
-    return f"{item['metadata']['namespace']}/{item['metadata']['name']}"
+    """An object's namespace and name, with a slash between them; of an object in no namespace the name alone."""
+    namespace = item["metadata"].get("namespace")
+    return f"{namespace}/{item['metadata']['name']}" if namespace else str(item["metadata"]["name"])
 
 
 class Watched:
@@ -58,6 +57,7 @@ class Watched:
         selector: str,
         on_change: Callable[[], None] = lambda: None,
         keep: Callable[[Object], Object] = lambda item: item,
+        log: logging.Logger | None = None,
     ) -> None:
         self.what = what
         """For people: "pods"."""
@@ -73,6 +73,7 @@ class Watched:
         self._selector = selector
         self._on_change = on_change
         self._keep = keep
+        self._log = log or logging.getLogger("gpushare.cluster")
         self._heard: float | None = None
         self._missed_since: float | None = None
         self._caught_up = 0.0
@@ -212,7 +213,7 @@ class Watched:
             why = f"unexpected answer of the API server ({type(error).__name__}: {error})"
         problem = f"the {self.what} of {self._where} cannot be read: {why}"
         if problem != self.problem:
-            log.warning("%s", problem)
+            self._log.warning("%s", problem)
         self.problem = problem
 
 

@@ -1,0 +1,98 @@
+"""What a pod requests of its node, and what a node has, as the cluster's scheduler counts them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
+
+_SUFFIXES = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
+    "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15),
+    "E": Decimal(10**18),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
+    "Ei": Decimal(2**60),
+}  # fmt: skip
+_QUANTITY = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(n|u|m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?")
+
+Amounts = dict[str, Decimal]
+"""By resource: cores of ``cpu``, bytes of ``memory``."""
+
+
+def quantity(value: Any) -> Decimal:
+    """Return a quantity of the API server as a number. Raises ValueError for what is none."""
+    found = _QUANTITY.fullmatch(str(value).strip())
+    if found is None:
+        raise ValueError(f"{value!r} is not a quantity: Kubernetes writes them like 500m, 2 or 4Gi")
+    return Decimal(found[1]) * _SUFFIXES[found[2] or ""]
+
+
+def millicores(amounts: Mapping[str, Any]) -> int:
+    """Return the CPU in amounts as the API server writes them, in millicores, rounded up."""
+    return math.ceil(quantity(amounts.get("cpu", 0)) * 1000)
+
+
+def memory_bytes(amounts: Mapping[str, Any]) -> int:
+    """Return the memory in amounts as the API server writes them, in bytes."""
+    return int(quantity(amounts.get("memory", 0)))
+
+
+def pod_requests(pod: Mapping[str, Any]) -> Amounts:
+    """Return the CPU and memory that a pod requests of its node.
+
+    Containers and sidecars are added up; an ordinary init container runs before the containers and beside the sidecars
+    that were started before it, and the larger amount counts. Of a container that was resized in place the largest of
+    what is wished, allocated and in force counts. The pod's overhead is added. (kubernetes
+    component-helpers/resource/helpers.go; measured on 1.36.)
+    """
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    in_force = {found.get("name"): found for found in _statuses(status)}
+    running = _total(_requested(container, in_force) for container in spec.get("containers") or [])
+    sidecars: Amounts = {}
+    most: Amounts = {}
+    for container in spec.get("initContainers") or []:
+        asked = _requested(container, in_force)
+        if container.get("restartPolicy") == "Always":
+            sidecars = _total([sidecars, asked])
+            most = _largest([most, sidecars])
+        else:
+            most = _largest([most, _total([sidecars, asked])])
+    total = _largest([_total([running, sidecars]), most])
+    # requests of the pod as a whole (1.34 and later) take the place of the sum
+    of_pod = _amounts((spec.get("resources") or {}).get("requests"))
+    return _total([{**total, **of_pod}, _amounts(spec.get("overhead"))])
+
+
+def _statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
+
+
+def _requested(container: Mapping[str, Any], in_force: Mapping[Any, Mapping[str, Any]]) -> Amounts:
+    resources = container.get("resources") or {}
+    # the API server writes a limit without a request as a request; a manifest that it has not seen lacks that
+    wished = _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    known = in_force.get(container.get("name"), {})
+    actual = (known.get("resources") or {}).get("requests")
+    return _largest([wished, _amounts(known.get("allocatedResources")), _amounts(actual)])
+
+
+def _amounts(written: Mapping[str, Any] | None) -> Amounts:
+    return {name: quantity(written[name]) for name in ("cpu", "memory") if written and name in written}
+
+
+def _total(parts: Iterable[Amounts]) -> Amounts:
+    total: Amounts = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, Decimal(0)) + amount
+    return total
+
+
+def _largest(parts: Iterable[Amounts]) -> Amounts:
+    most: Amounts = {}
+    for part in parts:
+        for name, amount in part.items():
+            most[name] = max(most.get(name, amount), amount)
+    return most

@@ -1,0 +1,128 @@
+"""CPU, memory and pods that nodes have free: what nodes can allocate, less what the pods on them request.
+
+One reader for a hub, for all namespaces; it needs `list` and `watch` on nodes and pods in the whole cluster. Without
+that right nothing is known, and only the scheduler says what does not fit: see `admission`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import ClientError
+from kubernetes_asyncio.client.rest import ApiException
+
+from gpushare_spawner.clients.object_watch import Object, Watched
+from gpushare_spawner.model.kubernetes import memory_bytes, millicores, pod_requests
+from gpushare_spawner.placement import NodeResources, Requested
+from gpushare_spawner.spawner.kubernetes.pods import FINISHED, RESERVATION, annotation, phase
+
+ASK_AGAIN_SECONDS = 300.0
+"""After the API server has refused to show nodes and pods. Ours: an admin who grants the right sees an effect soon."""
+
+
+class ClusterCapacity:
+    """Reads nodes and pods in the background, from `begin` on. ``api`` is Kubernetes' core API."""
+
+    def __init__(self, api: Any, log: logging.Logger) -> None:
+        self._api = api
+        self._log = log
+        self._reading: asyncio.Task[None] | None = None
+        self._nodes: Watched | None = None
+        self._pods: Watched | None = None
+        self._changed = True
+        self._known: Mapping[str, NodeResources] = {}
+        self._bound: frozenset[str] = frozenset()
+
+    def begin(self) -> None:
+        """Start to read, unless that was done."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._begin())
+
+    def resources(self) -> Mapping[str, NodeResources]:
+        """Return what is free on each node, without reservations in flight; empty while it is not known."""
+        if self._nodes is None or self._pods is None or not (self._nodes.known and self._pods.known):
+            return {}
+        self._count(self._nodes, self._pods)
+        return self._known
+
+    def bound(self) -> frozenset[str]:
+        """Return the reservations whose pods are on a node and counted in `resources`."""
+        return self._bound if self.resources() else frozenset()
+
+    async def _begin(self) -> None:
+        while not await self._may_read():
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+        running = ",".join(f"status.phase!={ended}" for ended in FINISHED)
+        pods = functools.partial(self._api.list_pod_for_all_namespaces, field_selector=running)
+        self._nodes = Watched("nodes", self._api.list_node, "the cluster", "", self._on_change, kept_node, self._log)
+        self._pods = Watched("pods", pods, "the cluster", "", self._on_change, kept_pod, self._log)
+        self._nodes.start()
+        self._pods.start()
+
+    async def _may_read(self) -> bool:
+        try:
+            for ask in (self._api.list_node, self._api.list_pod_for_all_namespaces):
+                answer = await ask(limit=1, _preload_content=False)
+                answer.close()
+                if answer.status != 200:
+                    raise ApiException(status=answer.status, reason=answer.reason)
+        except (ApiException, ClientError, OSError, TimeoutError) as error:
+            self._log.info(
+                "Free CPU and memory of nodes are not known (%s): nodes are chosen by their GPUs, and another one is "
+                "tried where the scheduler refuses a pod. The right to list and watch nodes and pods, in a ClusterRole "
+                "for the hub's service account, lets the hub know them.",
+                str(error).splitlines()[0] if str(error) else type(error).__name__,
+            )
+            return False
+        return True
+
+    def _on_change(self) -> None:
+        self._changed = True
+
+    def _count(self, nodes: Watched, pods: Watched) -> None:
+        if not self._changed:
+            return
+        self._changed = False
+        on_node: dict[str, list[Requested]] = {}
+        for pod in pods.objects.values():
+            if pod["node"]:
+                on_node.setdefault(pod["node"], []).append(pod["requested"])
+        self._bound = frozenset(pod["token"] for pod in pods.objects.values() if pod["node"] and pod["token"])
+        self._known = {
+            node["metadata"]["name"]: node["allocatable"].less(
+                Requested.total(on_node.get(node["metadata"]["name"], ()))
+            )
+            for node in nodes.objects.values()
+        }
+
+
+def kept_node(node: Object) -> Object:
+    """Return what is kept of a node."""
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    return {
+        "metadata": _identity(node),
+        "allocatable": NodeResources(
+            millicores(allocatable) if "cpu" in allocatable else None,
+            memory_bytes(allocatable) if "memory" in allocatable else None,
+            int(allocatable["pods"]) if "pods" in allocatable else None,
+        ),
+    }
+
+
+def kept_pod(pod: Object) -> Object:
+    """Return what is kept of a pod: whole pods of a large cluster would take much memory, and show all environments."""
+    requested = pod_requests(pod)
+    return {
+        "metadata": _identity(pod),
+        "node": "" if phase(pod) in FINISHED else (pod.get("spec") or {}).get("nodeName") or "",
+        "requested": Requested(millicores(requested), memory_bytes(requested), 1),
+        "token": annotation(pod, RESERVATION),
+    }
+
+
+def _identity(item: Object) -> Object:
+    return {name: item["metadata"].get(name, "") for name in ("namespace", "name", "resourceVersion")}

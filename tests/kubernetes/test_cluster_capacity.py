@@ -1,0 +1,97 @@
+"""Free CPU, memory and pods of nodes, known to the hub before it chooses one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spawner.running_hub import until
+
+from .sharing_hub import GpuNodes
+from .standin.client import path
+from .standin.cluster import RBAC, Cluster
+
+MakeHub = Callable[..., Any]
+
+GREEDY = """
+name: greedy
+display_name: Greedy
+gpu: {fraction: 0.1}
+resources: {cpu: {guarantee: 1}, memory: {guarantee: 1Gi}}
+"""
+
+
+@pytest.fixture
+async def may_read(cluster: Cluster) -> AsyncIterator[None]:
+    """The hub has the right to list and watch nodes and the pods of all namespaces."""
+    rules = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}]
+    account = {"kind": "ServiceAccount", "name": "hub", "namespace": cluster.namespace}
+    name = f"{cluster.namespace}-capacity"
+    await cluster._bind("ClusterRole", {"name": name}, rules, account, "")
+    yield
+    for kind in ("clusterrolebindings", "clusterroles"):
+        await cluster.admin.delete(path(kind, name=name, group=RBAC))
+
+
+async def test_four_users_start_where_cpu_is_free_without_one_refusal(
+    may_read: None, make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, templates: Path
+) -> None:
+    (templates / "greedy.yaml").write_text(GREEDY)
+    small, large = await nodes.add(gpus=1, cpu="2", memory="4Gi"), await nodes.add(gpus=1, cpu="64")
+    # a pod of another namespace takes its part of the small node
+    other = await cluster.make_namespace("-other")
+    container = {"name": "c", "image": "standin/notebook:1", "resources": {"requests": {"cpu": "500m"}}}
+    pod = {"metadata": {"name": "system"}, "spec": {"containers": [container], "nodeName": small}}
+    await cluster.admin.create(path("pods", other), pod)
+    hub = await make_hub()
+    # the reader begins with the first spawn
+    assert (await hub.start_server("zoe", {"profile": "quarter-gpu"})).code == 201
+    capacity = hub.spawner("zoe").reservations.cluster._capacity
+    await until(lambda: small in capacity.resources())
+    free = capacity.resources()[small]
+    assert free.cpu == 1500
+    for user in ("ada", "bob", "cyd", "dan"):
+        response = await hub.start_server(user, {"profile": "greedy"})
+        assert response.code == 201, response.body
+    reasons = [reason for user in ("ada", "bob", "cyd", "dan") for reason, _ in await cluster.events(f"jupyter-{user}")]
+    assert "FailedScheduling" not in reasons
+    where = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in await cluster.pods()}
+    assert sorted(where[f"jupyter-{user}"] for user in ("ada", "bob", "cyd", "dan")) == sorted([small] + [large] * 3)
+    # nothing is counted twice once all run
+    await until(lambda: capacity.resources()[large].cpu == 61_000)
+    ledger = (await hub.reservations.availability_now()).check.ledger
+    assert ledger.capacity.nodes[large].resources.cpu == 61_000
+
+
+async def test_spawns_at_once_count_the_reservations_of_each_other(
+    may_read: None, make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, templates: Path
+) -> None:
+    (templates / "greedy.yaml").write_text(GREEDY)
+    await nodes.add(gpus=1, cpu="2")
+    await nodes.add(gpus=1, cpu="2")
+    hub = await make_hub()
+    assert (await hub.start_server("zoe", {"profile": "cpu-only"})).code == 201
+    assert (await hub.start_server("eve", {"profile": "quarter-gpu"})).code == 201
+    capacity = hub.spawner("eve").reservations.cluster._capacity
+    await until(lambda: len(capacity.resources()) == 2)
+    users = ("ada", "bob", "cyd", "dan")
+    answers = await asyncio.gather(*(hub.start_server(user, {"profile": "greedy"}) for user in users))
+    assert [answer.code for answer in answers] == [201] * 4
+    reasons = [reason for user in users for reason, _ in await cluster.events(f"jupyter-{user}")]
+    assert "FailedScheduling" not in reasons
+
+
+async def test_without_the_right_nothing_is_known_and_nothing_is_an_error(
+    make_hub: MakeHub, nodes: GpuNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    await nodes.add(gpus=1)
+    hub = await make_hub()
+    for user in ("ada", "bob"):
+        assert (await hub.start_server(user, {"profile": "half-gpu"})).code == 201
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert (await hub.reservations.snapshot()).resources == {}
