@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterOptions) -> None:
         type=Path,
         default=None,
         metavar="DIR",
-        help="folder that keeps the sessions over a restart; its path must be short, since the path of a Unix socket "
+        help="folder that keeps the sessions across restarts; its path must be short, since the path of a Unix socket "
         "has at most 107 bytes (default: /run/gpushare for root, else $XDG_RUNTIME_DIR/gpushare)",
     )
     parser.add_argument(
@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterOptions) -> None:
         default=DEFAULT_CONTEXT_MEMORY,
         metavar="SIZE",
         help="GPU memory of each CUDA process beside its allocations; nvidia-smi shows it for an idle process. The "
-        "agent computes with it which sessions fit into the GPU's memory together; simulated GPUs need none "
+        "agent uses it to compute which sessions fit into the GPU's memory together; simulated GPUs need none "
         "(default: 512Mi)",
     )
     parser.add_argument(
@@ -118,7 +118,7 @@ def configure(parser: argparse.ArgumentParser, cluster: ClusterOptions) -> None:
         "--metrics-address",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address of this machine for the metrics (default: %(default)s)",
+        help="address to serve the metrics on (default: %(default)s)",
     )
     parser.add_argument(
         "--metrics-token-file",

@@ -56,7 +56,9 @@ class ReportCollector(Collector):
         total = GaugeMetricFamily("gpushare_gpu_memory_bytes", "Memory of the GPU", labels=gpu)
         used = GaugeMetricFamily("gpushare_gpu_memory_used_bytes", "Memory in use on the GPU", labels=gpu)
         healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 while the GPU is healthy", labels=gpu)
-        waiting = GaugeMetricFamily("gpushare_gpu_waiting_sessions", "Sessions with work and no lease", labels=gpu)
+        waiting = GaugeMetricFamily(
+            "gpushare_gpu_waiting_sessions", "Sessions with GPU work that wait for a lease", labels=gpu
+        )
         sessions = GaugeMetricFamily("gpushare_gpu_sessions", "Sessions with a share of the GPU", labels=gpu)
         for one in report.gpus:
             label = (one.uuid, one.model)
@@ -85,7 +87,9 @@ class ReportCollector(Collector):
             "gpushare_session_resident_bytes", "GPU memory of the session that is on the GPU", labels=of
         )
         seconds = GaugeMetricFamily(
-            "gpushare_session_gpu_seconds", "Seconds with work of the session on its GPUs", labels=of
+            "gpushare_session_gpu_seconds",
+            "Time with a burst of the session on its GPUs, since it was opened",
+            labels=of,
         )
         busy = GaugeMetricFamily(
             "gpushare_session_busy", "1 while the session has GPU work that runs or waits", labels=of

@@ -31,8 +31,8 @@ Groups = dict[str, list[Finding]]
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Checks this machine: driver, kernel, containers, library, agent, config files and templates. Run it as root: "
-        "the agent answers only its own user and root. Changes nothing. The exit status is 1 if there is a problem."
+        "Check this machine: driver, kernel, containers, library, agent, config files and templates. Run it as root: "
+        "the agent answers only its own user and root. The doctor changes nothing. The exit status is 1 if there is a problem."
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(
@@ -61,8 +61,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="PROGRAM",
         type=_program,
-        help="also run programs on the first GPU, which takes minutes; default: all installed ones of "
-        f"{', '.join(PROGRAMS)}",
+        help="also run programs on the first GPU, which takes minutes; default: those that are "
+        f"installed of: {'; '.join(PROGRAMS)}",
     )
     parser.add_argument(
         "--gpu-memory",

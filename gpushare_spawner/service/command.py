@@ -92,15 +92,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         idle,
         "--max-age",
         0,
-        "stop each server that has run for this long, busy or not, with or without a template; users of a session "
-        "get a notice before",
+        "stop each server that has run for this long, busy or not, with or without a template; the user of a "
+        "session gets a notice before",
     )
     _time(
         idle,
         "--cull-every",
         DEFAULT_CULL_EVERY,
-        "time between two rounds; every third round reads the hub's list of servers, and also a round with an idle "
-        "action",
+        "time between two rounds; every third round and each round with an idle action read the hub's list of servers",
     )
     _switch(
         idle,

@@ -6,7 +6,7 @@ _GOES_ON = "GPU work continues without the agent."
 _REFUSALS = {
     1: "The agent could not read the request.",
     2: "The agent uses another version of the protocol. Restart the server to get the agent's version.",
-    3: "The agent does not accept requests of this user.",
+    3: "The agent does not accept requests from this user.",
     4: "This session has ended. Restart the server to get a GPU share again.",
 }
 

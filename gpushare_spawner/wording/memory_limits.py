@@ -22,13 +22,13 @@ def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
             helps = _advice(restart, "choose a template with a larger GPU memory limit.")
         case "session_host_memory":
             why = (
-                "this server's memory limit leaves too little host memory, and GPU memory has to move there "
-                "while other sessions use the GPU."
+                "this server's memory limit leaves too little host memory for GPU memory that is paged out while other "
+                "sessions use the GPU."
             )
             free = "Free host memory, for example large variables."
             helps = _advice([free, *restart], "choose a template with more memory.")
         case _:
-            why = "all sessions together have used up the machine's host memory for data that moves off its GPUs."
+            why = "all sessions together have used up the machine's host memory for paged-out GPU memory."
             helps = _advice(restart, "try again when other sessions use less.")
     return f"{failed}{why} {helps}"
 
@@ -46,9 +46,9 @@ def refused(status: ShareStatus, hit: LimitHit) -> str:
             limit = memory(max((gpu.limit_bytes for gpu in status.gpus), default=0))
             return f"Out of GPU memory: {more} more would exceed the {limit} that this session may allocate."
         case "session_host_memory":
-            return f"Out of memory: for {more} more GPU memory this server has too little host memory."
+            return f"Out of memory: this server has too little host memory for {more} more GPU memory."
         case _:
-            return f"Out of memory: for {more} more GPU memory this machine has too little host memory."
+            return f"Out of memory: this machine has too little host memory for {more} more GPU memory."
 
 
 def _restart(status: ShareStatus) -> str:

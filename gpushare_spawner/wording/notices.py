@@ -21,7 +21,7 @@ def notice(status: ShareStatus, action: PendingAction) -> str:
     match action.tier:
         case Tier.DOWNGRADED:
             smaller = gpu_share(action.effective_units, len(status.gpus))
-            return f"Your GPU share will be downgraded to {smaller} at {{time}}: the GPU is idle. {keep}"
+            return f"Your GPU share will be downgraded to {smaller} at {{time}}: it is idle. {keep}"
         case Tier.RELEASED:
             return f"Your GPU share will be released at {{time}}. {keep} Your kernels keep running either way."
         case Tier.STOPPED:
@@ -50,8 +50,8 @@ def changed(status: ShareStatus) -> str:
     match status.tier:
         case Tier.DOWNGRADED:
             smaller = gpu_share(status.effective_units, gpus)
-            return f"Your GPU share was downgraded to {smaller}: the GPU was idle. {kept}"
+            return f"Your GPU share was downgraded to {smaller}: it was idle. {kept}"
         case Tier.RELEASED:
-            return f"Your GPU share was released: the GPU was idle. {kept}"
+            return f"Your GPU share was released: it was idle. {kept}"
         case _:
             return f"Your GPU share is restored: {gpu_share(status.share_units, gpus)}."

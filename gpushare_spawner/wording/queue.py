@@ -9,7 +9,10 @@ from gpushare_spawner.wording.amounts import duration
 
 STARTS_NOW = "Starts now"
 STARTS_ON_LENT = "Starts now on lent units"
-LENT_DETAIL = "Idle sessions lend these units. When they work again they come first, and this share gets what is left."
+LENT_DETAIL = (
+    "Idle sessions lend these units. When those sessions work again, they reclaim the units, and this share gets "
+    "what is left."
+)
 UNKNOWN = "Unknown"
 UNKNOWN_DETAIL = "Free capacity is unknown at the moment."
 NO_SUITABLE_GPU = "No suitable GPU"

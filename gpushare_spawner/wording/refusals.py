@@ -24,7 +24,7 @@ def capacity(refusal: Refusal) -> str:
             return f"No GPU is of a model that the template asks for. Available models: {', '.join(refusal.models)}."
         case Reason.INELIGIBLE:
             return (
-                "The nodes whose GPUs would do accept no server of this template, because of their taints or labels. "
+                "The nodes with suitable GPUs accept no server of this template, because of their taints or labels. "
                 "Ask the admin."
             )
         case Reason.NOT_ADMITTED:
@@ -32,7 +32,7 @@ def capacity(refusal: Refusal) -> str:
             return f"{nodes} did not admit this server just now, and no other node has {_amount(share)} free."
         case Reason.NODES_FULL:
             shortages = "; ".join(_shortage(shortage, refusal) for shortage in refusal.shortages)
-            return f"Nodes with {_amount(share)} free have not enough of something else: {shortages}."
+            return f"Nodes with {_amount(share)} free lack another resource: {shortages}."
         case Reason.UNHEALTHY if share.count == 1:
             return f"No suitable GPU is healthy ({refusal.suitable} found). The agent's log says why."
         case Reason.UNHEALTHY:
@@ -79,7 +79,7 @@ def queue_full(share: Share, waiting: int) -> str:
     why = (
         f"The queue is full ({plural(waiting, 'spawn')})"
         if waiting
-        else f"No GPU has {share} free now, and no queue is kept"
+        else f"No GPU has {share} free now, and this hub has no queue"
     )
     return f"{why}. Try again in a few minutes, or choose a template without a GPU."
 
@@ -105,8 +105,8 @@ def impossible(template: str, where: str, node: str, why: str) -> str:
 def nothing_known(unavailable: str) -> str:
     """Return that nothing can be placed. ``unavailable`` says what does not answer, without a full stop."""
     return (
-        f"{unavailable}, so nothing can be started on a GPU. "
-        "Try again in a minute, or choose a template without a GPU. Tell the admin if the problem stays."
+        f"{unavailable}, so no server with a GPU can start. "
+        "Try again in a minute, or choose a template without a GPU. Tell the admin if the problem persists."
     )
 
 

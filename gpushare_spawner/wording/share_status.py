@@ -49,7 +49,9 @@ def explanation(status: ShareStatus) -> str:
     if status.announced is not None:
         said.append(notice(status, status.announced))
     if status.lease == "waiting":
-        said.append("Your GPU work is waiting: other sessions are using the GPU. It runs in its turn.")
+        said.append(
+            "Your GPU work is waiting: other sessions are using the GPU. It continues when this session gets the GPU."
+        )
     if status.borrowed_units:
         said.append(
             f"{gpu_share(status.borrowed_units, gpus)} of {share} is borrowed from idle sessions and is reclaimed "
@@ -99,9 +101,9 @@ def tier_now(status: ShareStatus) -> str:
     match status.tier:
         case Tier.DOWNGRADED:
             now = gpu_share(status.effective_units, gpus)
-            return f"Your GPU share is downgraded from {share} to {now} because the GPU was idle. {kept}"
+            return f"Your GPU share is downgraded from {share} to {now} because it was idle. {kept}"
         case Tier.RELEASED:
-            return f"Your GPU share ({share}) is released because the GPU was idle. {kept}"
+            return f"Your GPU share ({share}) is released because it was idle. {kept}"
         case _:
             return f"You have {share}: guaranteed while others work, up to 100 % while others are idle."
 

@@ -22,8 +22,8 @@ def no_such_user(user: str) -> str:
 
 
 def user_not_made(user: str) -> str:
-    """Return that a user of the machine could not be made."""
-    return f"The user {user} could not be made on this machine. Ask the admin."
+    """Return that a user of the machine could not be created."""
+    return f"The user {user} could not be created on this machine. Ask the admin."
 
 
 def setting_forbids_gpus(setting: str) -> str:
@@ -34,8 +34,7 @@ def setting_forbids_gpus(setting: str) -> str:
 def api_unavailable(why: str) -> str:
     """Return that the cluster's API fails for the moment. ``why``: its answer."""
     return (
-        f"The cluster's API does not work well at the moment ({why}). Nothing is reserved for you. "
-        "Try again in a minute."
+        f"The cluster's API is unavailable at the moment ({why}). Nothing is reserved for you. Try again in a minute."
     )
 
 
@@ -58,12 +57,12 @@ def not_admitted(why: str, tries: int | None) -> str:
     ``tries``: how many there were, where no more are allowed.
     """
     last = f" This was the last of {tries} attempts." if tries else ""
-    return f"{why}.{last} Nothing is reserved for you. Try again in a minute. Tell the admin if the problem stays."
+    return f"{why}.{last} Nothing is reserved for you. Try again in a minute. Tell the admin if the problem persists."
 
 
 def another_place(why: str) -> str:
     """Return that another node is looked for. ``why``: the node's answer, without a full stop."""
-    return f"{why}. Looking for another place."
+    return f"{why}. Looking for another node."
 
 
 def too_slow(seconds: float, why: str) -> str:
@@ -77,5 +76,5 @@ def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:
     """Return that settings pin the pod to another node than the one where its share is."""
     return (
         f"The server is placed on node {placed}, and its settings pin it to {pinned}. Tell the admin to set "
-        f"{label} in node_selector, where it is seen before a place is looked for."
+        f"{label} in node_selector, which placement takes into account."
     )

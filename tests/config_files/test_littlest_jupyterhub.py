@@ -146,7 +146,7 @@ def test_a_user_that_cannot_be_made_is_refused_with_a_reason(tljh: TLJH, monkeyp
         raise subprocess.CalledProcessError(3, ["useradd", name])
 
     monkeypatch.setattr(importlib.import_module("tljh.user"), "ensure_user", fail)
-    with pytest.raises(SpawnRefused, match="The user jupyter-ada@b could not be made on this machine"):
+    with pytest.raises(SpawnRefused, match="The user jupyter-ada@b could not be created on this machine"):
         spawner_of("ada@b").share_uid()
 
 

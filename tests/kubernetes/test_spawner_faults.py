@@ -55,7 +55,7 @@ async def test_a_node_that_does_not_admit_is_left_for_another(
     assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 202
     told = [event["message"] async for event in hub.spawner("ada").progress()]
     await hub.started("ada")
-    assert any("UnexpectedAdmissionError" in line and "Looking for another place" in line for line in told)
+    assert any("UnexpectedAdmissionError" in line and "Looking for another node" in line for line in told)
     assert await nodes.held() == {f"GPU-{second}-0": 50}
     assert not hub.reservations.in_flight()
 
@@ -214,7 +214,7 @@ async def test_nothing_is_placed_on_a_view_that_cannot_be_had(
     cluster.faults.fail_next("list", "configmaps", "500", times=1000)
     response = await hub.start_server("ada", {"profile": "half-gpu"})
     assert response.code == 503
-    assert "What the cluster's GPUs hold is not known" in await message_of(response)
+    assert "The allocations on the cluster's GPUs are unknown" in await message_of(response)
     assert not await cluster.pods()
     cluster.faults.clear()
     assert (await hub.start_server("ada", {"profile": "half-gpu"})).code == 201

@@ -135,7 +135,7 @@ async def test_reports_that_are_stale_or_wrong_give_no_place(
     await nodes.write("broken", "{}")
     response = await hub.start_server("ada", {"profile": "half-gpu"})
     assert response.code == 503
-    assert "What the cluster's GPUs hold is not known" in json.loads(response.body)["message"]
+    assert "The allocations on the cluster's GPUs are unknown" in json.loads(response.body)["message"]
     log = capsys.readouterr().err
     assert "the last report is 3 min" in log
     assert "is no report of an agent" in log

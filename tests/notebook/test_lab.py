@@ -84,7 +84,7 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
 
     script.step, script.tier, script.effective = None, Tier.DOWNGRADED, 10
     wait_for(item, "downgraded to 0.10 GPU")
-    wait_for(toast, "Your GPU share was downgraded to 0.10 GPU: the GPU was idle.")
+    wait_for(toast, "Your GPU share was downgraded to 0.10 GPU: it was idle.")
     wait_for(toast, "The next GPU cell restores the share.")  # not cut off
     wait_for(toast, "will be downgraded", there=False)  # what was announced has come
 

@@ -59,14 +59,14 @@ def test_a_limit_of_a_newer_agent_is_passed_over() -> None:
         (
             MemoryLimit.SESSION_HOST_MEMORY,
             "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): this server's memory limit leaves too "
-            "little host memory, and GPU memory has to move there while other sessions use the GPU. Free host "
+            "little host memory for GPU memory that is paged out while other sessions use the GPU. Free host "
             "memory, for example large variables. Restart process 42 to free 10 GiB. "
             "Or choose a template with more memory.",
         ),
         (
             MemoryLimit.NODE_HOST_MEMORY,
             "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): all sessions together have used up the "
-            "machine's host memory for data that moves off its GPUs. Restart process 42 to free 10 GiB. "
+            "machine's host memory for paged-out GPU memory. Restart process 42 to free 10 GiB. "
             "Or try again when other sessions use less.",
         ),
     ],
@@ -97,11 +97,11 @@ def test_no_process_is_restarted_to_free_nothing() -> None:
         (MemoryLimit.SESSION, "Out of GPU memory: 2 GiB more would exceed the 16 GiB that this session may allocate."),
         (
             MemoryLimit.SESSION_HOST_MEMORY,
-            "Out of memory: for 2 GiB more GPU memory this server has too little host memory.",
+            "Out of memory: this server has too little host memory for 2 GiB more GPU memory.",
         ),
         (
             MemoryLimit.NODE_HOST_MEMORY,
-            "Out of memory: for 2 GiB more GPU memory this machine has too little host memory.",
+            "Out of memory: this machine has too little host memory for 2 GiB more GPU memory.",
         ),
     ],
 )

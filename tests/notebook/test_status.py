@@ -126,7 +126,7 @@ def test_the_explanation_tells_what_happens_to_the_work():
     [
         (
             PendingAction(Tier.DOWNGRADED, 1.0, 10),
-            "Your GPU share will be downgraded to 0.10 GPU at {time}: the GPU is idle.",
+            "Your GPU share will be downgraded to 0.10 GPU at {time}: it is idle.",
         ),
         (PendingAction(Tier.RELEASED, 1.0, 0), "Your GPU share will be released at {time}. Run a GPU cell to keep it."),
         (PendingAction(Tier.STOPPED, 1.0, 0), "Your server will stop at {time}: idle."),
@@ -143,8 +143,8 @@ def test_announcements(step, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tier": Tier.DOWNGRADED, "effective": 10}, "Your GPU share was downgraded to 0.10 GPU: the GPU was idle"),
-        ({"tier": Tier.RELEASED, "effective": 0}, "Your GPU share was released: the GPU was idle"),
+        ({"tier": Tier.DOWNGRADED, "effective": 10}, "Your GPU share was downgraded to 0.10 GPU: it was idle"),
+        ({"tier": Tier.RELEASED, "effective": 0}, "Your GPU share was released: it was idle"),
         ({}, "Your GPU share is restored: 0.25 GPU."),
     ],
 )
@@ -183,7 +183,7 @@ def test_an_agent_that_does_not_answer_costs_the_timeout_and_no_more(agent):
     ("sent", "said"),
     [
         (Frame(Kind.ERROR, (4,)).pack(), "This session has ended"),
-        (Frame(Kind.ERROR, (3,)).pack(), "does not accept requests of this user"),
+        (Frame(Kind.ERROR, (3,)).pack(), "does not accept requests from this user"),
         (Frame(Kind.ERROR, (99,)).pack(), "code 99"),
         (b"short", "cannot be read: a frame has 128 bytes"),
         (bytes(128), "cannot be read: wrong magic"),

@@ -32,7 +32,7 @@ def test_the_page_tells_each_sessions_story():
     assert "downgrade to 0.04 GPU in 5 min if it stays idle" in text
     assert "waiting for the GPU" in text
     assert "0.25 borrowed" in text
-    assert "1 process bypassing: GPU work with the library removed" in text
+    assert "Bypassing: 1 process does GPU work with the library removed." in text
     assert "simulated" in text
 
 

@@ -38,7 +38,7 @@ from gpushare_spawner.wording import refusals
         ),
         (
             Refusal(Reason.INELIGIBLE, Share(50)),
-            "The nodes whose GPUs would do accept no server of this template, because of their taints or labels. "
+            "The nodes with suitable GPUs accept no server of this template, because of their taints or labels. "
             "Ask the admin.",
         ),
         (
@@ -57,7 +57,7 @@ from gpushare_spawner.wording import refusals
                     Shortage(Lacking.PODS, 1, 0),
                 ),
             ),
-            "Nodes with 0.50 GPU free have not enough of something else: this needs 1.5 CPU, and at most 0.5 is free "
+            "Nodes with 0.50 GPU free lack another resource: this needs 1.5 CPU, and at most 0.5 is free "
             "on 3 nodes; this needs 4 GiB of memory, and at most 1 GiB is free on 1 node; 1 node can run no more pods.",
         ),
         (

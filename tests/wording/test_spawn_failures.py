@@ -15,5 +15,5 @@ def test_a_server_that_is_too_slow_says_what_it_waits_for_where_that_is_known() 
 def test_the_last_node_that_refuses_says_that_nothing_is_reserved() -> None:
     assert words.not_admitted("Node a refuses the pod", 4) == (
         "Node a refuses the pod. This was the last of 4 attempts. Nothing is reserved for you. "
-        "Try again in a minute. Tell the admin if the problem stays."
+        "Try again in a minute. Tell the admin if the problem persists."
     )

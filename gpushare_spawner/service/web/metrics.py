@@ -116,7 +116,9 @@ def _sessions(decisions: Sequence[SessionDecision], now: float) -> Iterator[Metr
         "gpushare_session_gpu_idle_seconds", "Time since the session's last GPU work", labels=labels
     )
     worked = CounterMetricFamily(
-        "gpushare_session_gpu_seconds", "GPU time of the session since it was opened", labels=labels
+        "gpushare_session_gpu_seconds",
+        "Time with a burst of the session on its GPUs, since it was opened",
+        labels=labels,
     )
     entitled = CounterMetricFamily(
         "gpushare_session_entitled_seconds",

@@ -47,7 +47,7 @@ class PodReservations(Reservations[PodShare]):
     """
 
     where: ClassVar[str] = "this cluster"
-    unavailable: ClassVar[str] = "What the cluster's GPUs hold is not known"
+    unavailable: ClassVar[str] = "The allocations on the cluster's GPUs are unknown"
     unreachable: ClassVar[tuple[type[Exception], ...]] = (SnapshotStale,)
 
     def __init__(self, cluster: ClusterSnapshots, log: logging.Logger, **settings: Any) -> None:

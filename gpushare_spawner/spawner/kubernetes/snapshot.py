@@ -249,9 +249,9 @@ def _name(pod: Mapping[str, Any]) -> str:
 
 def _awaited(now: float, silent: list[Report], distrusted: list[Report], any_fresh: bool) -> str:
     if distrusted:
-        return f"{distrusted[0].node} did not admit a server just now and is left alone for a moment."
+        return f"{distrusted[0].node} did not admit a server just now, so no server is placed there for a moment."
     if silent:
         age = elapsed(now - max(report.published_at for report in silent))
-        nodes = f"{len(silent)} nodes say" if len(silent) > 1 else f"Node {silent[0].node} says"
-        return f"{nodes} nothing; the last report is {age} old."
+        nodes = f"{len(silent)} nodes send" if len(silent) > 1 else f"Node {silent[0].node} sends"
+        return f"{nodes} no reports; the last one is {age} old."
     return "" if any_fresh else "No GPU agent has reported yet."

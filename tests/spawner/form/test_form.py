@@ -216,7 +216,7 @@ async def test_a_card_says_when_units_are_lent_and_what_that_means(
         agent.occupy(f"idle-{gpu}", 100, gpu, tier="released", effective_units=0, guaranteed_units=0)
     page = Page(Form().render(offered(QUARTER), {}, await reservations.availability_now()))
     assert "Starts now on lent units" in page.text
-    assert "When they work again they come first, and this share gets what is left." in page.text
+    assert "When those sessions work again, they reclaim the units" in page.text
 
 
 async def test_choices_are_kept_after_an_error(reservations: AgentReservations) -> None:

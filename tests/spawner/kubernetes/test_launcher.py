@@ -104,7 +104,7 @@ async def test_a_pod_that_its_node_refuses_is_tried_on_another_node() -> None:
     assert (launch.reservations.distrusted, launch.reservations.given_back) == (["node-1"], ["token-1"])
     assert (launch.removed, launch.reserved) == (1, 2)
     (message,) = await launch.told()
-    assert message.endswith("Looking for another place.")
+    assert message.endswith("Looking for another node.")
 
 
 async def test_the_last_try_that_fails_refuses_the_spawn_and_reserves_nothing() -> None:
