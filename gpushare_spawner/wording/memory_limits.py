@@ -28,7 +28,7 @@ def limit_hit(status: ShareStatus, hit: LimitHit) -> str:
             free = "Free host memory, for example large variables."
             helps = _advice([free, *restart], "choose a template with more memory.")
         case _:
-            why = "all sessions together have used up the machine's host memory for paged-out GPU memory."
+            why = "the machine's host memory for paged-out GPU memory is used, or kept for other sessions."
             helps = _advice(restart, "try again when other sessions use less.")
     return f"{failed}{why} {helps}"
 

@@ -128,7 +128,8 @@ def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
     for number, gpu in enumerate(status.gpus):
         prefix = f"GPU {number}: " if gpus > 1 else ""
         others = f"{gpu.sessions - 1}" if gpu.sessions > 1 else "none"
-        working = f", sessions with work now: {gpu.sessions_with_work}" if gpu.sessions_with_work else ""
+        # this session counts there too
+        working = f"; with work now, this one included: {gpu.sessions_with_work}" if gpu.sessions_with_work else ""
         rows += [
             (f"{prefix}memory", _memory(gpu)),
             (f"{prefix}lease", {"none": "none: no GPU work"}.get(gpu.lease, gpu.lease)),

@@ -21,9 +21,10 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
     session_needs,
 )
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, NodeMemory
-from gpushare_spawner.model.control import ConfirmRequest
+from gpushare_spawner.model.control import ConfirmRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit
+from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, GIB, Peer
 
@@ -76,6 +77,14 @@ def test_a_whole_gpu_is_shared_with_nobody() -> None:
     gpu = GpuMemory(16 * GIB, {"a": session(10 * GIB, whole=True)})
     assert session_needs([(gpu, gpu.sessions["a"])]) == 0
     assert session_left({"g": gpu}, "g", "a", GIB) == 7 * GIB
+
+
+def test_borrowers_of_a_whole_gpu_leave_what_its_owners_server_could_not_take() -> None:
+    """12 GiB are on the lender's GPU, and its server's memory limit can take 5 of them."""
+    lender = SessionOnGpu(12 * GIB, 12 * GIB, 16 * GIB, whole_gpu=True, must_stay=7 * GIB)
+    gpus = {"g": GpuMemory(16 * GIB, {"lender": lender, "b": session(GIB, 0), "c": session(2 * GIB, 0)})}
+    assert node_left(gpus, "g", "b", 100 * GIB) == 6 * GIB
+    assert node_left(gpus, "g", "lender", 100 * GIB) == 101 * GIB, "its own allocations are as before"
 
 
 def test_a_sessions_gpus_share_its_servers_memory() -> None:
@@ -194,6 +203,23 @@ async def test_beyond_the_nodes_budget_nothing_is_allocated_and_the_status_says_
     while small_host.node.report().host_memory.needed_bytes > 0:  # type: ignore[union-attr]
         await bob.quiet(0.02)
     assert await reserve(bob, 12 * GIB, 8 * GIB) == 0
+
+
+async def test_borrowed_units_guarantee_no_memory_while_their_owner_has_them_guaranteed(small_host: Agent) -> None:
+    """An owner of the whole GPU is idle, and two others start on what it lends: 16 GiB and 8 GiB of budget for all."""
+    owner = await small_host.peer(small_host.open("owner", share_units=100))
+    assert await reserve(owner, 15 * GIB, 15 * GIB) == 0
+    small_host.node.requests.tier(TierRequest(id="owner", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    ada, bob = [
+        await small_host.peer(small_host.open(name, share_units=share, borrowed_units=share))
+        for name, share in (("ada", 60), ("bob", 40))
+    ]
+    report = small_host.node.report().host_memory
+    assert report is not None
+    assert report.needed_bytes == 0, "nothing is promised beside the owner's guarantee"
+    assert await reserve(ada, 8 * GIB, 8 * GIB) == 0
+    assert await reserve(bob, GIB, GIB) == MemoryLimit.NODE_HOST_MEMORY
+    assert await reserve(owner, 16 * GIB, GIB) == 0, "its guarantee"
 
 
 async def test_a_session_cannot_take_the_nodes_budget_by_what_it_claims(small_host: Agent) -> None:

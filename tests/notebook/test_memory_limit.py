@@ -65,8 +65,8 @@ def test_a_limit_of_a_newer_agent_is_passed_over() -> None:
         ),
         (
             MemoryLimit.NODE_HOST_MEMORY,
-            "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): all sessions together have used up the "
-            "machine's host memory for paged-out GPU memory. Restart process 42 to free 10 GiB. "
+            "An allocation of 2 GiB failed 4 min ago (CUDA out of memory): the machine's host memory for "
+            "paged-out GPU memory is used, or kept for other sessions. Restart process 42 to free 10 GiB. "
             "Or try again when other sessions use less.",
         ),
     ],
@@ -88,7 +88,7 @@ def test_no_process_is_restarted_to_free_nothing() -> None:
     ]
     said = share_status.page(ShareStatus.of(empty))
     assert "Restart" not in said
-    assert said.endswith("paged-out GPU memory. Try again when other sessions use less.")
+    assert said.endswith("kept for other sessions. Try again when other sessions use less.")
 
 
 @pytest.mark.parametrize(

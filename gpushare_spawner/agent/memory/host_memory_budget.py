@@ -9,7 +9,8 @@ node's budget, whatever the neighbours hold.
 
 Of a session: all of its movable memory must fit into what its server's memory limit leaves, since all of it can be
 paged out: its guarantee stays only while it works. A session that has a whole GPU shares it with nobody, and only what
-exceeds the GPU counts.
+exceeds the GPU counts. Where it lends units while it is idle, the borrowers get only so much of the GPU that what its
+server's memory limit cannot take stays there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class SessionOnGpu:
     """The part of `counted` that can be paged out."""
     guarantee: int
     whole_gpu: bool = False
-    """No other session has a share of this GPU, or can get one."""
+    """Its share is the whole GPU: others can only borrow of it."""
+    must_stay: int = 0
+    """The part of `movable` that its server's memory limit could not take."""
 
     @property
     def needed(self) -> int:
@@ -71,6 +74,10 @@ def node_left(gpus: Mapping[str, GpuMemory], gpu: str, session: str, budget: int
     own = here.sessions[session]
     elsewhere = sum(other.beyond for name, other in gpus.items() if name != gpu)
     free = max(0, budget - elsewhere) + here.device_bytes - (here.needed - own.needed)
+    others = [one for name, one in here.sessions.items() if name != session]
+    if any(one.must_stay for one in others):
+        # the driver chooses which pages leave: all the others together must fit beside those that have to stay
+        free = min(free, here.device_bytes - sum(one.must_stay or one.counted for one in others))
     return max(free, own.guarantee) - own.counted
 
 

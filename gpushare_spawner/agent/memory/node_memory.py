@@ -163,11 +163,14 @@ class NodeMemory:
                     most = self._most(session, uuid, budget)
                     counted, movable = min(counted, most), min(movable, most)
                 limit = session.memory_limit(gpu)
+                whole = session.record.request.share_units == UNITS_PER_GPU
+                own_budget = self.session_budget(session) if whole else None
                 here[session.id] = SessionOnGpu(
                     counted=counted,
                     movable=movable,
                     guarantee=min(session.memory_guarantee(gpu), limit),
-                    whole_gpu=session.record.request.share_units == UNITS_PER_GPU,
+                    whole_gpu=whole,
+                    must_stay=0 if own_budget is None else max(0, movable - own_budget),
                 )
                 contexts += 0 if gpu.simulated else len(session.cuda) * self.context_bytes
             found[uuid] = GpuMemory(max(0, gpu.memory_bytes - contexts), here)

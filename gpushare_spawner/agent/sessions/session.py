@@ -116,5 +116,7 @@ class Session:
         return limit if self.record.request.oversubscribe else min(limit, gpu.memory_bytes)
 
     def memory_guarantee(self, gpu: Gpu) -> int:
-        """Bytes of this GPU that are the session's part."""
-        return gpu.memory_bytes * self.record.request.share_units // UNITS_PER_GPU
+        """Bytes of this GPU that are the session's part: of the units that it owns, as their lender has the same bytes
+        guaranteed while the session borrows them."""
+        owned = self.record.request.share_units - self.record.borrowed_units
+        return gpu.memory_bytes * owned // UNITS_PER_GPU
