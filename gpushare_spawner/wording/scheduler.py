@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 _SENTENCES = (
     (r"Insufficient gpushare-spawner\.io/gpu-\d+", "it does not offer the units of the GPU that its agent reports"),
-    (r"Insufficient cpu", "it has not enough CPU free"),
-    (r"Insufficient memory", "it has not enough memory free"),
-    (r"Insufficient ephemeral-storage", "it has not enough ephemeral storage free"),
-    (r"Insufficient (?P<what>\S+)", "it has not enough {what} free"),
+    (r"Insufficient cpu", "it has too little free CPU"),
+    (r"Insufficient memory", "it has too little free memory"),
+    (r"Insufficient ephemeral-storage", "it has too little free ephemeral storage"),
+    (r"Insufficient (?P<what>\S+)", "it has too little free {what}"),
     (r"Too many pods", "it runs as many pods as it may"),
     (r".*taint.*node\.kubernetes\.io/(not-ready|unreachable).*", "it is not ready"),
     (r".*taint.*\{(?P<what>[^:}]+).*", "the server does not tolerate its taint {what}"),

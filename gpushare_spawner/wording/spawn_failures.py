@@ -46,7 +46,7 @@ def api_refused(why: str) -> str:
 def quota_exceeded(why: str) -> str:
     """Return that the namespace's quota does not allow the pod now. ``why``: the API's words, without a full stop."""
     return (
-        f"The namespace's resource quota has no room for the server: {why}. Nothing is reserved for you. "
+        f"The namespace's resource quota does not allow the server: {why}. Nothing is reserved for you. "
         "Stop another server, or tell the admin."
     )
 

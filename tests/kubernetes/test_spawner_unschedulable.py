@@ -75,12 +75,12 @@ async def test_the_page_and_the_refusal_say_what_is_missing_where(
     hub = await make_hub(configure)
     assert (await hub.start_server("ada", {"profile": "greedy"})).code == 202
     told = await told_to(hub, "ada")
-    cpu = f"Node {tiny} cannot take the server: it has not enough CPU free. Looking for another place."
+    cpu = f"Node {tiny} cannot take the server: it has too little free CPU. Looking for another place."
     assert cpu in told
     assert f"Node {tainted} cannot take the server: the server does not tolerate its taint team" in " ".join(told)
     assert any(
         "2 nodes could not take this server:" in line
-        and f"{tiny}: it has not enough CPU free" in line
+        and f"{tiny}: it has too little free CPU" in line
         and f"{tainted}: the server does not tolerate its taint team" in line
         for line in told
     ), told
@@ -98,7 +98,7 @@ async def test_a_node_that_one_request_avoids_is_there_for_others(
     # a second try does not wait for what is known to be missing
     response = await hub.start_server("ada", {"profile": "greedy"})
     assert response.code == 503
-    assert f"1 node could not take this server: {node}: it has not enough CPU free" in await message_of(response)
+    assert f"1 node could not take this server: {node}: it has too little free CPU" in await message_of(response)
     assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 201
 
 

@@ -10,9 +10,9 @@ from gpushare_spawner.wording.scheduler import missing
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        ("Insufficient cpu", "it has not enough CPU free"),
-        ("Insufficient memory", "it has not enough memory free"),
-        ("Insufficient nvidia.com/gpu", "it has not enough nvidia.com/gpu free"),
+        ("Insufficient cpu", "it has too little free CPU"),
+        ("Insufficient memory", "it has too little free memory"),
+        ("Insufficient nvidia.com/gpu", "it has too little free nvidia.com/gpu"),
         ("Insufficient gpushare-spawner.io/gpu-0", "it does not offer the units of the GPU that its agent reports"),
         ("Too many pods", "it runs as many pods as it may"),
         ("node(s) had untolerated taint {team: a}", "the server does not tolerate its taint team"),
@@ -36,5 +36,5 @@ def test_a_reason_says_what_is_missing_on_the_node(reason: str, said: str) -> No
 def test_several_reasons_are_named_once_each() -> None:
     several = ["Insufficient cpu", "Insufficient gpushare-spawner.io/gpu-0", "Insufficient gpushare-spawner.io/gpu-1"]
     assert missing(several) == (
-        "it has not enough CPU free and it does not offer the units of the GPU that its agent reports"
+        "it has too little free CPU and it does not offer the units of the GPU that its agent reports"
     )

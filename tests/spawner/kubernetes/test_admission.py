@@ -74,7 +74,7 @@ def test_the_same_pod_is_looked_at_once(admission: Admission) -> None:
     ("reasons", "cause", "said"),
     [
         (UNITS, Cause.UNITS, "Node node-a cannot take the server: it does not offer the units of the GPU"),
-        (CPU, Cause.NODE, "Node node-a cannot take the server: it has not enough CPU free"),
+        (CPU, Cause.NODE, "Node node-a cannot take the server: it has too little free CPU"),
         (NOT_READY, Cause.NOT_READY, "Node node-a cannot take the server: it is not ready"),
         (CLAIM, Cause.CLAIM, "It cannot start: a persistent volume claim of the server is not bound"),
     ],
@@ -107,7 +107,7 @@ def test_a_reason_of_another_kind_has_its_own_time(admission: Admission, clock: 
     clock.now += 2 * LASTS[Cause.NODE]
     assert not admission.runs(refused(CPU), never)
     clock.now += LASTS[Cause.NODE]
-    with pytest.raises(NotAdmitted, match="not enough CPU"):
+    with pytest.raises(NotAdmitted, match="too little free CPU"):
         admission.runs(refused(CPU), never)
 
 
