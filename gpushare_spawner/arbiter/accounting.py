@@ -100,8 +100,10 @@ class Accounts:
     def work(self, session: str, time_slice: float) -> None:
         """The session has work from now on, for a time slice of so many seconds. No effect if it has some already.
 
-        What it owes it still owes. Of what it is owed only one time slice is kept after a pause: time that was not
-        used is not saved up. To return a lease and to ask for the next one is no pause.
+        What it owes it still owes. Of what it is owed one time slice is kept after a pause: time that was not used is
+        not saved up. To return a lease and to ask for the next one is no pause, and two are kept: a job that gives
+        way to a user every few seconds gets its part, and long jobs that wait for each other save up no debts that
+        would keep users waiting.
         """
         account = self._accounts[session]
         if account.working:
@@ -109,8 +111,8 @@ class Accounts:
         account.working = True
         self._working = self._sums = None
         self.saturated = self.saturated or self._wanted() >= SATURATED
-        if account.absent >= self._settings.pause:
-            account.lag = min(account.lag, time_slice)
+        kept = time_slice if account.absent >= self._settings.pause else 2 * time_slice
+        account.lag = min(account.lag, kept)
         account.deadline = self._virtual(account, self._surplus()) + time_slice / account.weight
 
     def rest(self, session: str) -> None:
@@ -349,8 +351,9 @@ class Accounts:
             if not present:
                 account.lag = faded(account.lag, elapsed - recent)
             elif account.lag < 0:
-                waited = elapsed - recent if served else 0.0
-                account.lag = faded(account.lag, waited * account.weight / (weights + account.weight))
+                # what was served may have begun long before this interval: a kernel is charged when it ends
+                counted = served * (1.0 - recent / elapsed) if recent else served
+                account.lag = faded(account.lag, counted * account.weight / (weights + account.weight))
         if len(present) == 1:
             account = self._accounts[present.pop()]
             if account.lag:
