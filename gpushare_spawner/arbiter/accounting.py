@@ -97,13 +97,13 @@ class Accounts:
         self._accounts[session].weight = weight
         self._sums = None
 
-    def work(self, session: str, time_slice: float) -> None:
+    def work(self, session: str, time_slice: float, memory_short: bool = False) -> None:
         """The session has work from now on, for a time slice of so many seconds. No effect if it has some already.
 
         What it owes it still owes. Of what it is owed one time slice is kept after a pause: time that was not used is
-        not saved up. To return a lease and to ask for the next one is no pause, and two are kept: a job that gives
-        way to a user every few seconds gets its part, and long jobs that wait for each other save up no debts that
-        would keep users waiting.
+        not saved up. To return a lease and to ask for the next one is no pause: all is kept while the memory of all
+        fits, and two time slices while sessions take turns (`memory_short`). So a job that gives way to a user every
+        few seconds gets its part, and long jobs that wait for each other save up nothing that keeps users waiting.
         """
         account = self._accounts[session]
         if account.working:
@@ -111,8 +111,10 @@ class Accounts:
         account.working = True
         self._working = self._sums = None
         self.saturated = self.saturated or self._wanted() >= SATURATED
-        kept = time_slice if account.absent >= self._settings.pause else 2 * time_slice
-        account.lag = min(account.lag, kept)
+        if account.absent >= self._settings.pause:
+            account.lag = min(account.lag, time_slice)
+        elif memory_short:
+            account.lag = min(account.lag, 2 * time_slice)
         account.deadline = self._virtual(account, self._surplus()) + time_slice / account.weight
 
     def rest(self, session: str) -> None:

@@ -31,12 +31,13 @@ class Charging:
         held_back = any(client.parked for client in self._roster.clients)
         self.accounts.advance(self._roster.now, elapsed, processes, time_slices, held_back, memory_short)
 
-    def settle(self, time_slices: Mapping[str, float]) -> None:
-        """Tell the accounts which sessions have work from now on."""
+    def settle(self, time_slices: Mapping[str, float], memory_short: bool = False) -> None:
+        """Tell the accounts which sessions have work from now on. `memory_short`: not all fit into the memory."""
         for session in self._roster.sessions.values():
             for client in session.clients.values():
                 if client.waiting or (client.lease and self._on_device(client)):
-                    self.accounts.work(session.id, max(time_slices.get(session.id, 0.0), self._settings.period))
+                    time_slice = max(time_slices.get(session.id, 0.0), self._settings.period)
+                    self.accounts.work(session.id, time_slice, memory_short)
                     break
             else:
                 self.accounts.rest(session.id)

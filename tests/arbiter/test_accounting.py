@@ -118,7 +118,11 @@ def test_unused_time_is_not_saved_up() -> None:
     books.accounts.rest("a")
     books.run(0.9, b=1)
     books.accounts.work("a", 0.2)
-    assert books.accounts._accounts["a"].lag == pytest.approx(0.4), "two time slices: less than a second is no pause"
+    assert books.accounts._accounts["a"].lag == pytest.approx(50.0), "less than a second is no pause"
+    books.accounts.rest("a")
+    books.accounts.work("a", 0.2, memory_short=True)
+    assert books.accounts._accounts["a"].lag == pytest.approx(0.4), "two time slices while sessions take turns"
+    books.run(0.1, a=1, b=1)
     books.accounts.rest("a")
     books.run(1.1, b=1)
     books.accounts.work("a", 0.2)
