@@ -32,7 +32,7 @@ class Charging:
         self.accounts.advance(self._roster.now, elapsed, processes, time_slices, held_back, memory_short)
 
     def settle(self, time_slices: Mapping[str, float], memory_short: bool = False) -> None:
-        """Tell the accounts which sessions have work from now on. `memory_short`: not all fit into the memory."""
+        """Tell the accounts which sessions have work from now on. `memory_short`: sessions take turns."""
         for session in self._roster.sessions.values():
             for client in session.clients.values():
                 if client.waiting or (client.lease and self._on_device(client)):

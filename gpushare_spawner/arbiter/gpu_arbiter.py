@@ -328,7 +328,7 @@ class GpuArbiter:
             if client.parked and not client.lease and not client.waiting:
                 client.parked = self._roster.now + INSTANT < client.expected_until
         self._schedule.plan()
-        self._charging.settle(self._schedule.lengths.by_session, bool(self._schedule.left_out))
+        self._charging.settle(self._schedule.lengths.by_session, self._schedule.memory_short)
         if len(self._accounts.working) > 1:
             self._contended_at = self._roster.now
         if self._shared:

@@ -70,6 +70,8 @@ class Schedule:
         self.lengths = TimeSliceLengths(0.0, {})
         self.time_slice: TimeSlice | None = None
         self._excess: dict[Session, int] = {}
+        self._short_at = -NEVER
+        """When those that compete last did not all fit into the memory."""
         self._in_order: list[Client] = []
         """The clients that wait, in the order of their right to a time slice, as of the last choice."""
 
@@ -88,6 +90,8 @@ class Schedule:
     def plan(self) -> None:
         """Find the sessions that compete, and the length of each session's time slice."""
         self._excess = self._roster.excess()
+        if any(self._excess.values()):
+            self._short_at = self._roster.now
         vram = self._roster.vram
         weights: dict[str, int] = {}
         costs: dict[str, float] = {}
@@ -102,6 +106,11 @@ class Schedule:
                 costs[session.id] = known[amount]
         self.bound = interactive.bound(self._roster.asking, self._settings)
         self.lengths = TimeSliceLengths.plan(weights, costs, self._settings, self.bound)
+
+    @property
+    def memory_short(self) -> bool:
+        """Whether the sessions that compete do not all fit into the memory, or did not within `long_pause`."""
+        return self._roster.now - self._short_at < self._settings.long_pause
 
     def settle_time_slice(self) -> None:
         """A time slice whose head is gone passes to a session that is present, and does not get longer."""
