@@ -34,7 +34,7 @@ def waiting(ahead: int, share: Share, hint: str, minutes: int | None, patience: 
         f"{position(ahead)}, waiting for {share}.",
         hint,
         f"Estimated wait: about {duration(minutes * 60)}." if minutes is not None else "",
-        f"The wait ends after {duration(patience)}.",
+        f"Without free capacity the spawn ends after {duration(patience)}.",
     ]
     return " ".join(part for part in said if part)
 

@@ -46,7 +46,7 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     first, second = (await page.text("#progress-message")).split("\n")
     assert first == (
         "First in queue, waiting for 0.50 GPU. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is "
-        "free on any GPU. Estimated wait: about 4 min. The wait ends after 10 min."
+        "free on any GPU. Estimated wait: about 4 min. Without free capacity the spawn ends after 10 min."
     )
     assert second == (
         "These templates would start now: CPU only, 0.25 GPU. "

@@ -13,16 +13,18 @@ def test_the_first_spawn_in_the_queue_has_position_1():
 
 def test_a_waiting_spawn_is_told_its_position_the_reason_and_when_the_wait_ends():
     assert queue.waiting(2, Share(25), "Earlier spawns are placed first.", None, 600) == (
-        "Position 3 in queue, waiting for 0.25 GPU. Earlier spawns are placed first. The wait ends after 10 min."
+        "Position 3 in queue, waiting for 0.25 GPU. Earlier spawns are placed first. "
+        "Without free capacity the spawn ends after 10 min."
     )
     assert queue.waiting(0, Share(25), "", None, 600) == (
-        "First in queue, waiting for 0.25 GPU. The wait ends after 10 min."
+        "First in queue, waiting for 0.25 GPU. Without free capacity the spawn ends after 10 min."
     )
 
 
 def test_a_waiting_spawn_is_told_the_estimate_where_there_is_one():
     assert queue.waiting(0, Share(25), "", 75, 600) == (
-        "First in queue, waiting for 0.25 GPU. Estimated wait: about 1 h 15 min. The wait ends after 10 min."
+        "First in queue, waiting for 0.25 GPU. Estimated wait: about 1 h 15 min. "
+        "Without free capacity the spawn ends after 10 min."
     )
 
 

@@ -30,7 +30,7 @@ def nothing_known(unavailable: str, error: Exception) -> SpawnRefused:
     """Nothing is known of the GPUs for too long. ``unavailable`` says so, without a full stop."""
     return SpawnRefused(
         words.nothing_known(unavailable),
-        reason="agent-away",
+        reason="agent-unavailable",
         status=503,
         retry_after=60,
         log_message=f"{unavailable}: {error}",

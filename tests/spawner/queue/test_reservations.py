@@ -399,14 +399,16 @@ async def test_the_api_tells_a_waiting_spawn_the_estimate_and_what_would_start_n
     event = await progress_of(hub, "ada", "Estimated wait")
     assert event["message"] == (
         "First in queue, waiting for 0.50 GPU. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is "
-        "free on any GPU. Estimated wait: about 4 min. The wait ends after 10 min. These templates would start now: "
+        "free on any GPU. Estimated wait: about 4 min. "
+        "Without free capacity the spawn ends after 10 min. These templates would start now: "
         "CPU only, 0.25 GPU. To start one of them instead, stop this server and choose again."
     )
     assert "10 min.<br>These templates" in event["html_message"]
     agent.occupy("there-0", 90, 0)
     event = await progress_of(hub, "ada", "at most 0.10 GPU is free")
     assert event["message"].endswith(
-        "The wait ends after 10 min. CPU only would start now. To start it instead, stop this server and choose again."
+        "Without free capacity the spawn ends after 10 min. "
+        "CPU only would start now. To start it instead, stop this server and choose again."
     )
 
 
