@@ -264,7 +264,7 @@ async def test_overcommit_and_metrics(agent: AgentProcess) -> None:
     assert [gpu.capacity_units for gpu in (await agent.client.report()).gpus] == [150, 150]
     await agent.client.open(await request_on_first(agent, "a", share_units=100))
     await agent.client.open(await request_on_first(agent, "b", share_units=50))
-    with pytest.raises(ControlRefused, match="0 units free"):
+    with pytest.raises(ControlRefused, match="0 free units"):
         await agent.client.open(await request_on_first(agent, "c", share_units=1))
 
 

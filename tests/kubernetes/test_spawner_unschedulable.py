@@ -75,7 +75,7 @@ async def test_the_page_and_the_refusal_say_what_is_missing_where(
     hub = await make_hub(configure)
     assert (await hub.start_server("ada", {"profile": "greedy"})).code == 202
     told = await told_to(hub, "ada")
-    cpu = f"Node {tiny} cannot take the server: it has too little free CPU. Looking for another place."
+    cpu = f"Node {tiny} cannot take the server: it has too little free CPU. Looking for another node."
     assert cpu in told
     assert f"Node {tainted} cannot take the server: the server does not tolerate its taint team" in " ".join(told)
     assert any(

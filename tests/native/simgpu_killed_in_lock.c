@@ -5,9 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "frames.h"
-#include "processes.h"
-#include "turns.h"
+#include "common/frames.h"
+#include "common/processes.h"
+#include "common/turns.h"
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
