@@ -290,7 +290,7 @@ async def test_without_the_agent_each_process_has_the_limit_for_itself(programs:
     assert programs.do(second, ALLOC, 300 * MIB) == 2
 
 
-async def test_an_agent_that_hangs_delays_an_allocation_by_a_second_once(
+async def test_an_agent_that_hangs_delays_an_allocation_by_two_seconds_once(
     programs: Programs, agent: AgentProcess
 ) -> None:
     await programs.open()
@@ -300,7 +300,7 @@ async def test_an_agent_that_hangs_delays_an_allocation_by_a_second_once(
     agent.process.send_signal(signal.SIGSTOP)
     begin = asyncio.get_running_loop().time()
     assert [programs.do(client, ALLOC, 50 * MIB) for _ in range(8)] == [True] * 8
-    assert 0.9 < asyncio.get_running_loop().time() - begin < 2
+    assert 1.9 < asyncio.get_running_loop().time() - begin < 3
     assert programs.do(client, ALLOC, 200 * MIB) == 2, "no process is ever shown more than the limit"
     agent.process.send_signal(signal.SIGCONT)
     await programs.until(lambda: programs.do(client, FREE_MEMORY)[0] == LIMIT - 401 * MIB)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,6 +18,9 @@ VRAM = 1000
 SIZES = st.sampled_from([0, 1, 100, 333, 499, 500, 501, 700, 999, 1000, 1001, 3000])
 SECONDS = st.sampled_from([0.0, 1e-7, 0.0005, 0.01, 0.3, 1.0, 7.0, 50.0, 1000.0])
 WEIGHTS = st.sampled_from([0, 1, 10, 25, 50, 100])
+
+# Sets of clients have no fixed order, so one run in hundreds draws a wait of many thousand decisions: half a minute.
+pytestmark = pytest.mark.timeout(400)
 
 
 @dataclass(eq=False)
@@ -45,6 +49,7 @@ class AnyOrder(RuleBasedStateMachine):
         context=st.sampled_from([0, 0, 30]),
     )
     def begin(self, exclusive: bool, credit: float, bandwidth: float, context: int) -> None:
+        slow = max(1.0, 1e4 / bandwidth)
         self.settings = ArbiterSettings(
             exclusive=exclusive,
             hand_off_credit=credit,
@@ -53,6 +58,11 @@ class AnyOrder(RuleBasedStateMachine):
             page_out_step=50,
             max_debt=5.0,
             context_bytes=context,
+            # Time slices grow with the time that memory takes to move. In proportion to them the periods in which
+            # weights are kept stay long enough for a wait of hours to have no more than some thousand decisions.
+            period=0.2 * slow,
+            shortest_run=0.01 * slow,
+            shortest_hold=0.015 * slow,
         )
         self.arbiter = GpuArbiter(VRAM, self.settings)
         self.now = 0.0

@@ -96,7 +96,7 @@ def test_a_used_up_budget_of_host_memory_is_explained(needed, refuses):
     host = HostMemoryReport(budget_bytes=8 * GIB, needed_bytes=needed, paged_out_bytes=0)
     text = plain(page(shown(afternoon().model_copy(update={"host_memory": host}))))
     assert "budget 8 GiB" in text
-    assert ("allocations that would need more of it are refused" in text) is refuses
+    assert ("memory allocations beyond a guarantee are refused" in text) is refuses
 
 
 def test_refused_allocations_are_counted():

@@ -20,6 +20,7 @@ OTHER = "Service JupyterHub service reports requested scopes list:users for user
 def hub_log() -> Iterator[logging.Logger]:
     log = logging.getLogger("JupyterHub")
     before = list(log.filters)
+    log.filters[:] = []  # another test's hub may have run in this process
     yield log
     log.filters[:] = before
 
@@ -32,7 +33,6 @@ def test_only_the_expected_warning_is_dropped(hub_log: logging.Logger, caplog: p
 
 
 def test_two_config_files_add_one_filter(hub_log: logging.Logger) -> None:
-    before = len(hub_log.filters)
     drop_login_warnings()
     drop_login_warnings()
-    assert len(hub_log.filters) == before + 1
+    assert len(hub_log.filters) == 1

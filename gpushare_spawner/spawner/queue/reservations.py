@@ -206,12 +206,15 @@ class Reservations(ABC, Generic[Reserved]):
 
     def _tell_those_that_wait(self, check: PlacementCheck) -> None:
         """Tell each spawn that still waits its position, the estimate, and the templates that would start now."""
+        waiting = [ticket for ticket in self.queue if not ticket.result.done()]
+        if not waiting:
+            # the usual case; an estimate supposes all announced idle actions in the ledger
+            return
         now = time.monotonic()
         minutes = self._estimates.minutes(check, self.queue, now, time.time())
         available = AvailabilityNow(check, self.queue, self.where)
-        for ticket in self.queue:
-            if not ticket.result.done():
-                ticket.publish(now, minutes.get(ticket), available.startable(ticket.alternatives))
+        for ticket in waiting:
+            ticket.publish(now, minutes.get(ticket), available.startable(ticket.alternatives))
 
     def _why_nobody_is_placed(self, error: Exception) -> str:
         """A sentence for queued spawns while nothing is known of the GPUs."""

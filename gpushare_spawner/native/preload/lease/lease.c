@@ -19,8 +19,8 @@
    for a moment, and shut again. How long that takes: pace_patience. */
 #define DEADLOCK_MOMENT (50 * MILLISECOND)
 #define STEP            MILLISECOND
-/* A mark without work before it has passed after this time. */
-#define MARK_PASSES (3 * MILLISECOND)
+/* A mark without work before it has passed after this time, even where other processes use the GPU and all cores. */
+#define MARK_PASSES (50 * MILLISECOND)
 
 enum lease_state {
     UNARBITRATED, /* open */

@@ -18,8 +18,9 @@ enum allowance_answer {
     ALLOWANCE_UNCHECKED /* nobody answers: the allocation is made without the agent */
 };
 
-/* The agent answers within half a second even where it has to ask other processes first. */
-#define ANSWER_PATIENCE (1 * SECOND)
+/* The agent answers within half a second even where it has to ask other processes first. A machine whose cores are all
+   busy adds to that, and an allocation without the agent's answer may exceed the session's limit. */
+#define ANSWER_PATIENCE (2 * SECOND)
 /* The agent waits for half a second for what it recalls. */
 #define RECALL_PATIENCE (300 * MILLISECOND)
 
