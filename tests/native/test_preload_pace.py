@@ -91,8 +91,9 @@ def test_pace_of_a_lease_that_is_held_bounds_what_is_launched_from_then_on(
     peer.grant(gpus[0], 3)
     assert client.hear() == 20  # 0.4 s of work is queued without a pace
     peer.grant(gpus[0], 3, pace=0.02)
+    time.sleep(0.2)  # 400 launches take some milliseconds: the library must have read the grant before the first
     client.say()
-    time.sleep(0.6)
+    time.sleep(0.4)
     peer.revoke(gpus[0], 3)
     began = time.monotonic()
     peer.expect(Kind.RELEASE)
