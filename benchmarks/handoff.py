@@ -39,7 +39,7 @@ import gpushare_simgpu
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
-from gpushare_spawner.sharing.native import merged
+from gpushare_spawner.sharing.native_process import merged
 
 BAR_MS = 50.0
 LOADED_BAR_MS = 20.0

@@ -36,7 +36,7 @@ import gpushare_simgpu
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, OpenRequest, TierRequest
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.sharing.native import merged
+from gpushare_spawner.sharing.native_process import merged
 
 GPUS = 3
 """Cases at a time."""

@@ -2,7 +2,7 @@
 
 The service downgrades, releases and stops, one announced action at a time. The agent restores a share at once and by
 itself. Decisions depend only on the agent's report (tier and notice), so a decision can be lost, or made twice. Words
-for actions and causes: `wording.idle_actions`.
+for actions and causes: `wording.idle_decisions`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from gpushare_spawner.model.tier import Tier
 
 
 class NoAction(StrEnum):
-    """Why no idle action is due. Words for it: `wording.idle_actions`."""
+    """Why no idle action is due. Words for it: `wording.idle_decisions`."""
 
     GPU_BUSY = "gpu-busy"
     KERNEL_BUSY = "kernel-busy"

@@ -9,10 +9,10 @@ from gpushare_spawner.placement.ledger_feed import LedgerFeed, Source
 from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
 from gpushare_spawner.placement.node_resources import NodeResources, Requested
 from gpushare_spawner.placement.obstacle import Lacking
-from gpushare_spawner.placement.refusal import Reason, Refusal, Shortage
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.placement.stranding_aware_fgd import StrandingAwareFgd
 from gpushare_spawner.placement.strategy import BestFit, Spread, Strategy, WorkloadStrategy, check_strategy
+from gpushare_spawner.placement.unplaceable import Reason, Shortage, Unplaceable
 from gpushare_spawner.placement.workload import RecentSpawns, Workload, workload_of
 
 __all__ = [
@@ -33,13 +33,13 @@ __all__ = [
     "Rating",
     "Reason",
     "RecentSpawns",
-    "Refusal",
     "Requested",
     "Shortage",
     "Source",
     "Spread",
     "StrandingAwareFgd",
     "Strategy",
+    "Unplaceable",
     "Workload",
     "WorkloadStrategy",
     "check_strategy",

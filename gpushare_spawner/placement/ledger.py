@@ -12,9 +12,9 @@ from gpushare_spawner.placement.free_capacity import FreeCapacity
 from gpushare_spawner.placement.guaranteed import guaranteed_units, settle
 from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN, NodeResources, Requested
 from gpushare_spawner.placement.obstacle import fits, obstacle_of
-from gpushare_spawner.placement.refusal import Refusal, explain
 from gpushare_spawner.placement.request import PlacementRequest
 from gpushare_spawner.placement.strategy import BestFit, Strategy
+from gpushare_spawner.placement.unplaceable import Unplaceable, explain
 
 BEST_FIT = BestFit()
 
@@ -67,7 +67,7 @@ class Ledger:
     # -- placement --
 
     def place(self, request: PlacementRequest, strategy: Strategy = BEST_FIT) -> Placement | None:
-        """Where this share could go, or None where no GPU can take it: then `refusal` says why. Changes nothing.
+        """Return where this share could go, or None where no GPU can take it; see `why_unplaceable`. Changes nothing.
 
         ``Placement.borrowed`` tells how many units (per GPU) are lent. Raises LedgerError if the strategy chose what
         it may not.
@@ -83,7 +83,7 @@ class Ledger:
         borrowed = max(0, *(units - self.capacity.gpus[uuid].unowned for uuid in chosen.gpus))
         return Placement(chosen.node, tuple(chosen.gpus), min(borrowed, units))
 
-    def refusal(self, request: PlacementRequest) -> Refusal:
+    def why_unplaceable(self, request: PlacementRequest) -> Unplaceable:
         """Why `place` found no GPU for this request."""
         return explain(self.capacity, request)
 

@@ -1,4 +1,4 @@
-"""Why one node cannot take a demand now, as data. `refusal` sums these up over all nodes."""
+"""Why one node cannot take a demand now, as data. unplaceable.py sums these up over all nodes."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 What a server is started from differs: a process has an environment, a pod has a manifest. A layer takes the form as it
 is without a GPU and returns it with the share. It only renders: it asks no agent and no API server. One module for each
-layer; native.py and native_pod.py are ours.
+layer; native_process.py and native_pod.py are ours.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice, choose
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.spawner.refusal import SpawnRefused, refusals_reported
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
 from gpushare_spawner.templates.folder import TemplateFolder, default_folder
 
 TEMPLATES_MAX_AGE = 10.0

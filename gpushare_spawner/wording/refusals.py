@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Lacking, Reason, Refusal, Shortage
+from gpushare_spawner.placement import Lacking, Reason, Shortage, Unplaceable
 from gpushare_spawner.wording.amounts import gpu_share, memory, plural
 
 PLACING_FAILED = (
@@ -14,57 +14,53 @@ PLACING_FAILED = (
 )
 
 
-def capacity(refusal: Refusal) -> str:
+def capacity(why: Unplaceable) -> str:
     """Return why no GPU can take the share now, as a sentence."""
-    share = refusal.share
-    match refusal.reason:
+    share = why.share
+    match why.reason:
         case Reason.NO_GPUS:
             return "No GPU is known: no agent has reported one. Ask the admin whether the agent is running."
         case Reason.NO_MODEL:
-            return f"No GPU is of a model that the template asks for. Available models: {', '.join(refusal.models)}."
+            return f"No GPU is of a model that the template asks for. Available models: {', '.join(why.models)}."
         case Reason.INELIGIBLE:
             return (
                 "The nodes with suitable GPUs accept no server of this template, because of their taints or labels. "
                 "Ask the admin."
             )
         case Reason.NOT_ADMITTED:
-            nodes = ", ".join(refusal.left_out)
+            nodes = ", ".join(why.left_out)
             return f"{nodes} did not admit this server just now, and no other node has {_amount(share)} free."
         case Reason.NODES_FULL:
-            shortages = "; ".join(_shortage(shortage, refusal) for shortage in refusal.shortages)
+            shortages = "; ".join(_shortage(shortage, why) for shortage in why.shortages)
             return f"Nodes with {_amount(share)} free lack another resource: {shortages}."
         case Reason.UNHEALTHY if share.count == 1:
-            return f"No suitable GPU is healthy ({refusal.suitable} found). The agent's log says why."
+            return f"No suitable GPU is healthy ({why.suitable} found). The agent's log says why."
         case Reason.UNHEALTHY:
             return f"Too few suitable GPUs are healthy: this needs {_amount(share)}. The agent's log says why."
         case Reason.TOO_BIG if share.count == 1:
-            return f"This needs {share}, and a GPU here can give at most {gpu_share(refusal.most_units)}."
+            return f"This needs {share}, and a GPU here can give at most {gpu_share(why.most_units)}."
         case Reason.TOO_BIG:
-            found = (
-                f"no node has more than {refusal.most_count} of one model" if refusal.most_count else "none is usable"
-            )
+            found = f"no node has more than {why.most_count} of one model" if why.most_count else "none is usable"
             return f"This needs {_amount(share)}, and {found}."
         case _ if share.count == 1:
-            free = (
-                f"at most {gpu_share(refusal.best_units)} is free on any GPU" if refusal.best_units else "none is free"
-            )
+            free = f"at most {gpu_share(why.best_units)} is free on any GPU" if why.best_units else "none is free"
             return f"Not enough free capacity: this needs {share}, and {free}."
         case _:
             free = (
-                f"at most {plural(refusal.best_count, 'is', 'are')} free on any node"
-                if refusal.best_count
+                f"at most {plural(why.best_count, 'is', 'are')} free on any node"
+                if why.best_count
                 else "no whole GPU is free on any node"
             )
             return f"Not enough free capacity: this needs {_amount(share)}, and {free}."
 
 
-def _shortage(shortage: Shortage, refusal: Refusal) -> str:
+def _shortage(shortage: Shortage, why: Unplaceable) -> str:
     nodes = plural(shortage.nodes, "node")
     match shortage.lacking:
         case Lacking.CPU:
-            needed, left = f"{refusal.cpu / 1000:g} CPU", f"{shortage.most_left / 1000:g}"
+            needed, left = f"{why.cpu / 1000:g} CPU", f"{shortage.most_left / 1000:g}"
         case Lacking.MEMORY:
-            needed, left = f"{memory(refusal.memory)} of memory", memory(shortage.most_left)
+            needed, left = f"{memory(why.memory)} of memory", memory(shortage.most_left)
         case _:
             return f"{nodes} can run no more pods"
     return f"this needs {needed}, and at most {left} is free on {nodes}"

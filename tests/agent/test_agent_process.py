@@ -18,7 +18,7 @@ from gpushare_spawner.model.control import ControlRefused, OpenRequest, TierRequ
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.sharing.native import merged
+from gpushare_spawner.sharing.native_process import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.agent.peers import GIB, Peer

@@ -19,7 +19,7 @@ from jupyterhub.app import JupyterHub
 from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.shipped import shipped
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 STAND_IN = str(Path(__file__).with_name("stand_in"))
 

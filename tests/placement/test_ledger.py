@@ -85,7 +85,7 @@ def test_several_whole_gpus_lie_on_one_node_and_are_of_one_model():
     ledger.add(active("s", "small0", 1))
     assert ledger.place(request(count=2)).gpus == ("big0", "big1")
     assert ledger.place(request(count=5)) is None
-    assert ledger.refusal(request(count=5)).reason is Reason.TOO_BIG
+    assert ledger.why_unplaceable(request(count=5)).reason is Reason.TOO_BIG
 
 
 def test_several_whole_gpus_may_be_lent_ones():
@@ -102,43 +102,43 @@ def test_unhealthy_gpus_get_nothing():
     ledger = Ledger.of([report("n", [gpu("a", healthy=False)])])
     assert ledger.place(request(1)) is None
     assert ledger.free_units("a") == 0
-    refusal = ledger.refusal(request(1))
-    assert refusal.reason is Reason.UNHEALTHY
-    assert refusal.may_pass
+    why = ledger.why_unplaceable(request(1))
+    assert why.reason is Reason.UNHEALTHY
+    assert why.may_pass
 
 
 def test_only_accepted_models():
     wanted = request(50, "NVIDIA H100 80GB")
     ledger = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100"), gpu("h", 1, "NVIDIA H100 80GB")])])
     assert ledger.place(wanted).gpus == ("h",)
-    refusal = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100")])]).refusal(wanted)
-    assert refusal.reason is Reason.NO_MODEL
-    assert "NVIDIA A100" in str(refusal)
-    assert not refusal.may_pass
+    why = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100")])]).why_unplaceable(wanted)
+    assert why.reason is Reason.NO_MODEL
+    assert "NVIDIA A100" in str(why)
+    assert not why.may_pass
 
 
 def test_a_share_bigger_than_any_gpu():
-    refusal = two_gpus(capacity=50).refusal(request(75))
-    assert refusal.reason is Reason.TOO_BIG
-    assert (refusal.share, refusal.most_units) == (Share(75), 50)
+    why = two_gpus(capacity=50).why_unplaceable(request(75))
+    assert why.reason is Reason.TOO_BIG
+    assert (why.share, why.most_units) == (Share(75), 50)
 
 
 def test_full_says_how_much_is_free_at_best():
     ledger = two_gpus(active("s", "a", 80), active("t", "b", 70))
     assert ledger.place(request(50)) is None
-    refusal = ledger.refusal(request(50))
-    assert (refusal.reason, refusal.best_units, refusal.best_count) == (Reason.FULL, 30, 0)
-    assert refusal.may_pass
+    why = ledger.why_unplaceable(request(50))
+    assert (why.reason, why.best_units, why.best_count) == (Reason.FULL, 30, 0)
+    assert why.may_pass
 
 
 def test_gpus_out_of_order_may_get_well():
     ledger = Ledger.of([report("n", [gpu("a", 0), gpu("b", 1, healthy=False)])])
-    assert ledger.refusal(request(count=2)).reason is Reason.UNHEALTHY
+    assert ledger.why_unplaceable(request(count=2)).reason is Reason.UNHEALTHY
 
 
 def test_no_agent_no_gpu():
     assert Ledger.of([]).place(request(1)) is None
-    assert Ledger.of([]).refusal(request(1)).reason is Reason.NO_GPUS
+    assert Ledger.of([]).why_unplaceable(request(1)).reason is Reason.NO_GPUS
 
 
 def test_overcommitted_gpus_hold_more():

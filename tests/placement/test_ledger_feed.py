@@ -151,7 +151,7 @@ class Feed(RuleBasedStateMachine):
             session: fresh.guaranteed(session) for session in fresh.allocations
         }
         for wanted in REQUESTS:
-            assert kept.refusal(wanted) == fresh.refusal(wanted)
+            assert kept.why_unplaceable(wanted) == fresh.why_unplaceable(wanted)
             for strategy in STRATEGIES:
                 assert kept.place(wanted, strategy) == fresh.place(wanted, strategy)
 

@@ -46,8 +46,8 @@ class Hub(RuleBasedStateMachine):
         wanted = PlacementRequest(share, models=None if t4 else frozenset({"A100"}))
         placement = self.ledger.place(wanted)
         if placement is None:
-            refusal = self.ledger.refusal(wanted)
-            assert refusal.best_units < share.units or share.count > refusal.best_count
+            why = self.ledger.why_unplaceable(wanted)
+            assert why.best_units < share.units or share.count > why.best_count
             return multiple()
         assert "sick" not in placement.gpus
         assert t4 or "d" not in placement.gpus

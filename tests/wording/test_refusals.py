@@ -5,48 +5,48 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Lacking, Reason, Refusal, Shortage
+from gpushare_spawner.placement import Lacking, Reason, Shortage, Unplaceable
 from gpushare_spawner.wording import refusals
 
 
 @pytest.mark.parametrize(
-    ("refusal", "said"),
+    ("why", "said"),
     [
         (
-            Refusal(Reason.NO_GPUS, Share(1)),
+            Unplaceable(Reason.NO_GPUS, Share(1)),
             "No GPU is known: no agent has reported one. Ask the admin whether the agent is running.",
         ),
         (
-            Refusal(Reason.NO_MODEL, Share(1), models=("A100", "T4")),
+            Unplaceable(Reason.NO_MODEL, Share(1), models=("A100", "T4")),
             "No GPU is of a model that the template asks for. Available models: A100, T4.",
         ),
         (
-            Refusal(Reason.UNHEALTHY, Share(1), suitable=2),
+            Unplaceable(Reason.UNHEALTHY, Share(1), suitable=2),
             "No suitable GPU is healthy (2 found). The agent's log says why.",
         ),
         (
-            Refusal(Reason.UNHEALTHY, Share(count=2), suitable=2),
+            Unplaceable(Reason.UNHEALTHY, Share(count=2), suitable=2),
             "Too few suitable GPUs are healthy: this needs 2 GPUs on one node. The agent's log says why.",
         ),
         (
-            Refusal(Reason.TOO_BIG, Share(count=3), most_count=1),
+            Unplaceable(Reason.TOO_BIG, Share(count=3), most_count=1),
             "This needs 3 GPUs on one node, and no node has more than 1 of one model.",
         ),
         (
-            Refusal(Reason.TOO_BIG, Share(51), most_units=50),
+            Unplaceable(Reason.TOO_BIG, Share(51), most_units=50),
             "This needs 0.51 GPU, and a GPU here can give at most 0.50 GPU.",
         ),
         (
-            Refusal(Reason.INELIGIBLE, Share(50)),
+            Unplaceable(Reason.INELIGIBLE, Share(50)),
             "The nodes with suitable GPUs accept no server of this template, because of their taints or labels. "
             "Ask the admin.",
         ),
         (
-            Refusal(Reason.NOT_ADMITTED, Share(count=2), left_out=("node-a", "node-b")),
+            Unplaceable(Reason.NOT_ADMITTED, Share(count=2), left_out=("node-a", "node-b")),
             "node-a, node-b did not admit this server just now, and no other node has 2 GPUs on one node free.",
         ),
         (
-            Refusal(
+            Unplaceable(
                 Reason.NODES_FULL,
                 Share(50),
                 cpu=1500,
@@ -61,25 +61,25 @@ from gpushare_spawner.wording import refusals
             "on 3 nodes; this needs 4 GiB of memory, and at most 1 GiB is free on 1 node; 1 node can run no more pods.",
         ),
         (
-            Refusal(Reason.FULL, Share(50), best_units=40),
+            Unplaceable(Reason.FULL, Share(50), best_units=40),
             "Not enough free capacity: this needs 0.50 GPU, and at most 0.40 GPU is free on any GPU.",
         ),
         (
-            Refusal(Reason.FULL, Share(50)),
+            Unplaceable(Reason.FULL, Share(50)),
             "Not enough free capacity: this needs 0.50 GPU, and none is free.",
         ),
         (
-            Refusal(Reason.FULL, Share(count=2), best_units=99),
+            Unplaceable(Reason.FULL, Share(count=2), best_units=99),
             "Not enough free capacity: this needs 2 GPUs on one node, and no whole GPU is free on any node.",
         ),
         (
-            Refusal(Reason.FULL, Share(count=3), best_units=100, best_count=2),
+            Unplaceable(Reason.FULL, Share(count=3), best_units=100, best_count=2),
             "Not enough free capacity: this needs 3 GPUs on one node, and at most 2 are free on any node.",
         ),
     ],
 )
-def test_a_refusal_says_what_is_needed_and_what_there_is(refusal, said):
-    assert refusals.capacity(refusal) == said
+def test_a_refusal_says_what_is_needed_and_what_there_is(why, said):
+    assert refusals.capacity(why) == said
 
 
 def test_a_full_queue_and_a_long_wait_say_what_helps():

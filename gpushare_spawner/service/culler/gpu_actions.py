@@ -11,7 +11,7 @@ from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import SessionDecision
-from gpushare_spawner.wording.idle_actions import decided, explained
+from gpushare_spawner.wording.idle_decisions import decided, explained
 
 log = logging.getLogger("gpushare.service")
 

@@ -18,7 +18,7 @@ from gpushare_spawner.service.culler.servers_without_share import judge
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
 from gpushare_spawner.service.reports import ask
-from gpushare_spawner.wording.idle_actions import decided
+from gpushare_spawner.wording.idle_decisions import decided
 
 log = logging.getLogger("gpushare.service")
 

@@ -10,7 +10,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.decisions import HubSnapshot
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer, HubUser
-from gpushare_spawner.wording import idle_actions
+from gpushare_spawner.wording import idle_decisions
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def judge(
     else:
         timeout = template.idle.stop_after or 0.0
     found = overdue(server.last_activity, server.started, now, timeout, settings.max_age)
-    return Verdict(stop_because=idle_actions.overdue(found) if found is not None else "")
+    return Verdict(stop_because=idle_decisions.overdue(found) if found is not None else "")
 
 
 def users_to_delete(hub: HubSnapshot, settings: CullerSettings, now: float) -> Iterator[tuple[HubUser, str]]:
@@ -54,4 +54,4 @@ def users_to_delete(hub: HubSnapshot, settings: CullerSettings, now: float) -> I
             continue
         found = overdue(user.last_activity, user.created, now, settings.timeout, settings.max_age)
         if found is not None:
-            yield user, idle_actions.overdue(found)
+            yield user, idle_decisions.overdue(found)

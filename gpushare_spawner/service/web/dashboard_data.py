@@ -11,7 +11,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
-from gpushare_spawner.wording.idle_actions import explained, upcoming, why_none
+from gpushare_spawner.wording.idle_decisions import explained, upcoming, why_none
 
 
 @dataclass(frozen=True)

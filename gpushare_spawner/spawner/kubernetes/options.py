@@ -12,7 +12,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer, check_choices, default_card
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 NAMES = ("pvc_name", "pod_name", "dns_name", "secret_name")
 """Plain attributes of KubeSpawner that a ``kubespawner_override`` may set as if they were traits."""

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
 from gpushare_spawner.spawner.queue.availability import Availability
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_options as words
 
 SHOWN = ("display_name", "description", "display_name_in_choices", "validation_message")

@@ -58,7 +58,7 @@ from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.progress import SpawnProgress, interleaved
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
-from gpushare_spawner.spawner.refusal import refusals_reported
+from gpushare_spawner.spawner.spawn_refused import refusals_reported
 
 _TEMPLATES = "/etc/gpushare/templates"
 

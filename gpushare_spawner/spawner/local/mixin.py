@@ -13,7 +13,7 @@ from traitlets import Float, List, Unicode, Union
 
 from gpushare_spawner.clients.agent import AgentClient, default_control_socket
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.native import NativeLayer
+from gpushare_spawner.sharing.native_process import NativeProcessLayer
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form.form import Form
@@ -24,7 +24,7 @@ from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, pro
 from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
-from gpushare_spawner.spawner.refusal import SpawnRefused, refusals_reported
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
 from gpushare_spawner.wording import spawn_failures as words
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
@@ -202,7 +202,7 @@ class GPUShareMixin(GPUShareBase):
         """The spawner's environment, and the share in it."""
         environment: dict[str, str] = super().get_env()
         if self._attempt.reservation is not None:
-            return NativeLayer(self._attempt.reservation.environment).render(environment)
+            return NativeProcessLayer(self._attempt.reservation.environment).render(environment)
         return {**environment, **_WITHOUT_GPU} if self._attempt.hides_gpus else environment
 
     async def start(self) -> Any:

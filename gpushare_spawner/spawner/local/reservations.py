@@ -19,13 +19,13 @@ from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, Ope
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement import Allocation
-from gpushare_spawner.sharing.native import open_request
+from gpushare_spawner.sharing.native_process import open_request
 from gpushare_spawner.spawner.local.recovery import SessionRecovery
 from gpushare_spawner.spawner.local.sessions import CONFIRM_WITHIN, AgentSessions
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_failures as words
 
 

@@ -14,7 +14,7 @@ except ImportError as error:
     ) from error
 
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_failures as words
 
 

@@ -18,7 +18,7 @@ except ImportError as error:
     ) from error
 
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_failures as words
 
 

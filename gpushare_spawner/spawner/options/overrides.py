@@ -12,7 +12,7 @@ from traitlets import TraitError
 
 from gpushare_spawner.spawner.options.profiles import resource_override
 from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_options as words
 
 

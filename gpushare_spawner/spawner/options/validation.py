@@ -9,7 +9,7 @@ from typing import Any
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of, replaced
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_options as words
 
 MAX_TEXT = 1000

@@ -11,7 +11,7 @@ from enum import Enum
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Ledger, PlacementRequest, Reason, Refusal, Strategy
+from gpushare_spawner.placement import Ledger, PlacementRequest, Reason, Strategy, Unplaceable
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.wording import refusals
 from gpushare_spawner.wording.queue import EARLIER_FIRST
@@ -65,16 +65,16 @@ class PlacementCheck:
         placement = self._place(request, free)
         if placement is not None:
             return Verdict(Outcome.NOW, placement)
-        refusal: Refusal = self.ledger.refusal(request)
-        why = refusals.capacity(refusal)
-        if not refusal.may_pass:
+        unplaceable: Unplaceable = self.ledger.why_unplaceable(request)
+        why = refusals.capacity(unplaceable)
+        if not unplaceable.may_pass:
             if self.snapshot.awaited:
                 return Verdict(Outcome.WAIT, why=self.snapshot.awaited)
-            unsuitable = not models or refusal.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
+            unsuitable = not models or unplaceable.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
             return Verdict(Outcome.NEVER, why=why, unsuitable=unsuitable)
         if not free or (free != models and self._place(request, models) is not None):
             return Verdict(Outcome.WAIT, why=EARLIER_FIRST)
-        return Verdict(Outcome.WAIT, why=why, left_out=refusal.reason is Reason.NOT_ADMITTED)
+        return Verdict(Outcome.WAIT, why=why, left_out=unplaceable.reason is Reason.NOT_ADMITTED)
 
     def _place(self, request: PlacementRequest, models: frozenset[str]) -> Placement | None:
         counted = replace(request, share=self.counted(request.share), models=models)

@@ -9,7 +9,7 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.placement import Allocation
 from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
-from gpushare_spawner.spawner.queue.refusals import impossible, queue_full
+from gpushare_spawner.spawner.queue.queue_errors import impossible, queue_full
 from gpushare_spawner.wording.refusals import not_admitted
 
 

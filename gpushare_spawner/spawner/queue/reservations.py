@@ -22,7 +22,7 @@ from gpushare_spawner.spawner.queue.expected_workload import ExpectedWorkload
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
-from gpushare_spawner.spawner.queue.refusals import nothing_known, placing_failed, waited_too_long
+from gpushare_spawner.spawner.queue.queue_errors import nothing_known, placing_failed, waited_too_long
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.spawner.queue.wait_estimate import WaitEstimates
 

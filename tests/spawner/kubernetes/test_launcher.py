@@ -18,7 +18,7 @@ from gpushare_spawner.spawner.kubernetes.pods import ended_by_node
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.kubernetes.unschedulable import Unschedulable
 from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 from .parts import FakeReservations, not_admitted, pod, share
 

@@ -12,7 +12,7 @@ from gpushare_spawner.spawner.kubernetes.options import choose, names_template
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 TEMPLATES = [Template(name=name, display_name=name.upper()) for name in ("half", "whole", "taken")]
 OWN = [

@@ -21,7 +21,7 @@ from kubespawner.utils import get_k8s_model
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, pod_session
 from gpushare_spawner.spawner.kubernetes.pod_builder import build_pod, pinned_node
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 from .parts import share
 

@@ -12,7 +12,7 @@ from jupyterhub.spawner import Spawner
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.local.reservations import AgentReservations
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.queue.test_reservations import wish
 from tests.spawner.running_hub import RunningHub, until

@@ -10,7 +10,7 @@ import pytest
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, profiles
 from gpushare_spawner.spawner.options.validation import Choice, choose
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 PAGES = {
     "page": {

@@ -7,7 +7,7 @@ import pytest
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.placement import Allocation
 from gpushare_spawner.spawner.queue.queue import Ticket
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording.queue import EARLIER_FIRST
 
 from .machine import Machine

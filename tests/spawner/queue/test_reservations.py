@@ -22,7 +22,7 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.queue.queue import Reservation, SpawnRequest, Ticket
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import TOKEN, RunningHub, until
 

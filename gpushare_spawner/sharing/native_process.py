@@ -12,7 +12,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Environment, SharingLayer, Tenant
 
 
-class NativeLayer(SharingLayer[Environment]):
+class NativeProcessLayer(SharingLayer[Environment]):
     """A session of the agent on this machine. ``additions``: the environment from the agent's answer."""
 
     name: ClassVar[str] = "native"

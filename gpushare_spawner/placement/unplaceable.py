@@ -1,4 +1,4 @@
-"""Why no GPU can take a share: data. The sentences are in `wording.refusals`."""
+"""Why no GPU can take a placement request: data. The sentences are in `wording.refusals`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Shortage:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Unplaceable:
     """No GPU can take a share."""
 
     reason: Reason
@@ -80,21 +80,22 @@ class Refusal:
         return self.reason in PASSING
 
 
-def explain(capacity: FreeCapacity, request: PlacementRequest) -> Refusal:
+def explain(capacity: FreeCapacity, request: PlacementRequest) -> Unplaceable:
     """Return why no GPU can take this request; meant for a request that was not placed."""
     share = request.share
     found, fitting = capacity.obstacles(request.demand, request.node)
     if not found and not fitting:
-        return Refusal(Reason.NO_GPUS, share)
+        return Unplaceable(Reason.NO_GPUS, share)
     if not fitting and all(obstacle.lacking is Lacking.MODEL for obstacle in found):
-        return Refusal(Reason.NO_MODEL, share, models=tuple(sorted({m for obstacle in found for m in obstacle.models})))
+        models = {model for obstacle in found for model in obstacle.models}
+        return Unplaceable(Reason.NO_MODEL, share, models=tuple(sorted(models)))
     suitable = sum(obstacle.suitable * nodes for obstacle, nodes in found.items())
     lacking = {obstacle.lacking for obstacle in found}
     if fitting and request.left_out:
-        return Refusal(Reason.NOT_ADMITTED, share, suitable=suitable, left_out=tuple(sorted(request.left_out)))
+        return Unplaceable(Reason.NOT_ADMITTED, share, suitable=suitable, left_out=tuple(sorted(request.left_out)))
     shortages = _shortages(found)
     if shortages and not fitting:
-        return Refusal(
+        return Unplaceable(
             Reason.NODES_FULL,
             share,
             suitable=suitable,
@@ -108,14 +109,14 @@ def explain(capacity: FreeCapacity, request: PlacementRequest) -> Refusal:
         count = max((obstacle.free_count for obstacle in full), default=0)
         if fitting:
             units, count = max(units, share.units), max(count, share.count)
-        return Refusal(Reason.FULL, share, best_units=max(units, 0), best_count=count, suitable=suitable)
+        return Unplaceable(Reason.FULL, share, best_units=max(units, 0), best_count=count, suitable=suitable)
     if Lacking.HEALTH in lacking:
-        return Refusal(Reason.UNHEALTHY, share, suitable=suitable)
+        return Unplaceable(Reason.UNHEALTHY, share, suitable=suitable)
     if Lacking.ELIGIBLE in lacking:
-        return Refusal(Reason.INELIGIBLE, share, suitable=suitable)
+        return Unplaceable(Reason.INELIGIBLE, share, suitable=suitable)
     most_units = max(obstacle.most_units for obstacle in found)
     most_count = max(obstacle.most_count for obstacle in found)
-    return Refusal(Reason.TOO_BIG, share, most_units=most_units, most_count=most_count, suitable=suitable)
+    return Unplaceable(Reason.TOO_BIG, share, most_units=most_units, most_count=most_count, suitable=suitable)
 
 
 def _shortages(found: Mapping[Obstacle, int]) -> tuple[Shortage, ...]:

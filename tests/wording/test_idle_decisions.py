@@ -8,7 +8,7 @@ from gpushare_spawner.idle import IdleAction, NoAction, Overdue
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording import idle_actions
+from gpushare_spawner.wording import idle_decisions
 
 QUARTER = Share(units=25)
 
@@ -39,24 +39,24 @@ QUARTER = Share(units=25)
     ],
 )
 def test_each_action_says_what_is_lost_and_what_is_not(action, said):
-    assert idle_actions.explained(action, QUARTER) == said
+    assert idle_decisions.explained(action, QUARTER) == said
 
 
 def test_a_downgrade_of_several_gpus_says_what_is_left_on_each():
-    said = idle_actions.explained(IdleAction(Tier.DOWNGRADED, 10, 0, 900), Share(units=100, count=2))
+    said = idle_decisions.explained(IdleAction(Tier.DOWNGRADED, 10, 0, 900), Share(units=100, count=2))
     assert "from 2 GPUs to 0.10 GPU on each of its 2 GPUs" in said
 
 
 def test_every_reason_for_no_action_has_words():
-    assert all(idle_actions.why_none(reason) for reason in NoAction)
+    assert all(idle_decisions.why_none(reason) for reason in NoAction)
 
 
 def test_the_next_action_is_said_in_a_few_words():
-    assert idle_actions.upcoming(Tier.DOWNGRADED, 10) == "downgrade to 0.10 GPU"
-    assert idle_actions.upcoming(Tier.RELEASED, 0) == "release of the share"
-    assert idle_actions.upcoming(Tier.STOPPED, 0) == "stop of the server"
+    assert idle_decisions.upcoming(Tier.DOWNGRADED, 10) == "downgrade to 0.10 GPU"
+    assert idle_decisions.upcoming(Tier.RELEASED, 0) == "release of the share"
+    assert idle_decisions.upcoming(Tier.STOPPED, 0) == "stop of the server"
 
 
 def test_an_overdue_server_is_idle_or_old():
-    assert idle_actions.overdue(Overdue(IdleCause.IDLE, 600)) == "no activity for 10 min"
-    assert idle_actions.overdue(Overdue(IdleCause.MAX_AGE, 7200)) == "2 h old"
+    assert idle_decisions.overdue(Overdue(IdleCause.IDLE, 600)) == "no activity for 10 min"
+    assert idle_decisions.overdue(Overdue(IdleCause.MAX_AGE, 7200)) == "2 h old"

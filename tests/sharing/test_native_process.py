@@ -8,7 +8,7 @@ from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.sharing.native import NativeLayer, merged, open_request
+from gpushare_spawner.sharing.native_process import NativeProcessLayer, merged, open_request
 
 QUARTER = Template.model_validate(
     {
@@ -38,7 +38,7 @@ def test_a_request_says_whose_share_it_is_and_how_large() -> None:
 
 def test_the_environment_leads_to_the_session_and_the_one_given_stays_as_it_is() -> None:
     before = {"PATH": "/bin", "LD_PRELOAD": "/theirs.so", "LD_LIBRARY_PATH": "/lib"}
-    layer = NativeLayer({"GPUSHARE_SOCKET": "/s", "LD_PRELOAD": "/ours.so", "LD_LIBRARY_PATH": "/sim"})
+    layer = NativeProcessLayer({"GPUSHARE_SOCKET": "/s", "LD_PRELOAD": "/ours.so", "LD_LIBRARY_PATH": "/sim"})
     assert layer.render(before) == {
         "PATH": "/bin",
         "GPUSHARE_SOCKET": "/s",
@@ -70,9 +70,9 @@ def test_what_is_there_already_is_kept_and_not_repeated(there: dict[str, str], r
 
 
 def test_frameworks_do_not_reserve_the_gpu_in_advance_unless_the_environment_says_so() -> None:
-    assert NativeLayer({}).render({}) == {
+    assert NativeProcessLayer({}).render({}) == {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
     chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "TF_FORCE_GPU_ALLOW_GROWTH": ""}
-    assert NativeLayer({}).render(chosen) == chosen
+    assert NativeProcessLayer({}).render(chosen) == chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
-from gpushare_spawner.spawner.refusal import SpawnRefused
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import refusals as words
 from gpushare_spawner.wording.amounts import duration
 

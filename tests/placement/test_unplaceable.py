@@ -8,7 +8,7 @@ import pytest
 
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Ledger, NodeResources, PlacementRequest, Reason, Refusal, Shortage
+from gpushare_spawner.placement import Ledger, NodeResources, PlacementRequest, Reason, Shortage, Unplaceable
 from gpushare_spawner.placement.obstacle import Lacking
 from tests.placement.reports import active, gpu, report, request
 
@@ -21,21 +21,25 @@ MODELS = [gpu("a", 0, "T4"), gpu("b", 1, "A100"), gpu("c", 2, "T4")]
 @pytest.mark.parametrize(
     ("gpus", "share", "expected"),
     [
-        ([], Share(1), Refusal(Reason.NO_GPUS, Share(1))),
-        (MODELS, Share(1), Refusal(Reason.NO_MODEL, Share(1), models=("A100", "T4"))),
-        (SICK, Share(1), Refusal(Reason.UNHEALTHY, Share(1), suitable=2)),
-        (HALF_SICK, Share(count=2), Refusal(Reason.UNHEALTHY, Share(count=2), suitable=2)),
-        (HALF_SICK, Share(count=3), Refusal(Reason.TOO_BIG, Share(count=3), most_units=100, most_count=1, suitable=2)),
-        (SMALL, Share(51), Refusal(Reason.TOO_BIG, Share(51), most_units=50, most_count=0, suitable=2)),
+        ([], Share(1), Unplaceable(Reason.NO_GPUS, Share(1))),
+        (MODELS, Share(1), Unplaceable(Reason.NO_MODEL, Share(1), models=("A100", "T4"))),
+        (SICK, Share(1), Unplaceable(Reason.UNHEALTHY, Share(1), suitable=2)),
+        (HALF_SICK, Share(count=2), Unplaceable(Reason.UNHEALTHY, Share(count=2), suitable=2)),
+        (
+            HALF_SICK,
+            Share(count=3),
+            Unplaceable(Reason.TOO_BIG, Share(count=3), most_units=100, most_count=1, suitable=2),
+        ),
+        (SMALL, Share(51), Unplaceable(Reason.TOO_BIG, Share(51), most_units=50, most_count=0, suitable=2)),
     ],
 )
 def test_a_refusal_says_what_stands_in_the_way_and_how_much_there_is(
-    gpus: Sequence[GpuReport], share: Share, expected: Refusal
+    gpus: Sequence[GpuReport], share: Share, expected: Unplaceable
 ):
     models = frozenset({"H100"}) if gpus is MODELS else None
-    refusal = Ledger.of([report("n", gpus)] if gpus else []).refusal(PlacementRequest(share, models=models))
-    assert refusal == expected
-    assert refusal.may_pass == (refusal.reason is Reason.UNHEALTHY)
+    why = Ledger.of([report("n", gpus)] if gpus else []).why_unplaceable(PlacementRequest(share, models=models))
+    assert why == expected
+    assert why.may_pass == (why.reason is Reason.UNHEALTHY)
 
 
 @pytest.mark.parametrize(
@@ -53,39 +57,39 @@ def test_where_all_is_full_the_best_that_is_free_is_named(owned: Sequence[int], 
     held = [active(f"s{number}", f"g{number}", units) for number, units in enumerate(owned) if units]
     ledger = Ledger.of([report("n", gpus, held)])
     assert ledger.place(PlacementRequest(share)) is None
-    refusal = ledger.refusal(PlacementRequest(share))
-    assert (refusal.reason, refusal.best_units, refusal.best_count) == (Reason.FULL, units, count)
-    assert refusal.may_pass
+    why = ledger.why_unplaceable(PlacementRequest(share))
+    assert (why.reason, why.best_units, why.best_count) == (Reason.FULL, units, count)
+    assert why.may_pass
 
 
 def test_a_share_that_is_as_big_as_a_gpu_may_give_can_wait_for_it():
     ledger = Ledger.of([report("n", SMALL, [active("s", "a", 10)])])
-    refusal = ledger.refusal(request(50))
-    assert (refusal.reason, refusal.best_units) == (Reason.FULL, 40)
+    why = ledger.why_unplaceable(request(50))
+    assert (why.reason, why.best_units) == (Reason.FULL, 40)
 
 
 def test_only_gpus_of_the_wanted_models_count():
     """The free A100 helps nobody who wants an H100; nor does its capacity."""
     gpus = [gpu("a", 0, "A100"), gpu("h", 1, "H100", capacity=80)]
     ledger = Ledger.of([report("n", gpus, [active("s", "h", 50)])])
-    refusal = ledger.refusal(request(60, "H100"))
-    assert (refusal.reason, refusal.best_units, refusal.best_count) == (Reason.FULL, 30, 0)
-    assert ledger.refusal(request(90, "H100")).most_units == 80
+    why = ledger.why_unplaceable(request(60, "H100"))
+    assert (why.reason, why.best_units, why.best_count) == (Reason.FULL, 30, 0)
+    assert ledger.why_unplaceable(request(90, "H100")).most_units == 80
 
 
 def test_gpus_of_two_nodes_or_two_models_do_not_add_up():
     apart = [report("n1", [gpu("a", 0), gpu("b", 1, healthy=False)]), report("n2", [gpu("c", 0, "T4")])]
-    assert Ledger.of(apart).refusal(request(count=2)).reason is Reason.UNHEALTHY
+    assert Ledger.of(apart).why_unplaceable(request(count=2)).reason is Reason.UNHEALTHY
     mixed = [report("n", [gpu("a", 0, "T4"), gpu("b", 1, healthy=False)])]
-    assert Ledger.of(mixed).refusal(request(count=2)).reason is Reason.TOO_BIG
+    assert Ledger.of(mixed).why_unplaceable(request(count=2)).reason is Reason.TOO_BIG
 
 
 def test_the_node_with_the_most_counts_whichever_it_is():
     small = report("small", [gpu("s0", 0)])
     large = report("large", [gpu(f"l{number}", number) for number in range(3)], [active("s", "l0", 10)])
     for nodes in ([small, large], [large, small]):
-        refusal = Ledger.of(nodes).refusal(request(count=3))
-        assert (refusal.reason, refusal.best_count) == (Reason.FULL, 2)
+        why = Ledger.of(nodes).why_unplaceable(request(count=3))
+        assert (why.reason, why.best_count) == (Reason.FULL, 2)
 
 
 def test_a_node_without_enough_cpu_or_memory_is_told_from_one_without_units():
@@ -96,38 +100,40 @@ def test_a_node_without_enough_cpu_or_memory_is_told_from_one_without_units():
     ledger.put_resources("n3", NodeResources(memory=7))
     wanted = request(50, cpu=2000, memory=8)
     assert ledger.place(wanted) is None
-    refusal = ledger.refusal(wanted)
-    assert (refusal.reason, refusal.may_pass, refusal.cpu, refusal.memory) == (Reason.NODES_FULL, True, 2000, 8)
-    assert refusal.shortages == (Shortage(Lacking.CPU, 2, 1500), Shortage(Lacking.MEMORY, 1, 7))
-    assert ledger.refusal(request(5, cpu=2000)).reason is Reason.FULL  # n4 can take it: nothing is short everywhere
+    why = ledger.why_unplaceable(wanted)
+    assert (why.reason, why.may_pass, why.cpu, why.memory) == (Reason.NODES_FULL, True, 2000, 8)
+    assert why.shortages == (Shortage(Lacking.CPU, 2, 1500), Shortage(Lacking.MEMORY, 1, 7))
+    assert (
+        ledger.why_unplaceable(request(5, cpu=2000)).reason is Reason.FULL
+    )  # n4 can take it: nothing is short everywhere
     ledger.put_resources("n3", NodeResources(pods=0))
-    assert Shortage(Lacking.PODS, 1, 0) in ledger.refusal(wanted).shortages
+    assert Shortage(Lacking.PODS, 1, 0) in ledger.why_unplaceable(wanted).shortages
 
 
 def test_nodes_that_keep_the_pod_out_are_an_admins_matter():
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
-    refusal = ledger.refusal(request(50, ineligible=frozenset({"n1", "n2"})))
-    assert (refusal.reason, refusal.may_pass) == (Reason.INELIGIBLE, False)
-    refusal = ledger.refusal(request(50, ineligible=frozenset({"n1"})))
-    assert (refusal.reason, refusal.best_units) == (Reason.FULL, 40)
+    why = ledger.why_unplaceable(request(50, ineligible=frozenset({"n1", "n2"})))
+    assert (why.reason, why.may_pass) == (Reason.INELIGIBLE, False)
+    why = ledger.why_unplaceable(request(50, ineligible=frozenset({"n1"})))
+    assert (why.reason, why.best_units) == (Reason.FULL, 40)
 
 
 def test_nodes_that_did_not_admit_the_pod_are_named():
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
     wanted = request(50, left_out=frozenset({"n1"}))
     assert ledger.place(wanted) is None
-    refusal = ledger.refusal(wanted)
-    assert (refusal.reason, refusal.left_out, refusal.may_pass) == (Reason.NOT_ADMITTED, ("n1",), True)
+    why = ledger.why_unplaceable(wanted)
+    assert (why.reason, why.left_out, why.may_pass) == (Reason.NOT_ADMITTED, ("n1",), True)
 
 
 def test_of_a_request_for_one_node_only_that_node_is_looked_at():
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
-    refusal = ledger.refusal(request(50, node="n2"))
-    assert (refusal.reason, refusal.best_units) == (Reason.FULL, 40)
-    assert ledger.refusal(request(50, node="lost")).reason is Reason.NO_GPUS
-    assert ledger.refusal(request(count=2, node="n2")).reason is Reason.TOO_BIG
+    why = ledger.why_unplaceable(request(50, node="n2"))
+    assert (why.reason, why.best_units) == (Reason.FULL, 40)
+    assert ledger.why_unplaceable(request(50, node="lost")).reason is Reason.NO_GPUS
+    assert ledger.why_unplaceable(request(count=2, node="n2")).reason is Reason.TOO_BIG
 
 
 def test_a_request_that_fits_and_may_not_go_yet_reads_that_there_is_enough():
-    refusal = Ledger.of([report("n", [gpu("a")], [active("s", "a", 60)])]).refusal(request(30))
-    assert (refusal.reason, refusal.best_units, refusal.best_count) == (Reason.FULL, 30, 1)
+    why = Ledger.of([report("n", [gpu("a")], [active("s", "a", 60)])]).why_unplaceable(request(30))
+    assert (why.reason, why.best_units, why.best_count) == (Reason.FULL, 30, 1)
