@@ -12,11 +12,11 @@ from gpushare_spawner.agent.gpu_health import GpuHealth
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
-from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, NodeMemory
+from gpushare_spawner.agent.memory import driver_figures
+from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, MemorySession, NodeMemory
 from gpushare_spawner.agent.periodic import GpuSource, Rounds, RoundSettings
 from gpushare_spawner.agent.report import NodeReports
 from gpushare_spawner.agent.session_checks import SessionChecks
-from gpushare_spawner.agent.sessions import device_memory
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
@@ -152,9 +152,11 @@ class Node:
     # -- what the driver says -----------------------------------------------------------------------------------------
 
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
-        device_memory.tell_arbiters(states, self.gpus, self.arbitrations, self.registry.sessions.values())
+        sessions = self.registry.sessions.values()
+        processes = (one for session in sessions for one in sorted(session.cuda, key=lambda one: one.number))
+        driver_figures.tell_arbiters(states, self.gpus, self.arbitrations, processes)
 
-    def _paged_out(self, session: Session) -> int:
+    def _paged_out(self, session: MemorySession) -> int:
         return sum(self.arbitrations[gpu.uuid].view(session.id).paged_out_bytes for gpu in session.gpus)
 
 

@@ -1,1 +1,1 @@
-"""Memory of GPUs and of the host: limits of sessions, and budgets."""
+"""Memory: the limit of a session, budgets of host memory, and what the driver shows for each process."""

@@ -4,9 +4,10 @@ host_memory_budget.py."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -22,7 +23,8 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
     session_left,
     session_needs,
 )
-from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.memory.session_limit import SessionLimit
+from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.model.frames import ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.model.quantity import resolve_bytes
@@ -46,6 +48,32 @@ class HostMemorySettings:
     """Where the node's cgroups are mounted."""
 
 
+class MemorySession(Protocol):
+    """What a session says about itself where its memory is counted."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def record(self) -> SessionRecord: ...
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]: ...
+
+    @property
+    def memory(self) -> SessionLimit | None: ...
+
+    @property
+    def cuda(self) -> Collection[Any]:
+        """Its CUDA processes."""
+
+    def memory_limit(self, gpu: Gpu) -> int:
+        """Bytes that the session may allocate on the GPU."""
+
+    def memory_guarantee(self, gpu: Gpu) -> int:
+        """Bytes that stay on the GPU while the session works."""
+
+
 @dataclass
 class _Figures:
     at: float
@@ -58,14 +86,14 @@ class NodeMemory:
 
     settings: HostMemorySettings
     gpus: Mapping[str, Gpu]
-    sessions: Mapping[str, Session]
+    sessions: Mapping[str, MemorySession]
     context_bytes: int
-    paged_out: Callable[[Session], int]
+    paged_out: Callable[[MemorySession], int]
     clock: Callable[[], float] = time.monotonic
     _node: _Figures | None = None
     _of_session: dict[str, _Figures] = field(default_factory=dict)
 
-    def left_for(self, session: Session, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
+    def left_for(self, session: MemorySession, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
         """Bytes that the session may allocate on the GPU in addition, and the budget that limits them."""
         if self.settings.node == "off":
             return UNLIMITED, MemoryLimit.NODE_HOST_MEMORY
@@ -83,7 +111,7 @@ class NodeMemory:
             return of_session, MemoryLimit.SESSION_HOST_MEMORY
         return of_node, MemoryLimit.NODE_HOST_MEMORY
 
-    def shortage(self, session: Session) -> tuple[int, int] | None:
+    def shortage(self, session: MemorySession) -> tuple[int, int] | None:
         """The bytes that the session's own budget allows, and those that its share guarantees; None where they suffice.
 
         What it has allocated already does not matter.
@@ -105,7 +133,7 @@ class NodeMemory:
             paged_out_bytes=sum(self.paged_out(session) for session in self.sessions.values()),
         )
 
-    def of_session(self, session: Session) -> tuple[int, int | None]:
+    def of_session(self, session: MemorySession) -> tuple[int, int | None]:
         """Bytes of host memory that the session needs if all its movable memory is paged out, and its budget."""
         gpus = [(gpu, gpu.sessions[session.id]) for gpu in self._gpus().values() if session.id in gpu.sessions]
         budget = self.session_budget(session)
@@ -126,7 +154,7 @@ class NodeMemory:
             self._node = _Figures(now, budget)
         return self._node.budget
 
-    def session_budget(self, session: Session) -> int | None:
+    def session_budget(self, session: MemorySession) -> int | None:
         """Bytes; None: its server has no memory limit of its own, or none that can be read."""
         if self.settings.node == "off":
             return None
@@ -138,7 +166,7 @@ class NodeMemory:
                 del self._of_session[gone]
         return known.budget
 
-    def _read(self, session: Session) -> int | None:
+    def _read(self, session: MemorySession) -> int | None:
         cgroups = MemoryCgroups(self.settings.cgroups)
         record = session.record
         if record.pod is not None:
@@ -176,6 +204,6 @@ class NodeMemory:
             found[uuid] = GpuMemory(max(0, gpu.memory_bytes - contexts), here)
         return found
 
-    def _most(self, session: Session, uuid: str, budget: int) -> int:
+    def _most(self, session: MemorySession, uuid: str, budget: int) -> int:
         """The most bytes that count for a session on one GPU, whatever its processes claim."""
         return session.memory_limit(self.gpus[uuid]) + budget * session.record.request.share_units // UNITS_PER_GPU

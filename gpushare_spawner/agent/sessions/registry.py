@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.activity import Activity, activity, counted
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.process_watch import ProcessWatch
 from gpushare_spawner.agent.sessions.session import Past, Session
-from gpushare_spawner.agent.sessions.session_memory import SessionMemory
 from gpushare_spawner.agent.sessions.tiers import Tiers
 from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
 from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoints
@@ -210,7 +210,7 @@ class SessionRegistry:
 
     def _enter(self, session: Session) -> None:
         self._sessions[session.id] = session
-        session.memory = SessionMemory(
+        session.memory = SessionLimit(
             {gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus},
             self._clock,
             session.record.memory_hits,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoint
 from gpushare_spawner.agent.state.session_record import SessionRecord
@@ -16,7 +17,6 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 
 if TYPE_CHECKING:
     from gpushare_spawner.agent.sessions.conversation import Conversation
-    from gpushare_spawner.agent.sessions.session_memory import SessionMemory
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Session:
     """When its last burst ended, as it was said before, seconds since the epoch."""
     moved: bool = True
     """A process has said something since activity and record were last compared; else neither can have changed."""
-    memory: SessionMemory | None = None
+    memory: SessionLimit | None = None
     conversation: Conversation | None = None
     budget_checked: bool = False
     """Whether its server's memory limit was compared with what its share guarantees."""

@@ -20,7 +20,7 @@ SMALLEST_PIECE = 2 * 2**20
 
 
 @dataclass
-class Holding:
+class ProcessMemory:
     """The memory of one process on one GPU, in bytes."""
 
     granted: int = 0
@@ -39,54 +39,54 @@ class Allowances:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._holdings: dict[Hashable, Holding] = {}
+        self._held: dict[Hashable, ProcessMemory] = {}
 
     def join(self, process: Hashable) -> None:
         """Add a process without memory."""
-        self._holdings[process] = Holding()
+        self._held[process] = ProcessMemory()
 
     def leave(self, process: Hashable) -> None:
         """Remove a process with its memory. An unknown process is no error."""
-        self._holdings.pop(process, None)
+        self._held.pop(process, None)
 
-    def of(self, process: Hashable) -> Holding:
+    def of(self, process: Hashable) -> ProcessMemory:
         """The memory of the process. Raises KeyError for an unknown process."""
-        return self._holdings[process]
+        return self._held[process]
 
-    def processes(self) -> list[tuple[Hashable, Holding]]:
+    def processes(self) -> list[tuple[Hashable, ProcessMemory]]:
         """All of them."""
-        return list(self._holdings.items())
+        return list(self._held.items())
 
     @property
     def counted(self) -> int:
         """Bytes of all processes that count towards the limit."""
-        return sum(holding.counted for holding in self._holdings.values())
+        return sum(held.counted for held in self._held.values())
 
     @property
     def allocated(self) -> int:
         """Bytes that all processes have allocated."""
-        return sum(holding.allocated for holding in self._holdings.values())
+        return sum(held.allocated for held in self._held.values())
 
     def counted_of_others(self, process: Hashable) -> int:
         """Bytes of the other processes that count towards the limit."""
-        return self.counted - self._holdings[process].counted
+        return self.counted - self._held[process].counted
 
     def allocated_by_others(self, process: Hashable) -> int:
         """Bytes that the other processes have allocated."""
-        return self.allocated - self._holdings[process].allocated
+        return self.allocated - self._held[process].allocated
 
     def states(self, process: Hashable, allocated: int, plain: int | None = None) -> bool:
         """Record what the process says that it has allocated. Return whether that changed anything."""
-        holding = self._holdings[process]
-        before = (holding.allocated, holding.plain)
-        holding.allocated = allocated
-        holding.plain = min(holding.plain if plain is None else plain, allocated)
-        return (holding.allocated, holding.plain) != before
+        held = self._held[process]
+        before = (held.allocated, held.plain)
+        held.allocated = allocated
+        held.plain = min(held.plain if plain is None else plain, allocated)
+        return (held.allocated, held.plain) != before
 
     def gives_back(self, process: Hashable, amount: int) -> None:
         """Reduce the allowance of the process by this many bytes."""
-        holding = self._holdings[process]
-        holding.granted = max(0, holding.granted - amount)
+        held = self._held[process]
+        held.granted = max(0, held.granted - amount)
 
     def left_for(self, process: Hashable) -> int:
         """What the process may have in all, as the others stand; less than 0 where they have more than the limit."""
@@ -97,9 +97,9 @@ class Allowances:
 
         Returns what its allowance grows by. Where `wanted` is more than `most` it grows up to `most`.
         """
-        holding = self._holdings[process]
-        added = max(0, min(wanted + self.piece, most) - holding.granted)
-        holding.granted += added
+        held = self._held[process]
+        added = max(0, min(wanted + self.piece, most) - held.granted)
+        held.granted += added
         return added
 
     @property
@@ -110,11 +110,11 @@ class Allowances:
     def surplus(self) -> list[tuple[Hashable, int]]:
         """Processes that have two pieces more than they use, and what is beyond one."""
         return [
-            (process, holding.granted - holding.allocated - self.piece)
-            for process, holding in self._holdings.items()
-            if holding.granted - holding.allocated > 2 * self.piece
+            (process, held.granted - held.allocated - self.piece)
+            for process, held in self._held.items()
+            if held.granted - held.allocated > 2 * self.piece
         ]
 
     def recallable(self, process: Hashable) -> list[Hashable]:
         """The other processes that have an allowance: part of it may be unused, whatever they said last."""
-        return [other for other, holding in self._holdings.items() if other != process and holding.granted > 0]
+        return [other for other, held in self._held.items() if other != process and held.granted > 0]

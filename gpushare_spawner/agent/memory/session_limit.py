@@ -1,5 +1,7 @@
-"""Device memory of one session: grants allowances to its processes, recalls what they do not use, and records
-refused allocations. The rules: allowances.py. The frames: docs/reference/protocol.md.
+"""The memory limit of one session: how much device memory its processes may allocate together.
+
+Grants allowances to the processes, recalls what they do not use, and records refused allocations. The rules:
+allowances.py. The frames: docs/reference/protocol.md. How much host memory there is: node_memory.py.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from gpushare_spawner.agent.sessions.allowances import Allowances
+from gpushare_spawner.agent.memory.allowances import Allowances
 from gpushare_spawner.agent.sockets.connection import Connection
 from gpushare_spawner.model.frames import Feature, Frame, Kind, ReserveKind, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHit, MemoryLimitHits
@@ -43,7 +45,7 @@ class _Question:
     timer: asyncio.TimerHandle | None = None
 
 
-class SessionMemory:
+class SessionLimit:
     """Answers RESERVE, RETURN and MEMORY of one session's processes."""
 
     def __init__(
@@ -145,9 +147,9 @@ class SessionMemory:
             return
         for uuid, allowances in self._allowances.items():
             largest = sorted(allowances.processes(), key=lambda entry: -entry[1].allocated)[:SHOWN_PROCESSES]
-            for process, holding in largest:
+            for process, held in largest:
                 assert isinstance(process, Connection)
-                self._say(connection, uuid, SessionMemoryTopic.PROCESS, self._processes[process], holding.allocated)
+                self._say(connection, uuid, SessionMemoryTopic.PROCESS, self._processes[process], held.allocated)
         if (hit := self.hits.last) is not None:
             limit = next(limit for limit in MemoryLimit if limit.label == hit.limit)
             ago = max(0, round((self._wall_clock() - hit.at) * NANOSECONDS))
@@ -158,7 +160,7 @@ class SessionMemory:
         """Bytes that count for the session on the GPU, and the part of them that can leave it."""
         allowances = self._allowances[uuid]
         counted = allowances.counted
-        return counted, counted - sum(holding.plain for _, holding in allowances.processes())
+        return counted, counted - sum(held.plain for _, held in allowances.processes())
 
     def trim(self) -> None:
         """Recall what is more than a piece beyond what a process has allocated: others may need the host memory."""
@@ -272,9 +274,9 @@ class SessionMemory:
         self._telling = None
         for uuid, allowances in self._allowances.items():
             everything = allowances.allocated
-            for process, holding in allowances.processes():
+            for process, held in allowances.processes():
                 assert isinstance(process, Connection)
-                others = everything - holding.allocated
+                others = everything - held.allocated
                 if Feature.RESERVE in process.features and self._told.get((process, uuid), 0) != others:
                     self._told[process, uuid] = others
                     self._say(process, uuid, SessionMemoryTopic.OTHERS, others)
