@@ -18,9 +18,10 @@ demo: ## a hub with shared GPUs on this machine, until Ctrl-C
 	@$(PYTHON) .ci/make_venv.py demo
 	@exec .venv/bin/gpushare demo --ip $(IP) --port $(PORT)
 
+# Hundreds of processes import the packages: what Python has compiled is kept, even where the environment forbids it.
 test: ## everything, on one machine and on a stand-in cluster
 	@$(PYTHON) .ci/make_venv.py dev
-	@exec .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	@exec env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 mutation: ## small changes to the pure packages, each of which a test has to notice; takes some minutes for each package
 	@$(PYTHON) .ci/make_venv.py dev

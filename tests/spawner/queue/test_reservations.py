@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -11,8 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
-from tornado.httpclient import AsyncHTTPClient, HTTPError, HTTPRequest
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.report import Notice
@@ -360,30 +359,16 @@ async def test_a_waiting_spawn_shows_its_position_and_starts_after_the_wait(make
 
 async def progress_of(hub: RunningHub, name: str, said: str) -> dict[str, Any]:
     """The first event of the API's progress stream whose message contains ``said``."""
-    found: list[dict[str, Any]] = []
-    rest = ""
-
-    def chunk(data: bytes) -> None:
-        nonlocal rest
-        *lines, rest = (rest + data.decode()).split("\n")
-        events = [json.loads(line.removeprefix("data:")) for line in lines if line.startswith("data:")]
-        found.extend(event for event in events if said in event["message"])
-
-    client = AsyncHTTPClient(force_instance=True)
-    stream = client.fetch(
-        HTTPRequest(
-            f"{hub.url}/api/users/{name}/server/progress",
-            headers={"Authorization": f"token {TOKEN}"},
-            streaming_callback=chunk,
-            request_timeout=30,
-        )
-    )
-    await until(lambda: bool(found) or stream.done())
-    # the stream goes on while the spawn waits
-    client.close()
-    with contextlib.suppress(HTTPError):
-        await stream
-    return found[0]
+    address = f"{hub.url}/api/users/{name}/server/progress"
+    headers = {"Authorization": f"token {TOKEN}"}
+    async with aiohttp.ClientSession(headers=headers) as session, session.get(address) as stream, asyncio.timeout(10):
+        # the stream goes on while the spawn waits: leaving the block ends it
+        async for line in stream.content:
+            if line.startswith(b"data:"):
+                event: dict[str, Any] = json.loads(line.removeprefix(b"data:"))
+                if said in event["message"]:
+                    return event
+    raise AssertionError(f"the stream ended without {said!r}")
 
 
 async def test_the_api_tells_a_waiting_spawn_the_estimate_and_what_would_start_now(
