@@ -29,8 +29,10 @@ import hashlib
 import os
 import platform
 import subprocess
+import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fetch_pip import NoPip, fetch_pip
@@ -172,9 +174,9 @@ def compile_libraries() -> None:
     """The libraries, by native/build.py, which explains itself when it fails."""
     for folder in (NATIVE, SIMGPU / "gpushare_simgpu"):
         command = [PYTHON, "-m", "gpushare_spawner.native.build", folder]
-        result = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if result.returncode:
-            raise Trouble(result.stderr.strip().removeprefix("gpushare: "))
+        status, said = counted(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if status:
+            raise Trouble(said.strip().removeprefix("gpushare: "))
 
 
 def install_proxy() -> None:
@@ -201,7 +203,28 @@ def run(*command: object, env: dict[str, str] | None = None) -> int:
     with LOG.open("w") as log:
         print("$", *command, file=log, flush=True)
         words = [str(word) for word in command]
-        return subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env).returncode
+        return counted(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)[0]
+
+
+def counted(command: list[object], **options: Any) -> tuple[int, str]:
+    """Run it, and count the seconds on a terminal; its exit status, and its errors where they are piped."""
+    began, shown = time.monotonic(), False
+    with subprocess.Popen(command, **options) as process:
+        try:
+            while True:
+                try:
+                    errors = process.communicate(timeout=1)[1]
+                    return process.returncode, errors or ""
+                except subprocess.TimeoutExpired:
+                    if sys.stdout.isatty():
+                        print(f"\r  {time.monotonic() - began:.0f} s", end="", flush=True)
+                        shown = True
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            if shown:
+                print("\r\033[K", end="", flush=True)
 
 
 def last_error(mark: str = "ERROR:") -> str:

@@ -4,6 +4,8 @@
 import os
 import sys
 
+from gpushare_spawner.spawner.hub_pages import FOLDER as _gpushare_pages
+
 # A hub in a cluster starts pods, unless GPUSHARE_CONTROL says that the GPUs are on the hub's own machine.
 _gpushare_in_cluster = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and not os.environ.get("GPUSHARE_CONTROL")
 
@@ -19,6 +21,14 @@ elif "spawner_class" not in c.JupyterHub or (_gpushare_in_cluster and c.JupyterH
     c.JupyterHub.spawner_class = (
         "gpushare_spawner.spawner.kubernetes.spawner.GPUShareSpawner" if _gpushare_in_cluster else "gpushare-local"
     )
+
+# The hub's page of a pending spawn says whether the spawn waits for a GPU. To use a page of your own, set
+# c.JupyterHub.template_paths as a list.
+if isinstance(c.JupyterHub.template_paths, list):
+    c.JupyterHub.template_paths.append(_gpushare_pages)
+else:
+    # not a list yet: the hub joins it with its own folder, which has a page of the same name
+    c.JupyterHub.template_paths.insert(0, _gpushare_pages)
 
 # Settings, in a cluster of c.GPUShareSpawner:
 # c.GPUShareMixin.templates_dir = "/etc/gpushare/templates"

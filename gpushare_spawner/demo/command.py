@@ -189,7 +189,8 @@ def say_ready(stack: Stack) -> None:
     Log in with any name and no password. The user admin is an administrator.
     To see sharing, open two browser windows, the second one private. Log in as
     two users, start "0.25 GPU" in each, and run gpu-sharing.ipynb in both.
-    In the demo, idle shares are downgraded after {downgrade} and released after {release}.
+    In the demo, a share without GPU work is downgraded after {downgrade} and released after {release};
+    the time counts from the last GPU work, or from the server's start.
 
     Press Ctrl-C to stop the demo.
 """,

@@ -10,7 +10,7 @@ from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.session_id import MAX_LENGTH
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share, borrowed_in_use
 from gpushare_spawner.model.tier import Tier
 
 REPORT_VERSION: Literal[1] = 1
@@ -154,6 +154,11 @@ class SessionReport(_Part):
     delivered: DeliveredReport = DeliveredReport()
     memory_limit_hits: MemoryLimitHits = NO_HITS
     """Allocations of device memory that a limit refused."""
+
+    @property
+    def borrowed_now(self) -> int:
+        """Those of `borrowed_units` that the session has now."""
+        return borrowed_in_use(self.share_units, self.borrowed_units, self.guaranteed_units)
 
     @property
     def share(self) -> Share:

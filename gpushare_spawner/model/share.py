@@ -45,6 +45,14 @@ class Share:
         return f"{self.fraction:.2f} GPU"
 
 
+def borrowed_in_use(share_units: int, borrowed_units: int, guaranteed_units: int) -> int:
+    """Return how many of a session's borrowed units are its now: not those that their owners have reclaimed, nor those
+    that the session's own tier has taken. ``guaranteed_units``: what the session gets now while all others work.
+    """
+    owned = max(0, share_units - borrowed_units)
+    return min(borrowed_units, max(0, guaranteed_units - owned))
+
+
 def units_from_fraction(value: Any) -> int:
     """Turn a fraction of a GPU (number or decimal string) into units of 1 %.
 

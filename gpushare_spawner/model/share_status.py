@@ -9,6 +9,7 @@ from typing import Any, Self
 from gpushare_spawner.model.frames import Frame, Kind, LeaseState, SessionMemoryTopic, gpu_name
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
+from gpushare_spawner.model.share import borrowed_in_use
 from gpushare_spawner.model.tier import Tier
 
 NANOSECONDS = 1e9
@@ -116,6 +117,11 @@ class ShareStatus:
     def known(self) -> bool:
         """Whether the agent has answered."""
         return self.shared and not self.problem
+
+    @property
+    def borrowed_now(self) -> int:
+        """Those of `borrowed_units` that the session has now."""
+        return borrowed_in_use(self.share_units, self.borrowed_units, self.guaranteed_units)
 
     @property
     def memory_bytes(self) -> int:

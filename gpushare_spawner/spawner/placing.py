@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TypeVar
 
 from gpushare_spawner.model.template import Template
@@ -30,10 +31,11 @@ async def reserve_share(
     Raises SpawnRefused; then, and when the wait is cancelled, nothing stays reserved.
     """
     telling: list[asyncio.Task[None]] = []
+    ends_at = time.time() + patience
 
     def joined(ticket: Ticket) -> None:
         ticket.alternatives = alternatives
-        telling.append(asyncio.ensure_future(progress.follow(ticket, patience)))
+        telling.append(asyncio.ensure_future(progress.follow(ticket, ends_at)))
 
     try:
         return await reservations.reserve(request, patience, joined)

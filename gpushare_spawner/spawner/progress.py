@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
 from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.wording.amounts import universal_clock
 from gpushare_spawner.wording.queue import instead, waiting
 
 
@@ -19,12 +21,26 @@ class SpawnProgress:
         self._more = asyncio.Event()
         self._ended = False
 
-    def tell(self, *paragraphs: str, progress: int | None = None) -> None:
-        """Add plain text, and how far the start is (0 to 100). Empty paragraphs are left out."""
-        told = [paragraph for paragraph in paragraphs if paragraph]
-        event: dict[str, Any] = {"message": " ".join(told), "html_message": "<br>".join(map(escape, told))}
+    def tell(
+        self, *paragraphs: str, progress: int | None = None, at: float | None = None, position: int | None = None
+    ) -> None:
+        """Add plain text, and how far the start is (0 to 100). Empty paragraphs are left out.
+
+        ``at``: the instant (seconds since the epoch) that stands for ``{time}`` in the first paragraph.
+        ``position``: that in the queue, first = 1, for programs; None: the spawn does not wait.
+        """
+        plain, html = list(paragraphs), [escape(paragraph) for paragraph in paragraphs]
+        if at is not None:
+            plain[0] = plain[0].replace("{time}", universal_clock(at))
+            html[0] = html[0].replace("{time}", _time_element(at))
+        event: dict[str, Any] = {
+            "message": " ".join(filter(None, plain)),
+            "html_message": "<br>".join(filter(None, html)),
+        }
         if progress is not None:
             event["progress"] = progress
+        if position is not None:
+            event["queue_position"] = position
         self._events.append(event)
         self._notify()
 
@@ -48,10 +64,10 @@ class SpawnProgress:
                 return
             await self._more.wait()
 
-    async def follow(self, ticket: Ticket, patience: float) -> None:
+    async def follow(self, ticket: Ticket, ends_at: float) -> None:
         """Tell the position in the queue and what belongs to it, whenever something of it changes.
 
-        ``patience``: seconds after which the wait ends. Runs until it is cancelled.
+        ``ends_at``: when the wait ends, in seconds since the epoch. Runs until it is cancelled.
         """
         while True:
             await ticket.changed.wait()
@@ -61,10 +77,18 @@ class SpawnProgress:
             status = ticket.status
             if status is not None:
                 self.tell(
-                    waiting(status.ahead, ticket.request.share, status.hint, status.minutes, patience),
+                    waiting(status.ahead, ticket.request.share, status.hint, status.minutes),
                     instead(status.startable),
                     progress=10,
+                    at=ends_at,
+                    position=status.ahead + 1,
                 )
+
+
+def _time_element(at: float) -> str:
+    """An instant as HTML: the hub's page of a pending spawn writes it in the reader's time zone."""
+    instant = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f'<time class="gpushare-wait-end" datetime="{instant}">{universal_clock(at)}</time>'
 
 
 async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
@@ -18,12 +18,21 @@ def clock(at: float) -> str:
     return datetime.fromtimestamp(at).strftime("%H:%M")
 
 
+def universal_clock(at: float) -> str:
+    """Return an instant (seconds since the epoch) for readers in unknown time zones: 14:05 UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M UTC")
+
+
 def gpu_share(units: int, gpus: int = 1) -> str:
     """Return units of 1 % on each of some GPUs as a share: 25 -> "0.25 GPU"; 100 on each of 2 -> "2 GPUs"."""
+    whole = units * gpus % UNITS_PER_GPU == 0
+    return f"{number_of_gpus(units, gpus)} {'GPUs' if whole and units * gpus > UNITS_PER_GPU else 'GPU'}"
+
+
+def number_of_gpus(units: int, gpus: int = 1) -> str:
+    """Return the number of `gpu_share`, where the unit stands beside it: 25 -> "0.25", 100 -> "1", 0 -> "0"."""
     count = units * gpus / UNITS_PER_GPU
-    if count == round(count):
-        return f"{count:.0f} GPU" if count <= 1 else f"{count:.0f} GPUs"
-    return f"{count:.2f} GPU"
+    return f"{count:.0f}" if count == round(count) else f"{count:.2f}"
 
 
 def memory(size: float) -> str:

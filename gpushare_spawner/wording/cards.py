@@ -11,13 +11,29 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import duration, gpu_share, memory
 
 
-def guaranteed(gpu: Gpu, memory_bytes: int | None) -> str:
-    """Return what a session has while others work. ``memory_bytes``: of the smallest suitable GPU; None: unknown."""
+def guaranteed(gpu: Gpu, memory_bytes: int | None, borrowed: int = 0) -> str:
+    """Return what a session has while others work. ``memory_bytes``: of the smallest suitable GPU; None: unknown.
+
+    ``borrowed``: units of each GPU that idle sessions would lend to it. Their owners have them guaranteed, and the
+    memory that belongs to them.
+    """
     share = gpu.share
-    if share.units < UNITS_PER_GPU:
-        return (
-            f"{share.units} % of one GPU's time and {_memory(gpu.memory.guarantee or f'{share.units}%', memory_bytes)}"
-        )
+    full = _whole_gpus(gpu, memory_bytes) if share.units == UNITS_PER_GPU else _part(gpu, share.units, memory_bytes)
+    if borrowed <= 0:
+        return full
+    owned = share.units - borrowed
+    now = _part(gpu, owned, memory_bytes) if owned > 0 else "no GPU time and no GPU memory"
+    return f"{now} while {'its units are' if owned <= 0 else 'the rest is'} lent; {full} once the lender has stopped"
+
+
+def _part(gpu: Gpu, units: int, memory_bytes: int | None) -> str:
+    written = gpu.memory.guarantee if units == gpu.share.units and gpu.memory.guarantee else f"{units}%"
+    gpus, each = ("one GPU's time", "") if gpu.share.count == 1 else (f"the time of {gpu.share.count} GPUs", " each")
+    return f"{units} % of {gpus} and {_memory(written, memory_bytes)}{each}"
+
+
+def _whole_gpus(gpu: Gpu, memory_bytes: int | None) -> str:
+    share = gpu.share
     whole = "one whole GPU" if share.count == 1 else f"{share.count} whole GPUs"
     return f"{whole}, with {_memory(gpu.memory.guarantee or '100%', memory_bytes)}{' each' * (share.count > 1)}"
 

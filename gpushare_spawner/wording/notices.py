@@ -21,13 +21,18 @@ def notice(status: ShareStatus, action: PendingAction) -> str:
     match action.tier:
         case Tier.DOWNGRADED:
             smaller = gpu_share(action.effective_units, len(status.gpus))
-            return f"Your GPU share will be downgraded to {smaller} at {{time}}: it is idle. {keep}"
+            return f"Your GPU share will be downgraded to {smaller} at {{time}}: {_idle(status, 'it is idle')}. {keep}"
         case Tier.RELEASED:
-            return f"Your GPU share will be released at {{time}}. {keep} Your kernels keep running either way."
+            return f"Your GPU share will be released at {{time}}: {_idle(status, 'it is idle')}. {keep}"
         case Tier.STOPPED:
             return _stop_notice(action)
         case _:
             return f"Your GPU share will be {gpu_share(action.effective_units, len(status.gpus))} at {{time}}."
+
+
+def _idle(status: ShareStatus, otherwise: str) -> str:
+    """Return why the share counts as idle: idle time counts from the last GPU work, or else from the server's start."""
+    return "no GPU work since the start" if status.idle_seconds is None else otherwise
 
 
 def _stop_notice(action: PendingAction) -> str:
@@ -50,8 +55,8 @@ def changed(status: ShareStatus) -> str:
     match status.tier:
         case Tier.DOWNGRADED:
             smaller = gpu_share(status.effective_units, gpus)
-            return f"Your GPU share was downgraded to {smaller}: it was idle. {kept}"
+            return f"Your GPU share was downgraded to {smaller}: {_idle(status, 'it was idle')}. {kept}"
         case Tier.RELEASED:
-            return f"Your GPU share was released: it was idle. {kept}"
+            return f"Your GPU share was released: {_idle(status, 'it was idle')}. {kept}"
         case _:
             return f"Your GPU share is restored: {gpu_share(status.share_units, gpus)}."

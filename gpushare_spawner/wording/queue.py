@@ -24,17 +24,19 @@ def too_large(where: str) -> str:
     return f"Too large for {where}"
 
 
-def waiting(ahead: int, share: Share, hint: str, minutes: int | None, patience: float) -> str:
+def waiting(ahead: int, share: Share, hint: str, minutes: int | None) -> str:
     """Return what the page of a waiting spawn says: its position, what it waits for, and when the wait ends.
 
-    ``hint``: why it waits, as a sentence, or empty. ``minutes``: the estimate; None: there is none. ``patience``:
-    seconds that it waits at most.
+    ``hint``: why it waits, as a sentence, or empty. ``minutes``: the estimate; None: there is none. The text has
+    ``{time}`` in it, for the instant at which the wait ends.
     """
+    # most hints name the share: once is enough
+    what = "" if str(share) in hint else f", waiting for {share}"
     said = [
-        f"{position(ahead)}, waiting for {share}.",
+        f"{position(ahead)}{what}.",
         hint,
         f"Estimated wait: about {duration(minutes * 60)}." if minutes is not None else "",
-        f"Without free capacity the spawn ends after {duration(patience)}.",
+        "If no GPU is free by {time}, this start is cancelled.",
     ]
     return " ".join(part for part in said if part)
 

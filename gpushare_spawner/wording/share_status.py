@@ -25,8 +25,8 @@ def line(status: ShareStatus) -> str:
     parts = [gpu_share(status.share_units, gpus), _tier_in_short(status)]
     if status.lease == "waiting":
         parts.append("waiting for the GPU")
-    if status.borrowed_units:
-        parts.append(f"{gpu_share(status.borrowed_units, gpus)} borrowed")
+    if status.borrowed_now:
+        parts.append(f"{gpu_share(status.borrowed_now, gpus)} borrowed")
     parts.append(memory_of(status.memory_bytes, status.limit_bytes))
     return " · ".join(parts)
 
@@ -52,10 +52,11 @@ def explanation(status: ShareStatus) -> str:
         said.append(
             "Your GPU work is waiting: other sessions are using the GPU. It continues when this session gets the GPU."
         )
-    if status.borrowed_units:
+    if status.borrowed_now:
+        owned = gpu_share(status.guaranteed_units - status.borrowed_now, gpus)
         said.append(
-            f"{gpu_share(status.borrowed_units, gpus)} of {share} is borrowed from idle sessions and is reclaimed "
-            f"when they work again. {gpu_share(status.guaranteed_units, gpus)} is guaranteed now."
+            f"{gpu_share(status.borrowed_now, gpus)} of {share} is borrowed from idle sessions and is reclaimed "
+            f"when they work again. {owned} stays guaranteed then."
         )
     said.append(f"Memory: {_memory(status)}.")
     if held := holders(status):
@@ -101,11 +102,20 @@ def tier_now(status: ShareStatus) -> str:
     match status.tier:
         case Tier.DOWNGRADED:
             now = gpu_share(status.effective_units, gpus)
-            return f"Your GPU share is downgraded from {share} to {now} because it was idle. {kept}"
+            return f"Your GPU share is downgraded from {share} to {now}{_because_idle(status)}. {kept}"
         case Tier.RELEASED:
-            return f"Your GPU share ({share}) is released because it was idle. {kept}"
+            return f"Your GPU share ({share}) is released{_because_idle(status)}. {kept}"
+        case _ if status.borrowed_now:
+            return f"You have {share} now, up to 100 % while others are idle."
+        case _ if status.borrowed_units:
+            now = gpu_share(status.guaranteed_units, gpus)
+            return f"Of your {share}, {now} is guaranteed now: the owners of the lent units have reclaimed them."
         case _:
             return f"You have {share}: guaranteed while others work, up to 100 % while others are idle."
+
+
+def _because_idle(status: ShareStatus) -> str:
+    return ": no GPU work since the start" if status.idle_seconds is None else " because it was idle"
 
 
 def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
@@ -115,7 +125,7 @@ def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
     if not status.known:
         return f"The GPU share is unknown: {status.problem}"
     gpus = len(status.gpus)
-    borrowed = f", {gpu_share(status.borrowed_units, gpus)} of it borrowed" if status.borrowed_units else ""
+    borrowed = f", {gpu_share(status.borrowed_now, gpus)} of it borrowed" if status.borrowed_now else ""
     rows = [
         ("share", gpu_share(status.share_units, gpus) + borrowed),
         ("tier", _tier(status)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -95,3 +96,22 @@ def test_it_parses_in_an_old_python() -> None:
 
     # up to the check of the version nothing may need a newer grammar, and the whole file is read before any of it runs
     ast.parse((SCRIPTS / "make_venv.py").read_text(), feature_version=(3, 7))
+
+
+COUNTED = "import make_venv; make_venv.counted(['sleep', '2.5'])"
+
+
+def test_a_terminal_shows_the_seconds_of_a_long_step() -> None:
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", COUNTED], cwd=SCRIPTS, stdout=theirs, check=True, timeout=30)
+    os.close(theirs)
+    shown = os.read(ours, 1000).decode()
+    os.close(ours)
+    assert "\r  1 s" in shown
+    assert "\r  2 s" in shown
+    assert shown.endswith("\r\033[K"), "the count is gone at the end"
+
+
+def test_a_log_gets_no_count() -> None:
+    done = subprocess.run([sys.executable, "-c", COUNTED], cwd=SCRIPTS, capture_output=True, check=True, timeout=30)
+    assert done.stdout == b""

@@ -19,6 +19,7 @@ from jupyterhub.app import JupyterHub
 from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.shipped import shipped
+from gpushare_spawner.spawner.hub_pages import FOLDER
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 STAND_IN = str(Path(__file__).with_name("stand_in"))
@@ -49,6 +50,7 @@ class TLJH:
         return {
             "spawner": hub.spawner_class,
             "groups": hub.spawner_class(parent=hub, user=user("ada")).user_groups,
+            "pages": hub.template_paths,
             "services": {service["name"]: service.get("command", []) for service in hub.services},
             "roles": {role["name"]: role["scopes"] for role in hub.load_roles},
         }
@@ -118,6 +120,10 @@ def test_deleting_idle_users_is_said_to_be_ignored(tljh: TLJH, caplog: Any) -> N
 def test_services_and_settings_of_other_files_stay(tljh: TLJH, name: str) -> None:
     (tljh.files / name).write_text("c.JupyterHub.services.append({'name': 'other', 'url': 'http://127.0.0.1:1'})")
     assert set(tljh.read()["services"]) == {"gpushare", "other"}
+
+
+def test_the_page_of_a_pending_spawn_is_ours_before_the_hubs(tljh: TLJH) -> None:
+    assert tljh.read()["pages"][0] == FOLDER
 
 
 def test_a_spawner_of_a_later_file_stays(tljh: TLJH) -> None:

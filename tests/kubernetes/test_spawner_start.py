@@ -102,7 +102,7 @@ async def test_a_spawn_waits_in_the_queue_and_says_so(
             told.append(event["message"])
 
     listener = asyncio.create_task(listen())
-    await until(lambda: any("First in queue, waiting for 0.50 GPU." in line for line in told))
+    await until(lambda: any("First in queue. Not enough free capacity: this needs 0.50 GPU" in line for line in told))
     assert (await hub.stop_server("ada")).code in (202, 204)
     await hub.started("bob")
     await until(lambda: any("Placed on GPU 0" in line and nodes.names[0] in line for line in told))

@@ -78,15 +78,32 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
     browser.get(f"{lab.url}lab?token={TOKEN}")
     wait_for(item, "0.25 GPU · active · 3.1 of 16 GiB")
 
-    script.step = (Tier.DOWNGRADED, time.time() + 300, 10)
-    wait_for(toast, "Your GPU share will be downgraded to 0.10 GPU at ")
-    assert "{time}" not in "".join(texts(toast))
+    script.quiet = 10**9
+    due = time.time() + 300
+    script.step = (Tier.DOWNGRADED, due, 10)
+    # by the minute, on 24 hours, as everywhere
+    wait_for(
+        toast,
+        f"Your GPU share will be downgraded to 0.10 GPU at {time.strftime('%H:%M', time.localtime(due))}: it is idle",
+    )
+    assert len(texts(toast)) == 1
 
     script.step, script.tier, script.effective = None, Tier.DOWNGRADED, 10
     wait_for(item, "downgraded to 0.10 GPU")
     wait_for(toast, "Your GPU share was downgraded to 0.10 GPU: it was idle.")
     wait_for(toast, "The next GPU cell restores the share.")  # not cut off
     wait_for(toast, "will be downgraded", there=False)  # what was announced has come
+    assert len(texts(toast)) == 1, "the notification was updated"
+
+    script.step = (Tier.RELEASED, time.time() + 300, 0)
+    wait_for(toast, "Your GPU share will be released at ")
+    wait_for(toast, "was downgraded", there=False)
+    script.step, script.tier, script.effective = None, Tier.RELEASED, 0
+    wait_for(toast, "Your GPU share was released: it was idle.")
+    assert len(texts(toast)) == 1, "and again"
+    close = "document.querySelector('.jp-Notification-Toast-Close').click()"
+    browser.execute_script(close)
+    wait_for(toast, "released", there=False)
 
     script.tier, script.effective = Tier.ACTIVE, 25
     wait_for(toast, "Your GPU share is restored: 0.25 GPU.")

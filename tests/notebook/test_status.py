@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -109,10 +110,11 @@ def test_without_competition_or_with_an_older_agent_status_says_nothing_of_gpu_t
 
 def test_the_explanation_tells_what_happens_to_the_work():
     lent = share_status.explanation(
-        of(borrowed=15, guaranteed=10, lease=LeaseState.WAITING, step=(Tier.RELEASED, 5.0, 0))
+        of(borrowed=15, guaranteed=25, lease=LeaseState.WAITING, step=(Tier.RELEASED, 5.0, 0))
     )
     assert "0.15 GPU of 0.25 GPU is borrowed from idle sessions" in lent
-    assert "0.10 GPU is guaranteed now" in lent
+    assert "0.10 GPU stays guaranteed then" in lent
+    assert "guaranteed while others work" not in lent
     assert "is waiting: other sessions are using the GPU" in lent
     assert "will be released at {time}" in lent
     assert "Memory: 3.1 of 16 GiB allocated, 1 GiB of it on the GPU." in lent
@@ -128,16 +130,37 @@ def test_the_explanation_tells_what_happens_to_the_work():
             PendingAction(Tier.DOWNGRADED, 1.0, 10),
             "Your GPU share will be downgraded to 0.10 GPU at {time}: it is idle.",
         ),
-        (PendingAction(Tier.RELEASED, 1.0, 0), "Your GPU share will be released at {time}. Run a GPU cell to keep it."),
+        (PendingAction(Tier.RELEASED, 1.0, 0), "Your GPU share will be released at {time}: it is idle."),
         (PendingAction(Tier.STOPPED, 1.0, 0), "Your server will stop at {time}: idle."),
     ],
 )
 def test_announcements(step, said):
-    text = notices.notice(of(), step)
+    text = notices.notice(of(quiet=10**9), step)
     assert text.startswith(said)
     assert text.count("{time}") == 1
     assert "to keep it" in text
     assert len(text.replace("{time}", "12:34:56 PM")) <= notices.TOAST_LETTERS
+
+
+@pytest.mark.parametrize("tier", [Tier.DOWNGRADED, Tier.RELEASED])
+def test_a_session_that_never_worked_reads_that_its_idle_time_counts_from_the_start(tier):
+    new = replace(of(), idle_seconds=None)
+    notice = notices.notice(new, PendingAction(tier, 1.0, 10))
+    assert "at {time}: no GPU work since the start. Run a GPU cell to keep it." in notice
+    assert len(notice.replace("{time}", "12:34")) <= notices.TOAST_LETTERS
+    idle = replace(of(tier=tier, effective=0), idle_seconds=None)
+    assert ": no GPU work since the start. Your data is kept." in notices.changed(idle)
+    assert len(notices.changed(idle)) <= notices.TOAST_LETTERS
+    assert ": no GPU work since the start. Variables" in share_status.explanation(idle)
+
+
+def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed():
+    released = of(tier=Tier.RELEASED, effective=0, borrowed=25, guaranteed=0)
+    assert "borrowed" not in share_status.line(released) + share_status.explanation(released)
+    reclaimed = of(borrowed=15, guaranteed=10)
+    assert "borrowed" not in share_status.line(reclaimed) + share_status.page(reclaimed)
+    said = share_status.explanation(reclaimed)
+    assert "Of your 0.25 GPU, 0.10 GPU is guaranteed now: the owners of the lent units have reclaimed them." in said
 
 
 @pytest.mark.parametrize(
@@ -149,7 +172,7 @@ def test_announcements(step, said):
     ],
 )
 def test_what_is_said_after_a_change(changes, said):
-    text = notices.changed(of(**changes))
+    text = notices.changed(of(quiet=10**9, **changes))
     assert text.startswith(said)
     assert len(text) <= notices.TOAST_LETTERS
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from gpushare_spawner.model.report import HostMemoryReport
+from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -23,7 +24,7 @@ def plain(html: str) -> str:
 
 def test_the_page_tells_each_sessions_story():
     text = plain(page(shown()))
-    assert "ann 0.25 GPU active 0.25 of 0.25 on GPU 0 received 24 min of 25 min GPU time" in text
+    assert "ann 0.25 GPU active 0.25 of 0.25 GPU on GPU 0 received 24 min of 25 min GPU time" in text
     assert "GPU busy 1 kernel, 1 busy 12 waits, 95 % under 194 ms 6 GiB of 16 GiB" in text
     assert "bob / thesis" in text
     assert "GPU idle for 41 min" in text
@@ -31,7 +32,7 @@ def test_the_page_tells_each_sessions_story():
     assert "downgrade to 0.04 GPU in 5 min user notified" not in text  # nobody has told erin yet
     assert "downgrade to 0.04 GPU in 5 min if it stays idle" in text
     assert "waiting for the GPU" in text
-    assert "0.25 borrowed" in text
+    assert "0.25 GPU borrowed" in text
     assert "Bypassing: 1 process does GPU work with the library removed." in text
     assert "simulated" in text
 
@@ -97,6 +98,27 @@ def test_a_used_up_budget_of_host_memory_is_explained(needed, refuses):
     text = plain(page(shown(afternoon().model_copy(update={"host_memory": host}))))
     assert "budget 8 GiB" in text
     assert ("memory allocations beyond a guarantee are refused" in text) is refuses
+
+
+def test_a_released_borrower_does_not_borrow():
+    idle = session("hugo", tier=Tier.RELEASED, borrowed_units=25, effective_units=0)
+    reclaimed = session("ida", borrowed_units=25, guaranteed_units=0)
+    dashboard = shown(afternoon(idle, reclaimed))
+    borrowed = {one["user"]: one["borrowed_units"] for one in dashboard["sessions"]}
+    assert (borrowed["hugo"], borrowed["ida"], borrowed["dave"]) == (0, 0, 25)
+    assert plain(page(dashboard)).count("0.25 GPU borrowed") == 1
+
+
+def test_a_session_without_gpu_work_is_idle_since_its_start():
+    new = session("new", gpus=("GPU-1",), opened_at=NOW - 120, tier_since=NOW - 120, last_gpu_activity=None)
+    assert "no GPU work since the start, 2 min ago" in plain(page(shown(afternoon(new))))
+
+
+def test_units_of_an_idle_owner_are_not_called_used():
+    html = page(shown())
+    assert "guaranteed to its owner</li>" in html
+    assert "used by" not in html
+    assert 'aria-label="0.35\u00a0GPU guaranteed to owners, 0.25\u00a0GPU borrowed, 0.40\u00a0GPU lent' in html
 
 
 def test_refused_allocations_are_counted():

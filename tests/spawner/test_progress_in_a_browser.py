@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.spawner.hub_pages import FOLDER
 from tests.e2e import browser as chromium
 
 from .fake_agent import FakeAgent
@@ -34,7 +36,9 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     make_hub: Any, agent: FakeAgent, browser: Any
 ) -> None:
     hub: RunningHub = await make_hub(
-        lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
+        lambda config: config.JupyterHub.update(
+            {"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [FOLDER]}
+        )
     )
     due = Notice(tier=Tier.RELEASED, at=time.time() + 230, reason="idle")
     agent.occupy("there-0", 70, 0, announcement=due)
@@ -44,10 +48,14 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     await page.start("half-gpu")
     await page.wait("return document.querySelector('#progress-message br')")
     first, second = (await page.text("#progress-message")).split("\n")
+    ends = datetime.fromisoformat(await page.attribute("#progress-message time", "datetime"))
+    assert ends.timestamp() == pytest.approx(time.time() + 600, abs=30)
     assert first == (
-        "First in queue, waiting for 0.50 GPU. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is "
-        "free on any GPU. Estimated wait: about 4 min. Without free capacity the spawn ends after 10 min."
+        "First in queue. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is free on any GPU. "
+        f"Estimated wait: about 4 min. If no GPU is free by {ends.astimezone():%H:%M}, this start is cancelled."
     )
+    assert await page.text("#gpushare-heading") == "Waiting for a GPU"
+    assert "UTC" not in await page.text("body")
     assert second == (
         "These templates would start now: CPU only, 0.25 GPU. "
         "To start one of them instead, stop this server and choose again."
@@ -59,6 +67,24 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     assert await page.text("input[value=quarter-gpu] ~ label .gs-now") == "Starts now"
     await page.start("quarter-gpu")
     assert (await hub.started("ada"))._attempt.template_name == "quarter-gpu"
+
+
+async def test_the_heading_of_the_page_follows_the_spawn(make_hub: Any, agent: FakeAgent, browser: Any) -> None:
+    hub: RunningHub = await make_hub(
+        lambda config: (
+            config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [FOLDER]}),
+            config.GPUShareMixin.update({"queue_timeout": 3}),
+        )
+    )
+    agent.occupy("there-0", 100, 0)
+    agent.occupy("there-1", 100, 1)
+    page = Visitor(browser, hub)
+    await page.log_in("ada")
+    await page.start("half-gpu")
+    heading = "document.querySelector('#gpushare-heading')?.textContent"
+    await page.wait(f"return {heading} === 'Waiting for a GPU'")
+    await page.wait(f"return {heading} === 'Your server did not start.'")
+    assert await page.text("#gpushare-redirect") == ""
 
 
 class Visitor:
@@ -84,6 +110,10 @@ class Visitor:
 
     async def wait(self, so: str) -> None:
         await asyncio.to_thread(chromium.until, self._browser, so, 20)
+
+    async def attribute(self, selector: str, name: str) -> str:
+        element = await asyncio.to_thread(self._browser.find_element, "css selector", selector)
+        return str(await asyncio.to_thread(element.get_attribute, name))
 
     async def text(self, selector: str) -> str:
         element = await asyncio.to_thread(self._browser.find_element, "css selector", selector)

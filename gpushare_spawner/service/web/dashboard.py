@@ -16,7 +16,6 @@ from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler, authenticated
 
 from gpushare_spawner import __version__
-from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
@@ -25,7 +24,7 @@ from gpushare_spawner.service.hub.scopes import METRICS, SEE_ALL
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
 from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 from gpushare_spawner.service.web.metrics import CONTENT_TYPE, exposition
-from gpushare_spawner.wording.amounts import elapsed, latency, memory, plural, unbroken
+from gpushare_spawner.wording.amounts import elapsed, gpu_share, latency, memory, number_of_gpus, plural, unbroken
 
 log = logging.getLogger("gpushare.service.dashboard")
 
@@ -91,17 +90,13 @@ def page_environment(prefix: str, hub_prefix: str) -> Environment:
         "size": lambda amount: unbroken(memory(amount)),
         "duration": lambda seconds: unbroken(elapsed(seconds)),
         "latency": lambda seconds: unbroken(latency(seconds)),
-        "gpus": fraction,
+        "gpus": lambda units: unbroken(gpu_share(units)),
+        "number_of_gpus": number_of_gpus,
         "unbroken": unbroken,
         "counted": plural,
     }
     pages.globals |= {"prefix": prefix, "hub_prefix": hub_prefix, "version": __version__}
     return pages
-
-
-def fraction(units: int) -> str:
-    """25 -> "0.25"."""
-    return f"{units / UNITS_PER_GPU:.2f}"
 
 
 class _Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterhub has no types

@@ -1,4 +1,4 @@
-"""One GPU's units as a bar: units in use by their owner, borrowed, lent and free units."""
+"""One GPU's units as a bar: units that are guaranteed to their owner, borrowed, lent and free units."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 from gpushare_spawner.model.report import GpuReport, SessionReport
 
 Kind = Literal["owned", "borrowed", "lent", "free"]
-"""Owned: used by their owner. Borrowed: lent, and used by another session. Lent: lent, and not borrowed. Free: not
-allocated."""
+"""Owned: guaranteed to their owner, who may be idle. Borrowed: lent, and another session has them. Lent: lent, and not
+borrowed. Free: not allocated."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ def gpu_bar(gpu: GpuReport, sessions: Iterable[SessionReport]) -> list[Segment]:
         bar += [Segment("owned", used, session.id)] * (used > 0)
         lent += [Segment("lent", own - used, session.id)] * (own > used)
     for session in here:
-        own = max(0, session.share_units - session.borrowed_units)
-        borrowed = min(session.borrowed_units, max(0, session.guaranteed_units - own))
+        borrowed = session.borrowed_now
         bar += [Segment("borrowed", borrowed, session.id)] * (borrowed > 0)
         taken += borrowed
     for segment in lent:

@@ -43,7 +43,9 @@ class Card:
     profile: Profile
     checked: bool
     units: int
-    """Width of the guaranteed part of the bar, per cent; 0 without a GPU."""
+    """Width of the share's part of the bar, per cent; 0 without a GPU."""
+    borrowed: int
+    """Units of these that a start now would borrow."""
     guaranteed: str
     maximum: str
     idle_actions: Sequence[str]
@@ -131,11 +133,13 @@ def _card(
     now = _now(template, availability_now) if template is not None else None
     gpu = template.gpu if template is not None else None
     memory = min((found.memory_bytes for found in now.gpus), default=None) if now is not None else None
+    borrowed = now.borrowed if now is not None else 0
     return Card(
         profile=profile,
         checked=checked,
         units=gpu.share.units if gpu is not None else 0,
-        guaranteed=card_texts.guaranteed(gpu, memory) if gpu is not None else "",
+        borrowed=borrowed,
+        guaranteed=card_texts.guaranteed(gpu, memory, borrowed) if gpu is not None else "",
         maximum=card_texts.maximum(gpu, memory) if gpu is not None else "",
         idle_actions=card_texts.idle_actions(template) if template is not None else (),
         takes_idle_share=template is not None and card_texts.takes_idle_share(template),

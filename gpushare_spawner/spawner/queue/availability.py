@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -24,6 +24,8 @@ class Availability:
     detail: str = ""
     gpus: tuple[GpuKind, ...] = ()
     """GPUs that would do, free or not."""
+    borrowed: int = 0
+    """Units of each GPU that idle sessions would lend; nothing is guaranteed of these."""
 
 
 NO_GPU_NEEDED = Availability("now", words.STARTS_NOW)
@@ -52,7 +54,7 @@ class AvailabilityNow:
         met = self._met.get(request.demand)
         if met is None:
             met = self._met[request.demand] = self._meets(request)
-        return Availability(met.kind, met.text, met.detail, snapshot.suiting(template.gpu))
+        return replace(met, gpus=snapshot.suiting(template.gpu))
 
     def startable(self, templates: Iterable[Template]) -> tuple[str, ...]:
         """Return which of these templates would start now, by their display names."""
@@ -61,7 +63,8 @@ class AvailabilityNow:
     def _meets(self, request: PlacementRequest) -> Availability:
         verdict = self.check.verdict(request, self._held_back)
         if verdict.placement is not None and verdict.placement.borrowed:
-            return Availability("now", words.STARTS_ON_LENT, words.LENT_DETAIL)
+            borrowed = verdict.placement.borrowed
+            return Availability("now", words.STARTS_ON_LENT, words.LENT_DETAIL, borrowed=borrowed)
         if verdict.outcome is Outcome.NOW:
             return Availability("now", words.STARTS_NOW)
         if verdict.outcome is Outcome.NEVER:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -325,7 +327,7 @@ async def events(spawner: Any, count: int) -> list[str]:
     told = []
     async for event in spawner.progress():
         told.append(event["message"])
-        assert "<" not in event.get("html_message", "").replace("<br>", "")
+        assert "<" not in re.sub("<br>|</?time[^>]*>", "", event.get("html_message", ""))
         if len(told) == count:
             return told
     return told
@@ -351,7 +353,7 @@ async def test_a_waiting_spawn_shows_its_position_and_starts_after_the_wait(make
     assert (await spawner.poll()) is None
     agent.sessions.pop("there-0")
     told = await story
-    assert told[0].startswith("Position 2 in queue, waiting for 0.50 GPU. Not enough free capacity")
+    assert told[0].startswith("Position 2 in queue. Not enough free capacity")
     assert "Placed on GPU 0 (Simulated GPU 16 GiB)." in told
     await hub.started("ada")
     await hub.started("bob")
@@ -380,19 +382,25 @@ async def test_the_api_tells_a_waiting_spawn_the_estimate_and_what_would_start_n
     due = Notice(tier=Tier.RELEASED, at=time.time() + 200, reason="idle")
     agent.occupy("there-0", 70, 0, announcement=due)
     agent.occupy("there-1", 100, 1)
+    began = time.time()
     await hub.start_server("ada", {"profile": "half-gpu"})
     event = await progress_of(hub, "ada", "Estimated wait")
+    instant = re.search('datetime="([^"]+)"', event["html_message"])
+    assert instant is not None
+    ends = datetime.fromisoformat(instant[1])
+    assert ends.timestamp() == pytest.approx(began + 600, abs=15)
     assert event["message"] == (
-        "First in queue, waiting for 0.50 GPU. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is "
-        "free on any GPU. Estimated wait: about 4 min. "
-        "Without free capacity the spawn ends after 10 min. These templates would start now: "
+        "First in queue. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is free on any GPU. "
+        f"Estimated wait: about 4 min. If no GPU is free by {ends:%H:%M} UTC, this start is cancelled. "
+        "These templates would start now: "
         "CPU only, 0.25 GPU. To start one of them instead, stop this server and choose again."
     )
-    assert "10 min.<br>These templates" in event["html_message"]
+    assert "this start is cancelled.<br>These templates" in event["html_message"]
+    assert event["queue_position"] == 1
     agent.occupy("there-0", 90, 0)
     event = await progress_of(hub, "ada", "at most 0.10 GPU is free")
     assert event["message"].endswith(
-        "Without free capacity the spawn ends after 10 min. "
+        "UTC, this start is cancelled. "
         "CPU only would start now. To start it instead, stop this server and choose again."
     )
 

@@ -27,7 +27,7 @@
   /* The server writes {time} for an instant: only the browser knows the reader's time zone. */
   function atLocalTime(text, action) {
     const time = action
-      ? new Date(action.at * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' })
+      ? new Date(action.at * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' })
       : '';
     return text.replaceAll('{time}', time);
   }
@@ -73,7 +73,8 @@
   }
 
   /*
-   * Shows each notification once: a notice of an idle action, a new tier, and a memory allocation that a limit refused.
+   * Two notifications at most: one about the share (a notice of an idle action, or a new tier), and one about the last memory
+   * allocation that a limit refused. Each is updated, so that they do not pile up.
    */
   class Notifier {
     constructor(Notification, explain) {
@@ -81,9 +82,7 @@
       this._explain = explain;
       this._before = undefined;
       this._notice = undefined;
-      this._noticeToast = undefined;
-      this._tierToast = undefined;
-      this._limitToast = undefined;
+      this._toasts = {};
     }
 
     show(status) {
@@ -92,46 +91,48 @@
       }
       const before = this._before;
       this._before = status;
-      this._showNotice(status);
+      this._showShare(status, before);
       if (before !== undefined) {
         this._showLimit(status, before); // the dialog shows what was refused before this page was open
       }
-      if (before !== undefined && before.tier !== status.tier) {
-        this._dismiss('_tierToast'); // out of date
-        const restored = status.tier === 'active';
-        this._tierToast = this._notification.emit(status.changed_text, restored ? 'success' : 'warning', {
-          autoClose: restored ? 8000 : false
-        });
+    }
+
+    /* Updates the notification, or shows it again if the user has closed it, or if it has closed by itself. */
+    _say(about, message, type, options) {
+      const id = this._toasts[about];
+      if (id === undefined || !this._notification.update({ id, message, type, ...options })) {
+        this._toasts[about] = this._notification.emit(message, type, options);
       }
     }
 
-    _dismiss(toast) {
-      if (this[toast] !== undefined) {
-        this._notification.dismiss(this[toast]);
-        this[toast] = undefined;
+    _dismiss(about) {
+      if (this._toasts[about] !== undefined) {
+        this._notification.dismiss(this._toasts[about]);
+        this._toasts[about] = undefined;
       }
     }
 
-    _showNotice(status) {
+    _showShare(status, before) {
       const action = status.announced;
       const key = action ? `${action.tier} ${action.at}` : undefined;
-      if (key === this._notice) {
-        return;
-      }
+      const newNotice = key !== this._notice;
+      const newTier = before !== undefined && before.tier !== status.tier;
       this._notice = key;
-      this._dismiss('_noticeToast'); // the action came, or the notice was withdrawn
-      if (action) {
-        const text = atLocalTime(status.notice_text, action);
-        this._noticeToast = this._notification.emit(text, 'warning', { autoClose: false });
+      if (newNotice && action) {
+        this._say('share', atLocalTime(status.notice_text, action), 'warning', { autoClose: false });
+      } else if (newTier) {
+        const restored = status.tier === 'active';
+        this._say('share', status.changed_text, restored ? 'success' : 'warning', { autoClose: restored ? 8000 : false });
+      } else if (newNotice) {
+        this._dismiss('share'); // the notice was withdrawn
       }
     }
 
     _showLimit(status, before) {
       const [hit, last] = [status.limit_hit, before.limit_hit];
       if (hit && hit.count !== (last ? last.count : 0)) {
-        this._dismiss('_limitToast'); // only the last one is shown
         const details = { label: 'Details', callback: () => this._explain(atLocalTime(status.explanation, status.announced)) };
-        this._limitToast = this._notification.emit(status.limit_text, 'error', { autoClose: false, actions: [details] });
+        this._say('limit', status.limit_text, 'error', { autoClose: false, actions: [details] });
       }
     }
   }

@@ -5,6 +5,11 @@ const EVERY_MS = 5000;
 const freshness = document.getElementById("freshness");
 let last = new Date();
 
+/* By the minute, on 24 hours, as everywhere. */
+function clock(at) {
+  return at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+}
+
 function say(text, stale) {
   freshness.textContent = text;
   freshness.classList.toggle("stale", stale);
@@ -29,12 +34,12 @@ async function refresh() {
     const shown = document.getElementById("dashboard");
     if (fresh.innerHTML !== shown.innerHTML) shown.replaceChildren(...fresh.childNodes);
     last = new Date();
-    say(`As of ${last.toLocaleTimeString()}`, false);
+    say(`As of ${clock(last)}`, false);
   } catch (error) {
-    say(`Not refreshed since ${last.toLocaleTimeString()}: ${error.message}`, true);
+    say(`Not refreshed since ${clock(last)}: ${error.message}`, true);
   }
 }
 
-say(`As of ${last.toLocaleTimeString()}`, false);
+say(`As of ${clock(last)}`, false);
 setInterval(refresh, EVERY_MS);
 document.addEventListener("visibilitychange", refresh);
