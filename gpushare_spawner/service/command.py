@@ -22,6 +22,7 @@ from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_m
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubFailed
+from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
 from gpushare_spawner.service.hub.scopes import missing
 from gpushare_spawner.service.reports import Agent, RecentReports
 from gpushare_spawner.service.template_source import TemplateSource
@@ -232,12 +233,14 @@ async def _run_until_stopped(
     settings: CullerSettings,
 ) -> None:
     lacking: list[str] = []
+    pending = PendingSpawns(hub)
     sources = DashboardSources(
         reports=RecentReports(agents),
         templates=templates,
         hub_snapshot=lambda: culler.hub_snapshot,
         counters=culler.counters,
         notes=lambda: [*lacking, *templates.problems],
+        pending=pending.now,
         settings=settings,
     )
     server = _listen(sources, options.ip)
@@ -257,6 +260,7 @@ async def _run_until_stopped(
     await asyncio.gather(*tasks, return_exceptions=True)
     if server is not None:
         server.stop()
+    pending.close()
     hub.close()
 
 

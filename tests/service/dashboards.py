@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
@@ -10,6 +11,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.dashboard import page_environment
 from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
@@ -82,11 +84,16 @@ def afternoon(*more: SessionReport) -> Report:
     )  # fmt: skip
 
 
-def shown(report: Report | None = None, viewer: Viewer = ADMIN, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+def shown(
+    report: Report | None = None,
+    viewer: Viewer = ADMIN,
+    notes: tuple[str, ...] = (),
+    pending: Sequence[HubServer] | None = (),
+) -> dict[str, Any]:
     """The dashboard of that afternoon."""
     snapshots = [NodeSnapshot(None, report if report is not None else afternoon())]
     decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings())
-    return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes)
+    return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes, pending)
 
 
 def page(dashboard: dict[str, Any], prefix: str = "/services/gpushare/") -> str:

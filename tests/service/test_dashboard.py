@@ -6,14 +6,17 @@ import re
 
 import pytest
 
-from gpushare_spawner.model.report import HostMemoryReport
+from gpushare_spawner.model.report import GpuReport, HostMemoryReport
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 from gpushare_spawner.service.web.metrics import exposition
+from gpushare_spawner.service.web.spawn_queue import waiting_spawns
 from tests.service.dashboards import GIB, NOW, TEMPLATES, afternoon, page, session, shown
 
 
@@ -119,6 +122,58 @@ def test_units_of_an_idle_owner_are_not_called_used():
     assert "guaranteed to its owner</li>" in html
     assert "used by" not in html
     assert 'aria-label="0.35\u00a0GPU guaranteed to owners, 0.25\u00a0GPU borrowed, 0.40\u00a0GPU lent' in html
+
+
+def starting(user: str, seconds: float, profile: str = "half", name: str = "") -> HubServer:
+    return HubServer(user, name, ready=False, pending="spawn", started=NOW - seconds, profile=profile)
+
+
+QUEUE = (starting("uma", 200), starting("ann", 90, "quarter", "two"), starting("vic", 10))
+
+
+def test_the_queue_says_who_waits_for_what_how_long_and_the_position():
+    dashboard = shown(pending=QUEUE)
+    text = plain(page(dashboard))
+    assert "Queue 1 uma waits for 0.50 GPU for 3 min 20 s 2 ann / two waits for 0.25 GPU for 1 min 30 s 3 vic" in text
+    assert [one["since"] for one in dashboard["queue"]["spawns"]] == [NOW - 200, NOW - 90, NOW - 10]
+
+
+def test_users_see_their_own_position_and_how_many_others_wait():
+    dashboard = shown(viewer=Viewer("ann"), pending=QUEUE)
+    assert [(one["user"], one["position"]) for one in dashboard["queue"]["spawns"]] == [("ann", 2)]
+    html = page(dashboard)
+    assert "2 other spawns wait." in plain(html)
+    assert "uma " not in plain(html)
+    assert "vic " not in plain(html)
+
+
+def test_spawns_that_hold_a_share_or_need_none_do_not_wait():
+    cpu = Template(name="cpu", display_name="CPU only")
+    pending = (starting("ann", 5), starting("zoe", 5, "cpu"), starting("gus", 5, "gone"))
+    assert waiting_spawns(pending, [afternoon()], {**TEMPLATES, "cpu": cpu}) == []
+    assert "No spawn waits for a GPU." in plain(page(shown(pending=pending)))
+
+
+def test_only_spawns_that_could_use_the_same_gpus_are_ahead():
+    gpus = (
+        GpuReport(index=0, uuid="a", model="NVIDIA A100", memory_bytes=GIB),
+        GpuReport(index=1, uuid="b", model="NVIDIA L4", memory_bytes=GIB),
+    )
+    report = afternoon().model_copy(update={"gpus": gpus, "sessions": ()})
+    templates = {
+        name: Template(name=name, display_name=name, gpu={"fraction": 0.5, "models": models})
+        for name, models in (("big", ["*A100*"]), ("small", ["*L4*"]), ("any", []))
+    }
+    pending = [starting(name, 5, name) for name in ("big", "small", "any")]
+    assert [(one.server.user, one.position) for one in waiting_spawns(pending, [report], templates)] == [
+        ("big", 1),
+        ("small", 1),
+        ("any", 3),
+    ]
+
+
+def test_an_unknown_queue_is_not_an_empty_one():
+    assert "the hub has not said which servers are starting" in plain(page(shown(pending=None)))
 
 
 def test_refused_allocations_are_counted():

@@ -118,6 +118,12 @@ class Hub:
         query = {"state": "ready"} if with_ready_servers else {}
         return [_user(item) async for item in self._pages("/users", query)]
 
+    async def pending_spawns(self) -> list[HubServer]:
+        """Return the servers that the hub is starting. Needs list:users and read:servers."""
+        # the hub has no filter for these alone
+        users = [_user(item) async for item in self._pages("/users", {"state": "active"})]
+        return [server for user in users for server in user.servers if server.pending == "spawn"]
+
     async def server(self, user: str, name: str) -> HubServer | None:
         """Return one server as it is now; None if the hub has no such server."""
         try:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.hub.scopes import METRICS, SEE_ALL
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
 from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
@@ -29,6 +30,10 @@ from gpushare_spawner.wording.amounts import elapsed, gpu_share, latency, memory
 log = logging.getLogger("gpushare.service.dashboard")
 
 HERE = Path(__file__).parent
+
+
+async def _unknown() -> None:
+    """Nothing is known of pending spawns."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class DashboardSources:
     counters: Counters
     notes: Callable[[], Sequence[str]] = lambda: ()
     """Sentences for admins: missing scopes, templates with errors."""
+    pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown
+    """Returns the servers that the hub is starting; None: unknown."""
     settings: CullerSettings = field(default_factory=CullerSettings)
     clock: Callable[[], float] = time.time
 
@@ -131,7 +138,8 @@ class _Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyter
         """Return the dashboard's data, as far as the user may see it."""
         snapshots, decisions, templates, now = await self.sources.now()
         viewer = Viewer(self.current_user["name"] if self.current_user.get("kind") == "user" else "", self.may(SEE_ALL))
-        return dashboard_data(snapshots, decisions, templates, viewer, now, self.sources.notes())
+        pending = await self.sources.pending()
+        return dashboard_data(snapshots, decisions, templates, viewer, now, self.sources.notes(), pending)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = (kwargs.get("exc_info") or (None, None))[1]
@@ -160,7 +168,9 @@ class ReportJson(_Page):
 
     `nodes`: each with its GPUs, their share units (`owned`, `borrowed`, `lent`, `free`) and its budget of host memory.
     `sessions`: those that the client may see, with tier, units, memory, entitled and received GPU time, and `next`: the
-    next idle action, with its time. `others`: the number of other sessions. `problems`: what cannot be shown and why.
+    next idle action, with its time. `others`: the number of other sessions. `queue`: the spawns that wait for a GPU,
+    with position, user, template and time (`spawns`, as far as the client may see them), and the number of others; null
+    if the hub does not say. `problems`: what cannot be shown and why.
     """
 
     async def get(self) -> None:

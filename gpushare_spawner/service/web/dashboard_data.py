@@ -9,8 +9,10 @@ from typing import Any
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.decisions import SessionDecision
+from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
+from gpushare_spawner.service.web.spawn_queue import WaitingSpawn, waiting_spawns
 from gpushare_spawner.wording.idle_decisions import explained, upcoming, why_none
 
 
@@ -21,8 +23,8 @@ class Viewer:
     name: str
     sees_all: bool = False
 
-    def may_see(self, session: SessionReport) -> bool:
-        return self.sees_all or session.user == self.name
+    def may_see(self, of: SessionReport | HubServer) -> bool:
+        return self.sees_all or of.user == self.name
 
 
 def dashboard_data(
@@ -32,8 +34,14 @@ def dashboard_data(
     viewer: Viewer,
     now: float,
     notes: Sequence[str] = (),
+    pending: Sequence[HubServer] | None = None,
 ) -> dict[str, Any]:
-    """Return data for JSON. Units are 1 % of a GPU, sizes bytes, times seconds. ``notes``: for viewers who see all."""
+    """Return data for JSON. Units are 1 % of a GPU, sizes bytes, times seconds. ``notes``: for viewers who see all.
+
+    ``pending``: the servers that the hub is starting, the longest first; None: unknown.
+    """
+    reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+    waiting = waiting_spawns(pending or (), reports, templates)
     by_session = {(one.node, one.session.id): one for one in decisions}
     visible = [one for one in decisions if viewer.may_see(one.session)]
     return {
@@ -48,6 +56,12 @@ def dashboard_data(
             if viewer.may_see(session) and (one := by_session.get((snapshot.report.node, session.id))) is not None
         ],
         "others": len(decisions) - len(visible),
+        "queue": None
+        if pending is None
+        else {
+            "spawns": [_waiting(one, viewer, now) for one in waiting if viewer.may_see(one.server)],
+            "others": sum(not viewer.may_see(one.server) for one in waiting),
+        },
         "complete": all(snapshot.report is not None for snapshot in snapshots),
         "problems": _problems(snapshots, viewer) + (list(notes) if viewer.sees_all else []),
     }
@@ -58,6 +72,21 @@ def _problems(snapshots: Sequence[NodeSnapshot], viewer: Viewer) -> list[str]:
     if viewer.sees_all or not silent:
         return silent
     return ["An agent is unavailable, so sessions can be missing here."]
+
+
+def _waiting(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
+    share = one.template.share
+    return {
+        "position": one.position,
+        "user": one.server.user,
+        "server": one.server.name,
+        "own": one.server.user == viewer.name,
+        "template": one.template.name,
+        "display_name": one.template.display_name,
+        "share": str(share) if share is not None else "",
+        "since": one.server.started,
+        "seconds": max(0.0, now - one.server.started) if one.server.started is not None else None,
+    }
 
 
 def _node(report: Report, viewer: Viewer) -> dict[str, Any]:

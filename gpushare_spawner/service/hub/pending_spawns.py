@@ -1,0 +1,58 @@
+"""The hub's servers that are being started, for the dashboard's queue. Asked only while somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
+
+log = logging.getLogger("gpushare.service")
+
+SHARE_OF_TIME = 20.0
+"""The next request comes after this many times the time that the last one took: a list of thousands of servers keeps
+the hub busy, and open dashboards must not."""
+
+
+class PendingSpawns:
+    """The spawns that are pending, at most ``max_age`` seconds old, or older where the hub's answers take long."""
+
+    def __init__(self, hub: Hub, max_age: float = 4.0, patience: float = 1.0) -> None:
+        """``patience``: seconds that a page waits for an answer; a later answer is on the next page."""
+        self._hub = hub
+        self._max_age = max_age
+        self._patience = patience
+        self._known: tuple[HubServer, ...] | None = None
+        self._next_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+        self._problem = ""
+
+    async def now(self) -> tuple[HubServer, ...] | None:
+        """Return the servers that are being started, the longest first; None: the hub has not said."""
+        if self._asking is None and time.monotonic() >= self._next_at:
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking is not None:
+            await asyncio.wait({self._asking}, timeout=self._patience)
+            if self._asking is not None and self._asking.done():
+                asking, self._asking = self._asking, None
+                asking.result()
+        return self._known
+
+    def close(self) -> None:
+        """Cancel a request that runs."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def _ask(self) -> None:
+        began = time.monotonic()
+        try:
+            found = await self._hub.pending_spawns()
+        except HubFailed as error:
+            if str(error) != self._problem:
+                log.warning("The dashboard shows no queue until the hub lists its servers again. %s", error)
+            self._known, self._problem = None, str(error)
+        else:
+            self._known, self._problem = tuple(sorted(found, key=lambda server: server.started or 0.0)), ""
+        took = time.monotonic() - began
+        self._next_at = began + took + max(self._max_age, SHARE_OF_TIME * took)

@@ -1,0 +1,50 @@
+"""The queue of spawns as the dashboard shows it: servers that the hub is starting, and that hold no share yet.
+
+The queue itself is the spawner's (`spawner.queue`), in another process: positions follow its rule from what hub and
+agents say. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.template import Gpu, Template
+from gpushare_spawner.service.hub.client import HubServer
+
+
+@dataclass(frozen=True)
+class WaitingSpawn:
+    """One spawn that waits for a GPU."""
+
+    server: HubServer
+    template: Template
+    position: int
+    """In the queue, first = 1: only spawns that could use the same GPUs count."""
+
+
+def waiting_spawns(
+    pending: Sequence[HubServer], reports: Sequence[Report], templates: Mapping[str, Template]
+) -> list[WaitingSpawn]:
+    """Return the spawns that wait. ``pending``: the hub's, the longest first; ``reports``: of all agents.
+
+    Spawns of templates without a GPU, and those whose share an agent reports, do not wait.
+    """
+    placed = {(session.user, session.server) for report in reports for session in report.sessions}
+    models = {gpu.model for report in reports for gpu in report.gpus}
+    waiting: list[WaitingSpawn] = []
+    wanted: list[frozenset[str]] = []
+    for server in pending:
+        template = templates.get(server.profile or "")
+        if template is None or template.gpu is None or (server.user, server.name) in placed:
+            continue
+        suitable = _suitable(template.gpu, models)
+        ahead = sum(not suitable.isdisjoint(other) for other in wanted)
+        waiting.append(WaitingSpawn(server, template, ahead + 1))
+        wanted.append(suitable)
+    return waiting
+
+
+def _suitable(gpu: Gpu, models: set[str]) -> frozenset[str]:
+    return frozenset(model for model in models if gpu.accepts(model))
