@@ -20,8 +20,10 @@ TOLERANCE = 1e-9
 MEMORY = 3.0
 """Seconds for which the estimate is kept, so that samples that come late can correct it."""
 SATURATED = 0.92
-"""Share of its time for which a saturated GPU is busy: the driver's samples are rounded, and no program launches its
-kernels without any gap."""
+"""Share of its time for which a saturated GPU is busy: no program launches its kernels without any gap."""
+ROUNDING = 0.005
+"""Share of the GPU by which a session can have used more than the sample shows: NVML's utilisation of a process is a
+whole percent. 50 processes that have 2 % each were shown with 84 % together."""
 LOAD_LIMIT = 0.9
 """A session that uses this part of the time in which it could run counts as able to use all of it."""
 SHORT = 0.02
@@ -246,12 +248,14 @@ class Accounts:
         received = {session: seconds for session, seconds in received.items() if session in self._accounts}
         entitled = {session: seconds for session, seconds in entitled.items() if session in self._accounts}
         load = sum({**received, **known}.values()) / length
+        on_gpu = sum(seconds > 0 or session in received for session, seconds in known.items())
+        idle = load + on_gpu * ROUNDING < SATURATED
         if memory_short:
             for session in known:
                 self._accounts[session].demand = 1.0
             self.saturated = True
         else:
-            self._learn_demand(known, received, allowed, load, held_back > 0.05 * length)
+            self._learn_demand(known, received, allowed, idle, held_back > 0.05 * length)
         if not contended:
             return
         errors = {
@@ -263,7 +267,7 @@ class Accounts:
             self._book(
                 {session: surplus * seconds / whole for session, seconds in entitled.items()} if whole else {}, errors
             )
-            if load < SATURATED and not memory_short:
+            if idle and not memory_short:
                 for name, used in known.items():
                     if used + SHORT < UNUSED * received.get(name, 0.0):
                         self._forfeit(name)
@@ -399,11 +403,11 @@ class Accounts:
         busy: Mapping[str, float],
         expected: Mapping[str, float],
         allowed: Mapping[str, float],
-        load: float,
+        idle: bool,
         held_back: bool,
     ) -> None:
-        """`expected`, `allowed`: seconds that each should have had, and for which it was let run."""
-        idle = load < SATURATED
+        """`expected`, `allowed`: seconds that each should have had, and for which it was let run. `idle`: the GPU was
+        idle part of the time."""
         for session, seconds in busy.items():
             account = self._accounts[session]
             # on a GPU that is idle part of the time each has what it wants while it is let run

@@ -179,6 +179,34 @@ def test_a_gpu_is_saturated_by_its_busy_share_whatever_the_length_of_the_sample(
     assert books.saturated is saturated
 
 
+@pytest.mark.parametrize(("shown", "saturated"), [(0.0168, True), (0.0136, True), (0.0132, False)])
+def test_fifty_sessions_may_each_have_used_half_a_percent_more_than_whole_percents_show(
+    shown: float, saturated: bool
+) -> None:
+    names = [f"s{number}" for number in range(50)]
+    books = accounts(**dict.fromkeys(names, 1), heavy=40)
+    for name in (*names, "heavy"):
+        books.work(name, 1.0)
+    books.advance(1.0, 1.0, dict.fromkeys((*names, "heavy"), 1), {})
+    books.sample(0.0, 1.0, {**dict.fromkeys(names, shown), "heavy": 0.0})
+    assert books.saturated is saturated
+    # what nobody had shows nothing of the sessions' demand: the heavy one is owed its 40 of 90 parts, not 2 %
+    assert (books.parts(("heavy", *names))["heavy"] > 0.4) is saturated
+
+
+@pytest.mark.parametrize(("on_gpu", "saturated"), [(200, True), (180, False)])
+def test_sessions_on_the_gpu_that_the_driver_shows_with_nothing_may_have_used_half_a_percent_each(
+    on_gpu: int, saturated: bool
+) -> None:
+    names = [f"s{number}" for number in range(200)]
+    books = accounts(**dict.fromkeys(names, 1))
+    for name in names:
+        books.work(name, 1.0)
+    books.advance(1.0, 1.0, dict.fromkeys(names[:on_gpu], 1), {})
+    books.sample(0.0, 1.0, dict.fromkeys(names, 0.0))
+    assert books.saturated is saturated
+
+
 def test_where_memory_is_short_the_gpu_counts_as_saturated_however_idle_it_is() -> None:
     books = accounts(a=50, b=50)
     books.work("a", 1.0)
