@@ -75,7 +75,7 @@ static struct lane *default_lane(struct passage *passage, CUstream stream) {
     CUstream name = (CUstream)(((uintptr_t)context | 1) + (uintptr_t)meant);
     struct lane *lane = near_lane(passage, name);
     if (!lane && (lane = lane_found(passage, meant, context))) remember(passage, name, lane);
-    passage->defaults[(uintptr_t)stream] = (struct default_lane){context, lane};
+    passage->defaults[(uintptr_t)stream] = (struct default_lane){lane ? context : NO_CONTEXT, lane};
     return lane;
 }
 
@@ -84,7 +84,7 @@ struct lane *lane_of(struct passage *passage, CUstream stream) {
     uint32_t epoch = atomic_load_explicit(&contexts_epoch, memory_order_acquire);
     if (unlikely(passage->epoch != epoch)) {
         for (int i = 0; i < NEAR_PLACES; i++) passage->near[i] = (struct near_lane){NO_STREAM, NULL};
-        for (int i = 0; i < DEFAULTS; i++) passage->defaults[i] = (struct default_lane){NULL, NULL};
+        for (int i = 0; i < DEFAULTS; i++) passage->defaults[i] = (struct default_lane){NO_CONTEXT, NULL};
         passage->context = NULL;
         passage->epoch = epoch;
     }

@@ -55,9 +55,12 @@ struct near_lane {
 
 /* The lane of a default stream in the context that the driver named last, in a process with several contexts. */
 struct default_lane {
-    CUcontext context;
-    struct lane *lane; /* NULL: not known */
+    CUcontext context; /* NO_CONTEXT: the lane is not known */
+    struct lane *lane;
 };
+
+/* No handle of a context, and not what the driver says where a thread has none (NULL). */
+#define NO_CONTEXT ((CUcontext) - 1)
 
 /* One thread's record. Recycled, never freed: the background thread walks the list of them. */
 struct passage {
@@ -97,10 +100,11 @@ struct lane *lane_of(struct passage *passage, CUstream stream);
 /* In a process with several contexts: the lane of a default stream, where the driver says that the thread's context is
    the same as at its last launch into that stream. NULL: ask lane_of. */
 static inline struct lane *lane_of_default_again(const struct passage *passage, CUstream stream) {
+    if (unlikely(passage->epoch != atomic_load_explicit(&contexts_epoch, memory_order_relaxed))) return NULL;
     const struct default_lane *last = &passage->defaults[(uintptr_t)stream];
-    CUcontext context;
-    if (!last->lane || passage->epoch != atomic_load_explicit(&contexts_epoch, memory_order_relaxed)) return NULL;
-    return real.cuCtxGetCurrent(&context) == CUDA_SUCCESS && context == last->context ? last->lane : NULL;
+    CUcontext context = NULL; /* stays so where the driver fails */
+    real.cuCtxGetCurrent(&context);
+    return likely(context == last->context) ? last->lane : NULL;
 }
 
 /* With contexts_lock held. Whether the lane has had work since the device was last seen quiet. */

@@ -134,14 +134,7 @@ struct passage *launch_enter_slowly(struct passage *passage, CUstream stream) {
         atomic_store_explicit(&passage->depth, depth + 1, memory_order_relaxed);
         return passage;
     }
-    struct lane *lane = IS_DEFAULT(stream) ? lane_of_default_again(passage, stream) : NULL;
-    if (unlikely(!lane)) return launch_pass_slowly(passage, NULL, stream);
-    launch_announce(passage, lane);
-    struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
-    if (unlikely(!atomic_load_explicit(&gpu->fast, memory_order_relaxed)))
-        return launch_pass_slowly(passage, lane, stream);
-    launch_count(passage, lane);
-    return passage;
+    return launch_pass_slowly(passage, NULL, stream);
 }
 
 /* Outside while it waits: nobody must wait for this thread. */

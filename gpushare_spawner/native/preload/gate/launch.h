@@ -20,8 +20,8 @@ static inline void launch_announce(struct passage *passage, struct lane *lane) {
     if (unlikely(gate_fences)) atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* A thread's first launch, or first into this stream, or one inside another call. Allocates, and takes contexts_lock,
-   for what the thread does not remember yet; may wait as launch_pass_slowly does. */
+/* A thread's first launch, or one inside another call. Allocates, and takes contexts_lock, for what the thread does not
+   remember yet; may wait as launch_pass_slowly does. */
 struct passage *launch_enter_slowly(struct passage *passage, CUstream stream);
 /* Find the lane (NULL: not known), wait where the gate is shut (until the agent grants a lease; 35 s without an answer
    at most) or the pace wants it. Holds no lock while it waits. */
@@ -44,8 +44,10 @@ static inline __attribute__((always_inline)) struct passage *launch_enter(CUstre
     if (unlikely(!passage || atomic_load_explicit(&passage->depth, memory_order_relaxed)))
         return launch_enter_slowly(passage, stream);
     struct lane *lane = near_lane(passage, stream);
-    if (unlikely(!lane || passage->epoch != atomic_load_explicit(&contexts_epoch, memory_order_relaxed)))
-        return launch_enter_slowly(passage, stream);
+    if (unlikely(!lane || passage->epoch != atomic_load_explicit(&contexts_epoch, memory_order_relaxed))) {
+        lane = IS_DEFAULT(stream) ? lane_of_default_again(passage, stream) : NULL;
+        if (unlikely(!lane)) return launch_pass_slowly(passage, NULL, stream);
+    }
     launch_announce(passage, lane);
     struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
     if (unlikely(!atomic_load_explicit(&gpu->fast, memory_order_relaxed)))
