@@ -102,6 +102,14 @@ def test_a_deadline_counts_from_the_sessions_own_virtual_time() -> None:
     assert [books.eligible(name) for name in "bcd"] == [False, True, True]
 
 
+def test_one_that_is_owed_less_than_its_part_of_what_those_that_left_owe_comes_after_the_eligible() -> None:
+    books = Books(a=50, b=30, c=20).run(10.0, a=1)
+    books.rest("a")  # it owes 5 s, b is owed 3 and c 2
+    books.set_weight("c", 70)  # and bears 3.5 of the 5 s
+    books._accounts["b"].deadline, books._accounts["c"].deadline = 2.0, 1.0
+    assert books.order("bc", dict.fromkeys("bc", 1.0)) == ["b", "c"]
+
+
 def test_where_nobody_has_work_nobody_owes_anybody() -> None:
     books = Accounts(ArbiterSettings())
     assert books.total_weight == 0
