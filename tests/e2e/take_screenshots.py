@@ -23,11 +23,24 @@ BOTTOM = "#jp-bottom-panel"
 WINDOW = (860, 720)
 
 
-def start(browser: Chrome, profile: str) -> None:
-    """From the form to JupyterLab with the demo's notebook."""
+def submit(browser: Chrome, profile: str) -> None:
+    """Choose a template on the form and start."""
     chosen = browser.find_element(By.CSS_SELECTOR, f"input[name=profile][value={profile}]")
     browser.execute_script("arguments[0].click()", chosen)
     click(browser, "form#spawn_form [type=submit]")
+
+
+def start_without_a_browser(demo: RunningDemo, **profiles: str) -> None:
+    """Start the servers of these users, each with its template."""
+    for name, profile in profiles.items():
+        other = Visitor(demo.url, name)
+        other.log_in()
+        other.start_server(profile)
+
+
+def start(browser: Chrome, profile: str) -> None:
+    """From the form to JupyterLab with the demo's notebook."""
+    submit(browser, profile)
     until(browser, "return document.querySelector('.jp-NotebookPanel .jp-Cell')", 90)
     until(browser, f"return /GPU ·/.test(document.querySelector('{BOTTOM}')?.innerText)")
     time.sleep(3)
@@ -80,8 +93,8 @@ def side_by_side(browser: Chrome, left: Path, right: Path, into: Path) -> None:
 
 
 def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
-    """All pictures, in this order: bob is idle and released, ada works, others start, one of them on lent units."""
-    ada, bob, admin = (open_browser(scratch / name, *WINDOW) for name in ("ada", "bob", "admin"))
+    """All pictures: bob is idle and released, ada works, others start, dave on lent units, frank waits."""
+    ada, bob, admin, frank = (open_browser(scratch / name, *WINDOW) for name in ("ada", "bob", "admin", "frank"))
     try:
         log_in(bob, demo.url, "bob")
         start(bob, "quarter-gpu")
@@ -93,20 +106,23 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
         until(bob, f"return /downgraded/.test(document.querySelector('{BOTTOM}').innerText)", 180)
         until(bob, f"return /released/.test(document.querySelector('{BOTTOM}').innerText)", 120)
         run_cells(ada, 7)
-        for name, profile in (("carol", "half-gpu"), ("eve", "whole-gpu"), ("dave", "quarter-gpu")):
-            other = Visitor(demo.url, name)
-            other.log_in()
-            other.start_server(profile)
+        start_without_a_browser(demo, carol="half-gpu", eve="whole-gpu")
+        log_in(frank, demo.url, "frank")
+        all_variants(frank, folder, "form-lent")
+        start_without_a_browser(demo, dave="quarter-gpu")
+        submit(frank, "half-gpu")
+        until(frank, "return /Waiting/.test(document.querySelector('#gpushare-heading')?.innerText)")
+        all_variants(frank, folder, "waiting")
         log_in(admin, demo.url, "admin")
         admin.get(f"{demo.url}/services/gpushare/")
-        until(admin, "return /dave/.test(document.body.innerText)")
+        until(admin, "return /frank/.test(document.body.innerText)")
         shoot(admin, IMAGES / "dashboard.png", 1000, None, dark=False)
         for name, browser in (("ada", ada), ("bob", bob)):
             shoot(browser, scratch / f"{name}.png", *WINDOW, dark=False)
         all_variants(admin, folder, "dashboard")
         side_by_side(admin, scratch / "ada.png", scratch / "bob.png", IMAGES / "shared-gpu.png")
     finally:
-        for browser in (ada, bob, admin):
+        for browser in (ada, bob, admin, frank):
             browser.quit()
 
 

@@ -1,0 +1,46 @@
+"""The demo's notebook: its last cell, where the GPU's memory is not enough for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gpushare_spawner.demo
+
+NOTEBOOK = Path(gpushare_spawner.demo.__file__).with_name("gpu-sharing.ipynb")
+SUCCESS, OUT_OF_MEMORY = 0, 2
+
+
+def run_last_cell(error: int) -> list[Any]:
+    """Run it with a driver that answers allocations with ``error``; what it asked of the driver."""
+    last = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"][-1]
+    asked: list[Any] = []
+    cuda = SimpleNamespace(
+        CUresult=SimpleNamespace(CUDA_SUCCESS=SUCCESS, CUDA_ERROR_OUT_OF_MEMORY=OUT_OF_MEMORY),
+        cuDeviceTotalMem=lambda device: 1000,
+        cuMemAlloc=lambda size: (error, 77),
+        cuMemFree=lambda pointer: asked.append(("free", pointer)),
+    )
+    names = {"cuda": cuda, "check": lambda value: value, "device": 0, "pointer": None, "u64": None}
+    names |= {"launch": lambda name, *arguments: asked.append(name), "wait": lambda: None}
+    names |= {"status": lambda: "the status", "intact": lambda: True}
+    exec("".join(last["source"]), names)
+    return asked
+
+
+def test_more_memory_than_there_is_is_touched_and_given_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_last_cell(SUCCESS) == ["touch"] * 20 + [("free", 77)]
+    assert "Not enough memory" not in capsys.readouterr().out
+
+
+def test_a_refused_allocation_is_explained_and_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_last_cell(OUT_OF_MEMORY) == []
+    assert capsys.readouterr().out.splitlines() == [
+        "Not enough memory beside the other servers. Stop those of all but two users, and run this cell again.",
+        "the status",
+        "the buffer is correct",
+    ]
