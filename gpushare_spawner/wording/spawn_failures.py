@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gpushare_spawner.wording.amounts import duration
+
 SERVER_ENDED = "The server ended while it started; its log says why."
 SESSION_CLOSES = "The server's earlier session is being closed."
 
@@ -67,9 +69,7 @@ def another_place(why: str) -> str:
 
 def too_slow(seconds: float, why: str) -> str:
     """Return that the server did not start in time. ``why``: what it waits for, or empty."""
-    return (
-        f"The server did not start within {seconds} seconds{f' ({why})' if why else ''}. Try again, or tell the admin."
-    )
+    return f"The server did not start within {duration(seconds)}{f' ({why})' if why else ''}. Try again, or tell the admin."
 
 
 def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:

@@ -135,7 +135,7 @@ async def test_a_pod_that_never_runs_ends_the_spawn_with_what_it_waits_for(
     response = await hub.start_server("bob", {"profile": "whole-gpu"})
     # the report says there is a GPU 7, the node's status does not
     assert response.code == 503
-    assert "did not start within 3 seconds (Unschedulable" in await message_of(response)
+    assert "did not start within 3 s (Unschedulable" in await message_of(response)
     await cluster.wait_until_gone("jupyter-bob")
 
 

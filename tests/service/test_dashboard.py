@@ -114,7 +114,7 @@ def test_a_released_borrower_does_not_borrow():
 
 def test_a_session_without_gpu_work_is_idle_since_its_start():
     new = session("new", gpus=("GPU-1",), opened_at=NOW - 120, tier_since=NOW - 120, last_gpu_activity=None)
-    assert "no GPU work since the start, 2 min ago" in plain(page(shown(afternoon(new))))
+    assert "no GPU work yet started 2 min ago" in plain(page(shown(afternoon(new))))
 
 
 def test_units_of_an_idle_owner_are_not_called_used():

@@ -6,9 +6,9 @@ from gpushare_spawner.wording import spawn_failures as words
 
 
 def test_a_server_that_is_too_slow_says_what_it_waits_for_where_that_is_known() -> None:
-    assert words.too_slow(60, "") == "The server did not start within 60 seconds. Try again, or tell the admin."
-    assert words.too_slow(60, "no image") == (
-        "The server did not start within 60 seconds (no image). Try again, or tell the admin."
+    assert words.too_slow(300, "") == "The server did not start within 5 min. Try again, or tell the admin."
+    assert words.too_slow(300, "no image") == (
+        "The server did not start within 5 min (no image). Try again, or tell the admin."
     )
 
 

@@ -18,6 +18,7 @@ from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, made_by, merged, session_pods, trimmed
+from gpushare_spawner.wording.amounts import clock as clock_time
 
 log = logging.getLogger("gpushare.service.cluster")
 
@@ -104,8 +105,9 @@ class Cluster:
         # by both clocks: a report of an agent that has ended must not stay valid because the machines' clocks differ
         age = max(self._clock() - report.published_at, time.monotonic() - read.at)
         if age > kubernetes.REPORT_STALE_SECONDS:
-            said = time.strftime("%H:%M:%S", time.localtime(report.published_at))
-            raise AgentUnreachable(f"node {node}: its agent has published nothing since {said}")
+            raise AgentUnreachable(
+                f"node {node}: its agent has published nothing since {clock_time(report.published_at)}"
+            )
         arrived = self._maps.arrived.get(name)
         age = time.monotonic() - arrived if arrived is not None else float("inf")
         return merged(report, self.pods(node).values()), age

@@ -178,7 +178,7 @@ async def test_a_pod_that_does_not_run_in_time_is_said_to_wait_for_something(see
 
     launch = Launch(for_ever)
     launch.start_timeout, launch.pod = 0.1, seen
-    with pytest.raises(SpawnRefused, match=rf"did not start within 0.1 seconds.*{why}") as error:
+    with pytest.raises(SpawnRefused, match=rf"did not start within 0.1 s.*{why}") as error:
         await launch.go()
     assert error.value.refusal == "too-slow"
     assert launch.given_back == [("token-1", False)]
