@@ -69,7 +69,8 @@ def another_place(why: str) -> str:
 
 def too_slow(seconds: float, why: str) -> str:
     """Return that the server did not start in time. ``why``: what it waits for, or empty."""
-    return f"The server did not start within {duration(seconds)}{f' ({why})' if why else ''}. Try again, or tell the admin."
+    reason = f" ({why})" if why else ""
+    return f"The server did not start within {duration(seconds)}{reason}. Try again, or tell the admin."
 
 
 def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:

@@ -56,14 +56,6 @@ def run_cells(browser: Chrome, count: int) -> None:
         time.sleep(0.5)
 
 
-def run_again(browser: Chrome) -> None:
-    """Run the cell above the selected one, and wait until it has shown something."""
-    page = browser.find_element(By.TAG_NAME, "body")
-    for keys in ([Keys.ESCAPE], ["k"], [Keys.SHIFT, Keys.ENTER]):
-        page.send_keys(*keys)
-    time.sleep(4)
-
-
 def shoot(browser: Chrome, path: Path, width: int, height: int | None, dark: bool, scale: float = 1) -> None:
     """One picture of what the browser shows; without a height, of the whole page."""
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
@@ -124,7 +116,6 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
         log_in(admin, demo.url, "admin")
         admin.get(f"{demo.url}/services/gpushare/")
         until(admin, "return /frank/.test(document.body.innerText)")
-        run_again(ada)  # her minute of work may be over
         shoot(admin, IMAGES / "dashboard.png", 1000, None, dark=False)
         for name, browser in (("ada", ada), ("bob", bob)):
             shoot(browser, scratch / f"{name}.png", *WINDOW, dark=False)
