@@ -23,6 +23,7 @@ from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, not
 from tests.kubernetes.standin.quantities import quantity
 from tests.kubernetes.write_values import with_templates
 
+CLUSTER_WIDE = {*POLICY_KINDS, "ClusterRole", "ClusterRoleBinding"}
 CLAIM: dict[str, Any] = {}
 OWN = {"gpus": {"from": "own"}}
 AUTOSCALING = load(VALUES / "autoscaling-agent.yaml")
@@ -75,12 +76,12 @@ def test_every_object_is_named_labelled_and_in_the_releases_namespace(values):
     for item in items:
         assert item["apiVersion"]
         assert item["metadata"].get("namespace", "jhub") == "jhub"
-        assert ("namespace" in item["metadata"]) is (item["kind"] not in POLICY_KINDS)
+        assert ("namespace" in item["metadata"]) is (item["kind"] not in CLUSTER_WIDE)
         assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "gpushare"
 
 
-def test_no_object_reaches_beyond_the_namespace_but_the_policies_that_bind_the_agents():
-    kinds = {item["kind"] for values in ALL.values() for item in render(values)} - POLICY_KINDS.keys()
+def test_no_object_reaches_beyond_the_namespace_but_the_policies_and_the_right_to_read_capacity():
+    kinds = {item["kind"] for values in ALL.values() for item in render(values)} - CLUSTER_WIDE
     assert kinds == {
         "DaemonSet", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "ConfigMap", "Service", "ServiceMonitor",
         "Deployment",
@@ -112,9 +113,9 @@ def test_user_namespaces_take_a_cluster_role_with_nothing_but_pods():
     items = render({"userNamespaces": True})
     assert "--all-namespaces" in container(items)["args"]
     assert "--all-namespaces" not in container(render(CLAIM))["args"]
-    role, binding = one(items, "ClusterRole"), one(items, "ClusterRoleBinding")
+    role, binding = one(items, "ClusterRole", "jhub-gpushare"), one(items, "ClusterRoleBinding", "jhub-gpushare")
     assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}]
-    assert role["metadata"]["name"] == binding["roleRef"]["name"] == "jhub-gpushare"
+    assert binding["roleRef"]["name"] == "jhub-gpushare"
     assert [subject["name"] for subject in binding["subjects"]] == ["gpushare", "hub"]
     for name, verbs in (("gpushare", ["create", "patch"]), ("gpushare-hub", ["list", "watch"])):
         assert one(items, "Role", name)["rules"] == [{"apiGroups": [""], "resources": ["configmaps"], "verbs": verbs}]
@@ -123,10 +124,26 @@ def test_user_namespaces_take_a_cluster_role_with_nothing_but_pods():
 @pytest.mark.parametrize(("off", "left"), [("rbac", ["hub"]), ("hub", ["gpushare"])])
 def test_a_cluster_role_is_bound_only_to_those_whose_rights_the_chart_makes(off, left):
     key = {"rbac": {"create": False}, "hub": {"createRole": False}}[off]
-    binding = one(render({"userNamespaces": True, off: key}), "ClusterRoleBinding")
+    binding = one(render({"userNamespaces": True, off: key}), "ClusterRoleBinding", "jhub-gpushare")
     assert [subject["name"] for subject in binding["subjects"]] == left
     neither = render({"userNamespaces": True, "rbac": {"create": False}, "hub": {"createRole": False}})
     assert not {"Role", "ClusterRole", "ClusterRoleBinding"} & {item["kind"] for item in neither}
+
+
+def test_the_hub_alone_reads_nodes_and_pods_of_the_cluster():
+    items = render({"hub": {"serviceAccountName": "my-hub"}})
+    role, binding = one(items, "ClusterRole"), one(items, "ClusterRoleBinding")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}]
+    assert role["metadata"]["name"] == binding["metadata"]["name"] == "jhub-gpushare-hub-capacity"
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "jhub-gpushare-hub-capacity",
+    }  # fmt: skip
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "my-hub", "namespace": "jhub"}]
+
+
+@pytest.mark.parametrize("hub", [{"readCapacity": False}, {"createRole": False}])
+def test_without_it_no_right_reaches_beyond_the_namespace(hub):
+    assert not {"ClusterRole", "ClusterRoleBinding"} & {item["kind"] for item in render({"hub": hub})}
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
@@ -346,7 +363,8 @@ def test_nothing_is_made_that_is_not_wanted():
 def test_long_names_stay_valid():
     for item in render(CLAIM, name="a" * 53):
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", item["metadata"]["name"])
-        assert len(item["metadata"]["name"]) <= 63
+        # a ClusterRole's name, with the namespace in it, is no label and no DNS name
+        assert len(item["metadata"]["name"]) <= (253 if item["kind"] in CLUSTER_WIDE else 63)
 
 
 @pytest.mark.parametrize(
@@ -425,6 +443,7 @@ def test_notes_say_what_to_do_next():
     ("values", "said"),
     [
         ({"hub": {"createRole": False}}, "The hub needs more rights"),
+        ({"hub": {"readCapacity": False}}, "does not know how much CPU and memory nodes have free"),
         ({"rbac": {"create": False}}, "service account gpushare needs"),
         ({"rbac": {"admissionPolicy": "never"}}, "an agent's token can change every pod"),
         ({"metrics": {"serviceMonitor": {"enabled": True}}}, "networkPolicy.metricsFrom"),

@@ -12,6 +12,7 @@ import pytest
 
 from tests.spawner.running_hub import until
 
+from .charts import one, render
 from .sharing_hub import GpuNodes
 from .standin.client import path
 from .standin.cluster import RBAC, Cluster
@@ -28,8 +29,8 @@ resources: {cpu: {guarantee: 1}, memory: {guarantee: 1Gi}}
 
 @pytest.fixture
 async def may_read(cluster: Cluster) -> AsyncIterator[None]:
-    """The hub has the right to list and watch nodes and the pods of all namespaces."""
-    rules = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}]
+    """The hub has the chart's right to read nodes and the pods of all namespaces."""
+    rules = one(render({}), "ClusterRole")["rules"]
     account = {"kind": "ServiceAccount", "name": "hub", "namespace": cluster.namespace}
     name = f"{cluster.namespace}-capacity"
     await cluster._bind("ClusterRole", {"name": name}, rules, account, "")
