@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from .charts import one, render
 from .sharing_hub import GpuNodes
 from .standin.client import path
 from .standin.cluster import RBAC, Cluster
+from .standin.own_nodes import LABEL
 
 MakeHub = Callable[..., Any]
 
@@ -25,6 +27,19 @@ display_name: Greedy
 gpu: {fraction: 0.1}
 resources: {cpu: {guarantee: 1}, memory: {guarantee: 1Gi}}
 """
+
+
+SELECTIVE = """
+name: selective
+display_name: Selective
+gpu: {fraction: 0.1}
+kubespawner_override: {node_selector: {pool: notebooks}}
+"""
+
+
+def tolerant(config: Any) -> None:
+    """On a real cluster a test's nodes have a taint, and pods get the toleration on their way to the API server."""
+    config.KubeSpawner.tolerations = [{"key": LABEL, "operator": "Exists"}]
 
 
 @pytest.fixture
@@ -49,7 +64,7 @@ async def test_four_users_start_where_cpu_is_free_without_one_refusal(
     container = {"name": "c", "image": "standin/notebook:1", "resources": {"requests": {"cpu": "500m"}}}
     pod = {"metadata": {"name": "system"}, "spec": {"containers": [container], "nodeName": small}}
     await cluster.admin.create(path("pods", other), pod)
-    hub = await make_hub()
+    hub = await make_hub(tolerant)
     # the reader begins with the first spawn
     assert (await hub.start_server("zoe", {"profile": "quarter-gpu"})).code == 201
     capacity = hub.spawner("zoe").reservations.cluster._capacity
@@ -75,7 +90,7 @@ async def test_spawns_at_once_count_the_reservations_of_each_other(
     (templates / "greedy.yaml").write_text(GREEDY)
     await nodes.add(gpus=1, cpu="2")
     await nodes.add(gpus=1, cpu="2")
-    hub = await make_hub()
+    hub = await make_hub(tolerant)
     assert (await hub.start_server("zoe", {"profile": "cpu-only"})).code == 201
     assert (await hub.start_server("eve", {"profile": "quarter-gpu"})).code == 201
     capacity = hub.spawner("eve").reservations.cluster._capacity
@@ -87,11 +102,44 @@ async def test_spawns_at_once_count_the_reservations_of_each_other(
     assert "FailedScheduling" not in reasons
 
 
+async def test_nodes_whose_taints_or_labels_keep_a_template_out_are_not_chosen(
+    may_read: None, make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, templates: Path
+) -> None:
+    (templates / "selective.yaml").write_text(SELECTIVE)
+    (templates / "nowhere.yaml").write_text(SELECTIVE.replace("selective", "nowhere").replace("notebooks", "other"))
+    tainted, plain = [await nodes.add(gpus=1) for _ in range(2)]
+    labelled = await nodes.add(gpus=1, labels={"pool": "notebooks"})
+    taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    before = (await cluster.node(tainted))["spec"].get("taints") or []
+    await cluster.admin.patch(path("nodes", name=tainted), {"spec": {"taints": [*before, taint]}})
+    hub = await make_hub(tolerant)
+    assert (await hub.start_server("zoe", {"profile": "cpu-only"})).code == 201
+    assert (await hub.start_server("eve", {"profile": "selective"})).code == 201
+    capacity = hub.spawner("eve").reservations.cluster._capacity
+    await until(lambda: len(capacity.resources()) == 3)
+    await hub.stop_server("eve")
+    for user in ("ada", "bob"):
+        assert (await hub.start_server(user, {"profile": "selective"})).code == 201
+        pod = await cluster.pod(f"jupyter-{user}")
+        assert pod is not None
+        assert pod["spec"]["nodeName"] == labelled
+        assert "FailedScheduling" not in [reason for reason, _ in await cluster.events(f"jupyter-{user}")]
+    assert (await hub.start_server("cyd", {"profile": "whole-gpu"})).code == 201
+    pod = await cluster.pod("jupyter-cyd")
+    assert pod is not None
+    assert pod["spec"]["nodeName"] == plain
+    response = await hub.start_server("dan", {"profile": "nowhere"})
+    assert response.code == 409
+    assert (
+        "accept no server of this template, because of their taints or labels" in json.loads(response.body)["message"]
+    )
+
+
 async def test_without_the_right_nothing_is_known_and_nothing_is_an_error(
     make_hub: MakeHub, nodes: GpuNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     await nodes.add(gpus=1)
-    hub = await make_hub()
+    hub = await make_hub(tolerant)
     for user in ("ada", "bob"):
         assert (await hub.start_server(user, {"profile": "half-gpu"})).code == 201
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

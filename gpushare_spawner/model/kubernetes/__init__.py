@@ -31,6 +31,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     pod_session,
     tier_patch,
 )
+from gpushare_spawner.model.kubernetes.node_eligibility import NodeFacts, PodConstraints
 from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, node_of, pinned
 from gpushare_spawner.model.kubernetes.pod_requests import memory_bytes, millicores, pod_requests, quantity
 from gpushare_spawner.model.kubernetes.prefix import (
@@ -85,6 +86,8 @@ __all__ = [
     "TIER_SINCE",
     "WHOLE_MEMORY",
     "AnnotationProblem",
+    "NodeFacts",
+    "PodConstraints",
     "PodSession",
     "announcement_patch",
     "borrowed_patch",

@@ -1,4 +1,6 @@
-"""CPU, memory and pods that nodes have free: what nodes can allocate, less what the pods on them request.
+"""CPU, memory and pods that nodes have free, and which nodes a pod's taints and labels rule out.
+
+What is free is what nodes can allocate, less what the pods on them request.
 
 One reader for a hub, for all namespaces; it needs `list` and `watch` on nodes and pods in the whole cluster. Without
 that right nothing is known, and only the scheduler says what does not fit: see `admission`.
@@ -16,7 +18,7 @@ from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.clients.object_watch import Object, Watched
-from gpushare_spawner.model.kubernetes import memory_bytes, millicores, pod_requests
+from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints, memory_bytes, millicores, pod_requests
 from gpushare_spawner.placement import NodeResources, Requested
 from gpushare_spawner.spawner.kubernetes.pods import FINISHED, RESERVATION, annotation, phase
 
@@ -36,6 +38,8 @@ class ClusterCapacity:
         self._changed = True
         self._known: Mapping[str, NodeResources] = {}
         self._bound: frozenset[str] = frozenset()
+        self._facts: Mapping[str, NodeFacts] = {}
+        self._ruled_out: dict[PodConstraints, frozenset[str]] = {}
 
     def begin(self) -> None:
         """Start to read, unless that was done."""
@@ -52,6 +56,19 @@ class ClusterCapacity:
     def bound(self) -> frozenset[str]:
         """Return the reservations whose pods are on a node and counted in `resources`."""
         return self._bound if self.resources() else frozenset()
+
+    def ineligible(self, constraints: PodConstraints) -> frozenset[str]:
+        """Return the nodes whose taints or labels keep such a pod out; empty while nodes are not known.
+
+        The same set for the same constraints until a node's taints or labels change.
+        """
+        if not self.resources():
+            return frozenset()
+        found = self._ruled_out.get(constraints)
+        if found is None:
+            found = frozenset(name for name, facts in self._facts.items() if not constraints.accept(facts))
+            self._ruled_out[constraints] = found
+        return found
 
     async def _begin(self) -> None:
         while not await self._may_read():
@@ -98,6 +115,10 @@ class ClusterCapacity:
             )
             for node in nodes.objects.values()
         }
+        facts = {node["metadata"]["name"]: node["facts"] for node in nodes.objects.values()}
+        if facts != self._facts:
+            self._facts = facts
+            self._ruled_out.clear()
 
 
 def kept_node(node: Object) -> Object:
@@ -105,6 +126,7 @@ def kept_node(node: Object) -> Object:
     allocatable = (node.get("status") or {}).get("allocatable") or {}
     return {
         "metadata": _identity(node),
+        "facts": NodeFacts.of(node),
         "allocatable": NodeResources(
             millicores(allocatable) if "cpu" in allocatable else None,
             memory_bytes(allocatable) if "memory" in allocatable else None,

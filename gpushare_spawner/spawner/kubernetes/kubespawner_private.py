@@ -50,6 +50,10 @@ class KubeSpawnerPrivate:
         """Return a setting with ``{username}`` and the like filled in, as it will stand in the pod."""
         return str(self._spawner._expand_all(text))
 
+    def sorted_values(self, setting: Any) -> list[Any]:
+        """Return the values of a setting that may be a list or a dict, in the order in which the pod has them."""
+        return list(self._spawner._sorted_dict_values(setting))
+
     def complete_profiles(self, entries: Any) -> list[dict[str, Any]]:
         """Return a ``profile_list`` with slugs and defaults filled in, so that both forms name the same things."""
         complete: list[dict[str, Any]] = self._spawner._get_initialized_profile_list(

@@ -14,10 +14,18 @@ from kubernetes_asyncio.client.models import (
     V1NodeSelectorTerm,
     V1Pod,
     V1ResourceRequirements,
+    V1Toleration,
 )
 from kubespawner.utils import get_k8s_model
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, memory_bytes, millicores, pod_requests
+from gpushare_spawner.model.kubernetes import (
+    HOSTNAME_LABEL,
+    HUB,
+    PodConstraints,
+    memory_bytes,
+    millicores,
+    pod_requests,
+)
 from gpushare_spawner.placement import Requested
 from gpushare_spawner.sharing.base import PodSpec
 from gpushare_spawner.sharing.native_pod import NOTEBOOK, NativePodLayer
@@ -61,6 +69,25 @@ def pinned_node(node_selector: Mapping[str, str], extra_pod_config: Mapping[str,
     for key in ("nodeSelector", "node_selector"):
         pinned = (extra_pod_config.get(key) or {}).get(HOSTNAME_LABEL, pinned)
     return str(pinned or "")
+
+
+def pod_constraints(
+    node_selector: Mapping[str, str],
+    terms: Sequence[Any],
+    tolerations: Sequence[Any],
+    extra_pod_config: Mapping[str, Any],
+) -> PodConstraints | None:
+    """Return what a pod with such settings demands of nodes; None where `extra_pod_config` may change that.
+
+    ``terms``: alternatives of required node affinity; these and ``tolerations`` as models or dicts.
+    """
+    if any(key in extra_pod_config for key in ("nodeSelector", "node_selector", "affinity", "tolerations")):
+        return None
+    return PodConstraints.of(
+        node_selector,
+        [get_k8s_model(V1NodeSelectorTerm, term).to_dict(serialize=True) for term in terms],
+        [get_k8s_model(V1Toleration, toleration).to_dict(serialize=True) for toleration in tolerations],
+    )
 
 
 def requested(

@@ -14,6 +14,7 @@ from gpushare_spawner.model.kubernetes import (
     REPORT_KEY,
     REPORT_STALE_SECONDS,
     AnnotationProblem,
+    PodConstraints,
     gpu_index_of,
     misplaced_report,
     node_of,
@@ -110,6 +111,10 @@ class ClusterSnapshots:
     def counted_pods(self) -> frozenset[str]:
         """Reservations whose pods are taken off the free CPU, memory and pods of their nodes already."""
         return self._capacity.bound() if self._capacity is not None else frozenset()
+
+    def ineligible(self, constraints: PodConstraints) -> frozenset[str]:
+        """Nodes whose taints or labels keep a pod out, as far as they are known."""
+        return self._capacity.ineligible(constraints) if self._capacity is not None else frozenset()
 
     def read_capacity(self) -> None:
         """Begin to read what nodes have free of CPU, memory and pods; nothing happens where that was begun."""

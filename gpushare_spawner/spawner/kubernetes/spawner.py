@@ -44,7 +44,13 @@ from gpushare_spawner.spawner.kubernetes.form import entries_of, has_own_form, s
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.options import NAMES, choose, names_template
-from gpushare_spawner.spawner.kubernetes.pod_builder import WITHOUT_GPU, build_pod, pinned_node, requested
+from gpushare_spawner.spawner.kubernetes.pod_builder import (
+    WITHOUT_GPU,
+    build_pod,
+    pinned_node,
+    pod_constraints,
+    requested,
+)
 from gpushare_spawner.spawner.kubernetes.pods import annotation, ended_by_node, exit_code
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer, default_card
 from gpushare_spawner.spawner.kubernetes.reflectors import ReportReflector
@@ -268,7 +274,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         await self._clear_way()
         node = pinned_node(self.node_selector, self.extra_pod_config)
         request = SpawnRequest(Tenant(self.user.name, self.name), template, self._kube.expanded(node) if node else "")
-        request = replace(request, requested=self._requested())
+        request = replace(request, requested=self._requested(), ineligible=self._ineligible())
         request = replace(request, left_out=functools.partial(self.reservations.exclusions.of, request))
         share = await reserve_share(self.reservations, request, patience, progress, self._attempt.alternatives)
         report_placement(share, f" of {share.placement.node}", progress, self.log, self._log_name)
@@ -282,6 +288,19 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             self.extra_containers,
             self.init_containers,
         )
+
+    def _ineligible(self) -> Callable[[], frozenset[str]]:
+        """Returns what says which nodes keep the pod out, by the settings as the template's choice has left them."""
+        if self.modify_pod_hook is not None:
+            # it may add tolerations: the scheduler decides
+            return frozenset
+        constraints = pod_constraints(
+            self.node_selector,
+            self._kube.sorted_values(self.node_affinity_required),
+            self._kube.sorted_values(self.tolerations),
+            self.extra_pod_config,
+        )
+        return functools.partial(self.reservations.cluster.ineligible, constraints) if constraints else frozenset
 
     async def _clear_way(self) -> None:
         await self._cleanup.remove_leftover(self._pod(), self._stop_pod)

@@ -28,6 +28,9 @@ class SpawnRequest:
     left_out: Callable[[], Mapping[str, str]] = dict
     """Returns the nodes that it avoids now, because a pod of it was not admitted there, and what is missing on each."""
 
+    ineligible: Callable[[], frozenset[str]] = frozenset
+    """Returns the nodes that cannot take its pod whatever is free there."""
+
     @property
     def session(self) -> str:
         """The session's id."""
@@ -59,6 +62,7 @@ class SpawnRequest:
             user=self.tenant.user,
             node=self.node,
             left_out=frozenset(self.left_out()),
+            ineligible=self.ineligible(),
         )
 
 
