@@ -97,6 +97,38 @@ async def test_a_pod_of_which_the_api_server_tells_late_keeps_its_socket(
     peer.close()
 
 
+async def test_a_pod_that_the_watch_has_not_shown_is_no_stranger(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before a pod counts as nobody's the pods are listed anew, and the list shows it."""
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.3)
+    names: set[str] = set()
+    hold = agent.node.registry.hold
+    monkeypatch.setattr(agent.node.registry, "hold", lambda record: (names.add(record.request.id), hold(record))[1])
+    # the watch brings nothing any more
+    monkeypatch.setattr(agent.on_kubernetes.pods, "_heard", lambda kind, item: None)
+    await agent.running("ada")
+    assert names == {"ada"}
+    assert "lacks the label" not in caplog.text
+
+
+async def test_a_pod_that_no_list_has_shown_is_not_called_unlabelled(
+    agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("STRANGER_AFTER", "UNSEEN_AFTER"):
+        monkeypatch.setattr(f"gpushare_spawner.agent.kubernetes.pods.pod_sessions.{name}", 0.3)
+    monkeypatch.setattr(agent.on_kubernetes.pods, "_heard", lambda kind, item: None)
+    with monkeypatch.context() as silent:
+        silent.setattr(agent.on_kubernetes.pods, "list_again", lambda: None)
+        await agent.pod("ada")
+        await agent.session(f"pod:{agent.cluster.namespace}:ada", timeout=30.0)
+        assert "has not shown it yet" in caplog.text
+        assert "lacks the label" not in caplog.text
+    agent.on_kubernetes.pods.list_again()
+    await agent.session("ada")
+    assert set(agent.node.sessions) == {"ada"}
+
+
 async def test_a_pod_that_cannot_be_dealt_with_is_no_trouble_to_others(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

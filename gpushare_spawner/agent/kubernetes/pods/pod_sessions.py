@@ -36,7 +36,11 @@ log = logging.getLogger(__name__)
 ALL_GPUS_WITHIN = 10.0
 """Seconds in which the kubelet asks for all of a pod's GPUs, one after the other."""
 STRANGER_AFTER = 5.0
-"""Seconds after which a pod that holds devices, and that the API does not show, counts as not of the hub."""
+"""Seconds after which pods are listed anew for a pod that holds devices and that the watch has not shown. If the list
+does not show it either, it is not of the hub."""
+UNSEEN_AFTER = 20.0
+"""Seconds after which such a pod gets a session of its own name even if the API server answers no list: its GPU time
+must be shared out. Ours: an API server that is restarted answers within that time."""
 
 
 class PodSessions:
@@ -143,9 +147,21 @@ class PodSessions:
             if not self._pods.known or age < STRANGER_AFTER:
                 self._look_again(STRANGER_AFTER - age)
                 return
+            # a pod has its labels before the kubelet asks for its devices: a list that began later shows it
+            seen = self._pods.listed_at > self._loop.time() - age
+            if not seen:
+                self._pods.list_again()
+                if age < UNSEEN_AFTER:
+                    self._look_again(1.0)
+                    return
             record = foreign_record(key, devices, self._held.unit_size, self._node.wall_clock())
             self._warnings.about(
-                f"pod {key[0]}/{key[1]} holds devices of this agent but lacks the label {kubernetes.SESSION_SELECTOR}"
+                f"pod {key[0]}/{key[1]} holds devices of this agent "
+                + (
+                    f"but lacks the label {kubernetes.SESSION_SELECTOR}"
+                    if seen
+                    else "and the API server has not shown it yet: it counts by its devices until then"
+                )
             )
         else:
             said = self._said_by(pod)

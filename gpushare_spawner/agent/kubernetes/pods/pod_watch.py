@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds between tries while the API server does not answer."""
 TRIES_OF_A_WATCH = 5
 """Failures in a row after which the pods are listed anew."""
+LIST_AGAIN_AFTER = 5.0
+"""Seconds between lists that are asked for because a pod is not shown. Ours: a list costs the API server more than a
+watch, and an answer takes less than that."""
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -82,10 +86,21 @@ class Pods:
         )
         self.known = False
         """Whether they have been listed at all: before, a pod that is not here may well be there."""
+        self.listed_at = -math.inf
+        """When the last list that was answered began (event loop's time): it shows every pod that existed then."""
+        self._listed_again_at = -math.inf
 
     def start(self) -> None:
         """Begin."""
         self._task = asyncio.create_task(self._follow())
+
+    def list_again(self) -> None:
+        """List them anew soon, instead of waiting for the watch; at most every `LIST_AGAIN_AFTER` seconds."""
+        now = asyncio.get_running_loop().time()
+        if self._task is not None and now - self._listed_again_at >= LIST_AGAIN_AFTER:
+            self._listed_again_at = now
+            self._task.cancel()
+            self.start()
 
     async def close(self) -> None:
         """Stop."""
@@ -143,11 +158,12 @@ class Pods:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _list(self) -> str:
+        began = asyncio.get_running_loop().time()
         answer = await self._api.list(self._path, **self._query)
         self._pods = {}
         for item in answer["items"]:
             self._enter(item)
-        self.known = True
+        self.known, self.listed_at = True, began
         self._trouble.settled()
         self._changed()
         return str(answer["metadata"]["resourceVersion"])
