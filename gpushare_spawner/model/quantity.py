@@ -74,26 +74,46 @@ def resolve_bytes(value: Any, total: int) -> int:
     return parse_bytes(text)
 
 
-def _written(text: str, number: str) -> Any:
-    """Return the type for the JSON Schema that editors show: text with a unit, or a plain number."""
-    return Annotated[str, Field(pattern=r"^\s*\d", title=text)] | Annotated[float, Field(ge=0, title=number)]
+def _written(text: str, number: str, pattern: str) -> Any:
+    """Return the type for the JSON Schema that editors show: text with a unit, or a plain number.
+
+    ``pattern``: what the text must be, without the space around it.
+    """
+    written = Annotated[str, Field(pattern=rf"^\s*({pattern})\s*$", title=text)]
+    return written | Annotated[float, Field(ge=0, title=number)]
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=_written("bytes like 4Gi", "bytes"))]
+_BYTES_WRITTEN = r"\d+(\.\d+)?\s*([kKMGTP]|[KMGTP]i)?B?"
+
+Bytes = Annotated[
+    int, BeforeValidator(parse_bytes, json_schema_input_type=_written("bytes like 4Gi", "bytes", _BYTES_WRITTEN))
+]
 """Bytes, written as a Kubernetes quantity."""
 
 Seconds = Annotated[
-    float, BeforeValidator(parse_seconds, json_schema_input_type=_written("duration like 15m", "seconds"))
+    float,
+    BeforeValidator(
+        parse_seconds,
+        json_schema_input_type=_written(
+            "duration like 15m", "seconds", r"\d+(\.\d+)?|(\d+(\.\d+)?\s*(ms|s|m|h|d)\s*)+"
+        ),
+    ),
 ]
 """Seconds, written as a duration."""
 
-Cores = Annotated[float, BeforeValidator(parse_cores, json_schema_input_type=_written("cores like 500m", "cores"))]
+Cores = Annotated[
+    float,
+    BeforeValidator(parse_cores, json_schema_input_type=_written("cores like 500m", "cores", r"\d+(\.\d+)?m?")),
+]
 """CPU cores, written as a Kubernetes quantity."""
 
 PercentOrBytes = Annotated[
     str,
     BeforeValidator(
-        parse_percent_or_bytes, json_schema_input_type=_written("percent like 80%, bytes like 12Gi", "bytes")
+        parse_percent_or_bytes,
+        json_schema_input_type=_written(
+            "percent like 80%, bytes like 12Gi", "bytes", rf"\d+(\.\d+)?\s*%|{_BYTES_WRITTEN}"
+        ),
     ),
     AfterValidator(str),
     PlainSerializer(str),

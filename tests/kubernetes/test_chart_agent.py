@@ -288,6 +288,56 @@ def test_templates_become_files_that_the_hub_can_read():
     assert set(data) == {"quarter.yaml"}
 
 
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no duration": ({"idle": {"stop_after": "8 hours"}}, "stop_after"),
+    "no duration at all": ({"idle": {"stop_after": "3x"}}, "stop_after"),
+    "no memory": ({"resources": {"memory": {"limit": "4GB!"}}}, "limit"),
+    "too fine": ({"gpu": {"fraction": 0.255}}, "gpu.fraction"),
+    "fraction and count": ({"gpu": {"fraction": 0.25, "count": 1}}, "gpu"),
+    "neither": ({"gpu": {"models": ["*A100*"]}}, "gpu"),
+    "downgrade_to above the share": ({"idle": {"downgrade_after": "5m", "downgrade_to": 0.5}}, "idle.downgrade_to"),
+    "downgrade_to is the share": ({"idle": {"downgrade_after": "5m", "downgrade_to": 0.25}}, "idle.downgrade_to"),
+    "downgrade_to too fine": ({"idle": {"downgrade_after": "5m", "downgrade_to": 0.105}}, "idle.downgrade_to"),
+    "downgrade_to alone": ({"idle": {"downgrade_to": 0.1}}, "idle"),
+    "downgrade_after alone": ({"idle": {"downgrade_after": "5m"}}, "idle"),
+    "out of order": ({"idle": {"release_after": "1h30m", "stop_after": "80m"}}, "idle.stop_after"),
+    "at once": ({"idle": {"stop_after": "0s"}}, "idle.stop_after"),
+    "no GPU to release": ({"gpu": None, "idle": {"release_after": 60}}, "idle.release_after"),
+}
+"""Templates that `gpushare templates check` refuses, and the path in the chart's message."""
+
+
+@pytest.mark.parametrize(("changes", "path"), REFUSED.values(), ids=REFUSED)
+def test_a_template_that_the_check_refuses_is_refused_with_its_path(changes, path):
+    template = {"display_name": "Quarter", "gpu": {"fraction": 0.25}} | changes
+    assert parse_template(yaml.safe_dump({"name": "quarter", **template}), "quarter.yaml").problems
+    with pytest.raises(Exception, match=r"templates") as refused:
+        render({"templates": {"quarter": template}})
+    said = str(refused.value).replace("/", ".")
+    assert "templates.quarter" in said
+    assert path in said
+
+
+@pytest.mark.parametrize("units", range(1, 101))
+def test_every_hundredth_of_a_gpu_is_a_share(units):
+    template = {"display_name": "x", "gpu": {"fraction": units / 100}}
+    assert one(render({"templates": {"some": template}}), "ConfigMap", "gpushare-templates")
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"downgrade_after": 90, "downgrade_to": 0.1, "release_after": "2m", "stop_after": "1h30m"},
+        {"release_after": " 59 s ", "stop_after": "1m", "warn_before": 0},
+        {"stop_after": "1d 2h"},
+    ],
+)
+def test_durations_as_the_check_takes_them(idle):
+    template = {"display_name": "x", "gpu": {"count": 2}, "idle": idle}
+    assert not parse_template(yaml.safe_dump({"name": "some", **template}), "some.yaml").problems
+    assert one(render({"templates": {"some": template}}), "ConfigMap", "gpushare-templates")
+
+
 def test_warm_nodes_are_one_pod_each():
     items = render(AUTOSCALING)
     spec = one(items, "Deployment")["spec"]
