@@ -18,11 +18,11 @@ from gpushare_spawner.arbiter.vram_budget import VramBudget
 def is_interactive(session: Session, settings: ArbiterSettings) -> bool:
     """Whether a user seems to wait for it: it has just returned, or has worked only for a short time since.
 
-    A session whose bursts are typically long counts only after a long pause: programs pause for seconds between their
-    phases, too.
+    A session whose bursts are typically long counts only after `returning_pause`: programs pause for seconds between
+    their phases, too.
     """
     short = (session.bursts.typical or 0.0) <= settings.short_burst
-    return session.attained <= settings.short_burst and (short or session.pause >= settings.long_pause)
+    return session.attained <= settings.short_burst and (short or session.pause >= settings.returning_pause)
 
 
 def bound(waiting: Iterable[Client], settings: ArbiterSettings) -> float:

@@ -103,13 +103,13 @@ def test_the_bound_follows_those_who_wait() -> None:
     assert bound(sessions(100.0, 5.0), settings) == 0.20
 
 
-def test_long_bursts_are_interactive_after_a_long_pause_only() -> None:
+def test_long_bursts_are_interactive_after_a_pause_of_ten_seconds_only() -> None:
     settings = ArbiterSettings()
-    session = Session("a", 25, pause=10.0)
+    session = Session("a", 25, pause=9.0)
     for _ in range(3):
         session.bursts.learn(20.0)
     assert not is_interactive(session, settings)
-    session.pause = 30.0
+    session.pause = 10.0
     assert is_interactive(session, settings)
     session.attained = 5.1
     assert not is_interactive(session, settings)

@@ -8,7 +8,7 @@ from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.arbiter.interactive import bound, is_interactive, newcomers, part_of_gpu
 from gpushare_spawner.arbiter.session import Client, Session
 
-SETTINGS = ArbiterSettings(short_burst=5.0, long_pause=30.0, overhead_bound=0.025)
+SETTINGS = ArbiterSettings(short_burst=5.0, long_pause=30.0, returning_pause=10.0, overhead_bound=0.025)
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,11 @@ SETTINGS = ArbiterSettings(short_burst=5.0, long_pause=30.0, overhead_bound=0.02
         (5.0, None, 1.0, True),
         (5.1, None, 100.0, False),
         (0.0, 5.0, 1.0, True),
-        (0.0, 5.1, 29.9, False),
-        (0.0, 5.1, 30.0, True),
+        (0.0, 5.1, 9.9, False),
+        (0.0, 5.1, 10.0, True),
     ],
 )
-def test_a_session_is_interactive_by_its_work_since_its_pause_and_after_a_long_pause_if_its_bursts_are_long(
+def test_a_session_is_interactive_by_its_work_since_its_pause_and_after_ten_seconds_if_its_bursts_are_long(
     attained: float, typical_burst: float | None, pause: float, interactive: bool
 ) -> None:
     session = Session("a", 10, attained=attained, pause=pause)
