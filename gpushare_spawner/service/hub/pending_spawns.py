@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
+from gpushare_spawner.service.hub.background_request import BackgroundRequest
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
 
 log = logging.getLogger("gpushare.service")
@@ -25,24 +25,17 @@ class PendingSpawns:
         self._patience = patience
         self._known: tuple[HubServer, ...] | None = None
         self._next_at = float("-inf")
-        self._asking: asyncio.Task[None] | None = None
+        self._request = BackgroundRequest(self._ask)
         self._problem = ""
 
     async def now(self) -> tuple[HubServer, ...] | None:
         """Return the servers that are being started, the longest first; None: the hub has not said."""
-        if self._asking is None and time.monotonic() >= self._next_at:
-            self._asking = asyncio.create_task(self._ask())
-        if self._asking is not None:
-            await asyncio.wait({self._asking}, timeout=self._patience)
-            if self._asking is not None and self._asking.done():
-                asking, self._asking = self._asking, None
-                asking.result()
+        await self._request.refresh(time.monotonic() >= self._next_at, self._patience)
         return self._known
 
     def close(self) -> None:
         """Cancel a request that runs."""
-        if self._asking is not None:
-            self._asking.cancel()
+        self._request.close()
 
     async def _ask(self) -> None:
         began = time.monotonic()

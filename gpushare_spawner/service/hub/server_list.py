@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot
+from gpushare_spawner.service.hub.background_request import BackgroundRequest
 from gpushare_spawner.service.hub.client import Hub, HubFailed
 
 log = logging.getLogger("gpushare.service")
@@ -24,7 +24,7 @@ class HubWatch:
         self._everybody = everybody
         self._counters = counters
         self._asked_at = float("-inf")
-        self._asking: asyncio.Task[None] | None = None
+        self._request = BackgroundRequest(self._ask)
         self._problem = ""
 
     def outdated(self) -> None:
@@ -33,18 +33,11 @@ class HubWatch:
 
     async def refresh(self, patience: float) -> None:
         """Ask if the list is old, and wait ``patience`` seconds for the answer. A later answer counts next time."""
-        if self._asking is None and time.monotonic() - self._asked_at >= self._max_age:
-            self._asking = asyncio.create_task(self._ask())
-        if self._asking is not None:
-            await asyncio.wait({self._asking}, timeout=patience)
-            if self._asking.done():
-                asking, self._asking = self._asking, None
-                asking.result()
+        await self._request.refresh(time.monotonic() - self._asked_at >= self._max_age, patience)
 
     def close(self) -> None:
         """Cancel a request that runs."""
-        if self._asking is not None:
-            self._asking.cancel()
+        self._request.close()
 
     async def _ask(self) -> None:
         began = time.monotonic()

@@ -1,0 +1,35 @@
+"""One request at a time. It goes on in the background when its caller stops waiting: a slow hub delays no caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class BackgroundRequest:
+    """Runs ``ask`` again and again, but never twice at a time."""
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Task[None] | None = None
+
+    async def refresh(self, due: bool, patience: float) -> None:
+        """Start a request if one is ``due`` and none runs; wait ``patience`` seconds for the one that runs.
+
+        Raises what the request raised. A later answer counts next time.
+        """
+        if self._asking is None and due:
+            self._asking = asyncio.create_task(self._ask())
+        asking = self._asking
+        if asking is None:
+            return
+        await asyncio.wait({asking}, timeout=patience)
+        if asking.done() and asking is self._asking:
+            self._asking = None
+            asking.result()
+
+    def close(self) -> None:
+        """Cancel a request that runs."""
+        if self._asking is not None:
+            self._asking.cancel()
