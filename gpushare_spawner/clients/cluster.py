@@ -2,12 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
 from kubernetes_asyncio import config
 from kubernetes_asyncio.client import ApiClient, Configuration
 
+from gpushare_spawner.clients.service_account import NoCluster
 
-class NoCluster(RuntimeError):
-    """No cluster is configured; the message says which settings are missing."""
+
+class KubeconfigConnection:
+    """Requests through the library's client, for programs that need none of its models.
+
+    Beside a service account's own connection (service_account.py) for what only the library can: kubeconfig files.
+    """
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        content: str,
+        body: Any,
+        timeout: aiohttp.ClientTimeout | None,
+    ) -> aiohttp.ClientResponse:
+        """Ask; ``content`` is the type of the JSON ``body``. Raises aiohttp.ClientError, OSError and ValueError."""
+        headers: dict[str, str] = {"Accept": "application/json", "Content-Type": content}
+        try:
+            await self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        except config.ConfigException as error:
+            raise ValueError(f"the credentials cannot be read: {error}") from None
+        response: aiohttp.ClientResponse = await self._client.rest_client.request(
+            method,
+            f"{self._client.configuration.host}{path}",
+            query_params=dict(query),
+            headers=headers,
+            body=body,
+            _preload_content=False,
+            _request_timeout=timeout,
+        )
+        return response
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._client.close()
 
 
 async def cluster_client() -> ApiClient:

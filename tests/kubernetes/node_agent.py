@@ -22,6 +22,7 @@ from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import PodSession, resource_limits
 from gpushare_spawner.model.report import Report, SessionReport
@@ -68,7 +69,7 @@ class NodeAgent:
         self.node = Node(self.settings, self.gpus, self.source, state, Libraries(preload=LIBRARY), PodEndpoints(state))
         await self.node.start()
         stack.push_async_callback(self.node.close)
-        api = ClusterApi(self.cluster.api_client(self.token))
+        api = ClusterApi(KubeconfigConnection(self.cluster.api_client(self.token)))
         stack.push_async_callback(api.close)
         allocation = Allocation(libraries, self.preload_file)
         self.on_kubernetes = OnKubernetes(

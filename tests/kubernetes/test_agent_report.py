@@ -11,6 +11,7 @@ import pytest
 
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
+from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
@@ -65,7 +66,7 @@ class Publisher:
 
 @pytest.fixture
 async def publisher(cluster: Cluster) -> AsyncIterator[Publisher]:
-    api = ClusterApi(cluster.api_client(await cluster.service_account("agent", AGENT_RULES)))
+    api = ClusterApi(KubeconfigConnection(cluster.api_client(await cluster.service_account("agent", AGENT_RULES))))
     publisher = Publisher(cluster, api)
     yield publisher
     if publisher.published is not None:

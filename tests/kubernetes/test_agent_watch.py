@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import certifi
 import pytest
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import TRIES_OF_A_WATCH, Pods
+from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.clients.service_account import ServiceAccountConnection
 
 from .standin.cluster import Cluster
 
@@ -95,7 +99,7 @@ async def test_a_token_that_cannot_be_read_is_a_failed_call() -> None:
         raise ConfigException("Token file exists but empty.")
 
     settings.refresh_api_key_hook = unreadable
-    api = ClusterApi(ApiClient(settings))
+    api = ClusterApi(KubeconfigConnection(ApiClient(settings)))
     try:
         with pytest.raises(ApiFailure, match="Token file exists but empty") as failed:
             await api.list("/api/v1/pods")
@@ -105,7 +109,7 @@ async def test_a_token_that_cannot_be_read_is_a_failed_call() -> None:
 
 
 async def test_a_pod_of_any_size_is_told_of(cluster: Cluster) -> None:
-    api = ClusterApi(cluster.api_client())
+    api = ClusterApi(KubeconfigConnection(cluster.api_client()))
     try:
         where = f"/api/v1/namespaces/{cluster.namespace}/pods"
         version = (await api.list(where))["metadata"]["resourceVersion"]
@@ -115,5 +119,28 @@ async def test_a_pod_of_any_size_is_told_of(cluster: Cluster) -> None:
                 if event["type"] == "ADDED":
                     break
         assert len(event["object"]["metadata"]["annotations"]["notes"]) == 200 * 1024
+    finally:
+        await api.close()
+
+
+async def test_by_the_service_account_it_lists_watches_and_patches(cluster: Cluster, tmp_path: Path) -> None:
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}]
+    (tmp_path / "token").write_text(await cluster.service_account("reader", rules))
+    configuration = cluster.api_client().configuration
+    # the stand-in's API server speaks HTTP
+    (tmp_path / "ca.crt").write_text(Path(configuration.ssl_ca_cert or certifi.where()).read_text())
+    api = ClusterApi(ServiceAccountConnection(configuration.host, tmp_path))
+    where = f"/api/v1/namespaces/{cluster.namespace}/pods"
+    try:
+        version = (await api.list(where))["metadata"]["resourceVersion"]
+        await cluster.create_pod("one")
+        async for event in api.watch(where, version):
+            if event["type"] == "ADDED":
+                break
+        patched = await api.patch(f"{where}/one", {"metadata": {"annotations": {"a": "b"}}})
+        assert patched["metadata"]["annotations"]["a"] == "b"
+        with pytest.raises(ApiFailure) as refused:
+            await api.list(f"/api/v1/namespaces/{cluster.namespace}/secrets")
+        assert refused.value.status == 403
     finally:
         await api.close()

@@ -14,6 +14,7 @@ import pytest
 
 from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
 from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport
+from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.tier import Tier
@@ -195,7 +196,7 @@ async def test_the_policies_are_about_the_agents_account_alone(agents: Agents) -
 
 
 async def test_an_agent_publishes_its_report_with_its_pod_as_the_owner(agents: Agents) -> None:
-    api = ClusterApi(agents.cluster.api_client(agents.own.credentials.token))
+    api = ClusterApi(KubeconfigConnection(agents.cluster.api_client(agents.own.credentials.token)))
     uid = (await agents.cluster.pod("mine") or {})["metadata"]["uid"]
     report = Report(node=agents.own_node, published_at=1.0, gpus=(), sessions=())
     published = PublishedReport(api, agents.cluster.namespace, lambda: report, owner=Owner("mine", uid))

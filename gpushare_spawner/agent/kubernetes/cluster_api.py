@@ -1,20 +1,17 @@
 """The Kubernetes API, as far as the agent needs it: JSON in and out, without the client's model classes.
 
-Those would cost more memory than the rest of the agent; the client's configuration (service account, kubeconfig, TLS,
-tokens that are renewed) is used as it is.
+Those would cost as much memory as the rest of the agent.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
 
 import aiohttp
-from kubernetes_asyncio import client
-from kubernetes_asyncio.config import ConfigException
 
-from gpushare_spawner.clients.cluster import cluster_client
+from gpushare_spawner.clients.service_account import ServiceAccountConnection
 from gpushare_spawner.clients.watch_lines import watch_lines
 
 Json = dict[str, Any]
@@ -23,9 +20,27 @@ _ANSWER_WITHIN = 15.0
 """Seconds for a call that is no watch."""
 _WATCH_FOR = 60
 """Seconds that a watch lasts; then it is renewed, which also finds connections that died in silence."""
-_BROKEN = (aiohttp.ClientError, OSError, TimeoutError, ConfigException, ValueError)
+_BROKEN = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 """What keeps a call from an answer. The service account's token is read from a file, which may be empty for a moment:
-ConfigException, or ValueError for what is no header."""
+ValueError."""
+
+
+class Connection(Protocol):
+    """How requests reach the API server. A failure is one of `_BROKEN`."""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        content: str,
+        body: Any,
+        timeout: aiohttp.ClientTimeout | None,
+    ) -> aiohttp.ClientResponse:
+        """Ask; ``content`` is the type of the JSON ``body``."""
+
+    async def close(self) -> None:
+        """End the connection."""
 
 
 class ApiFailure(Exception):
@@ -39,17 +54,23 @@ class ApiFailure(Exception):
 class ClusterApi:
     """A connection to the API server. Every call raises ApiFailure."""
 
-    def __init__(self, api: client.ApiClient) -> None:
-        self._api = api
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     @classmethod
     async def connect(cls) -> ClusterApi:
-        """As the pod that this runs in, else as $KUBECONFIG says. Raises `clients.cluster.NoCluster`."""
-        return cls(await cluster_client())
+        """As the pod that this runs in, else as $KUBECONFIG says. Raises NoCluster."""
+        connection = ServiceAccountConnection.of_this_pod()
+        if connection is not None:
+            return cls(connection)
+        # outside of a cluster, where memory does not matter
+        from gpushare_spawner.clients.cluster import KubeconfigConnection, cluster_client
+
+        return cls(KubeconfigConnection(await cluster_client()))
 
     async def close(self) -> None:
         """End the connection."""
-        await self._api.close()
+        await self._connection.close()
 
     async def list(self, path: str, **query: str) -> Json:
         """A collection: `items`, and `metadata.resourceVersion` to watch from."""
@@ -121,21 +142,10 @@ class ClusterApi:
         content: str = "application/json",
         timeout: aiohttp.ClientTimeout | None = None,
     ) -> aiohttp.ClientResponse:
-        headers: dict[str, str] = {"Accept": "application/json", "Content-Type": content}
         try:
-            await self._api.update_params_for_auth(headers, [], ["BearerToken"])
-            response: aiohttp.ClientResponse = await self._api.rest_client.request(
-                method,
-                f"{self._api.configuration.host}{path}",
-                query_params=dict(query),
-                headers=headers,
-                body=body,
-                _preload_content=False,
-                _request_timeout=timeout,
-            )
+            return await self._connection.request(method, path, query, content, body, timeout)
         except _BROKEN as error:
             raise ApiFailure(0, f"the API server cannot be reached: {str(error) or type(error).__name__}") from None
-        return response
 
 
 def _failure(status: int, text: str) -> ApiFailure:

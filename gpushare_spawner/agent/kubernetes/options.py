@@ -137,7 +137,7 @@ class ClusterOptions:
         from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
         from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
         from gpushare_spawner.agent.kubernetes.host_library import CannotBeLoaded, install
-        from gpushare_spawner.clients.cluster import NoCluster
+        from gpushare_spawner.clients.service_account import NoCluster
 
         try:
             installed = install(libraries, self.host_dir / "lib")

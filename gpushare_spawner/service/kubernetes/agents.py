@@ -23,7 +23,8 @@ async def agents_of_cluster(
     """
     try:
         # an optional extra: on one machine nothing of this is needed
-        from gpushare_spawner.clients.cluster import NoCluster, cluster_client
+        from gpushare_spawner.clients.cluster import cluster_client
+        from gpushare_spawner.clients.service_account import NoCluster
         from gpushare_spawner.service.kubernetes.cluster import Cluster
     except ImportError as error:
         raise NoAgents(
