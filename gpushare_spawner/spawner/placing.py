@@ -14,6 +14,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.progress import SpawnProgress
 from gpushare_spawner.spawner.queue.queue import Reservation, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
+from gpushare_spawner.wording import queue as words
 
 Reserved = TypeVar("Reserved", bound=Reservation)
 
@@ -45,11 +46,9 @@ async def reserve_share(
 
 
 def report_placement(
-    reservation: Reservation, place: str, progress: SpawnProgress, log: logging.Logger, name: str
+    reservation: Reservation, node: str, progress: SpawnProgress, log: logging.Logger, name: str
 ) -> None:
-    """Tell user and log which GPUs were found for the server ``name``. ``place``: what follows the GPUs, or nothing."""
-    gpus = " and ".join(f"GPU {gpu.index} ({gpu.model})" for gpu in reservation.gpus) + place
-    borrowed = reservation.placement.borrowed
-    lent = f"; idle sessions lend {borrowed} % of each GPU and reclaim it when they work again" if borrowed else ""
-    progress.tell(f"Placed on {gpus}{lent}.", progress=30)
+    """Tell user and log which GPUs were found for the server ``name``. ``node``: where the GPUs are, or empty."""
+    gpus = words.placed_on([(gpu.index, gpu.model) for gpu in reservation.gpus], node)
+    progress.tell(words.placed(gpus, reservation.placement.borrowed), progress=30)
     log.info("%s: %s on %s", name, reservation.request.share, gpus)

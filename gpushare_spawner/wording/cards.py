@@ -1,4 +1,4 @@
-"""What a template promises, in short phrases for its card on the login form."""
+"""What a template promises, in short phrases for its card on the login form, and why free capacity is unknown."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Gpu, Idle, Resources, Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import duration, gpu_share, memory
+
+AGENT_SILENT = "the GPU agent of this machine does not answer"
+CLUSTER_UNREADABLE = "the hub cannot read the cluster's GPUs and pods"
+"""Why free capacity is unknown, as half a sentence for the form."""
 
 
 def guaranteed(gpu: Gpu, memory_bytes: int | None, borrowed: int = 0) -> str:

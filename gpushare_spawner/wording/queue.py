@@ -1,4 +1,4 @@
-"""The queue of spawns in words, for the login form's cards and for the page of a spawn that waits."""
+"""The queue of spawns in words, for the login form's cards and for the page of a spawn that waits or is placed."""
 
 from __future__ import annotations
 
@@ -51,6 +51,17 @@ def instead(startable: Sequence[str]) -> str:
         f"These templates would start now: {', '.join(startable)}. "
         "To start one of them instead, stop this server and choose again."
     )
+
+
+def placed_on(gpus: Sequence[tuple[int, str]], node: str) -> str:
+    """Return GPUs, each by its index and model, and the node, if it has a name: "GPU 0 (NVIDIA L4) of node-a"."""
+    return " and ".join(f"GPU {index} ({model})" for index, model in gpus) + (f" of {node}" if node else "")
+
+
+def placed(where: str, borrowed: int) -> str:
+    """Return that a spawn has its place. ``where``: see `placed_on`; ``borrowed``: units of 1 % of each GPU."""
+    lent = f"; idle sessions lend {borrowed} % of each GPU and reclaim it when they work again" if borrowed else ""
+    return f"Placed on {where}{lent}."
 
 
 def position(ahead: int) -> str:

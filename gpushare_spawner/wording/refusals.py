@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Lacking, Reason, Shortage, Unplaceable
-from gpushare_spawner.wording.amounts import gpu_share, memory, plural
+from gpushare_spawner.wording.amounts import elapsed, gpu_share, memory, plural
 
 PLACING_FAILED = (
     "An internal error of gpushare-spawner kept your server from being placed on a GPU. Nothing stays reserved. "
     "Tell the admin: the hub's log has the details."
 )
+
+NO_REPORT_YET = "No GPU agent has reported yet."
+AGENT_SILENT = "The GPU agent of this machine does not answer"
+ALLOCATIONS_UNKNOWN = "The allocations on the cluster's GPUs are unknown"
+"""Why nothing can be placed, without a full stop: see `nothing_known`."""
 
 
 def capacity(why: Unplaceable) -> str:
@@ -96,6 +101,17 @@ def impossible(template: str, where: str, node: str, why: str) -> str:
     """
     place = f"node {node}, the only node that your server may use" if node else where
     return f"{template} cannot be started on {place}: {why}"
+
+
+def node_left_alone(node: str) -> str:
+    """Return that a node that has just not admitted a server gets none for some seconds."""
+    return f"{node} did not admit a server just now, so no server is placed there for a moment."
+
+
+def nodes_without_reports(nodes: Sequence[str], age: float) -> str:
+    """Return which nodes send no reports. ``age``: seconds since the latest report of one of them."""
+    who = f"{len(nodes)} nodes send" if len(nodes) > 1 else f"Node {nodes[0]} sends"
+    return f"{who} no reports; the last one is {elapsed(age)} old."
 
 
 def nothing_known(unavailable: str) -> str:

@@ -32,6 +32,16 @@ def missing(reasons: Iterable[str]) -> str:
     return " and ".join(dict.fromkeys(_plain(reason) for reason in reasons))
 
 
+def not_taken(node: str, what: str) -> str:
+    """Return that a node cannot take the server, without a full stop. ``what`` is missing there: half a sentence."""
+    return f"Node {node} cannot take the server: {what}"
+
+
+def cannot_start(what: str) -> str:
+    """Return that no node can take the server, without a full stop. ``what`` is missing: half a sentence."""
+    return f"The server cannot start: {what}"
+
+
 def _plain(reason: str) -> str:
     for pattern, sentence in _SENTENCES:
         if found := re.fullmatch(pattern, reason):

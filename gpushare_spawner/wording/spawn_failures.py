@@ -6,6 +6,7 @@ from gpushare_spawner.wording.amounts import duration
 
 SERVER_ENDED = "The server ended while it started; its log says why."
 SESSION_CLOSES = "The server's earlier session is being closed."
+POD_NOT_SEEN = "the hub has not seen its pod"
 
 
 def agent_refused_session(why: str) -> str:

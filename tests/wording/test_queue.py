@@ -44,3 +44,12 @@ def test_the_user_of_a_waiting_spawn_is_told_what_would_start_now():
         "These templates would start now: CPU only, 0.10 GPU. "
         "To start one of them instead, stop this server and choose again."
     )
+
+
+def test_a_placed_spawn_names_its_gpus_and_the_units_that_are_lent():
+    two = queue.placed_on([(0, "NVIDIA L4"), (1, "NVIDIA L4")], "node-a")
+    assert two == "GPU 0 (NVIDIA L4) and GPU 1 (NVIDIA L4) of node-a"
+    assert queue.placed(two, 0) == f"Placed on {two}."
+    assert queue.placed(queue.placed_on([(0, "NVIDIA L4")], ""), 10) == (
+        "Placed on GPU 0 (NVIDIA L4); idle sessions lend 10 % of each GPU and reclaim it when they work again."
+    )

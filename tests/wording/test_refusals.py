@@ -90,3 +90,11 @@ def test_a_full_queue_and_a_long_wait_say_what_helps():
         "No free capacity for 0.25 GPU after 10 min in the queue. All is full. Nothing stays reserved. "
         "Try again later, or choose a smaller share."
     )
+
+
+def test_nodes_without_reports_are_named_or_counted_with_the_age_of_the_latest_report():
+    assert (
+        refusals.nodes_without_reports(["node-a"], 75)
+        == "Node node-a sends no reports; the last one is 1 min 15 s old."
+    )
+    assert refusals.nodes_without_reports(["a", "b"], 600) == "2 nodes send no reports; the last one is 10 min old."

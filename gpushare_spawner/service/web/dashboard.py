@@ -25,6 +25,7 @@ from gpushare_spawner.service.hub.scopes import METRICS, SEE_ALL
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
 from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 from gpushare_spawner.service.web.metrics import CONTENT_TYPE, exposition
+from gpushare_spawner.wording import dashboard as words
 from gpushare_spawner.wording.amounts import elapsed, gpu_share, latency, memory, number_of_gpus, plural, unbroken
 
 log = logging.getLogger("gpushare.service.dashboard")
@@ -188,7 +189,7 @@ class MetricsText(_Page):
     async def get(self) -> None:
         _require_login(self)
         if not self.may(METRICS):
-            raise HTTPError(403, f"The metrics are for admins, and for tokens with the scope {METRICS}.")
+            raise HTTPError(403, words.metrics_refused(METRICS))
         snapshots, decisions, _, now = await self.sources.now()
         self.set_header("Content-Type", CONTENT_TYPE)
         self.finish(exposition(snapshots, decisions, self.sources.counters, now))
@@ -207,4 +208,4 @@ class ToDashboard(RequestHandler):
 def _require_login(page: _Page) -> None:
     # a program cannot use a redirect to a login form
     if not page.current_user:
-        raise HTTPError(403, "Log in first, or send a token that may access this service.")
+        raise HTTPError(403, words.LOG_IN)

@@ -13,6 +13,7 @@ from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.spawn_queue import WaitingSpawn, waiting_spawns
+from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE
 from gpushare_spawner.wording.idle_decisions import explained, upcoming, why_none
 
 
@@ -71,7 +72,7 @@ def _problems(snapshots: Sequence[NodeSnapshot], viewer: Viewer) -> list[str]:
     silent = [snapshot.problem for snapshot in snapshots if snapshot.report is None]
     if viewer.sees_all or not silent:
         return silent
-    return ["An agent is unavailable, so sessions can be missing here."]
+    return [AGENT_UNAVAILABLE]
 
 
 def _waiting(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:

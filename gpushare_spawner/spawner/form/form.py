@@ -69,7 +69,7 @@ class Form:
         offered: Sequence[Profile],
         chosen: Mapping[str, Any],
         availability_now: AvailabilityNow | None,
-        unavailable: str = "the agent is unavailable",
+        unavailable: str = card_texts.AGENT_SILENT,
         enforces_resources: bool = True,
     ) -> str:
         """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen.

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, Ended, annotation, ended_by_node
 from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, UNSCHEDULABLE, Cause, Unschedulable, unschedulable
-from gpushare_spawner.wording.scheduler import missing
+from gpushare_spawner.wording.scheduler import cannot_start, missing, not_taken
 
 
 class NotAdmitted(Exception):
@@ -36,7 +36,7 @@ class NotAdmitted(Exception):
     def unschedulable(cls, node: str, found: Unschedulable) -> NotAdmitted:
         """The scheduler found no way to put it there, for some time."""
         what = missing(found.reasons)
-        sentence = f"Node {node} cannot take the server: {what}" if found.concerns_node else f"It cannot start: {what}"
+        sentence = not_taken(node, what) if found.concerns_node else cannot_start(what)
         return cls(
             sentence,
             what,

@@ -150,5 +150,5 @@ class PodLauncher:
 
     def _too_slow(self, said: str) -> SpawnRefused:
         pod = self._pod()
-        why = (why_waiting(pod) if pod is not None else "") or said or ("" if pod else "its pod never showed")
+        why = (why_waiting(pod) if pod is not None else "") or said or ("" if pod else words.POD_NOT_SEEN)
         return SpawnRefused(words.too_slow(self._start_timeout, why), reason="too-slow", status=503)

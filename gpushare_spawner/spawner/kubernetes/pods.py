@@ -13,6 +13,7 @@ from typing import Any
 from gpushare_spawner.model.kubernetes import HUB, PREFIX, SESSION, is_session
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.sharing.native_pod import NOTEBOOK
+from gpushare_spawner.wording import ended_pods
 
 RESERVATION = PREFIX + "reservation"
 """Annotation: which reservation of the hub the pod was made from. By it the hub knows that the share has arrived."""
@@ -57,25 +58,11 @@ class Ended:
     @property
     def what(self) -> str:
         """What happened, as half a sentence after "Node node-a"."""
-        what = {
-            "UnexpectedAdmissionError": "could not give the server its GPU: the GPU is gone or taken, or the node was "
-            "restarted",
-            "NodeShutdown": "was shut down",
-            "Terminated": "was shut down",
-            "Evicted": "evicted the server",
-            "Preempting": "needed the room for a more important pod",
-            "NodeAffinity": "is no longer one that the server may run on",
-            "TopologyAffinityError": "could not give the server CPUs and GPU that belong together",
-        }.get(self.reason)
-        if what is None and self.reason.startswith("OutOf"):
-            what = f"has not enough {self.reason.removeprefix('OutOf')} left for the server"
-        return what or "ended the server"
+        return ended_pods.what_happened(self.reason)
 
     def __str__(self) -> str:
         """A sentence for people and logs, without a full stop."""
-        where = f"Node {self.node}" if self.node else "The node"
-        detail = f": {self.message}" if self.message else ""
-        return f"{where} {self.what} ({self.reason or 'no reason given'}{detail})"
+        return ended_pods.ended(self.node, self.reason, self.message)
 
 
 def ended_by_node(pod: Mapping[str, Any]) -> Ended | None:

@@ -21,6 +21,7 @@ from gpushare_spawner.spawner.kubernetes.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.wording import refusals
 
 LINGER_SECONDS = 20.0
 """How long a place is kept after its pod may have been created and was not seen: a request whose answer is lost is done
@@ -47,7 +48,7 @@ class PodReservations(Reservations[PodShare]):
     """
 
     where: ClassVar[str] = "this cluster"
-    unavailable: ClassVar[str] = "The allocations on the cluster's GPUs are unknown"
+    unavailable: ClassVar[str] = refusals.ALLOCATIONS_UNKNOWN
     unreachable: ClassVar[tuple[type[Exception], ...]] = (SnapshotStale,)
 
     def __init__(self, cluster: ClusterSnapshots, log: logging.Logger, **settings: Any) -> None:

@@ -28,7 +28,7 @@ from gpushare_spawner.spawner.kubernetes.cluster_capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.wording.amounts import elapsed
+from gpushare_spawner.wording import refusals
 
 PODS = "pods"
 REPORTS = "gpushare-reports"
@@ -254,9 +254,8 @@ def _name(pod: Mapping[str, Any]) -> str:
 
 def _awaited(now: float, silent: list[Report], distrusted: list[Report], any_fresh: bool) -> str:
     if distrusted:
-        return f"{distrusted[0].node} did not admit a server just now, so no server is placed there for a moment."
+        return refusals.node_left_alone(distrusted[0].node)
     if silent:
-        age = elapsed(now - max(report.published_at for report in silent))
-        nodes = f"{len(silent)} nodes send" if len(silent) > 1 else f"Node {silent[0].node} sends"
-        return f"{nodes} no reports; the last one is {age} old."
-    return "" if any_fresh else "No GPU agent has reported yet."
+        age = now - max(report.published_at for report in silent)
+        return refusals.nodes_without_reports([report.node for report in silent], age)
+    return "" if any_fresh else refusals.NO_REPORT_YET

@@ -65,6 +65,7 @@ from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.progress import SpawnProgress, interleaved
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import refusals_reported
+from gpushare_spawner.wording.cards import CLUSTER_UNREADABLE
 
 _TEMPLATES = "/etc/gpushare/templates"
 
@@ -79,7 +80,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     while there are none, it is KubeSpawner in everything.
     """
 
-    unavailable = "the cluster's GPUs and pods cannot be looked at"
+    unavailable = CLUSTER_UNREADABLE
 
     _attempt: PodAttempt
 
@@ -277,7 +278,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         request = replace(request, requested=self._requested(), ineligible=self._ineligible())
         request = replace(request, left_out=functools.partial(self.reservations.exclusions.of, request))
         share = await reserve_share(self.reservations, request, patience, progress, self._attempt.alternatives)
-        report_placement(share, f" of {share.placement.node}", progress, self.log, self._log_name)
+        report_placement(share, share.placement.node, progress, self.log, self._log_name)
         return share
 
     def _requested(self) -> Requested:

@@ -26,6 +26,7 @@ from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
 from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.cards import AGENT_SILENT
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not take one because the machine has one. (CUDA C++ Programming Guide,
@@ -45,7 +46,7 @@ class GPUShareMixin(GPUShareBase):
 
     enforces_resources = True
     """Whether CPU and memory limits of a template hold for its servers; where they do not, no card shows them."""
-    unavailable = "the GPU agent of this machine does not answer"
+    unavailable = AGENT_SILENT
     """Why nothing is known of the GPUs, as half a sentence."""
 
     agent_socket = Unicode(

@@ -26,6 +26,7 @@ from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.wording import refusals
 from gpushare_spawner.wording import spawn_failures as words
 
 
@@ -46,7 +47,7 @@ class AgentReservations(Reservations[OpenedShare]):
     """
 
     where: ClassVar[str] = "this machine"
-    unavailable: ClassVar[str] = "The GPU agent of this machine does not answer"
+    unavailable: ClassVar[str] = refusals.AGENT_SILENT
     unreachable: ClassVar[tuple[type[Exception], ...]] = (AgentUnreachable,)
 
     def __init__(

@@ -76,7 +76,7 @@ def test_the_same_pod_is_looked_at_once(admission: Admission) -> None:
         (UNITS, Cause.UNITS, "Node node-a cannot take the server: it does not offer the units of the GPU"),
         (CPU, Cause.NODE, "Node node-a cannot take the server: it has too little free CPU"),
         (NOT_READY, Cause.NOT_READY, "Node node-a cannot take the server: it is not ready"),
-        (CLAIM, Cause.CLAIM, "It cannot start: a persistent volume claim of the server is not bound"),
+        (CLAIM, Cause.CLAIM, "The server cannot start: a persistent volume claim of the server is not bound"),
     ],
 )
 def test_what_stays_missing_is_a_refusal_after_a_while(

@@ -1,0 +1,11 @@
+"""Sentences of the dashboard's answers. What stands on the page itself is in `service/web/pages`."""
+
+from __future__ import annotations
+
+AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
+LOG_IN = "Log in first, or send a token that may access this service."
+
+
+def metrics_refused(scope: str) -> str:
+    """Return that a viewer may not read the metrics. ``scope``: of a token that may."""
+    return f"The metrics are for admins, and for tokens with the scope {scope}."
