@@ -62,7 +62,7 @@ def session_report(session: Session, now: Activity, host_memory: tuple[int, int 
         last_kernel_activity=session.kernels.last_activity if session.kernels else None,
         processes=len(session.cuda),
         bypassing_pids=session.bypassing,
-        announcement=record.announcement,
+        notice=record.notice,
         memory_limit_hits=session.memory_hits,
         delivered=DeliveredReport.of(now.delivered),
     )

@@ -46,7 +46,7 @@ class Observation:
             kernels_busy=session.kernels_busy or 0,
             last_kernel_activity=session.last_kernel_activity,
             hub_last_activity=hub_last_activity,
-            notice=session.announcement,
+            notice=session.notice,
         )
 
     @property

@@ -150,7 +150,7 @@ class SessionReport(_Part):
     """CUDA processes connected to the agent."""
     bypassing_pids: tuple[int, ...] = ()
     """Processes of the session that use the GPU without the library: they unset LD_PRELOAD."""
-    announcement: Notice | None = None
+    notice: Notice | None = None
     delivered: DeliveredReport = DeliveredReport()
     memory_limit_hits: MemoryLimitHits = NO_HITS
     """Allocations of device memory that a limit refused."""

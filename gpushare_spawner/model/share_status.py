@@ -174,12 +174,12 @@ class ShareStatus:
         first = by_gpu[0]
         share, tier, effective, borrowed, guaranteed = first.fields[:5]
         at = first.fields[11]
-        step = None
+        action = None
         if at:
-            step = PendingAction(Tier.from_depth(first.flags & 0xFF), at / NANOSECONDS, first.flags >> 8 & 0xFF)
+            action = PendingAction(Tier.from_depth(first.flags & 0xFF), at / NANOSECONDS, first.flags >> 8 & 0xFF)
             if announced:
                 cause, after = announced[-1].fields[3:5]
-                step = replace(step, cause=IdleCause.from_code(cause), after_seconds=after / NANOSECONDS)
+                action = replace(action, cause=IdleCause.from_code(cause), after_seconds=after / NANOSECONDS)
         quiet = min(frame.fields[9] for frame in by_gpu)
         return cls(
             share_units=share,
@@ -189,7 +189,7 @@ class ShareStatus:
             guaranteed_units=guaranteed,
             idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
             gpus=tuple(_gpu(frame) for frame in by_gpu),
-            announced=step,
+            announced=action,
             delivered=_delivered(said[-1]) if said else None,
             processes=tuple(
                 ProcessMemory(frame.fields[1], gpu_name(frame.gpu), frame.fields[2])

@@ -161,8 +161,8 @@ class Idle(_Part):
     def _in_order(self) -> Idle:
         if (self.downgrade_after is None) != (self.downgrade_to is None):
             raise ValueError("downgrade_after and downgrade_to belong together: give both or neither")
-        steps = [(name, getattr(self, name)) for name in ("downgrade_after", "release_after", "stop_after")]
-        given = [(name, value) for name, value in steps if value is not None]
+        actions = [(name, getattr(self, name)) for name in ("downgrade_after", "release_after", "stop_after")]
+        given = [(name, value) for name, value in actions if value is not None]
         for name, value in given:
             if value <= 0:
                 raise ValueError(f"{name} must be more than 0 s")

@@ -122,7 +122,7 @@ async def test_the_borrower_is_told_when_the_owner_is_back(agent: Agent) -> None
     assert (await owner.until(Kind.TIER)).fields[:4] == (0, 25, 0, 25)
 
 
-async def test_observers_see_announcements_also_those_made_before_they_came(agent: Agent) -> None:
+async def test_observers_see_notices_also_those_made_before_they_came(agent: Agent) -> None:
     path = agent.open()
     first = await agent.peer(path, Role.OBSERVER)
     at = time.time() + 300
@@ -156,14 +156,14 @@ async def test_an_observer_with_the_feature_is_told_why_an_idle_action_comes(age
     await older.expect(Kind.STATUS)
 
 
-async def test_a_burst_takes_an_announcement_back(agent: Agent) -> None:
+async def test_a_burst_takes_a_notice_back(agent: Agent) -> None:
     path = agent.open()
     peer, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
     agent.node.requests.announce(AnnounceRequest(id="ada", tier=Tier.RELEASED, at=time.time() + 60, reason="idle"))
     assert (await observer.expect(Kind.ANNOUNCE)).fields[1] > 0
     peer.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)
     assert (await observer.expect(Kind.ANNOUNCE)).fields[1] == 0
-    assert agent.node.report().sessions[0].announcement is None
+    assert agent.node.report().sessions[0].notice is None
 
 
 async def test_query_is_answered_for_each_gpu(agent: Agent) -> None:

@@ -246,7 +246,7 @@ async def test_an_announced_step_is_gone_once_it_was_taken(agent: Agent) -> None
     agent.node.requests.announce(
         AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=5, effective_units=10, reason="idle")
     )
-    announced = session(agent).announcement
+    announced = session(agent).notice
     assert announced is not None
     assert (announced.tier, announced.at, announced.reason, announced.effective_units) == (
         Tier.DOWNGRADED,
@@ -255,7 +255,7 @@ async def test_an_announced_step_is_gone_once_it_was_taken(agent: Agent) -> None
         10,
     )
     to_tier(agent, "ada", Tier.DOWNGRADED, 10)
-    assert session(agent).announcement is None
+    assert session(agent).notice is None
 
 
 async def test_unconfirmed_sessions_are_dropped(agent: Agent, eventually: Eventually) -> None:

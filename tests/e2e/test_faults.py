@@ -150,7 +150,7 @@ async def test_the_service_is_killed_and_goes_on_where_it_was(stack: RunningStac
         await kernel.run(gpu_cells.WORK_ON_BUFFER)
     await session_when(stack, "erin", lambda session: session.tier is Tier.ACTIVE)
     (stack.folder.templates / "half.yaml").write_text(QUICK)
-    await session_when(stack, "erin", lambda session: session.announcement is not None)
+    await session_when(stack, "erin", lambda session: session.notice is not None)
     old = stack.service_pid()
     assert old is not None
     os.kill(old, signal.SIGKILL)

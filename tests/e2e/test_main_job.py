@@ -80,10 +80,10 @@ async def test_alice_gets_a_quarter_and_writes_a_buffer(stack: RunningStack, ker
 
 async def test_while_idle_she_is_told_then_downgraded_then_released(stack: RunningStack) -> None:
     (stack.folder.templates / "quarter.yaml").write_text(QUICK)
-    told = await session_when(stack, "alice", lambda session: session.announcement is not None)
-    assert told.announcement is not None
-    assert (told.tier, told.announcement.tier) == (Tier.ACTIVE, Tier.DOWNGRADED)
-    assert told.announcement.at > time.time() - 1
+    told = await session_when(stack, "alice", lambda session: session.notice is not None)
+    assert told.notice is not None
+    assert (told.tier, told.notice.tier) == (Tier.ACTIVE, Tier.DOWNGRADED)
+    assert told.notice.at > time.time() - 1
 
     smaller = await session_when(stack, "alice", lambda session: session.tier is Tier.DOWNGRADED)
     assert (smaller.share_units, smaller.effective_units) == (25, 10)

@@ -33,14 +33,14 @@ def observed(**changes: Any) -> Observation:
 
 def told(decision: Decision) -> Notice | None:
     """The notice as the agent would report it once it has been told of the decision."""
-    step = decision.notice
-    if step is None:
+    action = decision.notice
+    if action is None:
         return None
     return Notice(
-        tier=step.tier,
-        at=step.at,
+        tier=action.tier,
+        at=action.at,
         reason="idle",
-        effective_units=step.units,
-        cause=step.cause,
-        after_seconds=step.after,
+        effective_units=action.units,
+        cause=action.cause,
+        after_seconds=action.after,
     )

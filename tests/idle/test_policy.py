@@ -42,7 +42,7 @@ def test_each_step_is_announced_five_minutes_before():
     assert (decision.no_action, decision.units, decision.idle_since) == (NoAction.NOTICE_PERIOD, 25, 0.0)
 
 
-def test_a_standing_announcement_is_told_again_until_its_time():
+def test_a_standing_notice_is_told_again_until_its_time():
     session = observed(notice=notice(DOWNGRADED, 16 * MINUTE, 10), last_gpu_activity=MINUTE)
     decision = decide(IDLE, session, now=12 * MINUTE)
     assert (decision.tier, decision.units, decision.no_action) == (ACTIVE, 25, NoAction.NOTICE_PERIOD)
@@ -51,7 +51,7 @@ def test_a_standing_announcement_is_told_again_until_its_time():
     assert (decision.decide_again_at, decision.idle_since) == (16 * MINUTE, MINUTE)
 
 
-def test_a_step_that_has_come_says_which_work_would_make_it_void_and_that_it_was_announced():
+def test_a_due_action_says_which_work_would_make_it_void_and_that_the_user_had_notice():
     session = observed(notice=notice(DOWNGRADED, 16 * MINUTE, 10), last_gpu_activity=MINUTE)
     decision = decide(IDLE, session, now=16 * MINUTE)
     assert (decision.tier, decision.idle_since, decision.decide_again_at) == (DOWNGRADED, MINUTE, None)
@@ -69,13 +69,13 @@ def test_an_announced_instant_may_differ_by_a_second_from_the_exact_one(at, stan
     assert decision.notice.at == (at if stands else 15 * MINUTE)
 
 
-def test_a_late_look_shows_when_the_step_will_come_and_an_early_one_when_it_is_due():
+def test_a_late_pass_shows_when_the_action_will_come_and_an_early_one_when_it_is_due():
     assert decide(IDLE, observed(), now=10 * MINUTE - 1).upcoming.at == 15 * MINUTE
     assert decide(IDLE, observed(), now=10 * MINUTE + 7).upcoming.at == 15 * MINUTE + 7
 
 
-def test_a_step_that_is_due_before_its_full_notice_is_told_at_its_exact_instant():
-    """A notice that was cut to half of the wait is not stretched by an early look."""
+def test_an_action_that_is_due_before_its_full_notice_is_told_at_its_exact_instant():
+    """A notice that was cut to half of the wait is not stretched by an early pass."""
     early = decide(Idle(release_after=60, warn_before="5m"), observed(), now=29)
     assert (early.notice, early.upcoming.at) == (None, 60)
 
@@ -94,20 +94,20 @@ def test_each_action_says_after_how_much_idleness_it_comes(tier, next_tier, unit
 
 
 def test_the_end_of_an_old_server_says_that_work_does_not_help():
-    step = decide(IDLE, observed(gpu_busy=True), now=MINUTE, max_age=HOUR).upcoming
-    assert (step.tier, step.units, step.at) == (STOPPED, 0, HOUR)
-    assert (step.cause, step.after) == (IdleCause.MAX_AGE, HOUR)
+    action = decide(IDLE, observed(gpu_busy=True), now=MINUTE, max_age=HOUR).upcoming
+    assert (action.tier, action.units, action.at) == (STOPPED, 0, HOUR)
+    assert (action.cause, action.after) == (IdleCause.MAX_AGE, HOUR)
 
 
 def test_a_maximum_age_of_a_second_is_one():
     assert decide(IDLE, observed(), now=1, max_age=1).notice.tier is STOPPED
 
 
-def test_the_next_look_is_the_earlier_of_the_step_and_the_notice_of_the_end():
-    """The downgrade is announced at 10 min. The end is announced before it, with it or after it."""
-    for max_age, look in ((14 * MINUTE, 9 * MINUTE), (15 * MINUTE, 10 * MINUTE), (16 * MINUTE, 10 * MINUTE)):
-        assert decide(IDLE, observed(), now=MINUTE, max_age=max_age).decide_again_at == look
-    # nothing to look for: the step has come
+def test_the_next_pass_is_at_the_next_action_or_at_the_notice_of_the_end_whichever_comes_first():
+    """The notice of the downgrade comes at 10 min, that of the end before it, with it or after it."""
+    for max_age, again in ((14 * MINUTE, 9 * MINUTE), (15 * MINUTE, 10 * MINUTE), (16 * MINUTE, 10 * MINUTE)):
+        assert decide(IDLE, observed(), now=MINUTE, max_age=max_age).decide_again_at == again
+    # no further pass is needed: the action is due
     due = observed(notice=notice(DOWNGRADED, 15 * MINUTE, 10))
     assert decide(IDLE, due, now=15 * MINUTE, max_age=24 * HOUR).decide_again_at is None
 
@@ -138,21 +138,21 @@ def test_a_session_is_quiet_since_the_latest_of_its_signs_of_life(latest):
         (RELEASED, STOPPED, 0, 8 * HOUR),
     ],
 )
-def test_a_step_comes_when_its_time_has_come_and_was_announced(tier, next_tier, units, due):
+def test_an_action_comes_when_its_time_has_come_and_the_user_had_notice(tier, next_tier, units, due):
     session = observed(tier=tier, notice=notice(next_tier, due, units))
     assert decide(IDLE, session, now=due - 1).tier is tier
     decision = decide(IDLE, session, now=due)
     assert (decision.tier, decision.units, decision.no_action) == (next_tier, units, None)
 
 
-def test_without_an_announcement_no_step_however_idle_and_the_notice_is_full():
+def test_without_a_notice_no_action_comes_however_idle_and_the_notice_is_full():
     """As after an outage of the service, or when a template was made stricter."""
     decision = decide(IDLE, observed(), now=7 * HOUR)
     assert decision.tier is ACTIVE
     assert (decision.notice.tier, decision.notice.at) == (DOWNGRADED, 7 * HOUR + 5 * MINUTE)
 
 
-def test_one_step_at_a_time_however_late():
+def test_one_action_at_a_time_however_late():
     now, session, seen = 7.5 * HOUR, observed(), []
     while now < 10 * HOUR:
         decision = decide(IDLE, session, now)
@@ -163,18 +163,18 @@ def test_one_step_at_a_time_however_late():
                 break
         session = replace(session, notice=told(decision))
         now += MINUTE
-    # 5 minutes of notice for each, and a round between a step and the next notice
+    # 5 minutes of notice for each, and a round between an action and the next notice
     assert seen == [(DOWNGRADED, 5), (RELEASED, 11), (STOPPED, 30)]
 
 
-def test_a_late_announcement_is_kept_and_not_pushed_on_by_each_look():
+def test_a_late_notice_is_kept_and_not_pushed_on_by_each_pass():
     session = observed(notice=told(decide(IDLE, observed(), now=7 * HOUR)))
     decision = decide(IDLE, session, now=7 * HOUR + 3 * MINUTE)
     assert decision.notice.at == 7 * HOUR + 5 * MINUTE
     assert decide(IDLE, session, now=7 * HOUR + 5 * MINUTE).tier is DOWNGRADED
 
 
-def test_work_takes_an_announcement_back():
+def test_work_takes_a_notice_back():
     session = observed(notice=notice(DOWNGRADED, 15 * MINUTE, 10))
     busy = decide(IDLE, replace(session, gpu_busy=True), now=14 * MINUTE)
     assert (busy.tier, busy.notice, busy.no_action) == (ACTIVE, None, NoAction.GPU_BUSY)
@@ -182,7 +182,7 @@ def test_work_takes_an_announcement_back():
     assert (worked.tier, worked.notice) == (ACTIVE, None)
 
 
-def test_an_announcement_from_before_the_last_work_counts_for_nothing():
+def test_a_notice_from_before_the_last_work_counts_for_nothing():
     """Told at 10 min, service dead, work at 14 min, service back when it is idle for long again."""
     session = observed(notice=notice(DOWNGRADED, 15 * MINUTE, 10), last_gpu_activity=14 * MINUTE)
     decision = decide(IDLE, session, now=2 * HOUR)
@@ -315,7 +315,7 @@ def test_max_age_leaves_the_idle_steps_before_it_alone():
     decision = decide(IDLE, observed(), now=10 * MINUTE, max_age=24 * HOUR)
     assert decision.notice.tier is DOWNGRADED
     near = decide(IDLE, observed(), now=5 * MINUTE, max_age=13 * MINUTE)
-    assert near.decide_again_at == 8 * MINUTE  # the end is announced before the downgrade would be
+    assert near.decide_again_at == 8 * MINUTE  # the notice of the end comes before that of the downgrade
     assert decide(IDLE, observed(), now=8 * MINUTE, max_age=13 * MINUTE).notice.tier is STOPPED
 
 
@@ -326,7 +326,7 @@ def test_an_observation_from_a_report():
     session = SessionReport(
         id="ann", user="ann", template="quarter", gpus=("GPU-0",), share_units=25, tier=RELEASED, tier_since=6,
         effective_units=3, guaranteed_units=25, opened_at=5, waiting=True, last_gpu_activity=7, kernels=None,
-        kernels_busy=None, last_kernel_activity=8, announcement=told,
+        kernels_busy=None, last_kernel_activity=8, notice=told,
     )  # fmt: skip
     assert Observation.of(session, hub_last_activity=9) == Observation(
         share=Share(units=25), tier=RELEASED, tier_since=6, effective_units=3, opened_at=5,

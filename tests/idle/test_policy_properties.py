@@ -63,7 +63,7 @@ def signs_of_life(session: Observation) -> list[float]:
 
 
 @given(templates(), sessions(), instants)
-def test_no_step_without_an_announcement_of_just_that_step_whose_time_has_come(idle, session, now):
+def test_no_action_without_a_notice_of_just_that_action_whose_time_has_come(idle, session, now):
     decision = decide(idle, session, now)
     if decision.tier is not session.tier:
         assert session.notice is not None
@@ -91,11 +91,11 @@ def test_busy_sessions_are_left_alone(idle, session, now):
 
 
 @given(templates(), sessions(), instants)
-def test_one_step_down_at_most_and_never_up(idle, session, now):
+def test_one_action_at_most_and_never_up(idle, session, now):
     decision = decide(idle, session, now)
     between = [t for t in Tier if session.tier.depth < t.depth < decision.tier.depth and idle.after(t) is not None]
     assert decision.tier.depth >= session.tier.depth
-    # a downgrade to what it holds already is no step
+    # a downgrade to the units that it has already is no action
     assert [
         t for t in between if t is not Tier.DOWNGRADED or idle.units(t, session.share) < session.effective_units
     ] == []
@@ -118,27 +118,27 @@ def test_who_is_idle_for_longer_is_not_in_a_higher_tier(idle, session, now, more
 
 
 @given(templates(), sessions(), instants)
-def test_what_is_announced_is_at_least_the_notice_away_when_it_is_new(idle, session, now):
-    step = decide(idle, session, now).notice
-    if step is None or (session.notice is not None and step.at == session.notice.at):
+def test_a_new_notice_is_at_least_the_notice_period_ahead(idle, session, now):
+    action = decide(idle, session, now).notice
+    if action is None or (session.notice is not None and action.at == session.notice.at):
         return
     waits = [w for w in (idle.downgrade_after, idle.release_after, idle.stop_after) if w is not None]
     shortest = min(b - a for a, b in zip([0.0, *waits], waits, strict=False))
-    assert step.at - now >= min(idle.warn_before, shortest / 2)
+    assert action.at - now >= min(idle.warn_before, shortest / 2)
 
 
 @settings(deadline=None)
 @given(templates(), st.lists(st.tuples(st.integers(1, 400), st.booleans(), st.booleans()), max_size=60))
 def test_a_session_over_time_is_always_told_before_and_settles(idle, events):
-    """A random life: time passes, bursts happen, the service misses looks. The agent keeps tier and notice."""
+    """A random life: time passes, bursts happen, the service misses passes. The agent keeps tier and notice."""
     session = Observation(Share(units=25), Tier.ACTIVE, 0.0, 25, 0.0, hub_last_activity=0.0)
     now, last_work, told_at = 0.0, 0.0, None
-    for pause, works, service_looks in events:
+    for pause, works, service_passes in events:
         now += pause
         if works:
             last_work = now
             session = replace(session, last_gpu_activity=now, tier=Tier.ACTIVE, effective_units=25, tier_since=now)
-        if not service_looks:
+        if not service_passes:
             continue
         decision = decide(idle, session, now)
         if decision.tier is not session.tier:
@@ -157,7 +157,7 @@ def test_a_session_over_time_is_always_told_before_and_settles(idle, events):
 
 @given(templates(), sessions(), instants)
 def test_a_decision_may_be_made_twice(idle, session, now):
-    """Killed between decision and deed: the next look, with the notice made or not, comes to the same."""
+    """Killed between decision and action: the next pass comes to the same, with the notice sent or not."""
     first = decide(idle, session, now)
     assert decide(idle, session, now) == first
     if first.tier is session.tier:

@@ -124,13 +124,13 @@ async def test_a_server_about_to_be_stopped_that_works_is_told_of_at_once(publis
     publisher.start(replace(SETTINGS, at_most_every=60.0))
     await publisher.written(lambda report: True)
     coming = Notice(tier=Tier.STOPPED, at=time.time() + 60, reason="idle")
-    publisher.session(announcement=coming)
-    publisher.session(announcement=coming, kernels=1, kernels_busy=1)
+    publisher.session(notice=coming)
+    publisher.session(notice=coming, kernels=1, kernels_busy=1)
     await publisher.written(lambda report: report.sessions[0].kernels_busy == 1)
     # once: what works on and off is not written each time
     before = publisher.writes
     for busy in (0, 1, 0, 1):
-        publisher.session(announcement=coming, kernels=1, kernels_busy=busy)
+        publisher.session(notice=coming, kernels=1, kernels_busy=busy)
         await asyncio.sleep(0.2)
     assert publisher.writes == before
 

@@ -14,7 +14,7 @@ from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.frames import Kind, Role
-from gpushare_spawner.model.kubernetes import announcement_patch, tier_patch
+from gpushare_spawner.model.kubernetes import notice_patch, tier_patch
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
@@ -155,25 +155,25 @@ async def test_a_step_down_that_work_overtook_is_undone(agent: NodeAgent) -> Non
     await agent.until(lambda: agent.node.report().sessions[0].tier is Tier.DOWNGRADED)
 
 
-async def test_announcements_come_and_are_taken_back(agent: NodeAgent) -> None:
+async def test_notices_come_and_are_taken_back(agent: NodeAgent) -> None:
     await agent.running("ada")
     peer = await agent.peer("ada")
     observer = Peer(agent.node.sessions["ada"].socket.path)  # type: ignore[union-attr]
     await observer.connect(Role.OBSERVER)
     before = (await agent.annotations("ada")).tier_since
     step = Notice(tier=Tier.DOWNGRADED, at=time.time() + 300, reason="idle", effective_units=10)
-    await agent.annotate("ada", announcement_patch(step))
+    await agent.annotate("ada", notice_patch(step))
     told = await observer.until(Kind.ANNOUNCE)
     assert told.fields[0] == Tier.DOWNGRADED.depth
     peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
     told = await observer.until(Kind.ANNOUNCE)
     assert told.fields[0] == Tier.ACTIVE.depth
     for _ in range(100):
-        if (await agent.annotations("ada")).announcement is None:
+        if (await agent.annotations("ada")).notice is None:
             break
         await asyncio.sleep(0.02)
     else:
-        raise AssertionError("the announcement is still on the pod")
+        raise AssertionError("the notice is still on the pod")
     # from now on idleness counts anew, before the report says so
     assert (await agent.annotations("ada")).tier_since > before
     observer.close()

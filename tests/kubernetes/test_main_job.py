@@ -136,10 +136,10 @@ async def test_while_idle_she_is_told_then_downgraded_then_released(stack: Clust
     assert (session.effective_units, session.guaranteed_units) == (0, 0)
     await agent.published(lambda report: _tier_of(report, "alice") is Tier.RELEASED)
 
-    announced = [state.announcement.tier for state in states if state.announcement is not None]
+    announced = [state.notice.tier for state in states if state.notice is not None]
     assert announced[0] is Tier.DOWNGRADED
     assert announced[-1] is Tier.RELEASED
-    told_first = next(state for state in states if state.announcement is not None)
+    told_first = next(state for state in states if state.notice is not None)
     assert told_first.tier is Tier.ACTIVE
     assert (await stack.said_of("carol")).tier is Tier.ACTIVE, "her template has no idle steps"
 
@@ -181,7 +181,7 @@ async def test_her_next_cell_restores_the_share_and_the_buffer_is_intact(
     after = await agent.session("alice", lambda session: session.tier is Tier.ACTIVE)
     assert (after.effective_units, after.guaranteed_units) == (25, 25)
     restored = await stack.said_when("alice", lambda said: said.tier is Tier.ACTIVE)
-    assert (restored.effective_units, restored.announcement) == (25, None)
+    assert (restored.effective_units, restored.notice) == (25, None)
     assert await alice.run(gpu_cells.READ_BUFFER) == "intact"
     assert int(await alice.run("print(os.getpid())")) == pids["alice"], "the same kernel"
     assert (after.pid, after.opened_at) == (before.pid, before.opened_at), "the same server"

@@ -167,17 +167,17 @@ async def test_a_step_is_written_to_the_pod_with_its_guard(room, nodes):
     assert session.idle_since == pytest.approx(idle_since, abs=0.002)
 
 
-async def test_announcements_come_and_go(room, nodes):
+async def test_notices_come_and_go(room, nodes):
     await room.open("ann")
     await room.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     coming = AnnounceRequest(id="ann", tier=Tier.RELEASED, at=room.now() + 300, reason="Idle.", effective_units=0)
     await agent.announce(coming)
-    said = (await room.session("ann")).announcement
+    said = (await room.session("ann")).notice
     assert said == Notice(tier=Tier.RELEASED, at=coming.at, reason="Idle.", effective_units=0)
-    agent = await seen(nodes, "node-a", has("ann", announcement=said))
+    agent = await seen(nodes, "node-a", has("ann", notice=said))
     await agent.announce(AnnounceRequest(id="ann", tier=None))
-    assert (await room.session("ann")).announcement is None
+    assert (await room.session("ann")).notice is None
 
 
 async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(room, nodes):
@@ -384,7 +384,7 @@ def make_culler(nodes, hub, templates, clock):  # noqa: F811
 async def in_step(room: Room, nodes: Cluster, user: str) -> None:
     """The watch has brought what the pod says now."""
     said = await room.session(user)
-    await seen(nodes, "node-a", has(user, tier=said.tier, announcement=said.announcement))
+    await seen(nodes, "node-a", has(user, tier=said.tier, notice=said.notice))
 
 
 async def test_the_way_down(room, nodes, make_culler, hub_server, clock):  # noqa: F811
@@ -404,7 +404,7 @@ async def test_the_way_down(room, nodes, make_culler, hub_server, clock):  # noq
         await asyncio.gather(*culler._under_way.values())
         said = await room.session("ann")
         await in_step(room, nodes, "ann")
-        log.append((minute, said.tier, said.announcement and said.announcement.tier))
+        log.append((minute, said.tier, said.notice and said.notice.tier))
         assert bool(hub_server.deleted) == (minute == 480)
     active, down, released, stopped = Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED
     assert log == [
@@ -423,9 +423,9 @@ async def test_a_stop_waits_for_a_fresh_report(room, nodes, make_culler, hub_ser
     await room.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, clock(), 0))
     clock.forward(8 * 60 * MINUTE)
     told = Notice(tier=Tier.STOPPED, at=clock(), reason="told")
-    await room.annotate("ann", kubernetes.announcement_patch(told))
+    await room.annotate("ann", kubernetes.notice_patch(told))
     await room.publish()
-    await seen(nodes, "node-a", has("ann", announcement=told))
+    await seen(nodes, "node-a", has("ann", notice=told))
     old = time.monotonic() - 30
     monkeypatch.setitem(nodes._maps.arrived, f"{room.namespace}/{kubernetes.report_name('node-a')}", old)
     culler = make_culler()
@@ -438,7 +438,7 @@ async def test_a_stop_waits_for_a_fresh_report(room, nodes, make_culler, hub_ser
     await seen(nodes, "node-a", has("ann", kernels_busy=1))
     await culler.round()
     assert hub_server.deleted == []
-    assert (await room.session("ann")).announcement is None
+    assert (await room.session("ann")).notice is None
 
 
 async def test_a_node_that_is_silent_holds_up_no_other(room, nodes, make_culler, clock):  # noqa: F811
@@ -450,8 +450,8 @@ async def test_a_node_that_is_silent_holds_up_no_other(room, nodes, make_culler,
     await seen(nodes, "node-a", has("ann", confirmed=True))
     await eventually(lambda: len(list(nodes)) == 2)
     await make_culler().round()
-    assert (await room.session("ann")).announcement is not None
-    assert (await room.session("bob")).announcement is None
+    assert (await room.session("ann")).notice is not None
+    assert (await room.session("bob")).notice is None
 
 
 async def test_a_round_asks_the_api_server_nothing_while_nothing_is_to_be_done(room, nodes, make_culler):

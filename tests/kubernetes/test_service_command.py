@@ -59,12 +59,12 @@ async def test_an_idle_session_is_told_and_released(room, hub_server, tmp_path):
     try:
         told, end = False, time.monotonic() + 90
         while (said := await room.session("ann")).tier is Tier.ACTIVE:
-            told = told or said.announcement is not None
+            told = told or said.notice is not None
             assert time.monotonic() < end, "it was not released"
             assert service.returncode is None, (await service.stderr.read()).decode()
             await asyncio.sleep(0.1)
         assert told
-        assert (said.tier, said.effective_units, said.announcement) == (Tier.RELEASED, 0, None)
+        assert (said.tier, said.effective_units, said.notice) == (Tier.RELEASED, 0, None)
         with pytest.raises(HTTPError) as refused:
             await asyncio.to_thread(urlopen, f"http://127.0.0.1:{port}/services/gpushare/api/report", None, 10)
         assert refused.value.code == 403  # the dashboard listens, and knows nobody without a login

@@ -85,14 +85,14 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
             assert (await announced(cluster)) is None
             await round_at(began + 0.95 * HOUR)
             assert (await announced(cluster)) is Tier.STOPPED
-            await eventually(lambda: any(s.announcement for s in sessions(view)))
+            await eventually(lambda: any(s.notice for s in sessions(view)))
             await round_at(began + 1.1 * HOUR, kernels_busy=1)
             assert (await announced(cluster)) is None, "a kernel works: taken back"
-            await eventually(lambda: not any(s.announcement for s in sessions(view)))
+            await eventually(lambda: not any(s.notice for s in sessions(view)))
             assert running.spawner("ada").active
             await round_at(began + 1.2 * HOUR)
             assert (await announced(cluster)) is Tier.STOPPED
-            await eventually(lambda: any(s.announcement for s in sessions(view)))
+            await eventually(lambda: any(s.notice for s in sessions(view)))
             await round_at(began + 1.3 * HOUR)
             await until(lambda: not running.spawner("ada").active, 60)
             await until_gone(cluster, "jupyter-ada")
@@ -112,7 +112,7 @@ async def announced(cluster: Cluster) -> Tier | None:
     """What ada is told in her pod's annotations."""
     pod = await cluster.pod("jupyter-ada")
     assert pod is not None
-    coming = pod_session(pod["metadata"]["annotations"]).announcement
+    coming = pod_session(pod["metadata"]["annotations"]).notice
     return coming.tier if coming is not None else None
 
 

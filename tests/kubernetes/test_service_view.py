@@ -76,7 +76,7 @@ async def test_two_services_at_once_take_each_step_once(room, hub, templates, cl
             clock.now = opened + minute * MINUTE
             await room.publish(ann={"gpu_seconds": float(minute)})
             said = await room.session("ann")
-            up_to_date = has("ann", gpu_seconds=float(minute), tier=said.tier, announcement=said.announcement)
+            up_to_date = has("ann", gpu_seconds=float(minute), tier=said.tier, notice=said.notice)
             await asyncio.gather(*(seen(nodes, "node-a", up_to_date) for nodes in (first, second)))
             await asyncio.gather(*(culler.round() for culler in cullers))
         assert (await room.session("ann")).tier is Tier.RELEASED

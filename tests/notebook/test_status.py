@@ -134,7 +134,7 @@ def test_the_explanation_tells_what_happens_to_the_work():
         (PendingAction(Tier.STOPPED, 1.0, 0), "Your server will stop at {time}: idle."),
     ],
 )
-def test_announcements(step, said):
+def test_notices(step, said):
     text = notices.notice(of(quiet=10**9), step)
     assert text.startswith(said)
     assert text.count("{time}") == 1

@@ -1,4 +1,4 @@
-"""A machine with a lively afternoon on it, for the tests of the dashboard and to look at."""
+"""A machine with sessions in all tiers, for the tests of the dashboard and for a browser."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def afternoon(*more: SessionReport) -> Report:
                     memory_limit_hits=MemoryLimitHits(count=3)),
             session(
                 "bob", server="thesis", tier=Tier.DOWNGRADED, effective_units=10, last_gpu_activity=NOW - 41 * MINUTE,
-                announcement=Notice(tier=Tier.RELEASED, at=NOW + 4 * MINUTE, reason="told"),
+                notice=Notice(tier=Tier.RELEASED, at=NOW + 4 * MINUTE, reason="told"),
             ),
             session("carol", template="half", share_units=50, tier=Tier.RELEASED, effective_units=0, kernels=3,
                     last_gpu_activity=NOW - 80 * MINUTE, memory_bytes=9 * GIB, resident_bytes=0),

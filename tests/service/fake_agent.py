@@ -54,12 +54,12 @@ class FakeAgent:
         self.sessions[name] = self.sessions[name].model_copy(update=changes)
 
     def work(self, name: str) -> None:
-        """A burst that ends now: up at once, and announcements are taken back."""
+        """A burst that ends now: up at once, and notices are taken back."""
         session = self.sessions[name]
         since = session.tier_since if session.tier is Tier.ACTIVE else self.clock()
         self.change(
             name, tier=Tier.ACTIVE, tier_since=since, effective_units=session.share_units,
-            guaranteed_units=session.share_units, last_gpu_activity=self.clock(), announcement=None,
+            guaranteed_units=session.share_units, last_gpu_activity=self.clock(), notice=None,
         )  # fmt: skip
 
     def report(self) -> Report:
@@ -79,14 +79,14 @@ class FakeAgent:
         if session is None:
             return _refusal("unknown-session", f"there is no session {request.id}")
         if isinstance(request, AnnounceRequest):
-            self.change(request.id, announcement=self.kept(request))
+            self.change(request.id, notice=self.kept(request))
         elif isinstance(request, TierRequest):
             worked = max(session.last_gpu_activity or 0.0, self.clock() if session.gpu_busy else 0.0)
             if request.if_idle_since is not None and worked > request.if_idle_since:
                 return _refusal("busy", f"session {request.id} has worked meanwhile")
             self.change(
                 request.id, tier=request.tier, tier_since=self.clock(), effective_units=request.effective_units,
-                guaranteed_units=request.effective_units, announcement=None,
+                guaranteed_units=request.effective_units, notice=None,
             )  # fmt: skip
         return Answer()
 

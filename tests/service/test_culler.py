@@ -57,7 +57,7 @@ async def test_the_way_down_each_step_told_before(culler, agent, hub_server, clo
     assert dict(one.counters.actions) == {Tier.DOWNGRADED: 1, Tier.RELEASED: 1, Tier.STOPPED: 1}
 
 
-async def test_announcements_say_when_what_is_left_and_why(culler, agent, clock):
+async def test_notices_say_when_what_is_left_and_why(culler, agent, clock):
     agent.add("ann")
     clock.forward(10 * MINUTE)
     again = await culler().round()
@@ -65,10 +65,10 @@ async def test_announcements_say_when_what_is_left_and_why(culler, agent, clock)
     assert request.at == 1_000_000 + 15 * MINUTE
     assert request.effective_units == 10
     assert "is downgraded from 0.25 GPU to 0.10 GPU" in request.reason
-    assert again == request.at  # it looks again just then
+    assert again == request.at  # the next pass is just then
 
 
-async def test_work_takes_the_announcement_back(culler, agent, clock):
+async def test_work_takes_the_notice_back(culler, agent, clock):
     ann = agent.add("ann")
     clock.forward(10 * MINUTE)
     await culler().round()
@@ -76,7 +76,7 @@ async def test_work_takes_the_announcement_back(culler, agent, clock):
     clock.forward(MINUTE)
     await culler().round()
     assert agent.told[-1] == ("announce", ann, None)
-    assert agent.sessions[ann].announcement is None
+    assert agent.sessions[ann].notice is None
 
 
 async def test_killed_between_decision_and_deed(culler, agent, clock):
@@ -93,7 +93,7 @@ async def test_killed_between_decision_and_deed(culler, agent, clock):
     agent.before = die
     await culler().round()
     assert agent.sessions[ann].tier is Tier.ACTIVE
-    assert agent.sessions[ann].announcement is not None
+    assert agent.sessions[ann].notice is not None
     agent.before = lambda request: None
     clock.forward(30)
     await culler().round()
@@ -145,7 +145,7 @@ def released(agent, hub_server, clock, **changes):
     ann = agent.add("ann", tier=Tier.RELEASED, effective_units=0, guaranteed_units=0, **changes)
     hub_server.add("ann", last_activity=opened)
     clock.forward(8 * HOUR)
-    agent.change(ann, announcement=Notice(tier=Tier.STOPPED, at=clock(), reason="told"))
+    agent.change(ann, notice=Notice(tier=Tier.STOPPED, at=clock(), reason="told"))
     return ann
 
 
@@ -159,11 +159,11 @@ async def test_a_busy_kernel_is_not_stopped(culler, agent, hub_server, clock):
     ann = released(agent, hub_server, clock, kernels_busy=1)
     await culler().round()
     assert hub_server.deleted == []
-    assert agent.sessions[ann].announcement is None  # it was taken back: nothing is going to happen
+    assert agent.sessions[ann].notice is None  # it was taken back: nothing is going to happen
 
 
 async def test_activity_that_the_hub_saw_a_moment_ago_saves_the_server(culler, agent, hub_server, clock):
-    """The list of servers is older than the look at the one server that is to go."""
+    """The list of servers is older than what the hub says of the one server that is to stop."""
     released(agent, hub_server, clock)
     one = culler(cull_every=1000)
     await one._hub.refresh(1)
@@ -179,7 +179,7 @@ async def test_a_kernel_that_went_to_work_a_moment_ago_saves_the_server(culler, 
 
     def start_a_cell(request):
         reports.append(request)
-        if len(reports) == 2:  # the second look
+        if len(reports) == 2:  # the second pass
             agent.change(ann, kernels_busy=1)
 
     agent.before = start_a_cell
@@ -241,7 +241,7 @@ async def test_a_stop_that_hangs_holds_up_no_gpu_step(culler, agent, hub_server,
     bob = agent.add("bob")
     clock.forward(10 * MINUTE)
     await one.round()
-    assert agent.sessions[bob].announcement is not None
+    assert agent.sessions[bob].notice is not None
     assert list(one._under_way) == ["server ann"]
     one._under_way["server ann"].cancel()
 
@@ -258,7 +258,7 @@ async def test_a_deletion_that_the_hub_turns_away_is_decided_anew(culler, agent,
     agent.change(ann, kernels_busy=1)
     await one.round()
     assert hub_server.deleted == ["/users/ann/server"]
-    agent.change(ann, kernels_busy=0, announcement=Notice(tier=Tier.STOPPED, at=clock(), reason="told"))
+    agent.change(ann, kernels_busy=0, notice=Notice(tier=Tier.STOPPED, at=clock(), reason="told"))
     await one.round()
     assert hub_server.users["ann"]["servers"] == {}
 
@@ -282,7 +282,7 @@ async def test_one_bad_session_does_not_hold_up_the_others(culler, agent, clock)
     clock.forward(10 * MINUTE)
     one = culler()
     await one.round()
-    told = [name for name, session in agent.sessions.items() if session.announcement]
+    told = [name for name, session in agent.sessions.items() if session.notice]
     assert len(told) == 19
     assert one.counters.failures["agent"] == 1
 
@@ -294,7 +294,7 @@ async def test_a_silent_agent_does_not_hold_up_another(agent, hub, templates, cl
     one = Culler(agents, hub, lambda: templates, EAGER, clock=clock)
     await one.round()
     await one.round()
-    assert agent.sessions[ann].announcement is not None
+    assert agent.sessions[ann].notice is not None
     assert sum("nobody.sock" in record.message for record in caplog.records) == 1
 
 
@@ -374,7 +374,7 @@ async def test_max_age_of_a_session_is_announced_first(culler, agent, hub_server
     clock.forward(2 * HOUR - 5 * MINUTE)
     one = culler(max_age=2 * HOUR)
     await one.round()
-    assert agent.sessions[ann].announcement.tier is Tier.STOPPED
+    assert agent.sessions[ann].notice.tier is Tier.STOPPED
     assert hub_server.deleted == []
     clock.forward(5 * MINUTE)
     await one.round()
@@ -386,14 +386,14 @@ async def test_a_busy_user_is_told_that_the_server_is_too_old(culler, agent, hub
     hub_server.add("ann")
     clock.forward(2 * HOUR - 5 * MINUTE)
     await culler(max_age=2 * HOUR).round()
-    told = agent.sessions[ann].announcement
+    told = agent.sessions[ann].notice
     assert (told.cause, told.after_seconds) == (IdleCause.MAX_AGE, 2 * HOUR)
 
 
 async def test_an_older_agent_that_forgets_the_cause_is_told_once(culler, agent, hub_server, clock):
     def without_cause(request):
-        step = request.notice
-        return step and step.model_copy(update={"cause": None, "after_seconds": 0.0})
+        notice = request.notice
+        return notice and notice.model_copy(update={"cause": None, "after_seconds": 0.0})
 
     agent.kept = without_cause
     agent.add("ann", gpu_busy=True)
@@ -428,7 +428,7 @@ async def test_default_and_named_sessions_can_be_kept(culler, agent, hub_server,
     ann = released(agent, hub_server, clock)
     await culler(cull_default_servers=False, max_age=60).round()
     assert hub_server.deleted == []
-    assert agent.sessions[ann].announcement is None  # nor are users told of what will not happen
+    assert agent.sessions[ann].notice is None  # nor are users told of what will not happen
 
 
 @pytest.fixture(autouse=True)

@@ -82,12 +82,12 @@ async def test_the_board_in_a_browser(browser, monkeypatch):
     server.add_socket(socket)
     size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
-    def look() -> str:
+    def page_text() -> str:
         return browser.execute_script("return document.getElementById('dashboard').innerText")
 
     await asyncio.to_thread(browser.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", size)
     await asyncio.to_thread(browser.get, f"http://127.0.0.1:{port}/services/gpushare/")
-    assert "bob / thesis" in await asyncio.to_thread(look)
+    assert "bob / thesis" in await asyncio.to_thread(page_text)
     width = "return [document.documentElement.scrollWidth, window.innerWidth]"
     needed, there = await asyncio.to_thread(browser.execute_script, width)
     assert needed <= there == 390
@@ -98,7 +98,7 @@ async def test_the_board_in_a_browser(browser, monkeypatch):
 
     agent.now = afternoon(session("zoe", gpus=("GPU-1",)))
     await asyncio.to_thread(browser.execute_script, "return refresh()")
-    assert "zoe" in await asyncio.to_thread(look)
+    assert "zoe" in await asyncio.to_thread(page_text)
     assert tokens[0] is None
     assert tokens[-1]  # without it the hub's library would not take the cookie
 

@@ -64,7 +64,7 @@ def test_without_the_option_it_goes_on(tmp_path):
         assert wait_for(lambda: running(tmp_path)), (tmp_path / "service.log").read_text()
         hub.kill()
         hub.wait()
-        time.sleep(2)  # more than the second between two looks
+        time.sleep(2)  # more than the second between two checks
         assert alive(service)
     finally:
         os.kill(service, signal.SIGTERM)

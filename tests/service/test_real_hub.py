@@ -22,7 +22,7 @@ idle: {downgrade_after: %s, downgrade_to: 0.10, release_after: %s, stop_after: %
 
 @pytest.fixture
 def templates(tmp_path: Path) -> Path:
-    """`quarter` steps down after hours, `hasty` after seconds."""
+    """Shares of `quarter` are downgraded after hours, those of `hasty` after seconds."""
     folder = tmp_path / "templates"
     folder.mkdir()
     (folder / "quarter.yaml").write_text(TEMPLATE % ("quarter", "1h", "2h", "3h"))
@@ -129,14 +129,14 @@ async def the_whole_way_down(hub, agent):
 
     await eventually(gone)
     agent.sessions.clear()
-    steps = [(what, tier) for what, name, tier in agent.told if name == "carl"]
-    assert [step for step in steps if step[1] in ("downgraded", "released")][:4] == [
+    actions = [(what, tier) for what, name, tier in agent.told if name == "carl"]
+    assert [action for action in actions if action[1] in ("downgraded", "released")][:4] == [
         ("announce", "downgraded"),
         ("tier", "downgraded"),
         ("announce", "released"),
         ("tier", "released"),
     ]
-    assert steps[-1] == ("announce", "stopped")
+    assert actions[-1] == ("announce", "stopped")
     assert "" in await hub.servers("ann")  # nobody else was
 
 

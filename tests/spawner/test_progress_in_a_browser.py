@@ -41,7 +41,7 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
         )
     )
     due = Notice(tier=Tier.RELEASED, at=time.time() + 230, reason="idle")
-    agent.occupy("there-0", 70, 0, announcement=due)
+    agent.occupy("there-0", 70, 0, notice=due)
     agent.occupy("there-1", 100, 1)
     page = Visitor(browser, hub)
     await page.log_in("ada")

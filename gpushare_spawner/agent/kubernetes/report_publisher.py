@@ -175,7 +175,7 @@ def _works_before_its_stop(report: Report, written: Report) -> bool:
     """
     for session in report.sessions:
         works = session.gpu_busy or session.kernels_busy
-        if works and session.announcement is not None and session.announcement.tier is Tier.STOPPED:
+        if works and session.notice is not None and session.notice.tier is Tier.STOPPED:
             before = written.session(session.id)
             if before is None or not (before.gpu_busy or before.kernels_busy):
                 return True

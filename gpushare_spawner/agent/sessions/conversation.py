@@ -125,7 +125,7 @@ class Conversation:
         for connection in self._session.connections:
             connection.send(Kind.TIER, *fields)
 
-    def tell_announcement(self) -> None:
+    def tell_notice(self) -> None:
         """Tell the session's observers what comes, or that nothing comes."""
         for connection in self._session.observers:
             self._announce(connection)
@@ -192,32 +192,32 @@ class Conversation:
                 self._around.arbitrations[gpu.uuid].join(connection, session.id, connection.peer.pid, paced)
         else:
             session.observers.add(connection)
-            if record.announcement is not None:
+            if record.notice is not None:
                 self._announce(connection)
 
     def _announce(self, connection: Connection) -> None:
-        step = self._session.record.announcement
-        if step is None:
+        notice = self._session.record.notice
+        if notice is None:
             connection.send(Kind.ANNOUNCE, Tier.ACTIVE.depth, 0, 0)
         else:
             connection.send(
                 Kind.ANNOUNCE,
-                step.tier.depth,
-                round(step.at * NANOSECONDS),
-                step.effective_units,
-                (step.cause or IdleCause.IDLE).code,
-                round(step.after_seconds * NANOSECONDS),
+                notice.tier.depth,
+                round(notice.at * NANOSECONDS),
+                notice.effective_units,
+                (notice.cause or IdleCause.IDLE).code,
+                round(notice.after_seconds * NANOSECONDS),
             )
 
     def _status(self, connection: Connection) -> None:
-        session, record, step = self._session, self._session.record, self._session.record.announcement
+        session, record, notice = self._session, self._session.record, self._session.record.notice
         report = self._around.session_report(session)
         since = _NEVER
         if report.gpu_busy:
             since = 0
         elif report.last_gpu_activity is not None:
             since = max(0, round((self._around.wall_clock() - report.last_gpu_activity) * NANOSECONDS))
-        if Feature.CAUSE in connection.features and step is not None:
+        if Feature.CAUSE in connection.features and notice is not None:
             self._announce(connection)
         if Feature.DELIVERED in connection.features:
             got = report.delivered
@@ -242,9 +242,9 @@ class Conversation:
                 lease,
                 since,
                 on_gpu | with_work << 32,
-                round(step.at * NANOSECONDS) if step is not None else 0,
+                round(notice.at * NANOSECONDS) if notice is not None else 0,
                 gpu=gpu_bytes(gpu.uuid),
-                flags=step.tier.depth | step.effective_units << 8 if step is not None else 0,
+                flags=notice.tier.depth | notice.effective_units << 8 if notice is not None else 0,
             )
 
     def _past(self, instant: int) -> float | None:

@@ -60,7 +60,7 @@ class Tiers:
         record = session.record
         if record.tier is not Tier.ACTIVE:
             self.move(session, Tier.ACTIVE, record.request.share_units, "it has GPU work again")
-        elif record.announcement is not None:
+        elif record.notice is not None:
             self._announce(session, None)
             self._save(session)
 
@@ -76,7 +76,7 @@ class Tiers:
             share = record.request.share_units
             log.info("session %s: %s -> %s, %d of %d units: %s", session.id, record.tier, tier, units, share, reason)
             record.tier, record.effective_units, record.tier_since = tier, units, self._clock()
-        if record.announcement is not None and (tier is Tier.ACTIVE or record.announcement.tier.depth <= tier.depth):
+        if record.notice is not None and (tier is Tier.ACTIVE or record.notice.tier.depth <= tier.depth):
             self._announce(session, None)
         self.changed([session, *(other for other in self._shares.change(session) if other is not session)])
 
@@ -87,7 +87,7 @@ class Tiers:
                 session.conversation.tell_tier()
             self._save(session)
 
-    def _announce(self, session: Session, announcement: Notice | None) -> None:
-        session.record.announcement = announcement
+    def _announce(self, session: Session, notice: Notice | None) -> None:
+        session.record.notice = notice
         if session.conversation is not None:
-            session.conversation.tell_announcement()
+            session.conversation.tell_notice()

@@ -58,7 +58,7 @@ class SessionRecord(BaseModel):
     """The notebook server; None until it is confirmed."""
     pod: PodOwner | None = None
     """Where it is a pod, there is no process."""
-    announcement: Notice | None = None
+    notice: Notice | None = None
     gpu_busy: bool = False
     """There was work when this was written."""
     last_gpu_activity: Instant | None = None

@@ -4,7 +4,6 @@ Everything here is pure: names, and values to text and back.
 """
 
 from gpushare_spawner.model.kubernetes.annotations import (
-    ANNOUNCEMENT,
     BORROWED,
     EFFECTIVE_SHARE,
     GPU,
@@ -12,6 +11,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     HUB,
     IDLE_SINCE,
     MEMORY_LIMIT,
+    NOTICE,
     OVERSUBSCRIBE,
     SESSION,
     SESSION_LABEL,
@@ -24,10 +24,10 @@ from gpushare_spawner.model.kubernetes.annotations import (
     WHOLE_MEMORY,
     AnnotationProblem,
     PodSession,
-    announcement_patch,
     borrowed_patch,
     is_session,
     labels,
+    notice_patch,
     pod_session,
     tier_patch,
 )
@@ -57,7 +57,6 @@ from gpushare_spawner.model.kubernetes.resources import (
 )
 
 __all__ = [
-    "ANNOUNCEMENT",
     "BORROWED",
     "EFFECTIVE_SHARE",
     "GPU",
@@ -66,6 +65,7 @@ __all__ = [
     "HUB",
     "IDLE_SINCE",
     "MEMORY_LIMIT",
+    "NOTICE",
     "OVERSUBSCRIBE",
     "PREFIX",
     "PUBLISHED_AT",
@@ -89,7 +89,6 @@ __all__ = [
     "NodeFacts",
     "PodConstraints",
     "PodSession",
-    "announcement_patch",
     "borrowed_patch",
     "gpu_index_of",
     "is_session",
@@ -98,6 +97,7 @@ __all__ = [
     "millicores",
     "misplaced_report",
     "node_of",
+    "notice_patch",
     "pinned",
     "pod_requests",
     "pod_session",

@@ -39,15 +39,15 @@ TIER_SINCE = PREFIX + "tier-since"
 EFFECTIVE_SHARE = PREFIX + "effective-share"
 """Annotation: the units that the tier leaves the session, on each of its GPUs."""
 IDLE_SINCE = PREFIX + "idle-since"
-"""Annotation: seconds since the epoch; absent when active. The service took the step down believing that the session
-did no GPU work after this instant. The agent, which knows better, undoes a step that it overtook: it patches the
-session up again."""
+"""Annotation: seconds since the epoch; absent when active. The service decided on the tier in the belief that
+the session did no GPU work after this instant. Where the session did, the agent restores the share: it patches the
+annotations back."""
 MEMORY_LIMIT = PREFIX + "memory-limit"
 """Annotation: what CUDA shows as each GPU's total, as "80%" or "12Gi"; absent: the whole GPU."""
 OVERSUBSCRIBE = PREFIX + "oversubscribe"
 """Annotation: "false" where allocations must stay on the GPU; absent or "true": they may move to host memory."""
-ANNOUNCEMENT = PREFIX + "announcement"
-"""Annotation: JSON of `model.report.Notice`; absent when no step down has been announced."""
+NOTICE = PREFIX + "announcement"
+"""Annotation: JSON of `model.report.Notice`; absent while the user has no notice."""
 HUB = PREFIX + "hub"
 """Annotation: the address of the API of the hub that made the pod. Two hubs in one namespace leave each other's pods
 alone."""
@@ -89,9 +89,9 @@ class PodSession:
     """What the tier leaves it, on each of its GPUs: the whole share when active."""
     borrowed_units: int = 0
     tier: Tier = Tier.ACTIVE
-    announcement: Notice | None = None
+    notice: Notice | None = None
     idle_since: float | None = None
-    """GPU work after this instant (seconds since the epoch) makes the step down to `tier` void; None: no guard."""
+    """GPU work after this instant (seconds since the epoch) makes the idle action to `tier` void; None: no guard."""
     memory_limit: str = WHOLE_MEMORY
     """What CUDA shows as each GPU's total: a part of it, or bytes."""
     oversubscribe: bool = True
@@ -114,8 +114,8 @@ class PodSession:
             written[MEMORY_LIMIT] = self.memory_limit
         if not self.oversubscribe:
             written[OVERSUBSCRIBE] = "false"
-        if self.announcement is not None:
-            written[ANNOUNCEMENT] = self.announcement.model_dump_json()
+        if self.notice is not None:
+            written[NOTICE] = self.notice.model_dump_json()
         return written
 
 
@@ -161,7 +161,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     tier = read(TIER, _tier, Tier.ACTIVE, default=Tier.ACTIVE)
     since = read(TIER_SINCE, _instant, 0.0)
     effective = read(EFFECTIVE_SHARE, _units_from(0), 0, default=share)
-    announcement = read(ANNOUNCEMENT, _announcement, None) if ANNOUNCEMENT in given else None
+    notice = read(NOTICE, _notice, None) if NOTICE in given else None
     idle_since = read(IDLE_SINCE, _instant, 0.0) if IDLE_SINCE in given else None
     memory_limit = read(MEMORY_LIMIT, _amount, WHOLE_MEMORY, default=WHOLE_MEMORY)
     oversubscribe = read(OVERSUBSCRIBE, _truth, True, default=True)
@@ -183,7 +183,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         borrowed_units=borrowed,
         tier=tier,
         effective_units=effective,
-        announcement=announcement,
+        notice=notice,
         idle_since=idle_since,
         memory_limit=memory_limit,
         oversubscribe=oversubscribe,
@@ -193,17 +193,17 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
 def tier_patch(
     tier: Tier, since: float, effective_units: int, idle_since: float | None = None
 ) -> dict[str, str | None]:
-    """The annotations of a merge patch that moves a session to a tier; what was announced is thereby done.
+    """Return the annotations of a merge patch that moves a session to a tier; it withdraws the notice.
 
-    `idle_since` guards a step down, see `IDLE_SINCE`.
+    `idle_since` guards the idle action, see `IDLE_SINCE`.
     """
     guard = None if idle_since is None else _written_guard(idle_since)
-    return {**_written_tier(tier, since, effective_units), IDLE_SINCE: guard, ANNOUNCEMENT: None}
+    return {**_written_tier(tier, since, effective_units), IDLE_SINCE: guard, NOTICE: None}
 
 
-def announcement_patch(announcement: Notice | None) -> dict[str, str | None]:
-    """The annotations of a merge patch that announces a step down, or (None) takes the announcement back."""
-    return {ANNOUNCEMENT: None if announcement is None else announcement.model_dump_json()}
+def notice_patch(notice: Notice | None) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that sends the user a notice, or (None) withdraws it."""
+    return {NOTICE: None if notice is None else notice.model_dump_json()}
 
 
 def borrowed_patch(borrowed_units: int) -> dict[str, str | None]:
@@ -218,7 +218,7 @@ def _written_tier(tier: Tier, since: float, effective_units: int) -> dict[str, s
 
 
 def _written_guard(idle_since: float) -> str:
-    # rounded up: rounded down, the very work that the service knows of would void the step
+    # rounded up: rounded down, the very work that the service knows of would void the action
     return f"{math.ceil(idle_since * 1000) / 1000:.3f}"
 
 
@@ -274,10 +274,10 @@ def _truth(text: str) -> bool:
     return text == "true"
 
 
-def _announcement(text: str) -> Notice:
+def _notice(text: str) -> Notice:
     try:
         return Notice.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        raise ValueError(f"write the JSON of an announcement ({where}: {first['msg']})") from None
+        raise ValueError(f"write the JSON of a notice ({where}: {first['msg']})") from None

@@ -39,7 +39,7 @@ async def take_gpu_action(one: SessionDecision, counters: Counters) -> bool:
 
 async def update_notice(one: SessionDecision, counters: Counters) -> bool:
     """Send the notice that should stand, or withdraw one that should not. Returns False: the tier stays."""
-    told, coming = one.session.announcement, one.decision.notice
+    told, coming = one.session.notice, one.decision.notice
     share = one.session.share
     if coming is None:
         if told is not None:

@@ -71,7 +71,7 @@ class NodeAgent:
 
     async def announce(self, request: AnnounceRequest) -> None:
         """Write a notice to the pod, or remove it."""
-        patch = kubernetes.announcement_patch(request.notice)
+        patch = kubernetes.notice_patch(request.notice)
         await self._patch(request.id, self._unchanged(request.id), patch)
 
     def _unchanged(self, session: str) -> SessionPod:

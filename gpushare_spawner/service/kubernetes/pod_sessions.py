@@ -108,7 +108,7 @@ def _with(session: SessionReport, pod: SessionPod) -> SessionReport:
             "tier_since": said.tier_since,
             "effective_units": said.effective_units,
             "guaranteed_units": min(session.guaranteed_units, said.effective_units),
-            "announcement": said.announcement,
+            "notice": said.notice,
             "confirmed": session.confirmed and pod.runs,
         }
     )
@@ -132,5 +132,5 @@ def _new(pod: SessionPod) -> SessionReport:
         guaranteed_units=max(0, said.effective_units - said.borrowed_units),
         opened_at=pod.created,
         confirmed=False,
-        announcement=said.announcement,
+        notice=said.notice,
     )

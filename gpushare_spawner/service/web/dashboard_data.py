@@ -137,8 +137,8 @@ def _session(
     session, decision = one.session, one.decision
     template = templates.get(session.template)
     indices = {gpu.uuid: gpu.index for gpu in report.gpus}
-    step = decision.upcoming
-    told = session.announcement is not None and step is not None and session.announcement.tier is step.tier
+    action = decision.upcoming
+    told = session.notice is not None and action is not None and session.notice.tier is action.tier
     return {
         "node": report.node,
         "user": session.user,
@@ -170,14 +170,14 @@ def _session(
         "bypassing": len(session.bypassing_pids),
         "why": why_none(decision.no_action) if decision.no_action is not None else "",
         "next": None
-        if step is None
+        if action is None
         else {
-            "tier": step.tier.value,
-            "units": step.units,
-            "at": step.at,
-            "in_seconds": max(0.0, step.at - now),
+            "tier": action.tier.value,
+            "units": action.units,
+            "at": action.at,
+            "in_seconds": max(0.0, action.at - now),
             "announced": told,
-            "action": upcoming(step.tier, step.units),
-            "reason": explained(step, session.share),
+            "action": upcoming(action.tier, action.units),
+            "reason": explained(action, session.share),
         },
     }

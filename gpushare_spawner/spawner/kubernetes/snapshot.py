@@ -220,7 +220,7 @@ class ClusterSnapshots:
             effective_units=self.whole_devices(session.effective_units),
             opened_at=created_at(pod),
         )
-        return _ParsedPod(version, allocation, session.announcement)
+        return _ParsedPod(version, allocation, session.notice)
 
     def whole_devices(self, units: int) -> int:
         """Units of the devices that so many units take: the kubelet gives out devices of ``unit_size`` units."""

@@ -64,7 +64,7 @@ class AgentReservations(Reservations[OpenedShare]):
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
         """The agent's report, as a snapshot. Raises AgentUnreachable."""
         report = await self.report(max_age)
-        announced = ((session.id, session.announcement) for session in report.sessions)
+        announced = ((session.id, session.notice) for session in report.sessions)
         return GpuSnapshot((report,), announced=tuple((name, due) for name, due in announced if due is not None))
 
     def in_flight(self) -> Iterable[Allocation]:

@@ -18,7 +18,7 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
 from gpushare_spawner.model.control import AnnounceRequest
 from gpushare_spawner.model.delivered import NOTHING
-from gpushare_spawner.model.kubernetes import ANNOUNCEMENT, EFFECTIVE_SHARE, IDLE_SINCE, TIER, TIER_SINCE, PodSession
+from gpushare_spawner.model.kubernetes import EFFECTIVE_SHARE, IDLE_SINCE, NOTICE, TIER, TIER_SINCE, PodSession
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for
@@ -53,7 +53,7 @@ class World:
 
     def announce(self, session: Session, request: AnnounceRequest) -> None:
         self.announced.append(request.notice)
-        session.record.announcement = request.notice
+        session.record.notice = request.notice
 
     def save(self, session: Session) -> None:
         self.saved += 1
@@ -115,20 +115,20 @@ def test_annotations_cannot_give_more_than_the_share(world: World) -> None:
     assert world.moves == [(Tier.ACTIVE, 25)]
 
 
-def test_announcement_reaches_an_idle_session(world: World) -> None:
-    world.says(replace(SAID, announcement=SOON))
+def test_notice_reaches_an_idle_session(world: World) -> None:
+    world.says(replace(SAID, notice=SOON))
     assert world.announced == [SOON]
     world.says(SAID)
     # withdrawn in the annotations, but these were dealt with at the beginning
     assert world.announced == [SOON]
 
 
-def test_announcement_does_not_reach_a_session_that_works(world: World) -> None:
+def test_notice_does_not_reach_a_session_that_works(world: World) -> None:
     world.doing = replace(IDLE, busy=True)
-    world.says(replace(SAID, announcement=SOON))
+    world.says(replace(SAID, notice=SOON))
     assert world.announced == []
-    patch = patch_wanted(replace(SAID, announcement=SOON), world.session.record, 1700.0)
-    assert patch[ANNOUNCEMENT] is None
+    patch = patch_wanted(replace(SAID, notice=SOON), world.session.record, 1700.0)
+    assert patch[NOTICE] is None
 
 
 def test_no_patch_is_wanted_while_both_say_the_same(world: World) -> None:
@@ -138,13 +138,13 @@ def test_no_patch_is_wanted_while_both_say_the_same(world: World) -> None:
 def test_restored_session_wants_its_pod_patched(world: World) -> None:
     world.session.record.tier_since = 1650.0
     assert patch_wanted(down(), world.session.record, 1700.0) == {
-        TIER: "active", TIER_SINCE: "1650.000", EFFECTIVE_SHARE: "25", IDLE_SINCE: None, ANNOUNCEMENT: None,
+        TIER: "active", TIER_SINCE: "1650.000", EFFECTIVE_SHARE: "25", IDLE_SINCE: None, NOTICE: None,
     }  # fmt: skip
 
 
-def test_withdrawn_announcement_starts_the_idle_time_anew(world: World) -> None:
-    patch = patch_wanted(replace(SAID, announcement=SOON), world.session.record, 1700.0)
-    assert (patch[TIER_SINCE], patch[ANNOUNCEMENT]) == ("1700.000", None)
+def test_withdrawn_notice_starts_the_idle_time_anew(world: World) -> None:
+    patch = patch_wanted(replace(SAID, notice=SOON), world.session.record, 1700.0)
+    assert (patch[TIER_SINCE], patch[NOTICE]) == ("1700.000", None)
 
 
 def test_record_remembers_the_latest_decisions_only(world: World) -> None:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gpushare_spawner.model.kubernetes.annotations import (
-    ANNOUNCEMENT,
     IDLE_SINCE,
+    NOTICE,
     PREFIX,
     AnnotationProblem,
     PodSession,
-    announcement_patch,
+    notice_patch,
     pod_session,
     tier_patch,
 )
@@ -31,7 +31,7 @@ SESSION = PodSession(
     effective_units=10,
     borrowed_units=5,
     tier=Tier.DOWNGRADED,
-    announcement=Notice(tier=Tier.RELEASED, at=1767225900.0, reason="idle {45} min", effective_units=0),
+    notice=Notice(tier=Tier.RELEASED, at=1767225900.0, reason="idle {45} min", effective_units=0),
 )
 
 uuids = some.from_regex(r"GPU-[0-9a-f-]{1,36}", fullmatch=True)
@@ -53,7 +53,7 @@ def sessions(draw) -> PodSession:
         memory_limit=draw(some.sampled_from(["100%", "80%", "12Gi"])),
         oversubscribe=draw(some.booleans()),
         tier=draw(some.sampled_from([Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED])),
-        announcement=draw(some.none() | some.builds(Notice, reason=some.text(), at=some.floats(0, 1e12))),
+        notice=draw(some.none() | some.builds(Notice, reason=some.text(), at=some.floats(0, 1e12))),
     )
 
 
@@ -66,8 +66,8 @@ def test_session_written_as_annotations_reads_back_the_same(session: PodSession)
 
 def test_what_the_annotations_look_like() -> None:
     written = SESSION.annotations()
-    announcement = written.pop("gpushare-spawner.io/announcement")
-    assert Notice.model_validate_json(announcement) == SESSION.announcement
+    notice = written.pop("gpushare-spawner.io/announcement")
+    assert Notice.model_validate_json(notice) == SESSION.notice
     assert written == {
         "gpushare-spawner.io/session": "ann@example.org+lab",
         "gpushare-spawner.io/template": "quarter-gpu",
@@ -119,12 +119,12 @@ def test_every_problem_is_said_at_once() -> None:
     assert len(caught.value.problems) == 6
 
 
-def test_tier_patch_restores_the_share_and_withdraws_the_announcement() -> None:
+def test_tier_patch_restores_the_share_and_withdraws_the_notice() -> None:
     written = SESSION.annotations()
     back_up = {**written, **tier_patch(Tier.ACTIVE, 1767230000, 25)}
     session = pod_session({name: value for name, value in back_up.items() if value is not None})
-    assert (session.tier, session.effective_units, session.announcement) == (Tier.ACTIVE, 25, None)
-    assert announcement_patch(None) == {ANNOUNCEMENT: None}
+    assert (session.tier, session.effective_units, session.notice) == (Tier.ACTIVE, 25, None)
+    assert notice_patch(None) == {NOTICE: None}
     with pytest.raises(ValueError, match="stopped"):
         tier_patch(Tier.STOPPED, 0, 0)
 

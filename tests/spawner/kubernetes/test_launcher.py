@@ -142,7 +142,7 @@ async def test_when_no_node_is_left_the_user_reads_what_is_missing_where() -> No
 
 async def test_a_claim_that_stays_unbound_ends_the_spawn_as_no_node_helps() -> None:
     launch = Launch(short_of("pod has unbound immediate PersistentVolumeClaims", "node-1"))
-    with pytest.raises(SpawnRefused, match="The server cannot start: a persistent volume claim .* is not bound"):
+    with pytest.raises(SpawnRefused, match=r"The server cannot start: a persistent volume claim .* is not bound"):
         await launch.go()
     assert (launch.reserved, launch.removed, launch.reservations.given_back) == (1, 1, ["token-1"])
     assert not launch.reservations.exclusions.of(share().request)

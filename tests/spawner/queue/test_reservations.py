@@ -380,7 +380,7 @@ async def test_the_api_tells_a_waiting_spawn_the_estimate_and_what_would_start_n
         lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
     )
     due = Notice(tier=Tier.RELEASED, at=time.time() + 200, reason="idle")
-    agent.occupy("there-0", 70, 0, announcement=due)
+    agent.occupy("there-0", 70, 0, notice=due)
     agent.occupy("there-1", 100, 1)
     began = time.time()
     await hub.start_server("ada", {"profile": "half-gpu"})

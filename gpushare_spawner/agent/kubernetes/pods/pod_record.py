@@ -44,7 +44,7 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
         effective_units=said.effective_units,
         tier=said.tier,
         tier_since=said.tier_since,
-        announcement=said.announcement,
+        notice=said.notice,
         pod=PodOwner(
             namespace=pod.namespace,
             name=pod.name,

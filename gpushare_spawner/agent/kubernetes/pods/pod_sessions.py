@@ -245,7 +245,7 @@ class PodSessions:
                 return session
         return None
 
-    # -- tiers and announcements --------------------------------------------------------------------------------------
+    # -- tiers and notices --------------------------------------------------------------------------------------
 
     def _follow(self, session: Session) -> None:
         pod = self._pod_of(session)

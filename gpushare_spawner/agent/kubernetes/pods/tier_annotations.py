@@ -1,4 +1,4 @@
-"""A session's tier and announcement against those in its pod's annotations: which of the two follows the other.
+"""A session's tier and notice against those in its pod's annotations: which of the two follows the other.
 
 The service patches a tier down, and the agent follows, unless the session worked in the meantime; the agent restores a
 tier when work begins, and the pod's annotations follow. Which of two that differ is the newer is told by what has been
@@ -57,7 +57,7 @@ class TierAnnotations:
             if one.startswith("tier"):
                 self._follow_tier(session, said)
             else:
-                self._follow_announcement(session, said)
+                self._follow_notice(session, said)
         self._save(session)
 
     def _follow_tier(self, session: Session, said: PodSession) -> None:
@@ -75,11 +75,11 @@ class TierAnnotations:
         units = min(said.effective_units, record.request.share_units)
         self._tiers.move(session, said.tier, units, "set in the annotations of its pod")
 
-    def _follow_announcement(self, session: Session, said: PodSession) -> None:
-        step = said.announcement
-        if step == session.record.announcement or (step is not None and self._activity(session).busy):
+    def _follow_notice(self, session: Session, said: PodSession) -> None:
+        notice = said.notice
+        if notice == session.record.notice or (notice is not None and self._activity(session).busy):
             return
-        self._tiers.announce(session, AnnounceRequest.of(session.id, step))
+        self._tiers.announce(session, AnnounceRequest.of(session.id, notice))
 
 
 def patch_wanted(said: PodSession, record: SessionRecord, now: float) -> dict[str, str | None]:
@@ -90,22 +90,22 @@ def patch_wanted(said: PodSession, record: SessionRecord, now: float) -> dict[st
     patch: dict[str, str | None] = {}
     if (said.tier, said.effective_units) != (record.tier, record.effective_units):
         patch |= kubernetes.tier_patch(record.tier, record.tier_since, record.effective_units)
-    if said.announcement != record.announcement:
-        if record.announcement is None and record.tier is Tier.ACTIVE:
+    if said.notice != record.notice:
+        if record.notice is None and record.tier is Tier.ACTIVE:
             # work began, and the hub hears of it before the report says so: idleness counts from now on
             patch |= kubernetes.tier_patch(Tier.ACTIVE, now, record.effective_units)
-        patch |= kubernetes.announcement_patch(record.announcement)
+        patch |= kubernetes.notice_patch(record.notice)
     if said.borrowed_units != record.borrowed_units:
         patch |= kubernetes.borrowed_patch(record.borrowed_units)
     return patch
 
 
 def decisions(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what tells one decision from another: the annotations of a tier, and those of an announcement."""
+    """Return what tells one decision from another: the annotations of a tier, and those of a notice."""
     tier = (kubernetes.TIER, kubernetes.EFFECTIVE_SHARE, kubernetes.TIER_SINCE)
     return (
         f"tier {' '.join(annotations.get(name, '') for name in tier)}",
-        f"announcement {annotations.get(kubernetes.ANNOUNCEMENT, '')}",
+        f"notice {annotations.get(kubernetes.NOTICE, '')}",
     )
 
 
