@@ -118,7 +118,7 @@ async def test_the_borrower_is_told_when_the_owner_is_back(agent: Agent) -> None
     assert agent.node.report().session("bob").guaranteed_units == 25  # type: ignore[union-attr]
     owner.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)
     assert (await borrower.until(Kind.TIER)).fields[:4] == (0, 25, 25, 0)
-    assert (await owner.until(Kind.TIER, timeout=2)).fields[1] == 0  # the step down, told first
+    assert (await owner.until(Kind.TIER, timeout=2)).fields[1] == 0  # the downgrade, told first
     assert (await owner.until(Kind.TIER)).fields[:4] == (0, 25, 0, 25)
 
 

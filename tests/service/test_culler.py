@@ -32,7 +32,7 @@ def culler(agent, hub, templates, clock):
     return make
 
 
-async def test_the_way_down_each_step_told_before(culler, agent, hub_server, clock):
+async def test_the_way_down_each_action_told_before(culler, agent, hub_server, clock):
     ann = agent.add("ann")
     hub_server.add("ann", last_activity=clock())
     one = culler()
@@ -204,7 +204,7 @@ async def test_a_session_that_is_still_starting_is_left_alone(culler, agent, clo
     assert agent.asked == []
 
 
-async def test_the_gpu_steps_need_no_hub(culler, agent, hub_server, clock, caplog):
+async def test_the_gpu_actions_need_no_hub(culler, agent, hub_server, clock, caplog):
     ann = agent.add("ann")
     hub_server.faults = [500] * 100
     clock.forward(10 * MINUTE)
@@ -218,7 +218,7 @@ async def test_the_gpu_steps_need_no_hub(culler, agent, hub_server, clock, caplo
     assert len(said) == 1  # not in every round
 
 
-async def test_a_hub_that_hangs_holds_up_no_gpu_step(agent, hub, hub_server, templates, clock):
+async def test_a_hub_that_hangs_holds_up_no_gpu_action(agent, hub, hub_server, templates, clock):
     ann = agent.add("ann")
     hub_server.faults = ["hang"] * 100
     one = Culler([AgentClient(agent.path)], hub, lambda: templates, EAGER, clock=clock, patience=0.01)
@@ -231,7 +231,7 @@ async def test_a_hub_that_hangs_holds_up_no_gpu_step(agent, hub, hub_server, tem
     one._hub.close()
 
 
-async def test_a_stop_that_hangs_holds_up_no_gpu_step(culler, agent, hub_server, clock):
+async def test_a_stop_that_hangs_holds_up_no_gpu_action(culler, agent, hub_server, clock):
     released(agent, hub_server, clock)
     one = culler(cull_every=1000)
     one._patience = 0.1
