@@ -1,9 +1,10 @@
-"""Check the layers of the preload library: ``python .ci/c_layers.py``. Needs the PyPI package ziglang, and nm.
+"""Check the layers of the C libraries: ``python .ci/c_layers.py``. Needs the PyPI package ziglang, and nm.
 
 A layer is a subfolder; sources in the folder itself are the top layer. Compiles each source with zig and reads the
-symbols of the object files with nm. Reports every symbol that a source takes from a higher layer, every include of a
-higher layer's header, every circle between sources, and every global symbol whose name does not begin with the name of
-its file. Exit status 0: none of these.
+symbols of the object files with nm. Reports for the preload library every symbol that a source takes from a higher
+layer, every include of a higher layer's header, every circle between sources, and every global symbol whose name does
+not begin with the name of its file. The simulated driver has listed exceptions: see SIMGPU. Exit status 0: none of
+these.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,49 @@ ROOT = Path(__file__).resolve().parent.parent
 PRELOAD = ROOT / "gpushare_spawner" / "native" / "preload"
 LAYERS = ("platform", "driver", "contexts", "memory", "gate", "lease", "wrappers")
 """Lowest first."""
+SIMGPU = ROOT / "packages" / "gpushare-simgpu" / "gpushare_simgpu"
+SIMGPU_LAYERS = ("common", "cuda/streams", "cuda/memory", "cuda/paging", "cuda/kernels", "cuda/driver", "nvml")
+"""Lowest first. Only symbols and circles are checked here: headers of the driver's folders include each other."""
+SIMGPU_UPWARD = {
+    "driver": "the state of the process stands in driver/init.c, which fills it; all layers read it",
+    "memory_accessible": "the address of an operation on a value in memory is checked when it is put on a stream",
+    "copy_rectangle": "graphs copy as copies on streams do",
+    "launch_prepare": "graphs launch as launches on streams do",
+    "execute_copy": "the thread of a stream carries its operations out, by kind",
+    "execute_prefetch": "the same",
+    "kernel_run": "the same",
+    "compute_run": "the same; a copy on the device takes compute time too",
+    "memory_free_context": "the end of a context frees its memory",
+    "pool_free": "a free from a pool happens in a stream's order",
+    "residency_fault_range": "a copy by the host faults as the host's own access does",
+}
+"""Symbols that lower layers of the simulated driver take from higher ones, each with the reason. None may be added."""
+SIMGPU_CIRCLES = (
+    ("common/processes.c", "common/state.c", "common/turns.c"),
+    ("cuda/driver/functions.c", "cuda/driver/procaddress.c"),
+    (
+        "cuda/kernels/compute.c",
+        "cuda/kernels/kernels.c",
+        "cuda/kernels/launch.c",
+        "cuda/memory/copy.c",
+        "cuda/memory/copy_api.c",
+        "cuda/memory/pool.c",
+        "cuda/streams/capture.c",
+        "cuda/streams/context.c",
+        "cuda/streams/event.c",
+        "cuda/streams/execute.c",
+        "cuda/streams/graph.c",
+        "cuda/streams/graph_exec.c",
+        "cuda/streams/stream.c",
+        "cuda/streams/stream_api.c",
+    ),
+)
+"""Groups of the simulated driver's sources that use each other. They may only become smaller.
+
+Shared state: a process that joins sets the state up, and one that died gives its turn back. cuGetProcAddress is itself
+in the table of functions that it reads. In the large group the thread of a stream carries out what copies, launches and
+graphs have put on it, and a capture turns such a call into a node of a graph.
+"""
 COMPILE = ["-std=gnu11", "-O0", "-fPIC", "-fvisibility=hidden", "-fno-sanitize=all", "-w"]
 """-O0 keeps every use of a symbol that an inline function of a header makes."""
 
@@ -53,15 +98,22 @@ def read_symbols(folder: Path, source: Source, compiled: Path) -> None:
         (source.wants if kind in "Uw" else source.defines).add(symbol)
 
 
+def layer_of(name: str, layers: tuple[str, ...]) -> int:
+    """The number of the layer of a file, by its path below the folder. Raises ValueError for an unknown layer."""
+    folder = name.rpartition("/")[0]
+    if not folder:
+        return len(layers)
+    if folder not in layers:
+        raise ValueError(f"{name}: {folder} is no layer; the layers are {', '.join(layers)}")
+    return layers.index(folder)
+
+
 def read_sources(folder: Path, layers: tuple[str, ...]) -> list[Source]:
     """The sources below the folder, with their symbols. Raises CalledProcessError, ValueError for an unknown layer."""
     sources = []
     for path in sorted(folder.rglob("*.c")):
         name = path.relative_to(folder).as_posix()
-        layer = name.split("/")[0] if "/" in name else ""
-        if layer and layer not in layers:
-            raise ValueError(f"{name}: {layer} is no layer; the layers are {', '.join(layers)}")
-        sources.append(Source(path, name, layers.index(layer) if layer else len(layers)))
+        sources.append(Source(path, name, layer_of(name, layers)))
     with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = [Path(objects) / f"{number}.o" for number in range(len(sources))]
         list(pool.map(lambda source, into: read_symbols(folder, source, into), sources, compiled))
@@ -102,29 +154,60 @@ def prefixes(stem: str) -> tuple[str, ...]:
     return (stem, stem.removesuffix("s"))
 
 
+def upward(graph: dict[str, dict[str, list[str]]], layers: tuple[str, ...], allowed: Collection[str] = ()) -> list[str]:
+    """One sentence for each pair of sources of which the lower one uses the higher one. `allowed`: symbols."""
+    found = []
+    for user, owners in graph.items():
+        for owner, symbols in owners.items():
+            wrong = [symbol for symbol in symbols if symbol not in allowed]
+            if wrong and layer_of(owner, layers) > layer_of(user, layers):
+                found.append(f"{user} uses {', '.join(wrong)} of {owner}, which is in a higher layer")
+    return found
+
+
 def problems(folder: Path, layers: tuple[str, ...], unprefixed: tuple[str, ...] = ()) -> list[str]:
     """One sentence for each violation. `unprefixed`: beginnings of symbols that need not name their file."""
     sources = read_sources(folder, layers)
-    layer = {source.name: source.layer for source in sources}
     graph = dependencies(sources)
-    found = [
-        f"{user} uses {', '.join(symbols)} of {owner}, which is in a higher layer"
-        for user, owners in graph.items()
-        for owner, symbols in owners.items()
-        if layer[owner] > layer[user]
-    ]
+    found = upward(graph, layers)
     found += [f"these sources depend on each other in a circle: {', '.join(group)}" for group in circles(graph)]
     for path in sorted(folder.rglob("*.[ch]")):
         name = path.relative_to(folder).as_posix()
-        own = layers.index(name.split("/")[0]) if "/" in name else len(layers)
         for included in re.findall(r'^\s*#\s*include "([^"]+)"', path.read_text(), re.MULTILINE):
-            if (layers.index(included.split("/")[0]) if "/" in included else len(layers)) > own:
+            if layer_of(included, layers) > layer_of(name, layers):
                 found.append(f"{name} includes {included}, which is in a higher layer")
     for source in sources:
         named = prefixes(source.path.stem)
         for symbol in sorted(source.defines):
             if not symbol.startswith((*named, *unprefixed)):
                 found.append(f"{source.name} defines {symbol}; its name must begin with {named[-1]}")
+    return found
+
+
+def new_problems(
+    folder: Path, layers: tuple[str, ...], allowed: Collection[str], known: Collection[tuple[str, ...]]
+) -> list[str]:
+    """One sentence for each violation beside the listed ones, and for each listed one that is gone.
+
+    `allowed`: symbols that lower layers may take from higher ones. `known`: circles, each sorted.
+    """
+    graph = dependencies(read_sources(folder, layers))
+    found = upward(graph, layers, allowed)
+    used = {
+        symbol
+        for user, owners in graph.items()
+        for owner, symbols in owners.items()
+        if layer_of(owner, layers) > layer_of(user, layers)
+        for symbol in symbols
+    }
+    found += [
+        f"{symbol} is not used by a lower layer: remove it from the list" for symbol in allowed if symbol not in used
+    ]
+    present = [tuple(group) for group in circles(graph)]
+    found += [
+        f"these sources depend on each other in a circle: {', '.join(group)}" for group in present if group not in known
+    ]
+    found += [f"this circle is gone: remove it from the list: {', '.join(one)}" for one in known if one not in present]
     return found
 
 
@@ -137,6 +220,7 @@ def main() -> int:
     """Command line; 0 where the layers hold."""
     try:
         found = problems(PRELOAD, LAYERS, UNPREFIXED)
+        found += new_problems(SIMGPU, SIMGPU_LAYERS, SIMGPU_UPWARD, SIMGPU_CIRCLES)
     except FileNotFoundError as error:
         found = [f"{error.filename} is missing: install binutils"]
     for problem in found:

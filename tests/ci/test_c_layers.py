@@ -104,3 +104,25 @@ def test_a_global_symbol_must_begin_with_the_name_of_its_file_or_its_singular(
 def test_a_folder_that_is_no_layer_is_an_error(c_layers: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"other/clock\.c: other is no layer; the layers are low, high"):
         c_layers.problems(write(tmp_path, other__clock="int clock_now;"), LAYERS)
+
+
+def test_listed_exceptions_of_an_older_library_are_no_violation(c_layers: ModuleType, tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        low__a="int b(void); int a(void) { return b(); }",
+        high__b="int a(void); int b(void) { return a(); }",
+    )
+    circle = ("high/b.c", "low/a.c")
+    assert c_layers.new_problems(folder, LAYERS, {"b": "why"}, [circle]) == []
+    assert c_layers.new_problems(folder, LAYERS, {}, []) == [
+        "low/a.c uses b of high/b.c, which is in a higher layer",
+        "these sources depend on each other in a circle: high/b.c, low/a.c",
+    ]
+
+
+def test_a_listed_exception_that_is_gone_is_reported(c_layers: ModuleType, tmp_path: Path) -> None:
+    folder = write(tmp_path, low__a="int a(void) { return 1; }", high__b="int a(void); int b(void) { return a(); }")
+    assert c_layers.new_problems(folder, LAYERS, {"b": "why"}, [("high/b.c", "low/a.c")]) == [
+        "b is not used by a lower layer: remove it from the list",
+        "this circle is gone: remove it from the list: high/b.c, low/a.c",
+    ]

@@ -33,7 +33,6 @@ from gpushare_spawner.model.kubernetes.annotations import (
 )
 from gpushare_spawner.model.kubernetes.node_eligibility import NodeFacts, PodConstraints
 from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, node_of, pinned
-from gpushare_spawner.model.kubernetes.pod_requests import memory_bytes, millicores, pod_requests, quantity
 from gpushare_spawner.model.kubernetes.prefix import (
     PREFIX,
 )
@@ -93,15 +92,11 @@ __all__ = [
     "gpu_index_of",
     "is_session",
     "labels",
-    "memory_bytes",
-    "millicores",
     "misplaced_report",
     "node_of",
     "notice_patch",
     "pinned",
-    "pod_requests",
     "pod_session",
-    "quantity",
     "report_name",
     "resource_limits",
     "resource_name",

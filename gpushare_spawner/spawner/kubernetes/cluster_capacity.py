@@ -18,8 +18,9 @@ from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.clients.object_watch import Object, Watched
-from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints, memory_bytes, millicores, pod_requests
+from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints
 from gpushare_spawner.placement import NodeResources, Requested
+from gpushare_spawner.spawner.kubernetes.pod_requests import memory_bytes, millicores, pod_requests
 from gpushare_spawner.spawner.kubernetes.pods import FINISHED, RESERVATION, annotation, phase
 
 ASK_AGAIN_SECONDS = 300.0

@@ -44,7 +44,7 @@ def pod_requests(pod: Mapping[str, Any]) -> Amounts:
 
     Containers and sidecars are added up; an ordinary init container runs before the containers and beside the sidecars
     that were started before it, and the larger amount counts. Of a container that was resized in place the largest of
-    what is wished, allocated and in force counts. The pod's overhead is added. (kubernetes
+    what is requested, allocated and in force counts. The pod's overhead is added. (kubernetes
     component-helpers/resource/helpers.go; measured on 1.36.)
     """
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
