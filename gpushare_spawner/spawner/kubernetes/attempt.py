@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
 
-from gpushare_spawner.spawner.attempt import SpawnAttempt
+from kubernetes_asyncio.client.rest import ApiException
+
+from gpushare_spawner.model.kubernetes import TEMPLATE, is_session
+from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.kubernetes.admission import Admission
+from gpushare_spawner.spawner.kubernetes.api_errors import asked_again
+from gpushare_spawner.spawner.kubernetes.pods import Ended, annotation, ended_by_node
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.options.overrides import Overrides
-from gpushare_spawner.spawner.progress import SpawnProgress
+from gpushare_spawner.spawner.progress import SpawnProgress, interleaved
 
 
 class PodAttempt(SpawnAttempt[PodShare]):
@@ -40,6 +47,54 @@ class PodAttempt(SpawnAttempt[PodShare]):
         if reservation is not None:
             perhaps_created, self.perhaps_created = self.perhaps_created, False
             self._give_back(reservation, perhaps_created)
+
+    async def pod_created(self, request: Awaitable[bool], name: str, log: logging.Logger) -> bool:
+        """Return whether the request has created the pod. Of a share: False too where the API failed for a moment.
+
+        ``name``: the pod's, for the log. Raises what will not pass.
+        """
+        if self.reservation is None:
+            return bool(await request)
+        before, self.perhaps_created = self.perhaps_created, True
+        try:
+            return await asked_again(request, f"Pod {name} is not created yet", log)
+        except ApiException:
+            # refused for good: only an earlier request, whose answer was lost, can have made a pod
+            self.perhaps_created = before
+            raise
+
+    async def pod_deleted(self, request: Awaitable[bool], name: str, log: logging.Logger) -> bool:
+        """Return whether the request has deleted the pod. Of a template: False too where the API failed for a moment.
+
+        ``name``: the pod's, for the log. Raises what will not pass.
+        """
+        if not self.template_name:
+            return bool(await request)
+        return await asked_again(request, f"Pod {name} is not deleted yet", log)
+
+    def pod_runs(self, pod: Any, runs: Callable[[Any], bool]) -> bool:
+        """Return whether the pod runs, by ``runs``. Raises NotAdmitted where its node does not take a share's pod."""
+        return bool(runs(pod)) if self.admission is None else self.admission.runs(pod, runs)
+
+    def ended_by_node(self, pod: Mapping[str, Any] | None) -> Ended | None:
+        """Return how the node ended the server's pod; None while the server starts, and where the node did not.
+
+        A hub that was killed before it saved the server's state learns the template from the pod here.
+        """
+        if pod is None or not is_session(pod["metadata"].get("labels")):
+            return None
+        self.template_name = self.template_name or annotation(pod, TEMPLATE)
+        return ended_by_node(pod) if self.phase is not SpawnPhase.STARTING else None
+
+    async def events(self, placing: bool, of_pod: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+        """The events of the spawn: of its placement if ``placing``, then of the pod and of nodes that refuse it."""
+        if placing:
+            async for event in self.progress.events():
+                yield event
+        if self.profile is not None and self.profile.template is not None:
+            of_pod = interleaved(of_pod, self.retries.events())
+        async for event in of_pod:
+            yield event
 
     def cancel(self) -> None:
         super().cancel()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpushare_spawner.spawner.form.form import OTHER
-from gpushare_spawner.spawner.kubernetes.profile_list import Offer, as_entry
+from gpushare_spawner.spawner.kubernetes.profile_list import Offer, as_entry, default_card
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 
@@ -17,17 +17,24 @@ def has_own_form(form_template: str, template_paths: Sequence[str]) -> bool:
     return form_template != "" or any(os.path.exists(os.path.join(path, "form.html")) for path in template_paths)
 
 
-def shown_as_chosen(chosen: Mapping[str, Any], cards: Sequence[Profile], standard: Profile | None) -> Mapping[str, Any]:
+def offers_gpu(cards: Sequence[Profile]) -> bool:
+    """Return whether one of the cards has a share of a GPU, so that the form needs to know what is free."""
+    return any(card.template is not None and card.template.gpu is not None for card in cards)
+
+
+def shown_as_chosen(chosen: Mapping[str, Any], cards: Sequence[Profile], offer: Offer) -> Mapping[str, Any]:
     """Return the options that our form shows: those chosen before, or the default card's where that one is gone."""
+    standard = default_card(cards, offer.own_default)
     if standard is None or chosen.get("profile") in [card.slug for card in cards]:
         return chosen
     return {"profile": standard.slug}
 
 
 def entries_of(
-    cards: Sequence[Profile], offer: Offer, standard: Profile | None, availability_now: AvailabilityNow | None
+    cards: Sequence[Profile], offer: Offer, availability_now: AvailabilityNow | None
 ) -> list[dict[str, Any]]:
     """Return the entries for an admin's form, in KubeSpawner's terms."""
+    standard = default_card(cards, offer.own_default)
     own = {entry["slug"]: entry for entry in offer.own}
     entries = [
         as_entry(card, availability_now.availability(card.template) if availability_now is not None else None)

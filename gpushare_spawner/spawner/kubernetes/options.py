@@ -48,6 +48,17 @@ def choose(
     return Choice(card)
 
 
+def choose_template(
+    offer: Offer, options: Mapping[str, Any], check: Callable[[Sequence[Profile], Any], Choice]
+) -> Choice | None:
+    """Return the choice for options that name a template; None where the name is a profile's of ``profile_list``.
+
+    ``check`` checks the options of templates. Raises SpawnRefused.
+    """
+    card = offer.card(options["profile"])
+    return check(offer.cards, options) if card is not None and card.template is not None else None
+
+
 def names_template(options: Any, templates: Sequence[Template]) -> bool:
     """Return whether the options name a template."""
     slug = options.get("profile") if isinstance(options, dict) else None

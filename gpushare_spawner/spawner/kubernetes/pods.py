@@ -54,6 +54,8 @@ class Ended:
     """In Kubernetes' word, like UnexpectedAdmissionError."""
     message: str
     node: str
+    exit_code: int | None = None
+    """Of the notebook's container; None where it has not ended by itself."""
 
     @property
     def what(self) -> str:
@@ -77,7 +79,7 @@ def ended_by_node(pod: Mapping[str, Any]) -> Ended | None:
     if exit_code(pod) is not None and status.get("reason") is None:
         return None
     node = (pod.get("spec") or {}).get("nodeName") or ""
-    return Ended(str(status.get("reason") or ""), str(status.get("message") or "").strip(), node)
+    return Ended(str(status.get("reason") or ""), str(status.get("message") or "").strip(), node, exit_code(pod))
 
 
 def exit_code(pod: Mapping[str, Any]) -> int | None:

@@ -25,10 +25,8 @@ except ImportError as error:
     ) from error
 
 from kubernetes_asyncio.client.models import V1Pod
-from kubernetes_asyncio.client.rest import ApiException
 from traitlets import default, validate
 
-from gpushare_spawner.model.kubernetes import TEMPLATE, is_session
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Requested
 from gpushare_spawner.sharing.base import Tenant
@@ -36,14 +34,19 @@ from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form.form import Form
 from gpushare_spawner.spawner.kubernetes import settings
-from gpushare_spawner.spawner.kubernetes.api_errors import asked_again
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
 from gpushare_spawner.spawner.kubernetes.cleanup import LastSearch, PodCleanup
 from gpushare_spawner.spawner.kubernetes.cluster_capacity import ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.form import entries_of, has_own_form, shown_as_chosen, without_idle_fields
+from gpushare_spawner.spawner.kubernetes.form import (
+    entries_of,
+    has_own_form,
+    offers_gpu,
+    shown_as_chosen,
+    without_idle_fields,
+)
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
-from gpushare_spawner.spawner.kubernetes.options import NAMES, choose, names_template
+from gpushare_spawner.spawner.kubernetes.options import NAMES, choose, choose_template, names_template
 from gpushare_spawner.spawner.kubernetes.pod_builder import (
     WITHOUT_GPU,
     build_pod,
@@ -51,8 +54,7 @@ from gpushare_spawner.spawner.kubernetes.pod_builder import (
     pod_constraints,
     requested,
 )
-from gpushare_spawner.spawner.kubernetes.pods import annotation, ended_by_node, exit_code
-from gpushare_spawner.spawner.kubernetes.profile_list import Offer, default_card
+from gpushare_spawner.spawner.kubernetes.profile_list import Offer
 from gpushare_spawner.spawner.kubernetes.reflectors import ReportReflector
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.kubernetes.snapshot import REPORTS, ClusterSnapshots
@@ -62,7 +64,7 @@ from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.placing import report_placement, reserve_share
-from gpushare_spawner.spawner.progress import SpawnProgress, interleaved
+from gpushare_spawner.spawner.progress import SpawnProgress
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import refusals_reported
 from gpushare_spawner.wording.cards import CLUSTER_UNREADABLE
@@ -198,15 +200,10 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """The form's HTML, for this user and what is free now."""
         offer = await self._offer()
         cards = self._allowed(offer.cards)
-        availability_now = (
-            await self._availability_if_watched()
-            if any(card.template and card.template.gpu for card in cards)
-            else None
-        )
-        standard = default_card(cards, offer.own_default)
+        availability_now = await self._availability_if_watched() if offers_gpu(cards) else None
         if self._has_own_form():
-            return self._kube.rendered_form(entries_of(cards, offer, standard, availability_now))
-        chosen = shown_as_chosen(self._chosen_before(), cards, standard)
+            return self._kube.rendered_form(entries_of(cards, offer, availability_now))
+        chosen = shown_as_chosen(self._chosen_before(), cards, offer)
         return Form(self.form_template_paths).render(cards, chosen, availability_now, self.unavailable)
 
     async def _availability_if_watched(self) -> Any:
@@ -375,9 +372,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """What the options stand for where they name a template; None where they leave everything to KubeSpawner."""
         if not names_template(self.user_options, self._templates()):
             return None
-        offer = await self._offer()
-        card = offer.card(self.user_options["profile"])
-        return self._chosen(offer.cards, self.user_options) if card is not None and card.template is not None else None
+        return choose_template(await self._offer(), self.user_options, self._chosen)
 
     async def get_pod_manifest(self) -> V1Pod:
         """KubeSpawner's manifest, and the share in it."""
@@ -394,40 +389,20 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
         request = super()._make_create_pod_request(pod, request_timeout)
-        if self._attempt.reservation is None:
-            return bool(await request)
-        before, self._attempt.perhaps_created = self._attempt.perhaps_created, True
-        try:
-            return await asked_again(request, f"Pod {self.pod_name} is not created yet", self.log)
-        except ApiException:
-            # refused for good: only an earlier request, whose answer was lost, can have made a pod
-            self._attempt.perhaps_created = before
-            raise
+        return await self._attempt.pod_created(request, self.pod_name, self.log)
 
     async def _make_delete_pod_request(self, *args: Any, **kwargs: Any) -> bool:
         request = super()._make_delete_pod_request(*args, **kwargs)
-        if not self._attempt.template_name:
-            return bool(await request)
-        return await asked_again(request, f"Pod {self.pod_name} is not deleted yet", self.log)
+        return await self._attempt.pod_deleted(request, self.pod_name, self.log)
 
     def is_pod_running(self, pod: Any) -> bool:
         """KubeSpawner's. While a server with a share starts, a pod that its node does not take is noticed."""
-        admission = self._attempt.admission
-        if admission is None:
-            return bool(super().is_pod_running(pod))
-        return admission.runs(pod, super().is_pod_running)
+        return self._attempt.pod_runs(pod, super().is_pod_running)
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """The position in the queue and the GPU, then what KubeSpawner has to say."""
-        attempt = self._attempt
-        begun = self.pending or attempt.phase is SpawnPhase.PLACING or self._kube.was_started
-        if begun and self._templates():
-            async for event in attempt.progress.events():
-                yield event
-        events = super().progress()
-        if attempt.profile is not None and attempt.profile.template is not None:
-            events = interleaved(events, attempt.retries.events())
-        async for event in events:
+        begun = self.pending or self._attempt.phase is SpawnPhase.PLACING or self._kube.was_started
+        async for event in self._attempt.events(bool(begun and self._templates()), super().progress()):
             yield event
 
     # -- a running server --
@@ -439,17 +414,12 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
             return None
         if attempt.template_name or self._templates():
             await self._watches.pods_patiently()
-            pod = self._pod()
-            if pod is not None and is_session(pod["metadata"].get("labels")):
-                # a hub that was killed before it saved its state learns the template from the pod
-                attempt.template_name = attempt.template_name or annotation(pod, TEMPLATE)
-                ended = ended_by_node(pod) if attempt.phase is not SpawnPhase.STARTING else None
-                if ended is not None:
-                    code = exit_code(pod)
-                    self.log.warning("%s: %s. The server can be started again.", self._log_name, ended)
-                    if self.delete_stopped_pods:
-                        await self.stop(now=True)
-                    return code or 1
+            ended = attempt.ended_by_node(self._pod())
+            if ended is not None:
+                self.log.warning("%s: %s. The server can be started again.", self._log_name, ended)
+                if self.delete_stopped_pods:
+                    await self.stop(now=True)
+                return ended.exit_code or 1
         status: int | None = await super().poll()
         return status
 
