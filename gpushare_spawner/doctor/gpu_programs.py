@@ -23,7 +23,7 @@ def timed(launch, wait, count=20000):
         wait()
         best = took if best is None else min(best, took)
     return best
-def story(checksum, launch, wait):
+def run_checks(checksum, launch, wait):
     before = checksum()
     say("ready")
     hear()
@@ -85,7 +85,7 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
         launching = cuda.cuLaunchKernel
         launching.argtypes = [c.c_void_p] + [c.c_uint] * 7 + [c.c_void_p] * 3
         launch = lambda: launching(fill, 1, 1, 1, 1, 1, 1, 0, None, values, None)
-        story(checksum, launch, lambda: ok("cuCtxSynchronize"))
+        run_checks(checksum, launch, lambda: ok("cuCtxSynchronize"))
         ''',
     ),
     "torch": (
@@ -95,7 +95,7 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
         torch.manual_seed(1)
         x = torch.randint(-2**31, 2**31 - 1, (size // 4,), dtype=torch.int32, device="cuda")
         y = torch.zeros(1, device="cuda")
-        story(lambda: int(x.sum(dtype=torch.int64).item()), lambda: y.add_(1), torch.cuda.synchronize)
+        run_checks(lambda: int(x.sum(dtype=torch.int64).item()), lambda: y.add_(1), torch.cuda.synchronize)
         """,
     ),
     "torch, cudaMallocAsync": (
@@ -109,7 +109,7 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
         def checksum():
             pieces = [part.to(torch.int64).sum() for part in x.chunk(16)]   # memory that comes and goes
             return int(torch.stack(pieces).sum().item())
-        story(checksum, lambda: y.add_(1), torch.cuda.synchronize)
+        run_checks(checksum, lambda: y.add_(1), torch.cuda.synchronize)
         """,
     ),
     "torch, CUDA graph": (
@@ -125,7 +125,7 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             y.add_(1)
-        story(lambda: int(x.sum(dtype=torch.int64).item()), graph.replay, torch.cuda.synchronize)
+        run_checks(lambda: int(x.sum(dtype=torch.int64).item()), graph.replay, torch.cuda.synchronize)
         """,
     ),
     "cupy": (
@@ -135,7 +135,7 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
         x = cupy.random.default_rng(1).integers(0, 2**31, size // 4, dtype=cupy.int32)
         y = cupy.zeros(1)
         def add(): y.__iadd__(1)
-        story(lambda: int(x.sum(dtype=cupy.int64)), add, cupy.cuda.Device().synchronize)
+        run_checks(lambda: int(x.sum(dtype=cupy.int64)), add, cupy.cuda.Device().synchronize)
         """,
     ),
     "numba": (
@@ -153,7 +153,7 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
         def checksum():
             parts = (x[at : at + (1 << 24)].copy_to_host() for at in range(0, len(x), 1 << 24))
             return sum(int(part.sum(dtype=numpy.int64)) for part in parts)
-        story(checksum, lambda: add[1, 1](y), cuda.synchronize)
+        run_checks(checksum, lambda: add[1, 1](y), cuda.synchronize)
         """,
     ),
     "jax": (
@@ -166,7 +166,7 @@ PROGRAMS: dict[str, tuple[str | None, str]] = {
         y = jnp.zeros(1)
         add = jax.jit(lambda y: y + 1)
         total = jax.jit(lambda x: jnp.bitwise_xor.reduce(x))
-        story(lambda: int(total(x)), lambda: add(y), lambda: add(y).block_until_ready())
+        run_checks(lambda: int(total(x)), lambda: add(y), lambda: add(y).block_until_ready())
         """,
     ),
 }

@@ -158,7 +158,7 @@ class AnyOrder(RuleBasedStateMachine):
         if again:
             # Still has work: the request follows the release on the same connection.
             peer.waiting, peer.waiting_since = True, self.now
-        # The arbiter may know of the wish already, if the request was sent before the release.
+        # The arbiter may know of the request already, if the request was sent before the release.
         elif not peer.waiting:
             peer.waiting, peer.waiting_since = True, self.now
             self.obey(self.arbiter.release(name, lease, busy, self.now))

@@ -44,7 +44,7 @@ class FakeAgent:
         self.before: Callable[[Any], Any] | None = None
         """May be a coroutine function; what it raises ends the connection without an answer."""
         self.after: Callable[[Any], Any] | None = None
-        """The same, between the deed and the answer."""
+        """The same, between the action and the answer."""
         self.violations: list[str] = []
         self._server: asyncio.Server | None = None
 

@@ -72,10 +72,10 @@ def _statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _requested(container: Mapping[str, Any], in_force: Mapping[Any, Mapping[str, Any]]) -> Amounts:
     resources = container.get("resources") or {}
     # the API server writes a limit without a request as a request; a manifest that it has not seen lacks that
-    wished = _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    asked_for = _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
     known = in_force.get(container.get("name"), {})
     actual = (known.get("resources") or {}).get("requests")
-    return _largest([wished, _amounts(known.get("allocatedResources")), _amounts(actual)])
+    return _largest([asked_for, _amounts(known.get("allocatedResources")), _amounts(actual)])
 
 
 def _amounts(written: Mapping[str, Any] | None) -> Amounts:
