@@ -283,7 +283,7 @@ async def test_at_every_call_in_turn(story: Story) -> None:
     assert story.most_held == CAPACITY, "never more than there is"
 
 
-async def test_while_somebody_waits_in_line(story: Story) -> None:
+async def test_while_a_spawn_waits_in_the_queue(story: Story) -> None:
     hub = KillableHub(story.settings)
     try:
         await hub.start()

@@ -201,8 +201,8 @@ async def test_a_dead_view_is_brought_back_before_anything_is_placed(
         await asyncio.wait({reflector.watch_task})
         reflector.resources = {}
     hub.reservations.place_every = 0.1
-    outlook = await hub.reservations.availability_now()
-    assert outlook.check.ledger.free_units(f"GPU-{nodes.names[0]}-0") == 0
+    availability = await hub.reservations.availability_now()
+    assert availability.check.ledger.free_units(f"GPU-{nodes.names[0]}-0") == 0
     assert await spawner.poll() is None
 
 

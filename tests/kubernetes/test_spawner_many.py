@@ -25,7 +25,7 @@ TEMPLATES = (
     ("tenth", "{fraction: 0.1}"),
     ("two", "{count: 2}"),
 )
-WISHES = ("quarter", "half", "tenth", "quarter", "third", "half", "quarter", "tenth", "two", "quarter")
+PROFILES = ("quarter", "half", "tenth", "quarter", "third", "half", "quarter", "tenth", "two", "quarter")
 """More than there is: about 230 GPUs' worth on 160."""
 
 
@@ -55,10 +55,10 @@ async def test_500_users_at_once_get_no_more_than_160_gpus_have(cluster: Cluster
             await hub.add_user(name)
         cluster.faults.applies_to = by_service_accounts
         cluster.faults.rate = 0.05
-        wishes = [WISHES[number % len(WISHES)] for number in range(USERS)]
+        profiles = [PROFILES[number % len(PROFILES)] for number in range(USERS)]
         asked = []
-        for number, (name, wish) in enumerate(zip(names, wishes, strict=True)):
-            asked.append(asyncio.ensure_future(hub.api("POST", f"users/{name}/server", {"profile": wish}, 120)))
+        for number, (name, profile) in enumerate(zip(names, profiles, strict=True)):
+            asked.append(asyncio.ensure_future(hub.api("POST", f"users/{name}/server", {"profile": profile}, 120)))
             if number % 50 == 49:
                 # the hub's socket keeps so many unaccepted connections, and no more
                 await asyncio.sleep(0.02)
