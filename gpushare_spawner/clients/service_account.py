@@ -1,6 +1,6 @@
 """A connection to the API server as the service account of this pod.
 
-kubernetes_asyncio imports all of its models with any part of it, which is 37 MiB on each node (measured, version 36).
+kubernetes_asyncio imports all of its models with any part of it: 37 MiB on each node (measured with version 36.1.0).
 """
 
 from __future__ import annotations
