@@ -27,7 +27,16 @@ def main() -> int:
             sources = [str(build)] if extra == BUILD else ["pyproject.toml", str(build), "--extra", extra]
             target = LOCKS / f"{extra}.txt"
             command = ["uv", "pip", "compile", *sources, "--universal", "--python-version", "3.11", "--no-annotate"]
-            command += ["--generate-hashes", "--no-header", "--upgrade", "--quiet", "--output-file", str(target)]
+            # with extras: pip does not match a pinned name with a requirement of its extra where it replaces a version
+            command += [
+                "--no-strip-extras",
+                "--generate-hashes",
+                "--no-header",
+                "--upgrade",
+                "--quiet",
+                "--output-file",
+                str(target),
+            ]
             done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT)
             if done.returncode:
                 return 1
