@@ -333,7 +333,11 @@ async def test_a_hub_restarted_before_it_saved_anything_learns_from_the_pod(
 
 
 async def test_a_hook_that_drops_the_annotations_gives_nothing_away_twice(
-    make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    make_hub: MakeHub,
+    nodes: GpuNodes,
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def bare(spawner: Any, pod: Any) -> Any:
         pod.metadata.annotations = {}
@@ -349,8 +353,11 @@ async def test_a_hook_that_drops_the_annotations_gives_nothing_away_twice(
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
     assert "does a modify_pod_hook replace them?" in capsys.readouterr().err
     assert (await hub.start_server("bob", {"profile": "half-gpu"})).code == 503
+    # nobody waits out the 20 s in which the pod of a stopped server might still appear
+    monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.reservations.LINGER_SECONDS", 1.0)
     assert (await hub.stop_server("ada")).code == 204
-    await until(lambda: not hub.reservations.in_flight(), 25)
+    assert hub.reservations.in_flight(), "the pod may still be there"
+    await until(lambda: not hub.reservations.in_flight(), 10)
 
 
 async def test_annotations_that_cannot_be_read_count_by_the_limits(

@@ -105,7 +105,7 @@ async def test_a_node_that_one_request_avoids_is_there_for_others(
 async def test_a_pod_that_waits_for_preempted_pods_stays_on_its_node(
     make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LASTS, Cause.NODE, 3.0)
+    monkeypatch.setitem(LASTS, Cause.NODE, 1.0)
     node = await nodes.add(gpus=1, cpu="1500m")
     await nodes.add(gpus=1)
     await cluster.create_pod("unimportant", limits={"cpu": "1"}, nodeName=node)
@@ -116,7 +116,7 @@ async def test_a_pod_that_waits_for_preempted_pods_stays_on_its_node(
     await cluster.wait_for_pod("jupyter-ada", lambda pod: bool(pod["status"].get("conditions")))
     status = {"status": {"nominatedNodeName": node}}
     await cluster.admin.patch(path("pods", cluster.namespace, "jupyter-ada", "status"), status)
-    await asyncio.sleep(4)
+    await asyncio.sleep(2.5)
     pod = await cluster.pod("jupyter-ada")
     assert pod is not None
     await cluster.admin.delete(path("pods", cluster.namespace, "unimportant"), grace=1)
