@@ -1,12 +1,18 @@
-"""The order in which test files run."""
+"""The order in which test files run, and the signals that their processes start with."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+# A shell script that runs `make test &` has SIGINT ignored in all that it starts, notebook servers too. Hubs stop a server
+# by SIGINT first, so it would run on for the 10 s of SimpleLocalProcessSpawner.interrupt_timeout.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The files that take longest, slowest first. `make test` gives whole files to two workers in this order, because a long
 # file that starts last leaves one worker idle. The order comes from the times in reports by --junitxml, made on 2 cores
