@@ -9,15 +9,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# A shell script that runs `make test &` has SIGINT ignored in all that it starts, notebook servers too. Hubs stop a server
-# by SIGINT first, so it would run on for the 10 s of SimpleLocalProcessSpawner.interrupt_timeout.
+# A shell script that runs `make test &` has SIGINT ignored in all that it starts, notebook servers too. Hubs stop a
+# server by SIGINT first, so it would run on for the 10 s of SimpleLocalProcessSpawner.interrupt_timeout.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The files that take longest, slowest first. `make test` gives whole files to two workers in this order, because a long
 # file that starts last leaves one worker idle. The order comes from the times in reports by --junitxml, made on 2 cores
-# that did other work too; .ci/test_times.py adds the times of each file. The last seven start hubs or browsers: their
-# times were not measured.
+# that did other work too; .ci/test_times.py adds the times of each file. Estimates are the places of test_wheels.py and
+# of the files in tests/e2e, tests/ci, tests/notebook and tests/service.
 SLOWEST_FIRST = (
     "tests/kubernetes/test_hub_killed.py",
     "tests/e2e/test_demo.py",
@@ -25,7 +25,6 @@ SLOWEST_FIRST = (
     "tests/kubernetes/test_spawner_many.py",
     "tests/kubernetes/test_main_job.py",
     "tests/e2e/test_main_job.py",
-    "tests/native/test_preload_resolve.py",
     "tests/native/test_preload_memory.py",
     "tests/kubernetes/test_spawner_faults.py",
     "tests/native/test_simgpu_residency.py",
