@@ -102,7 +102,7 @@ def test_many_short_bursts_cost_no_more_than_the_bound_for_interactive_sessions(
 def test_long_bursts_get_no_credit() -> None:
     device = device_of(("a", 15))
     device.session("b", 50)
-    b = device.start(Job("b", "b", 15 * GIB, alternating(20.0, 20.0)))
+    b = device.start(Job("b", "b", 15 * GIB, alternating(8.0, 20.0)))  # a program's pauses between its phases
     device.run(4000.0)
     assert sorted(b.waits)[len(b.waits) // 2] > 50.0
 

@@ -63,20 +63,20 @@ def may_mount() -> bool:
 
 
 @pytest.fixture
-async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[NodeAgent]:  # noqa: F811
+def emptied(short_folder: Path) -> Iterator[Path]:  # noqa: F811
+    """The agent's folder, removed by rm, which goes to any depth, once the agent has stopped."""
+    yield short_folder
+    subprocess.run(["rm", "-rf", str(short_folder)], check=True)
+
+
+@pytest.fixture
+async def agent(cluster: Cluster, emptied: Path) -> AsyncIterator[NodeAgent]:
     kubelet = await cluster.make_node()
-    agent = NodeAgent(cluster, kubelet, await agent_token(cluster, kubelet.name), short_folder)
+    agent = NodeAgent(cluster, kubelet, await agent_token(cluster, kubelet.name), emptied)
     await agent.start()
     await agent.ready()
     yield agent
     await agent.stop()
-
-
-@pytest.fixture
-def emptied(short_folder: Path) -> Iterator[None]:  # noqa: F811
-    """Afterwards the folder is removed by rm, which goes to any depth."""
-    yield
-    subprocess.run(["rm", "-rf", str(short_folder)], check=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not may_mount(), reason="needs root, and a mount namespace of its own")
@@ -105,7 +105,7 @@ async def test_all_folders_above_and_below_the_socket_are_closed_to_writers(agen
     assert socket.parents[2].stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_pods_end_takes_no_longer_for_whatever_lies_in_its_folder(agent: NodeAgent, emptied: None) -> None:
+async def test_a_pods_end_takes_no_longer_for_whatever_lies_in_its_folder(agent: NodeAgent) -> None:
     await agent.running("ada")
     await agent.running("bob")
     devices = agent.held("ada")
@@ -131,7 +131,7 @@ async def test_a_pods_end_takes_no_longer_for_whatever_lies_in_its_folder(agent:
 
 
 async def test_the_folder_of_a_pod_that_ended_while_no_agent_ran_is_gone_at_once(
-    agent: NodeAgent, emptied: None
+    agent: NodeAgent,
 ) -> None:
     stranger = grant_folders.grant_folder(agent.folder / "pods", ["gone"])
     grant_folders.make(stranger)
