@@ -24,7 +24,7 @@ from gpushare_spawner.model.kubernetes import (
     resource_name,
 )
 from gpushare_spawner.model.report import GpuReport, Report
-from gpushare_spawner.spawner.kubernetes.pods import holds_share
+from gpushare_spawner.spawner.kubernetes.cluster.pods import holds_share
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.spawner.running_hub import RunningHub
 

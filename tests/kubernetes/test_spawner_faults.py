@@ -14,8 +14,8 @@ from kubespawner import KubeSpawner
 
 from gpushare_spawner.model.kubernetes import SESSION_LABEL, TEMPLATE
 from gpushare_spawner.spawner.kubernetes import cleanup
-from gpushare_spawner.spawner.kubernetes.reflectors import Dated
-from gpushare_spawner.spawner.kubernetes.snapshot import PODS
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import Dated
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS
 from tests.spawner.running_hub import until
 
 from .sharing_hub import GpuNodes, SharingHub, gpu
@@ -63,7 +63,7 @@ async def test_a_node_that_does_not_admit_is_left_for_another(
 async def test_the_page_says_that_the_only_node_is_left_alone(
     make_hub: MakeHub, nodes: GpuNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.snapshot.DISTRUST_SECONDS", 2.0)
+    monkeypatch.setattr("gpushare_spawner.spawner.kubernetes.cluster.snapshot.DISTRUST_SECONDS", 2.0)
     node = await nodes.add(gpus=1)
     hub = await make_hub(lambda config: config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0.1))
     await hub.start_server("bea", {"profile": "half-gpu"})

@@ -19,7 +19,7 @@ from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, pod_session, resou
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement import Allocation, Ledger
 from gpushare_spawner.spawner.kubernetes import api_errors, launcher
-from gpushare_spawner.spawner.kubernetes.snapshot import ClusterSnapshots
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, Cause
 from tests.spawner.running_hub import until

@@ -12,7 +12,7 @@ from gpushare_spawner.model.kubernetes import TEMPLATE, is_session
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.kubernetes.admission import Admission
 from gpushare_spawner.spawner.kubernetes.api_errors import asked_again
-from gpushare_spawner.spawner.kubernetes.pods import Ended, annotation, ended_by_node
+from gpushare_spawner.spawner.kubernetes.cluster.pods import Ended, annotation, ended_by_node
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.progress import SpawnProgress, interleaved

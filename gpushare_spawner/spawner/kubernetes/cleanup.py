@@ -12,7 +12,7 @@ from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.spawner.kubernetes.api_errors import worded
-from gpushare_spawner.spawner.kubernetes.pods import holds_share, orphans
+from gpushare_spawner.spawner.kubernetes.cluster.pods import holds_share, orphans
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 
 ORPHANS_EVERY = 60.0

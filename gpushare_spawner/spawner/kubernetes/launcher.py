@@ -16,8 +16,8 @@ from kubernetes_asyncio.client.rest import ApiException
 from gpushare_spawner.spawner.kubernetes.admission import Admission, NotAdmitted
 from gpushare_spawner.spawner.kubernetes.api_errors import api_refused, may_pass, worded
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
-from gpushare_spawner.spawner.kubernetes.pods import why_waiting
-from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale
+from gpushare_spawner.spawner.kubernetes.cluster.pods import why_waiting
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import refusals

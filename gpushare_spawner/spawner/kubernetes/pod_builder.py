@@ -22,8 +22,8 @@ from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, PodConstraint
 from gpushare_spawner.placement import Requested
 from gpushare_spawner.sharing.base import PodSpec
 from gpushare_spawner.sharing.native_pod import NOTEBOOK, NativePodLayer
-from gpushare_spawner.spawner.kubernetes.pod_requests import memory_bytes, millicores, pod_requests
-from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import memory_bytes, millicores, pod_requests
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_failures as words

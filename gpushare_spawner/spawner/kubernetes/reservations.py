@@ -14,10 +14,10 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Allocation, Requested
 from gpushare_spawner.placement.node_resources import NOTHING
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, holds_share
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.exclusions import Exclusions
-from gpushare_spawner.spawner.kubernetes.pods import RESERVATION, annotation, holds_share
-from gpushare_spawner.spawner.kubernetes.reflectors import SnapshotStale
-from gpushare_spawner.spawner.kubernetes.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot

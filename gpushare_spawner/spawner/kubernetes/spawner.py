@@ -36,7 +36,10 @@ from gpushare_spawner.spawner.form.form import Form
 from gpushare_spawner.spawner.kubernetes import settings
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
 from gpushare_spawner.spawner.kubernetes.cleanup import LastSearch, PodCleanup
-from gpushare_spawner.spawner.kubernetes.cluster_capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import ReportReflector
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import REPORTS, ClusterSnapshots
+from gpushare_spawner.spawner.kubernetes.cluster.watches import Watches
 from gpushare_spawner.spawner.kubernetes.form import (
     entries_of,
     has_own_form,
@@ -55,11 +58,8 @@ from gpushare_spawner.spawner.kubernetes.pod_builder import (
     requested,
 )
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer
-from gpushare_spawner.spawner.kubernetes.reflectors import ReportReflector
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
-from gpushare_spawner.spawner.kubernetes.snapshot import REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.unschedulable import TRIGGERED_SCALE_UP
-from gpushare_spawner.spawner.kubernetes.watches import Watches
 from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice

@@ -10,8 +10,8 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.exclusions import Exclusions
-from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 

@@ -13,8 +13,8 @@ from traitlets.config import LoggingConfigurable
 
 from gpushare_spawner.spawner.kubernetes.admission import NotAdmitted
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
+from gpushare_spawner.spawner.kubernetes.cluster.pods import ended_by_node
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
-from gpushare_spawner.spawner.kubernetes.pods import ended_by_node
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.kubernetes.unschedulable import Unschedulable
 from gpushare_spawner.spawner.options.overrides import Overrides

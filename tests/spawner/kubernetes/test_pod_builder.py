@@ -20,8 +20,8 @@ from kubernetes_asyncio.client.models import (
 from kubespawner.utils import get_k8s_model
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, NodeFacts, pod_session
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.pod_builder import build_pod, pinned_node, pod_constraints
-from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 from .parts import share

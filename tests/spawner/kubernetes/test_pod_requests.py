@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes.pod_requests import memory_bytes, millicores, pod_requests, quantity
+from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import memory_bytes, millicores, pod_requests, quantity
 
 GI = 2**30
 

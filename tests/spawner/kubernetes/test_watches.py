@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes import watches as module
-from gpushare_spawner.spawner.kubernetes.reflectors import DatedPodReflector
-from gpushare_spawner.spawner.kubernetes.watches import Watches
+from gpushare_spawner.spawner.kubernetes.cluster import watches as module
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import DatedPodReflector
+from gpushare_spawner.spawner.kubernetes.cluster.watches import Watches
 
 KEY = ("pods", "hub")
 

@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
-from gpushare_spawner.spawner.kubernetes.reflectors import (
+from gpushare_spawner.spawner.kubernetes.cluster.reflectors import (
     Dated,
     DatedPodReflector,
     SnapshotStale,
@@ -19,7 +18,8 @@ from gpushare_spawner.spawner.kubernetes.reflectors import (
     has_listed,
     is_watching,
 )
-from gpushare_spawner.spawner.kubernetes.snapshot import PODS
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS
+from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 
 PAUSES = (0.2, 0.5, 1.0, 2.0)
 """Seconds between the tries of `Watches.pods_patiently`."""

@@ -20,8 +20,8 @@ from kubernetes_asyncio.client.rest import ApiException
 from gpushare_spawner.clients.object_watch import Object, Watched
 from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints
 from gpushare_spawner.placement import NodeResources, Requested
-from gpushare_spawner.spawner.kubernetes.pod_requests import memory_bytes, millicores, pod_requests
-from gpushare_spawner.spawner.kubernetes.pods import FINISHED, RESERVATION, annotation, phase
+from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import memory_bytes, millicores, pod_requests
+from gpushare_spawner.spawner.kubernetes.cluster.pods import FINISHED, RESERVATION, annotation, phase
 
 ASK_AGAIN_SECONDS = 300.0
 """After the API server has refused to show nodes and pods. Ours: an admin who grants the right sees an effect soon."""
