@@ -142,7 +142,7 @@ class Limits(_Part):
 class Idle(_Part):
     """When a session's idle actions come. Each action is optional.
 
-    Times count from the last GPU work.
+    Times count from the last GPU work, or from the server's start if there was none.
     """
 
     downgrade_after: Seconds | None = None

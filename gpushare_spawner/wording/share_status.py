@@ -105,11 +105,11 @@ def tier_now(status: ShareStatus) -> str:
             return f"Your GPU share is downgraded from {share} to {now}{_because_idle(status)}. {kept}"
         case Tier.RELEASED:
             return f"Your GPU share ({share}) is released{_because_idle(status)}. {kept}"
-        case _ if status.borrowed_now:
+        case _ if status.borrowed_now and status.guaranteed_units >= status.share_units:
             return f"You have {share} now, up to 100 % while others are idle."
         case _ if status.borrowed_units:
             now = gpu_share(status.guaranteed_units, gpus)
-            return f"Of your {share}, {now} is guaranteed now: the owners of the lent units have reclaimed them."
+            return f"Of your {share}, {now} is guaranteed now: the owners of the lent units have reclaimed the rest."
         case _:
             return f"You have {share}: guaranteed while others work, up to 100 % while others are idle."
 

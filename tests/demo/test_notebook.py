@@ -21,11 +21,17 @@ def run_last_cell(error: int) -> list[Any]:
     asked: list[Any] = []
     cuda = SimpleNamespace(
         CUresult=SimpleNamespace(CUDA_SUCCESS=SUCCESS, CUDA_ERROR_OUT_OF_MEMORY=OUT_OF_MEMORY),
-        cuDeviceTotalMem=lambda device: 1000,
+        cuDeviceTotalMem=lambda device: (SUCCESS, 1000),
         cuMemAlloc=lambda size: (error, 77),
-        cuMemFree=lambda pointer: asked.append(("free", pointer)),
+        cuMemFree=lambda pointer: asked.append(("free", pointer)) or (SUCCESS,),
     )
-    names = {"cuda": cuda, "check": lambda value: value, "device": 0, "pointer": None, "u64": None}
+
+    def check(result: tuple[Any, ...]) -> Any:
+        if result[0] != SUCCESS:
+            raise RuntimeError(result[0])
+        return result[-1]
+
+    names = {"cuda": cuda, "check": check, "device": 0, "pointer": None, "u64": None}
     names |= {"launch": lambda name, *arguments: asked.append(name), "wait": lambda: None}
     names |= {"status": lambda: "the status", "intact": lambda: True}
     exec("".join(last["source"]), names)
@@ -35,6 +41,11 @@ def run_last_cell(error: int) -> list[Any]:
 def test_more_memory_than_there_is_is_touched_and_given_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_last_cell(SUCCESS) == ["touch"] * 20 + [("free", 77)]
     assert "Not enough memory" not in capsys.readouterr().out
+
+
+def test_any_other_error_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="709"):
+        run_last_cell(709)
 
 
 def test_a_refused_allocation_is_explained_and_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,36 @@ async def test_a_failure_that_passes_does_not_cost_a_list(status: int) -> None:
     assert script.asked_from == ["list1", "7", "7", "7"]
 
 
+async def test_a_list_that_takes_long_is_not_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_watch.LIST_AGAIN_AFTER", 0.0)
+    script = Script()
+    go_on = asyncio.Event()
+    at_once = script.list
+
+    async def list_slowly(path: str, **query: str) -> Json:
+        answer = await at_once(path, **query)
+        await go_on.wait()
+        return answer
+
+    script.list = list_slowly  # type: ignore[method-assign]
+    pods = Pods(script, "hub", "node", lambda: None)  # type: ignore[arg-type]
+    pods.start()
+    try:
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            pods.list_again()
+        assert script.lists == 1
+        go_on.set()
+        async with asyncio.timeout(10):
+            while not pods.known:
+                await asyncio.sleep(0.01)
+        pods.list_again()
+        await asyncio.sleep(0.05)
+        assert script.lists == 2
+    finally:
+        await pods.close()
+
+
 async def test_after_many_failures_it_lists_anew() -> None:
     script = Script("7", *[500] * TRIES_OF_A_WATCH)
     await followed(script)

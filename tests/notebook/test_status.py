@@ -160,7 +160,10 @@ def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed():
     reclaimed = of(borrowed=15, guaranteed=10)
     assert "borrowed" not in share_status.line(reclaimed) + share_status.page(reclaimed)
     said = share_status.explanation(reclaimed)
-    assert "Of your 0.25 GPU, 0.10 GPU is guaranteed now: the owners of the lent units have reclaimed them." in said
+    assert "Of your 0.25 GPU, 0.10 GPU is guaranteed now: the owners of the lent units have reclaimed the rest." in said
+    partly = share_status.explanation(of(borrowed=15, guaranteed=18))
+    assert "Of your 0.25 GPU, 0.18 GPU is guaranteed now" in partly
+    assert "You have 0.25 GPU now" not in partly
 
 
 @pytest.mark.parametrize(

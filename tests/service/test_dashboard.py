@@ -17,7 +17,7 @@ from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 from gpushare_spawner.service.web.metrics import exposition
 from gpushare_spawner.service.web.spawn_queue import waiting_spawns
-from tests.service.dashboards import GIB, NOW, TEMPLATES, afternoon, page, session, shown
+from tests.service.dashboards import ADMIN, GIB, NOW, TEMPLATES, afternoon, page, session, shown
 
 
 def plain(html: str) -> str:
@@ -173,7 +173,13 @@ def test_only_spawns_that_could_use_the_same_gpus_are_ahead():
 
 
 def test_an_unknown_queue_is_not_an_empty_one():
-    assert "the hub has not said which servers are starting" in plain(page(shown(pending=None)))
+    assert "Unknown at the moment" in plain(page(shown(pending=None)))
+
+
+def test_without_any_report_it_is_unknown_who_waits():
+    starting = HubServer(user="ann", name="", ready=False, pending="spawn", started=NOW - 9, profile="quarter-gpu")
+    silent = [NodeSnapshot(None, None, "silent")]
+    assert dashboard_data(silent, (), TEMPLATES, ADMIN, NOW, (), (starting,))["queue"] is None
 
 
 def test_refused_allocations_are_counted():

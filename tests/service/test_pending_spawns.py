@@ -13,11 +13,13 @@ async def test_pending_spawns_come_with_the_longest_first(hub, hub_server):
     hub_server.add("bob", started=50.0)
     hub_server.add("eve", "two", ready=False, pending="spawn", started=100.0)
     hub_server.add("fay", ready=False, pending="stop", started=10.0)
+    hub_server.add("gus", ready=False, pending="spawn", started=None)
     found = await PendingSpawns(hub).now()
     assert found is not None
     assert [(one.user, one.name, one.started, one.profile) for one in found] == [
         ("eve", "two", 100.0, None),
         ("ann", "", 200.0, "half"),
+        ("gus", "", None, None),
     ]
 
 
@@ -47,3 +49,24 @@ async def test_after_a_failure_the_queue_is_unknown(hub, hub_server, caplog, mon
     hub_server.faults = [403]
     assert await pending.now() is None
     assert "The dashboard shows no queue" in caplog.text
+    assert await pending.now() == ()
+
+
+async def test_tries_that_failed_do_not_delay_the_next_request(hub, hub_server):
+    pending = PendingSpawns(hub, max_age=0, patience=20)
+    hub_server.delay, hub_server.faults = 0.3, [403]
+    assert await pending.now() is None
+    assert await pending.now() == (), "asked again at once, not after 20 times 0.3 s"
+
+
+async def test_an_answer_that_nobody_waited_for_is_not_shown_later(hub, hub_server, monkeypatch):
+    monkeypatch.setattr(pending_spawns, "SHARE_OF_TIME", 0.0)
+    monkeypatch.setattr(pending_spawns, "LONGEST_PAUSE", 0.2)
+    hub_server.add("uma", ready=False, pending="spawn", started=1.0)
+    hub_server.delay = 0.2
+    pending = PendingSpawns(hub, max_age=0, patience=0.05)
+    assert await pending.now() is None
+    await asyncio.sleep(1.0)  # the answer comes, and grows old
+    hub_server.users.clear()
+    hub_server.delay = 0.0
+    assert not await pending.now()

@@ -52,7 +52,8 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     assert ends.timestamp() == pytest.approx(time.time() + 600, abs=30)
     assert first == (
         "First in queue. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is free on any GPU. "
-        f"Estimated wait: about 4 min. If no GPU is free by {ends.astimezone():%H:%M}, this start is cancelled."
+        "Estimated wait: about 4 min. "
+        f"If the server cannot start by {ends.astimezone():%H:%M}, this start is cancelled."
     )
     assert await page.text("#gpushare-heading") == "Waiting for a GPU"
     assert "UTC" not in await page.text("body")

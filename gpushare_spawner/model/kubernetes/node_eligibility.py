@@ -20,9 +20,15 @@ _PASSING = (
     "startup-taint.cluster-autoscaler.kubernetes.io/",
     "status-taint.cluster-autoscaler.kubernetes.io/",
     "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/",
+    "node.cilium.io/agent-not-ready",
+    "ebs.csi.aws.com/agent-not-ready",
+    "efs.csi.aws.com/agent-not-ready",
+    "cloud.google.com/impending-node-termination",
 )
-"""How the keys of taints begin that Kubernetes and its autoscaler set and remove by themselves: a node that is not
-ready, is being drained, or is being added. Spawns wait for such a node, or try another one."""
+"""How the keys of taints begin that Kubernetes, autoscalers (cluster-autoscaler, Karpenter), clouds, and the agents of
+networks and volumes set and remove by themselves: a node that is not ready, is being drained, or is being added. Spawns
+wait for such a node, or try another one. The names stand in the documentation of each."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,12 @@ class BackgroundRequest:
     async def refresh(self, due: bool, patience: float) -> None:
         """Start a request if one is ``due`` and none runs; wait ``patience`` seconds for the one that runs.
 
-        Raises what the request raised. A later answer counts next time.
+        Raises what the request raised. An answer that came after its caller had gone is taken first: it
+        may be hours old.
         """
+        if self._asking is not None and self._asking.done():
+            late, self._asking = self._asking, None
+            late.result()
         if self._asking is None and due:
             self._asking = asyncio.create_task(self._ask())
         asking = self._asking

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 from gpushare_spawner.service.hub.background_request import BackgroundRequest
@@ -13,6 +14,8 @@ log = logging.getLogger("gpushare.service")
 SHARE_OF_TIME = 20.0
 """The next request comes after this many times the time that the last one took: a list of thousands of servers keeps
 the hub busy, and open dashboards must not."""
+LONGEST_PAUSE = 60.0
+"""Seconds. Ours: after a minute a page may cost a slow hub one more request, and an older queue is shown to nobody."""
 
 
 class PendingSpawns:
@@ -24,14 +27,14 @@ class PendingSpawns:
         self._max_age = max_age
         self._patience = patience
         self._known: tuple[HubServer, ...] | None = None
-        self._next_at = float("-inf")
+        self._known_at = self._next_at = -math.inf
         self._request = BackgroundRequest(self._ask)
         self._problem = ""
 
     async def now(self) -> tuple[HubServer, ...] | None:
         """Return the servers that are being started, the longest first; None: the hub has not said."""
         await self._request.refresh(time.monotonic() >= self._next_at, self._patience)
-        return self._known
+        return self._known if time.monotonic() - self._known_at <= 2 * LONGEST_PAUSE else None
 
     def close(self) -> None:
         """Cancel a request that runs."""
@@ -45,7 +48,12 @@ class PendingSpawns:
             if str(error) != self._problem:
                 log.warning("The dashboard shows no queue until the hub lists its servers again. %s", error)
             self._known, self._problem = None, str(error)
+            took = 0.0  # the time went by in pauses between tries
         else:
-            self._known, self._problem = tuple(sorted(found, key=lambda server: server.started or 0.0)), ""
-        took = time.monotonic() - began
-        self._next_at = began + took + max(self._max_age, SHARE_OF_TIME * took)
+            # the hub says when a spawn started only once its hooks have run: such a spawn is the newest
+            self._known = tuple(
+                sorted(found, key=lambda server: math.inf if server.started is None else server.started)
+            )
+            self._problem, took = "", time.monotonic() - began
+        self._known_at = time.monotonic()
+        self._next_at = self._known_at + min(LONGEST_PAUSE, max(self._max_age, SHARE_OF_TIME * took))

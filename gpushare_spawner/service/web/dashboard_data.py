@@ -39,7 +39,8 @@ def dashboard_data(
 ) -> dict[str, Any]:
     """Return data for JSON. Units are 1 % of a GPU, sizes bytes, times seconds. ``notes``: for viewers who see all.
 
-    ``pending``: the servers that the hub is starting, the longest first; None: unknown.
+    ``pending``: the servers that the hub is starting, the longest first; None: unknown. Without any report it is
+    unknown which of them wait.
     """
     reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
     waiting = waiting_spawns(pending or (), reports, templates)
@@ -58,7 +59,7 @@ def dashboard_data(
         ],
         "others": len(decisions) - len(visible),
         "queue": None
-        if pending is None
+        if pending is None or not reports
         else {
             "spawns": [_waiting(one, viewer, now) for one in waiting if viewer.may_see(one.server)],
             "others": sum(not viewer.may_see(one.server) for one in waiting),

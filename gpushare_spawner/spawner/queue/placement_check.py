@@ -41,6 +41,8 @@ class Verdict:
     """NEVER: no GPU is of a suitable model."""
     left_out: bool = False
     """WAIT: only nodes that did not admit a pod of this request have a place."""
+    ineligible: bool = False
+    """NEVER: the taints or labels that the nodes have now keep the pod out."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class PlacementCheck:
             if self.snapshot.awaited:
                 return Verdict(Outcome.WAIT, why=self.snapshot.awaited)
             unsuitable = not models or unplaceable.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
-            return Verdict(Outcome.NEVER, why=why, unsuitable=unsuitable)
+            ineligible = unplaceable.reason is Reason.INELIGIBLE
+            return Verdict(Outcome.NEVER, why=why, unsuitable=unsuitable, ineligible=ineligible)
         if not free or (free != models and self._place(request, models) is not None):
             return Verdict(Outcome.WAIT, why=EARLIER_FIRST)
         return Verdict(Outcome.WAIT, why=why, left_out=unplaceable.reason is Reason.NOT_ADMITTED)

@@ -28,15 +28,17 @@ class Placer:
         models = request.models(snapshot)
         held_back = self._queue.held_back(snapshot, before=ticket)
         verdict = self._check.verdict(request.placement(snapshot), held_back)
-        if verdict.outcome is Outcome.NEVER:
-            ticket.refuse(impossible(request, self._where, verdict.why))
-        elif verdict.outcome is Outcome.WAIT:
+        # taints come and go: a spawn that was told to wait is not refused for one
+        waits = verdict.outcome is Outcome.WAIT or (verdict.ineligible and ticket.ahead is not None)
+        if waits:
             if ticket.ahead is None and self._queue.full:
                 ticket.refuse(queue_full(request, self._queue.length))
             else:
                 why = f"{not_admitted(request.left_out())}." if verdict.left_out else verdict.why
                 ticket.says(self._queue.ahead_of(models, snapshot, ticket), why)
                 self._passed.append((ticket, models))
+        elif verdict.outcome is Outcome.NEVER:
+            ticket.refuse(impossible(request, self._where, verdict.why))
         return verdict.placement
 
     def gave(self, ticket: Ticket, allocation: Allocation) -> None:

@@ -51,6 +51,9 @@ def test_each_taint_must_be_tolerated() -> None:
         taint("node.kubernetes.io/not-ready", effect="NoExecute"),
         taint("node.kubernetes.io/unschedulable"),
         taint("ToBeDeletedByClusterAutoscaler", "1700000000"),
+        taint("karpenter.sh/disrupted"),
+        taint("node.cilium.io/agent-not-ready"),
+        taint("ebs.csi.aws.com/agent-not-ready", effect="NoExecute"),
     ],
 )
 def test_a_taint_that_goes_by_itself_rules_no_node_out(passing: dict[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpushare_spawner.model.placement import Placement
@@ -23,6 +25,21 @@ async def test_a_spawn_that_fits_gets_a_place() -> None:
     machine = Machine()
     machine.hold("a", 60)
     assert machine.placer().place(machine.join("ada", 0.25)) == Placement("a", ("GPU-a",))
+
+
+async def test_a_taint_refuses_a_newcomer_and_no_spawn_that_was_told_to_wait() -> None:
+    machine = Machine()
+    machine.hold("a", 100)
+    machine.hold("b", 100)
+    waits = machine.join("ada", 0.5)
+    assert machine.placer().place(waits) is None
+    newcomer = machine.join("bob", 0.5)
+    for ticket in (waits, newcomer):
+        ticket.request = replace(ticket.request, ineligible=lambda: frozenset({"a", "b"}))
+        assert machine.placer().place(ticket) is None
+    assert not waits.result.done()
+    assert "taints or labels" in waits.hint
+    assert "taints or labels" in str(refusal(newcomer))
 
 
 async def test_what_was_given_counts_for_the_next_one() -> None:

@@ -391,7 +391,7 @@ async def test_the_api_tells_a_waiting_spawn_the_estimate_and_what_would_start_n
     assert ends.timestamp() == pytest.approx(began + 600, abs=15)
     assert event["message"] == (
         "First in queue. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is free on any GPU. "
-        f"Estimated wait: about 4 min. If no GPU is free by {ends:%H:%M} UTC, this start is cancelled. "
+        f"Estimated wait: about 4 min. If the server cannot start by {ends:%H:%M} UTC, this start is cancelled. "
         "These templates would start now: "
         "CPU only, 0.25 GPU. To start one of them instead, stop this server and choose again."
     )

@@ -89,15 +89,19 @@ class Pods:
         self.listed_at = -math.inf
         """When the last list that was answered began (event loop's time): it shows every pod that existed then."""
         self._listed_again_at = -math.inf
+        self._listing = False
 
     def start(self) -> None:
         """Begin."""
         self._task = asyncio.create_task(self._follow())
 
     def list_again(self) -> None:
-        """List them anew soon, instead of waiting for the watch; at most every `LIST_AGAIN_AFTER` seconds."""
+        """List them anew soon, instead of waiting for the watch; at most every `LIST_AGAIN_AFTER` seconds.
+
+        Does nothing while a list is under way: a slow API server would never end one.
+        """
         now = asyncio.get_running_loop().time()
-        if self._task is not None and now - self._listed_again_at >= LIST_AGAIN_AFTER:
+        if self._task is not None and not self._listing and now - self._listed_again_at >= LIST_AGAIN_AFTER:
             self._listed_again_at = now
             self._task.cancel()
             self.start()
@@ -159,7 +163,11 @@ class Pods:
 
     async def _list(self) -> str:
         began = asyncio.get_running_loop().time()
-        answer = await self._api.list(self._path, **self._query)
+        self._listing = True
+        try:
+            answer = await self._api.list(self._path, **self._query)
+        finally:
+            self._listing = False
         self._pods = {}
         for item in answer["items"]:
             self._enter(item)
