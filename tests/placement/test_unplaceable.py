@@ -9,7 +9,7 @@ import pytest
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Ledger, NodeResources, PlacementRequest, Reason, Shortage, Unplaceable
-from gpushare_spawner.placement.obstacle import Lacking
+from gpushare_spawner.placement.obstacle import Lacking, Obstacle
 from tests.placement.reports import active, gpu, report, request
 
 SICK = [gpu("a", 0, healthy=False), gpu("b", 1, healthy=False)]
@@ -137,3 +137,12 @@ def test_of_a_request_for_one_node_only_that_node_is_looked_at():
 def test_a_request_that_fits_and_may_not_go_yet_reads_that_there_is_enough():
     why = Ledger.of([report("n", [gpu("a")], [active("s", "a", 60)])]).why_unplaceable(request(30))
     assert (why.reason, why.best_units, why.best_count) == (Reason.FULL, 30, 1)
+
+
+def test_what_is_not_said_counts_as_nothing() -> None:
+    """Sentences and sums leave out what is 0."""
+    none = Unplaceable(Reason.NO_GPUS, Share(25))
+    assert not any((none.best_units, none.best_count, none.most_units, none.most_count, none.suitable))
+    assert not any((none.cpu, none.memory))
+    full = Obstacle(Lacking.UNITS)
+    assert not any((full.suitable, full.most_units, full.most_count, full.free_units, full.free_count, full.left))
