@@ -16,6 +16,10 @@ _BYTES: dict[str, int] = {
 }  # fmt: skip
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
 _NUMBER = r"(\d+(?:\.\d+)?)"
+_BYTES_WRITTEN = _NUMBER + r"\s*([kKMGTP]|[KMGTP]i|)B?"
+_PART_OF_DURATION = _NUMBER + r"\s*(ms|s|m|h|d)"
+_DURATION_WRITTEN = rf"({_PART_OF_DURATION}\s*)+"
+_CORES_WRITTEN = _NUMBER + r"(m?)"
 
 
 def parse_bytes(value: Any) -> int:
@@ -23,8 +27,8 @@ def parse_bytes(value: Any) -> int:
     advice = "write bytes like 4Gi, 512Mi or 16G"
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{value!r} is not an amount of memory: {advice}")
-    match = re.fullmatch(_NUMBER + r"\s*([kKMGTP]i?|)B?", str(value).strip())
-    if not match or match[2] not in _BYTES:
+    match = re.fullmatch(_BYTES_WRITTEN, str(value).strip())
+    if not match:
         raise ValueError(f"{value!r} is not an amount of memory: {advice}")
     return int(Decimal(match[1]) * _BYTES[match[2]])
 
@@ -40,9 +44,9 @@ def parse_seconds(value: Any) -> float:
     text = str(value).strip()
     if re.fullmatch(_NUMBER, text):
         return float(text)
-    parts = re.findall(_NUMBER + r"\s*(ms|s|m|h|d)", text)
-    if not parts or not re.fullmatch(r"(?:\d+(?:\.\d+)?\s*(?:ms|s|m|h|d)\s*)+", text):
+    if not re.fullmatch(_DURATION_WRITTEN, text):
         raise ValueError(f"{value!r} is not a duration: {advice}")
+    parts = re.findall(_PART_OF_DURATION, text)
     return float(sum((Decimal(number) * _SECONDS[unit] for number, unit in parts), Decimal(0)))
 
 
@@ -51,7 +55,7 @@ def parse_cores(value: Any) -> float:
     advice = "write CPU cores like 0.5, 500m or 4"
     if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f"{value!r} is not a number of CPU cores: {advice}")
-    match = re.fullmatch(_NUMBER + r"(m?)", str(value).strip())
+    match = re.fullmatch(_CORES_WRITTEN, str(value).strip())
     if not match:
         raise ValueError(f"{value!r} is not a number of CPU cores: {advice}")
     return float(Decimal(match[1]) / (1000 if match[2] else 1))
@@ -83,8 +87,6 @@ def _written(text: str, number: str, pattern: str) -> Any:
     return written | Annotated[float, Field(ge=0, title=number)]
 
 
-_BYTES_WRITTEN = r"\d+(\.\d+)?\s*([kKMGTP]|[KMGTP]i)?B?"
-
 Bytes = Annotated[
     int, BeforeValidator(parse_bytes, json_schema_input_type=_written("bytes like 4Gi", "bytes", _BYTES_WRITTEN))
 ]
@@ -94,16 +96,14 @@ Seconds = Annotated[
     float,
     BeforeValidator(
         parse_seconds,
-        json_schema_input_type=_written(
-            "duration like 15m", "seconds", r"\d+(\.\d+)?|(\d+(\.\d+)?\s*(ms|s|m|h|d)\s*)+"
-        ),
+        json_schema_input_type=_written("duration like 15m", "seconds", rf"{_NUMBER}|{_DURATION_WRITTEN}"),
     ),
 ]
 """Seconds, written as a duration."""
 
 Cores = Annotated[
     float,
-    BeforeValidator(parse_cores, json_schema_input_type=_written("cores like 500m", "cores", r"\d+(\.\d+)?m?")),
+    BeforeValidator(parse_cores, json_schema_input_type=_written("cores like 500m", "cores", _CORES_WRITTEN)),
 ]
 """CPU cores, written as a Kubernetes quantity."""
 
@@ -112,7 +112,7 @@ PercentOrBytes = Annotated[
     BeforeValidator(
         parse_percent_or_bytes,
         json_schema_input_type=_written(
-            "percent like 80%, bytes like 12Gi", "bytes", rf"\d+(\.\d+)?\s*%|{_BYTES_WRITTEN}"
+            "percent like 80%, bytes like 12Gi", "bytes", rf"{_NUMBER}\s*%|{_BYTES_WRITTEN}"
         ),
     ),
     AfterValidator(str),

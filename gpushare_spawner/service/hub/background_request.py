@@ -20,20 +20,19 @@ class BackgroundRequest:
         Raises what the request raised. An answer that came after its caller had gone is taken first: it
         may be hours old.
         """
-        if self._asking is not None and self._asking.done():
-            late, self._asking = self._asking, None
-            late.result()
+        self._take_answer()
         if self._asking is None and due:
             self._asking = asyncio.create_task(self._ask())
-        asking = self._asking
-        if asking is None:
-            return
-        await asyncio.wait({asking}, timeout=patience)
-        if asking.done() and asking is self._asking:
-            self._asking = None
-            asking.result()
+        if self._asking is not None:
+            await asyncio.wait({self._asking}, timeout=patience)
+            self._take_answer()
 
     def close(self) -> None:
         """Cancel a request that runs."""
         if self._asking is not None:
             self._asking.cancel()
+
+    def _take_answer(self) -> None:
+        if self._asking is not None and self._asking.done():
+            answered, self._asking = self._asking, None
+            answered.result()

@@ -43,7 +43,6 @@ def dashboard_data(
     unknown which of them wait.
     """
     reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-    waiting = waiting_spawns(pending or (), reports, templates)
     by_session = {(one.node, one.session.id): one for one in decisions}
     visible = [one for one in decisions if viewer.may_see(one.session)]
     return {
@@ -58,12 +57,9 @@ def dashboard_data(
             if viewer.may_see(session) and (one := by_session.get((snapshot.report.node, session.id))) is not None
         ],
         "others": len(decisions) - len(visible),
-        "queue": None
-        if pending is None or not reports
-        else {
-            "spawns": [_waiting(one, viewer, now) for one in waiting if viewer.may_see(one.server)],
-            "others": sum(not viewer.may_see(one.server) for one in waiting),
-        },
+        "queue": _queue(waiting_spawns(pending, reports, templates), viewer, now)
+        if pending is not None and reports
+        else None,
         "complete": all(snapshot.report is not None for snapshot in snapshots),
         "problems": _problems(snapshots, viewer) + (list(notes) if viewer.sees_all else []),
     }
@@ -74,6 +70,11 @@ def _problems(snapshots: Sequence[NodeSnapshot], viewer: Viewer) -> list[str]:
     if viewer.sees_all or not silent:
         return silent
     return [AGENT_UNAVAILABLE]
+
+
+def _queue(waiting: Sequence[WaitingSpawn], viewer: Viewer, now: float) -> dict[str, Any]:
+    visible = [one for one in waiting if viewer.may_see(one.server)]
+    return {"spawns": [_waiting(one, viewer, now) for one in visible], "others": len(waiting) - len(visible)}
 
 
 def _waiting(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
