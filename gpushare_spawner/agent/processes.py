@@ -9,6 +9,9 @@ PROC = Path("/proc")
 _HOSTS_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the first pid namespace: PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h, the same since 3.8."""
 
+_THREADS = 17
+"""Place of the number of threads in what `_stat` returns: field 20 of /proc/PID/stat."""
+
 
 @dataclass(frozen=True)
 class ProcessName:
@@ -35,9 +38,12 @@ def boot_id() -> str:
 
 
 def named(pid: int) -> ProcessName | None:
-    """The process that has this pid now; None if there is none, or only a zombie that nobody has reaped."""
+    """The process that has this pid now; None if there is none, or only a zombie that nobody has reaped.
+
+    A process whose first thread has ended runs on in its other threads, and its state is a zombie's.
+    """
     stat = _stat(pid)
-    if stat is None or stat[0] in ("Z", "X"):
+    if stat is None or (stat[0] in ("Z", "X") and int(stat[_THREADS]) <= 1):
         return None
     return ProcessName(pid, started=int(stat[19]), boot=boot_id())
 

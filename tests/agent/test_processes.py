@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,28 @@ def test_a_zombie_is_gone(child: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert processes.named(child.pid) is None
     assert not processes.alive(name)
+
+
+def test_a_process_goes_on_when_its_first_thread_has_ended() -> None:
+    """Its GPU time would count for no session if it were taken for a zombie."""
+    code = "import ctypes, threading; threading.Thread(target=input).start(); ctypes.CDLL(None).pthread_exit(None)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        end = time.monotonic() + 10
+        while Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        name = processes.named(process.pid)
+        assert name is not None
+        assert processes.alive(name)
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not processes.alive(name)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_what_is_not_there() -> None:
