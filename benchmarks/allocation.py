@@ -1,7 +1,8 @@
 """What libgpushare.so adds to allocations.
 
 ``python -m benchmarks.allocation [--rounds 7] [--json]``. Two loops in C, with and without the library in turns, of
-which the medians are compared. The library holds no lease: allocations need none.
+which the fastest batches are compared (benchmarks/launch.py says why). The library holds no lease: allocations need
+none.
 
 - Pairs of cuMemAlloc and cuMemFree, on a driver that answers at once (allocation_driver.c), so that what is measured
   is the library, with 0 and with 1000 other allocations there. Bar: at most 40 ns added to a pair.
@@ -14,14 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import tempfile
 from pathlib import Path
 
 import gpushare_simgpu
 
-from benchmarks.launch import GrantingAgent, first_gpu, run
+from benchmarks.launch import GrantingAgent, fastest, first_gpu, run
 from gpushare_spawner.native import build, preload_library
 
 HERE = Path(__file__).parent
@@ -41,12 +41,12 @@ def compile_all(folder: Path) -> Path:
 
 
 def compare(rounds: int, program: Path, loop: list[str], bare: dict[str, str], shared: dict[str, str]) -> list[float]:
-    """Nanoseconds without and with the library: medians over the rounds."""
-    times: tuple[list[float], list[float]] = ([], [])
+    """Nanoseconds without and with the library: the fastest batches of all rounds."""
+    times: tuple[list[list[float]], list[list[float]]] = ([], [])
     for _ in range(rounds):
         for environment, into in zip((bare, shared), times, strict=True):
-            into.append(statistics.median(run(program, loop, environment)))
-    return [statistics.median(one) for one in times]
+            into.append(run(program, loop, environment))
+    return [fastest(one) for one in times]
 
 
 class Setting:

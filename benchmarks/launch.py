@@ -2,7 +2,10 @@
 
 ``python -m benchmarks.launch [--rounds 9] [--json]``. A C program launches a kernel that the simulated driver
 checks and drops (SIMGPU_NULL_LAUNCH=1), so that what is measured is the call itself. Runs with and without the
-library take turns; each run is many batches, of which the median counts, and the medians of the runs are compared.
+library take turns; each run is many batches, and the fastest batches of all runs are compared. Where another program
+keeps the second hardware thread of the core busy, driver and library both take nearly twice their time, for some runs
+and not for others; no batch is faster than the code. The keys that end in ``_median`` compare the medians of the same
+runs, that neighbour's part included.
 The library holds a lease all the while, granted by an agent in this program. System calls are counted with ptrace
 on the launching thread, between the first and the last launch; those of the library's background thread are shown
 per second.
@@ -33,7 +36,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpushare_simgpu
 
@@ -106,21 +109,42 @@ def first_gpu(bare: dict[str, str]) -> bytes:
     return gpu_bytes(done.stdout.strip())
 
 
+def fastest(runs: list[list[float]]) -> float:
+    """The fastest batch of all runs."""
+    return min(map(min, runs))
+
+
+def median(runs: list[list[float]]) -> float:
+    """The median over the runs of each run's median batch."""
+    return statistics.median(map(statistics.median, runs))
+
+
+class Added(NamedTuple):
+    """Nanoseconds that the library adds to a launch."""
+
+    fastest: float
+    median: float
+
+    @classmethod
+    def between(cls, without: list[list[float]], with_: list[list[float]]) -> Added:
+        """Compare the batches of runs without and with the library."""
+        return cls(fastest=fastest(with_) - fastest(without), median=median(with_) - median(without))
+
+
 def added_by_streams(
     program: Path, bare: dict[str, str], shared: dict[str, str], rounds: int, cases: Sequence[tuple[int, int, str]]
-) -> list[float]:
-    """Nanoseconds of CPU time that the library adds to a launch, for each (streams, threads, kind).
+) -> list[Added]:
+    """What the library adds for each (streams, threads, kind), in CPU time.
 
     The cases take turns in each round: a machine that is slower for some seconds is so for all of them.
     """
-    runs: dict[tuple[int, int, str], list[tuple[float, float]]] = {case: [] for case in cases}
+    batches: dict[tuple[int, int, str], tuple[list[list[float]], list[list[float]]]] = {c: ([], []) for c in cases}
     for _ in range(rounds):
         for streams, threads, kind in cases:
             loop = ["--streams", str(streams), str(threads), kind, str(PTX), str(STREAM_BATCHES), str(LAUNCHES)]
-            without, with_ = (statistics.median(run(program, loop, environment)) for environment in (bare, shared))
-            runs[streams, threads, kind].append((without, with_))
-    medians = [[statistics.median(column) for column in zip(*runs[case], strict=True)] for case in cases]
-    return [with_ - without for without, with_ in medians]
+            for environment, into in zip((bare, shared), batches[streams, threads, kind], strict=True):
+                into.append(run(program, loop, environment))
+    return [Added.between(without, with_) for without, with_ in batches.values()]
 
 
 def measure(rounds: int) -> dict[str, Any]:
@@ -137,10 +161,10 @@ def measure(rounds: int) -> dict[str, Any]:
         program = compile_loop(folder)
         agent = GrantingAgent(folder / "session.sock", first_gpu(bare))
         loop = [str(PTX), str(BATCHES), str(LAUNCHES)]
-        times: dict[str, list[float]] = {"bare": [], "shared": []}
+        times: tuple[list[list[float]], list[list[float]]] = ([], [])
         for _ in range(rounds):
-            times["bare"].append(statistics.median(run(program, loop, bare)))
-            times["shared"].append(statistics.median(run(program, loop, shared)))
+            for environment, into in zip((bare, shared), times, strict=True):
+                into.append(run(program, loop, environment))
         if agent.grants != rounds:
             raise SystemExit(
                 f"the library asked for {agent.grants} leases in {rounds} runs: it was not under the program"
@@ -149,27 +173,26 @@ def measure(rounds: int) -> dict[str, Any]:
         in_turn = [(streams, threads, "plain") for streams in STREAMS for threads in THREADS]
         others = [(8, 1, "contexts"), (1, 1, "contexts"), (8, 1, "capture")]
         figures = added(rounds, [*in_turn, *others])
-        by_streams = [max(figures[at : at + len(THREADS)]) for at in range(0, len(in_turn), len(THREADS))]
-        contexts, default, capture = figures[len(in_turn) :]
+        by_streams = {str(n): figures[at * len(THREADS) :][: len(THREADS)] for at, n in enumerate(STREAMS)}
+        contexts, default, capture = (one.fastest for one in figures[len(in_turn) :])
         agent.pace = PACE
         [paced] = added(min(rounds, 5), [(8, 1, "plain")])
         agent.pace = 0
         counting = ["--count", str(PTX), str(COUNTED)]
         bare_calls = run(program, counting, bare)
         milliseconds, own, background = run(program, counting, shared)
-        without, with_ = statistics.median(times["bare"]), statistics.median(times["shared"])
+        total = Added.between(*times)
         return {
-            "bare_ns": round(without, 2),
-            "shared_ns": round(with_, 2),
-            "added_ns": round(with_ - without, 2),
-            "added_ns_min": round(min(times["shared"]) - min(times["bare"]), 2),
-            "added_ns_by_streams": {
-                str(streams): round(ns, 2) for streams, ns in zip(STREAMS, by_streams, strict=True)
-            },
+            "bare_ns": round(fastest(times[0]), 2),
+            "shared_ns": round(fastest(times[1]), 2),
+            "added_ns": round(total.fastest, 2),
+            "added_ns_median": round(total.median, 2),
+            "added_ns_by_streams": {n: round(max(one.fastest for one in of), 2) for n, of in by_streams.items()},
+            "added_ns_by_streams_median": {n: round(max(one.median for one in of), 2) for n, of in by_streams.items()},
             "added_ns_two_contexts": round(contexts, 2),
             "added_ns_default_two_contexts": round(default, 2),
             "added_ns_during_capture": round(capture, 2),
-            "added_ns_paced": round(paced, 2),
+            "added_ns_paced": round(paced.fastest, 2),
             "syscalls_per_launch": own / COUNTED,
             "bare_syscalls_per_launch": bare_calls[1] / COUNTED,
             "background_syscalls_per_second": round(background / milliseconds * 1000, 1),
@@ -189,9 +212,12 @@ def main() -> None:
     rows = [
         ("bare driver", f"{figures['bare_ns']:.2f} ns"),
         ("under libgpushare.so", f"{figures['shared_ns']:.2f} ns"),
-        ("added", f"{figures['added_ns']:.2f} ns (bar: 10; best runs: {figures['added_ns_min']:.2f})"),
+        ("added", f"{figures['added_ns']:.2f} ns (bar: 10; medians: {figures['added_ns_median']:.2f})"),
         *(
-            (f"added, {n} streams in turn", f"{ns:.2f} ns (bar: 10)")
+            (
+                f"added, {n} streams in turn",
+                f"{ns:.2f} ns (bar: 10; medians: {figures['added_ns_by_streams_median'][n]:.2f})",
+            )
             for n, ns in figures["added_ns_by_streams"].items()
         ),
         ("added, two contexts", f"{figures['added_ns_two_contexts']:.2f} ns (bar: 10)"),
