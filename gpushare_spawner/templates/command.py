@@ -1,4 +1,7 @@
-"""``gpushare templates``: check template files before a hub reads them, and print their JSON Schema."""
+"""``gpushare templates``: check template files and quotas before a hub reads them, and print their JSON Schemas.
+
+One command checks both: they are in one folder, and a wrong file of either kind is the same surprise for a hub.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,13 @@ from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, TemplateFolder, Templates, default_folder
-from gpushare_spawner.templates.schema import template_schema
+from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasInForce
+from gpushare_spawner.templates.schema import quota_schema, template_schema
 from gpushare_spawner.wording.amounts import memory, plural
 from gpushare_spawner.wording.cards import idle_actions
+from gpushare_spawner.wording.quotas import exceeds_cluster
+
+SCHEMAS = {"template": template_schema, "quotas": quota_schema}
 
 LARGEST_GPU = 80 * 2**30
 """Bytes; the shipped templates are made for GPUs up to this size."""
@@ -29,8 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = parts.add_parser(
         "check",
-        help="check the templates of a folder",
-        description="Reads each *.yaml and *.yml file of the folder. The exit status is 1 if there is a problem.",
+        help="check the templates and quotas of a folder",
+        description="Reads each *.yaml and *.yml file of the folder; quotas.yaml has quotas, the others templates. The "
+        "exit status is 1 if there is a problem.",
     )
     check.add_argument(
         "folder",
@@ -40,39 +48,51 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"folder of template files; default: the folder of this machine's hub, $GPUSHARE_TEMPLATES or "
         f"{DEFAULT_FOLDER}",
     )
-    parts.add_parser(
+    check.add_argument(
+        "--gpus",
+        metavar="N",
+        type=_gpus,
+        help="number of GPUs of the machine or cluster: warns where the guarantees of quotas.yaml add up to more",
+    )
+    schema = parts.add_parser(
         "schema",
-        help="print the JSON Schema of a template file",
-        description="Editors use the schema to complete and check templates. Save it in the templates' folder as "
+        help="print the JSON Schema of a template file or of quotas.yaml",
+        description="Editors use the schema to complete and check the files. Save it in the templates' folder as "
         "template.schema.json, and begin each file with # yaml-language-server: $schema=template.schema.json",
     )
+    schema.add_argument("of", choices=SCHEMAS, nargs="?", default="template", help="kind of file; default: template")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the subcommand; 0 when nothing is wrong, 1 when something is."""
     if options.action == "schema":
-        print(json.dumps(template_schema(), indent=2))
+        print(json.dumps(SCHEMAS[options.of](), indent=2))
         return 0
-    if options.folder is not None:
-        return check(options.folder)
-    folder = default_folder()
-    print(f"Checking the folder of this machine's hub: {folder}")
-    return check(folder)
+    folder = options.folder
+    if folder is None:
+        folder = default_folder()
+        print(f"Checking the folder of this machine's hub: {folder}")
+    return check(folder, options.gpus)
 
 
-def check(folder: Path) -> int:
-    """Print the templates of the folder, and each problem on a line of its own. 0 when there is none."""
+def check(folder: Path, gpus: int | None = None) -> int:
+    """Print the templates of the folder, and each problem on a line of its own. 0 when there is none.
+
+    ``gpus``: how many there are; None: unknown, then the guarantees of quotas are not compared with it.
+    """
     quiet = logging.Logger("gpushare.templates", logging.CRITICAL)
     templates = TemplateFolder(folder, log=quiet).load()
+    quotas = QuotaFile(folder, log=quiet).load()
     # a log or a file has no width limit
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if templates.templates:
         out.print(_table(templates))
-    for problem in templates.problems:
+    problems = [*templates.problems, *quotas.problems]
+    for problem in problems:
         # one unwrapped line each, so that editors can jump to file:line
         out.print(Text(_printable(str(problem)), style="red"), soft_wrap=True)
-    if templates.problems:
-        out.print(f"{plural(len(templates.problems), 'problem')}, {plural(len(templates), 'valid template')}.")
+    if problems:
+        out.print(f"{plural(len(problems), 'problem')}, {plural(len(templates), 'valid template')}.")
         return 1
     if not templates.templates:
         out.print(f"{folder}: no templates. Template files end in .yaml or .yml.")
@@ -80,8 +100,32 @@ def check(folder: Path) -> int:
     for template in templates:
         if (note := _note(template)) is not None:
             out.print(Text(_printable(f"{templates.files[template.name]}: {note}"), style="yellow"), soft_wrap=True)
-    out.print(f"{plural(len(templates), 'template')}, no problems.")
+    for warning in _quota_warnings(quotas, gpus):
+        out.print(Text(_printable(warning), style="yellow"), soft_wrap=True)
+    out.print(f"{plural(len(templates), 'template')}{_number_of(quotas)}, no problems.")
     return 0
+
+
+def _quota_warnings(quotas: QuotasInForce, gpus: int | None) -> list[str]:
+    warnings = [str(warning) for warning in quotas.warnings]
+    if quotas.quotas is not None and gpus is not None:
+        exceeds = exceeds_cluster(quotas.quotas, gpus * UNITS_PER_GPU)
+        warnings += [f"{QUOTA_FILE}: {exceeds}"] if exceeds else []
+    return warnings
+
+
+def _number_of(quotas: QuotasInForce) -> str:
+    if quotas.quotas is None:
+        return ""
+    count = len(quotas.quotas.users) + sum(max(1, len(group.teams)) for group in quotas.quotas.groups.values())
+    return f", {plural(count, 'quota')}"
+
+
+def _gpus(value: str) -> int:
+    """Return a number of GPUs. Raises argparse.ArgumentTypeError."""
+    if not value.isdecimal() or not value.isascii() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number of GPUs: write a whole number, like 8")
+    return int(value)
 
 
 def _table(templates: Templates) -> Table:

@@ -1,4 +1,7 @@
-"""The folder of compute templates: one YAML file each, read again when files change."""
+"""The folder of compute templates: one YAML file each, read again when files change.
+
+The folder's `quotas.yaml` is no template: see `quota_file`.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,17 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.templates.parser import MAX_BYTES, Parsed, parse_template, too_long
+from gpushare_spawner.templates.parser import TEMPLATE
 from gpushare_spawner.templates.problems import Problem
+from gpushare_spawner.templates.quota_file import QUOTA_FILE
+from gpushare_spawner.templates.watched_file import Signature, WatchedFile, signature_of
 
 SUFFIXES = (".yaml", ".yml")
 DEFAULT_FOLDER = "/etc/gpushare/templates"
-SETTLING_SECONDS = 2.0
-"""A file changed less than this long ago is read again: two changes within one tick of the clock look like one."""
-
-Signature = tuple[int, int, int, int, int]
-"""Modification and change time (ns), size (bytes), inode, device."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,6 @@ class Templates:
         return next((template for template in self.templates if template.name == name), None)
 
 
-@dataclass
-class _File:
-    """One file as it was read last."""
-
-    signature: Signature | None
-    read_at: float
-    parsed: Parsed
-    good: Parsed | None = None
-    """The last valid version."""
-
-
 def default_folder() -> Path:
     """Return the folder that hub and service read by default: ``$GPUSHARE_TEMPLATES``, else
     /etc/gpushare/templates."""
@@ -71,7 +60,7 @@ class TemplateFolder:
     def __init__(self, path: str | Path, log: logging.Logger | None = None) -> None:
         self.path = Path(path)
         self._log = log or logging.getLogger(__name__)
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, WatchedFile[Template]] = {}
         self._folder_problem: Problem | None = None
         self._now = Templates()
         self._read_at: float | None = None
@@ -106,16 +95,10 @@ class TemplateFolder:
             changed = True
         for name, signature in found.items():
             known = self._files.get(name)
-            if known is None or signature is None or signature != known.signature or _may_hide_a_change(known):
-                self._read(name, known, signature)
+            if known is None or known.outdated(signature):
+                self._files[name] = WatchedFile.read(TEMPLATE, self.path / name, signature, known)
                 changed = True
         return changed
-
-    def _read(self, name: str, known: _File | None, signature: Signature | None) -> None:
-        read_at = time.time()
-        parsed = _parse(self.path / name, name)
-        good = parsed if parsed.template is not None else known.good if known is not None else None
-        self._files[name] = _File(signature, read_at, parsed, good)
 
     def _gather(self) -> Templates:
         problems = [self._folder_problem] if self._folder_problem is not None else []
@@ -124,10 +107,11 @@ class TemplateFolder:
         default: str | None = None
         for name in sorted(self._files):
             file = self._files[name]
-            problems += [_still_in_force(problem, file) for problem in file.parsed.problems]
-            if file.good is None or file.good.template is None:
+            if file.good is None or file.good.content is None:
+                problems += file.problems("")
                 continue
-            template, lines = file.good.template, file.good.lines
+            template, lines = file.good.content, file.good.lines
+            problems += file.problems(f"the last valid version of {template.name} stays in force")
             if template.name in templates:
                 what = f"the template in {files[template.name]} already has the name {template.name}"
                 advice = f"this file is ignored; give one of the two another name (both in {self.path})"
@@ -162,44 +146,12 @@ def _entries(folder: Path) -> dict[str, Signature | None]:
     found: dict[str, Signature | None] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(".") or not entry.name.lower().endswith(SUFFIXES):
+            if entry.name.startswith(".") or entry.name == QUOTA_FILE or not entry.name.lower().endswith(SUFFIXES):
                 continue
             try:
                 status = entry.stat()  # follows links: Kubernetes swaps the target of a ConfigMap's link
                 if not stat.S_ISDIR(status.st_mode):
-                    found[entry.name] = _signature(status)
+                    found[entry.name] = signature_of(status)
             except OSError:
                 found[entry.name] = None
     return found
-
-
-def _signature(status: os.stat_result) -> Signature:
-    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
-
-
-def _may_hide_a_change(file: _File) -> bool:
-    changed_at = max(file.signature[:2]) / 1e9 if file.signature is not None else 0.0
-    return abs(file.read_at - changed_at) < SETTLING_SECONDS
-
-
-def _parse(path: Path, name: str) -> Parsed:
-    """Read a file. The size is checked before: a file of 100 MB costs nothing."""
-    try:
-        # without O_NONBLOCK a named pipe would block the hub until a program writes into it
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                return Parsed(None, (Problem(name, None, "", "is not a plain file", "replace it with a plain file"),))
-            if status.st_size > MAX_BYTES:
-                return Parsed(None, (too_long(name, status.st_size),))
-            return parse_template(file.read(MAX_BYTES + 1), name)
-    except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        return Parsed(None, (Problem(name, None, "", what, "check that it exists and that the hub may read it"),))
-
-
-def _still_in_force(problem: Problem, file: _File) -> Problem:
-    if file.good is None or file.good.template is None:
-        return problem
-    kept = f"the last valid version of {file.good.template.name} stays in force"
-    return replace(problem, advice=f"{problem.advice}; {kept}" if problem.advice else kept)

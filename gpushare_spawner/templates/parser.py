@@ -1,4 +1,4 @@
-"""Reads a template file's text into a template, or into a list of problems. Raises no exception.
+"""Reads the text of a template file or of a quota file, or returns a list of problems. Raises no exception.
 
 YAML is read by the core schema of YAML 1.2 (``no`` is a word, ``1:30`` is not a number): one document, no tags, no
 merge keys. Input that could exhaust memory or time is rejected early: text over 1 MiB, deep nesting, aliases that
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.problems import Problem, problems_of
 
 MAX_BYTES = 1024 * 1024
-"""A longer file is rejected unread: a template has a few hundred bytes."""
+"""A longer file is rejected unread: a template has a few hundred bytes, quotas a few thousand."""
 MAX_NODES = 10_000
 """Values in one file, aliases expanded."""
 MAX_DEPTH = 32
@@ -29,18 +30,60 @@ Path = tuple[str | int, ...]
 _MAP, _SEQ, _STR = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str"))
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """The content of a file: a template, or problems."""
+Content = TypeVar("Content", bound=BaseModel)
 
-    template: Template | None
+
+@dataclass(frozen=True)
+class Parsed(Generic[Content]):
+    """The content of a file, or problems."""
+
+    content: Content | None
     problems: tuple[Problem, ...] = ()
     lines: dict[Path, int] = field(default_factory=dict)
     """The line of each field, counted from 1."""
 
 
+@dataclass(frozen=True)
+class Kind(Generic[Content]):
+    """A kind of file: what it contains, and what its problems advise."""
+
+    model: type[Content]
+    begin: str
+    """The first line of an example."""
+    required: str
+    """What an empty file lacks."""
+    one_document: str
+    """What to do with a second document."""
+    split: str
+    """What to do with a file that is too long."""
+    most_nodes: int
+    """Values in one file, aliases expanded."""
+    usual: str
+    """How many values and levels such a file has."""
+
+
+TEMPLATE = Kind(
+    model=Template,
+    begin="name: quarter-gpu",
+    required="write at least name and display_name",
+    one_document="write each template in a file of its own",
+    split="write one template in each file; keep data and scripts elsewhere",
+    most_nodes=MAX_NODES,
+    usual="a template has about 30 values, 5 levels deep",
+)
+QUOTAS = Kind(
+    model=Quotas,
+    begin="groups:",
+    required="write at least  groups: {}  or delete the file",
+    one_document="write all quotas in one document",
+    split="write quotas only; keep data and scripts elsewhere",
+    most_nodes=10 * MAX_NODES,
+    usual="a quota has about 5 values, at most 6 levels deep",
+)
+
+
 class _Refused(Exception):
-    """The text is not valid YAML of a template."""
+    """The text is not valid YAML of the kind of file."""
 
     def __init__(self, line: int | None, what: str, advice: str = "", where: Path = ()) -> None:
         super().__init__(what)
@@ -50,12 +93,12 @@ class _Refused(Exception):
         return Problem(file, self.line, ".".join(map(str, self.where)), self.what, self.advice)
 
 
-def parse_template(source: bytes | str, file: str) -> Parsed:
-    """Read one template file. ``file`` is the name for problems. Raises nothing, whatever the bytes are."""
+def parse(kind: Kind[Content], source: bytes | str, file: str) -> Parsed[Content]:
+    """Read one file. ``file`` is the name for problems. Raises nothing, whatever the bytes are."""
     try:
-        text = _decoded(source)
-        _guard(text)
-        reader = _Reader()
+        text = _decoded(kind, source)
+        _guard(kind, text)
+        reader = _Reader(kind)
         data = reader.read(cast(yaml.Node, yaml.compose(text, Loader=yaml.BaseLoader)))
     except _Refused as refused:
         return Parsed(None, (refused.problem(file),))
@@ -64,22 +107,31 @@ def parse_template(source: bytes | str, file: str) -> Parsed:
     if reader.refused:
         return Parsed(None, tuple(refused.problem(file) for refused in reader.refused))
     try:
-        return Parsed(Template.model_validate(data), lines=reader.lines)
+        return Parsed(kind.model.model_validate(data), lines=reader.lines)
     except ValidationError as error:
-        problems = sorted(problems_of(error, file, reader.lines), key=lambda problem: problem.line or 0)
-        return Parsed(None, tuple(problems), reader.lines)
+        found = problems_of(error, kind.model, file, reader.lines)
+        return Parsed(None, tuple(sorted(found, key=lambda problem: problem.line or 0)), reader.lines)
 
 
-def too_long(file: str, size: int) -> Problem:
+def parse_template(source: bytes | str, file: str) -> Parsed[Template]:
+    """Read one template file; see `parse`."""
+    return parse(TEMPLATE, source, file)
+
+
+def parse_quotas(source: bytes | str, file: str) -> Parsed[Quotas]:
+    """Read one quota file; see `parse`."""
+    return parse(QUOTAS, source, file)
+
+
+def too_long(kind: Kind[Any], file: str, size: int) -> Problem:
     """Return the problem of a file of ``size`` bytes, more than MAX_BYTES."""
-    what = f"the file has {size:,} bytes, more than the limit of {MAX_BYTES:,}"
-    return Problem(file, None, "", what, "write one template in each file; keep data and scripts elsewhere")
+    return Problem(file, None, "", f"the file has {size:,} bytes, more than the limit of {MAX_BYTES:,}", kind.split)
 
 
-def _decoded(source: bytes | str) -> str:
+def _decoded(kind: Kind[Any], source: bytes | str) -> str:
     data = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
     if len(data) > MAX_BYTES:
-        problem = too_long("", len(data))
+        problem = too_long(kind, "", len(data))
         raise _Refused(None, problem.what, problem.advice)
     try:
         return data.decode("utf-8-sig")
@@ -89,7 +141,7 @@ def _decoded(source: bytes | str) -> str:
         raise _Refused(line, what, "save the file as UTF-8") from None
 
 
-def _guard(text: str) -> None:
+def _guard(kind: Kind[Any], text: str) -> None:
     """Reject input that expands to too many values, and more than one document, from the parser's events."""
     total = depth = documents = 0
     opened: list[tuple[str | None, int]] = []
@@ -99,13 +151,13 @@ def _guard(text: str) -> None:
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                raise _Refused(line, "a second document starts here", "write each template in a file of its own")
+                raise _Refused(line, "a second document starts here", kind.one_document)
         elif isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             total += 1
             opened.append((event.anchor, total - 1))
             if depth > MAX_DEPTH:
-                raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep", "a template needs about 5")
+                raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep", kind.usual)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
             anchor, before = opened.pop()
@@ -119,17 +171,18 @@ def _guard(text: str) -> None:
             if any(anchor == event.anchor for anchor, _ in opened):
                 raise _Refused(line, f"the alias *{event.anchor} contains itself", "write the value out")
             total += sizes.get(event.anchor or "", 1)
-        if total > MAX_NODES:
-            what = f"more than {MAX_NODES:,} values, with aliases expanded"
-            raise _Refused(line, what, "a template has about 30")
+        if total > kind.most_nodes:
+            what = f"more than {kind.most_nodes:,} values, with aliases expanded"
+            raise _Refused(line, what, kind.usual)
     if not documents:
-        raise _Refused(None, "the file is empty", "write at least name and display_name")
+        raise _Refused(None, "the file is empty", kind.required)
 
 
 class _Reader:
     """Converts nodes to plain data and keeps the line of each field."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind[Any]) -> None:
+        self._kind = kind
         self.lines: dict[Path, int] = {}
         self.refused: list[_Refused] = []
 
@@ -137,7 +190,7 @@ class _Reader:
         """Return the data of the whole document; problems are in ``refused``."""
         if not isinstance(node, yaml.MappingNode):
             what = f"has {_kind(node)}, not fields"
-            raise _Refused(_line(node), what, "begin with a line like  name: quarter-gpu")
+            raise _Refused(_line(node), what, f"begin with a line like  {self._kind.begin}")
         self.lines[()] = _line(node)
         return cast(dict[str, Any], self._value(node, ()))
 
@@ -145,7 +198,7 @@ class _Reader:
         line = _line(node)
         self.lines.setdefault(path, line)
         if len(path) > MAX_DEPTH:  # through aliases; the guard has checked nesting that is written out
-            raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep", "a template needs about 5")
+            raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep", self._kind.usual)
         expected = _MAP if isinstance(node, yaml.MappingNode) else _SEQ if isinstance(node, yaml.SequenceNode) else _STR
         if node.tag not in (expected, "!"):
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")

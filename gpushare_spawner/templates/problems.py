@@ -1,16 +1,17 @@
-"""Problems of a template file, in words for its admin."""
+"""Problems of a template file or a quota file, in words for its admin."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gpushare_spawner.model.template import IDLE_ORDER, Template
+from gpushare_spawner.model.quota import NAME_TAKEN
+from gpushare_spawner.model.template import IDLE_ORDER
 from gpushare_spawner.wording.amounts import duration
 
 
@@ -32,12 +33,13 @@ class Problem:
         return _one_line(": ".join(parts) + (f"; {self.advice}" if self.advice else ""))
 
 
-def problems_of(error: ValidationError, file: str, lines: Mapping[tuple[str | int, ...], int]) -> Iterator[Problem]:
-    """Yield a problem for each field that pydantic rejects. ``lines`` has the line of each field."""
+def problems_of(
+    error: ValidationError, root: type[BaseModel], file: str, lines: Mapping[tuple[str | int, ...], int]
+) -> Iterator[Problem]:
+    """Yield a problem for each field that pydantic rejects. ``root``: the file's model; ``lines``: of each field."""
     for details in error.errors(include_url=False, include_context=True):
-        path = _path(details)
-        model = _model_at(path[:-1])
-        what, advice = _words(details, path, model)
+        path = _path(details, root)
+        what, advice = _words(details, path, root)
         yield Problem(file, _line(path, lines), ".".join(map(str, path)), what, advice)
 
 
@@ -46,12 +48,17 @@ def _one_line(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def _path(details: ErrorDetails) -> tuple[str | int, ...]:
-    # A rule over several parts of a template fails at its root; its message begins with the part that it is about.
+def _path(details: ErrorDetails, root: type[BaseModel]) -> tuple[str | int, ...]:
+    if details["type"] == NAME_TAKEN:
+        context = details.get("ctx", {})
+        return ("groups", context["department"], "teams", context["team"])
+    # the name of a mapping's entry that is wrong itself
+    where = details["loc"][:-1] if details["loc"][-1:] == ("[key]",) else details["loc"]
+    # A rule over several parts of a file fails at its root; its message begins with the part that it is about.
     part, separator, _ = details["msg"].removeprefix("Value error, ").partition(": ")
-    if not details["loc"] and separator and part in Template.model_fields:
+    if not where and separator and part in root.model_fields:
         return (part,)
-    return details["loc"]
+    return where
 
 
 def _line(path: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], int]) -> int | None:
@@ -61,24 +68,28 @@ def _line(path: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], int
     return None
 
 
-def _model_at(path: Sequence[str | int]) -> type[BaseModel] | None:
-    """Return the model whose fields are at this path of a template; None within free-form parts."""
-    model: type[BaseModel] = Template
+def _model_at(path: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
+    """Return the model whose fields are at this path of a file; None within free-form parts and mappings."""
+    at: Any = root
     for name in path:
-        found = model.model_fields.get(name) if isinstance(name, str) else None
-        inner = found and next(filter(_is_model, (found.annotation, *get_args(found.annotation))), None)
-        if inner is None:
-            return None
-        model = inner
-    return model
+        if _is_model(at):
+            found = at.model_fields.get(name) if isinstance(name, str) else None
+            at = found and found.annotation
+        else:
+            # a mapping by name: the values' type
+            at = get_args(at)[1] if get_origin(at) is dict else None
+        if not _is_model(at) and get_origin(at) is not dict:
+            at = next(filter(_is_model, get_args(at)), None)
+    return at if _is_model(at) else None
 
 
 def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _words(details: ErrorDetails, path: tuple[str | int, ...], model: type[BaseModel] | None) -> tuple[str, str]:
+def _words(details: ErrorDetails, path: tuple[str | int, ...], root: type[BaseModel]) -> tuple[str, str]:
     """Return what is wrong, and what would be right."""
+    model = _model_at(path[:-1], root)
     given, limits = _shown(details["input"]), details.get("ctx", {})
     known = list(model.model_fields) if model else []
     match details["type"]:
@@ -97,6 +108,8 @@ def _words(details: ErrorDetails, path: tuple[str | int, ...], model: type[BaseM
             return "is empty", "write a value, or remove the field"
         case "string_too_long":
             return f"has {len(details['input'])} characters", f"use at most {limits.get('max_length')}"
+        case "float_type" | "float_parsing":
+            return f"must be a number, not {given}", "write a number without quotes, like 1.5"
         case "int_type" | "int_parsing" | "int_from_float":
             quoted = f'"{given}"' if isinstance(details["input"], str) else given
             return f"must be a whole number, not {quoted}", "write a number without quotes, like 1"
@@ -113,7 +126,7 @@ def _words(details: ErrorDetails, path: tuple[str | int, ...], model: type[BaseM
         case "dict_type":
             return f"must have fields, not {given}", "write  field: value  lines below it"
         case "model_type" | "model_attributes_type":
-            inner = _model_at(path)
+            inner = _model_at(path, root)
             names = ", ".join(inner.model_fields) if inner else ""
             return f"must have fields, not {given}", f"its fields are {names}" if names else ""
         case kind if kind == IDLE_ORDER:
@@ -122,6 +135,8 @@ def _words(details: ErrorDetails, path: tuple[str | int, ...], model: type[BaseM
                 for name, seconds in (("first", "earlier"), ("second", "later"))
             )
             return f"{second} must be more than {first}", ""
+        case kind if kind == NAME_TAKEN:
+            return f"{limits['team']} is {limits['first']} already", "give each JupyterHub group one quota"
         case "value_error":
             message = details["msg"].removeprefix("Value error, ").removeprefix(f"{path[-1]}: " if path else "")
             what, _, advice = message.partition(": ")

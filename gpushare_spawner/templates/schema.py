@@ -1,4 +1,4 @@
-"""The JSON Schema of a template file, for editors."""
+"""The JSON Schemas of a template file and of the quota file, for editors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -17,12 +18,21 @@ def template_schema() -> dict[str, Any]:
     The schema has each field and its type. Rules over several fields, like the order of the idle actions, are only in
     the check of the file.
     """
-    schema = Template.model_json_schema(mode="validation")
+    return _schema(Template, "Compute template")
+
+
+def quota_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the quota file; see `template_schema`."""
+    return _schema(Quotas, "Quotas")
+
+
+def _schema(model: type[BaseModel], title: str) -> dict[str, Any]:
+    schema = model.model_json_schema(mode="validation")
     parts = [schema, *schema.get("$defs", {}).values()]
     for part in parts:
         for described in part.get("properties", {}).values():
             described.pop("title", None)  # the field's name again, in capitals
-    return {"$schema": DIALECT, **schema, "title": "Compute template", "description": _sentence(Template)}
+    return {"$schema": DIALECT, **schema, "title": title, "description": _sentence(model)}
 
 
 def _sentence(model: type[BaseModel]) -> str:

@@ -280,9 +280,9 @@ def test_templates_become_files_that_the_hub_can_read():
     config_map = one(render({"templates": shipped}), "ConfigMap", "gpushare-templates")
     assert set(config_map["data"]) == {f"{name}.yaml" for name in shipped}
     for name, text in config_map["data"].items():
-        original = parse_template((ROOT / "templates" / name).read_text(), name).template
+        original = parse_template((ROOT / "templates" / name).read_text(), name).content
         assert original is not None
-        assert parse_template(text, name).template == original
+        assert parse_template(text, name).content == original
     data = one(render(EVERYTHING), "ConfigMap")["data"]
     assert yaml.safe_load(data["quarter.yaml"])["name"] == "quarter"
     assert set(data) == {"quarter.yaml"}

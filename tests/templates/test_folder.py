@@ -103,7 +103,7 @@ def test_two_changes_within_one_tick_of_the_clock_are_both_seen(folder):
 
 def test_unchanged_files_are_not_read_again(folder, monkeypatch):
     loader = TemplateFolder(folder)
-    monkeypatch.setattr("gpushare_spawner.templates.folder.SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr("gpushare_spawner.templates.watched_file.SETTLING_SECONDS", 0.0)
     first = loader.load()
     monkeypatch.setattr(
         "gpushare_spawner.templates.folder._parse", lambda path, name: pytest.fail(f"{name} was read again")

@@ -35,7 +35,7 @@ kubespawner_override: {}
 def said(source: str | bytes) -> list[str]:
     """The problems as an admin reads them."""
     parsed = parse_template(source, "x.yaml")
-    assert parsed.template is None
+    assert parsed.content is None
     assert parsed.problems
     return [str(problem) for problem in parsed.problems]
 
@@ -47,9 +47,9 @@ def card(more: str) -> str:
 def test_a_good_template():
     parsed = parse_template(GOOD, "x.yaml")
     assert parsed.problems == ()
-    assert parsed.template.share.units == 25
-    assert parsed.template.idle.downgrade_after == 900
-    assert parsed.template.resources.memory.limit == 16 * 2**30
+    assert parsed.content.share.units == 25
+    assert parsed.content.idle.downgrade_after == 900
+    assert parsed.content.resources.memory.limit == 16 * 2**30
     assert parsed.lines["gpu", "fraction"] == 6
 
 
@@ -148,17 +148,17 @@ def test_every_problem_of_a_file_is_told_in_the_order_of_lines():
 
 def test_words_that_yaml_1_1_would_change_stay_words():
     parsed = parse_template("name: 'no'\ndisplay_name: no\ndescription: 12:30", "x.yaml")
-    assert parsed.template.display_name == "no"
-    assert parsed.template.description == "12:30"
+    assert parsed.content.display_name == "no"
+    assert parsed.content.description == "12:30"
 
 
 def test_a_byte_order_mark_and_windows_line_ends():
-    assert parse_template(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode(), "x.yaml").template is not None
+    assert parse_template(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode(), "x.yaml").content is not None
 
 
 def test_anchors_may_be_used():
     parsed = parse_template(card("kubespawner_override: {a: &x [1, 2], b: *x}"), "x.yaml")
-    assert parsed.template.kubespawner_override == {"a": [1, 2], "b": [1, 2]}
+    assert parsed.content.kubespawner_override == {"a": [1, 2], "b": [1, 2]}
 
 
 def laughs(levels: int) -> str:
@@ -193,14 +193,14 @@ def test_bombs_are_refused_before_they_grow(source, expected):
 
 
 def test_long_comments_and_long_words_are_only_read():
-    assert parse_template(card("# " + "x" * 200_000 + "\ndescription: ok"), "x.yaml").template is not None
+    assert parse_template(card("# " + "x" * 200_000 + "\ndescription: ok"), "x.yaml").content is not None
     assert "has 200000 characters" in said(card("description: " + "x" * 200_000))[0]
 
 
 def reports_only_problems(source: str | bytes) -> Parsed:
     """Whatever comes in: a template or problems, each with its file and words."""
     parsed = parse_template(source, "x.yaml")
-    assert (parsed.template is None) == bool(parsed.problems)
+    assert (parsed.content is None) == bool(parsed.problems)
     for problem in parsed.problems:
         assert problem.file == "x.yaml"
         assert problem.what

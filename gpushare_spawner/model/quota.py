@@ -1,0 +1,177 @@
+"""Quotas: how much of the GPUs users and groups are guaranteed, and what they can use beyond it.
+
+Pure data. The rules that use it stand in the package `quota`. Reference for admins: docs/reference/quotas.md
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from gpushare_spawner.model.quantity import Seconds
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.template import Fraction
+
+HALF_LIFE_SECONDS = 86400.0
+"""The default of `Quotas.half_life`, one day. Notebooks are used by the day: what a group used beyond its quota in a
+working day counts half in the next one, and 1 % a week later. Kueue and KAI have no default; Kueue's example for batch
+jobs, which run for days, is 168 h."""
+MOST_GPUS = 1_000_000
+"""A larger amount is a mistake in writing."""
+NAME_TAKEN = "name_taken"
+"""Type of the error of a name that two groups have; its context has the name and the department."""
+
+
+class _Part(BaseModel):
+    # A misspelt field must be an error, not a setting without effect.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def _gpus(value: Any) -> float:
+    """Return GPUs in steps of 0.01. Raises ValueError for other values."""
+    advice = "write a number of GPUs in steps of 0.01, like 2 or 2.5"
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(f"{value!r} is not a number of GPUs: {advice}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a number of GPUs: {advice}")
+    try:
+        # str() first: 0.29 must become 29 units, not 28.999...
+        number = Decimal(str(value).strip())
+    except InvalidOperation:
+        raise ValueError(f"{value!r} is not a number of GPUs: {advice}") from None
+    if not number.is_finite() or not 0 <= number <= MOST_GPUS:
+        raise ValueError(f"{value!r} is out of range: {advice}")
+    if (units := number * UNITS_PER_GPU) != units.to_integral_value():
+        raise ValueError(f"{value!r} is finer than 0.01: {advice}")
+    return float(number)
+
+
+def units_of(gpus: float) -> int:
+    """Return an amount of GPUs in units of 1 %."""
+    return round(gpus * UNITS_PER_GPU)
+
+
+Gpus = Annotated[float, BeforeValidator(_gpus, json_schema_input_type=Annotated[float, Field(ge=0, le=MOST_GPUS)])]
+"""An amount of GPUs; fractions are allowed."""
+
+Name = Annotated[str, Field(min_length=1, max_length=255)]
+"""The name of a JupyterHub group or user: JupyterHub allows 255 characters."""
+
+
+class PerUser(_Part):
+    """Limits of one user within a quota."""
+
+    servers: Annotated[int, Field(ge=1, strict=True)] | None = None
+    """Servers with a GPU that one user can have at a time in this quota, of all templates together. Not given: any
+    number."""
+    fraction_per_gpu: Fraction | None = None
+    """How much of one GPU the servers of one user can have together, whatever quotas they are in: a bound on the weight
+    of one user among the users of a GPU. Servers with whole GPUs do not count. Not given: no bound."""
+
+
+class Amounts(_Part):
+    """An amount that is guaranteed, and what can be used beyond it."""
+
+    guarantee: Gpus = 0.0
+    """GPUs that are guaranteed: spawns within this amount come first in the queue. Not given: 0."""
+    maximum: Gpus | None = None
+    """GPUs that can be used at most, over quota included. Not given: no maximum."""
+    weight: Annotated[float, Field(ge=0, le=1_000_000, strict=False)] = 1.0
+    """What is over quota is divided in proportion to the weights of the quotas that ask for it. 0: only what no other
+    asks for."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Amounts:
+        if self.maximum is not None and self.maximum < self.guarantee:
+            raise ValueError(
+                f"the maximum ({self.maximum:g}) is less than the guarantee ({self.guarantee:g}): "
+                "raise the maximum or lower the guarantee"
+            )
+        return self
+
+    @property
+    def guaranteed_units(self) -> int:
+        """The guarantee in units of 1 %."""
+        return units_of(self.guarantee)
+
+    @property
+    def maximum_units(self) -> int | None:
+        """The maximum in units of 1 %; None: there is none."""
+        return None if self.maximum is None else units_of(self.maximum)
+
+
+class Quota(Amounts):
+    """The quota of a user, a group or a team."""
+
+    servers: Annotated[int, Field(ge=1, strict=True)] | None = None
+    """Servers with a GPU that can use the quota at a time. Not given: any number."""
+    per_user: PerUser = PerUser()
+    """Limits of one user within the quota."""
+
+
+class Group(Quota):
+    """The quota of a JupyterHub group. A group with teams is a department: only its teams have servers."""
+
+    teams: dict[Name, Quota] = {}
+    """Quotas of the department's teams, by the names of their JupyterHub groups. What the department is guaranteed
+    beyond its teams' guarantees is for any of them. A department whose guarantee is not given is guaranteed as much as
+    its teams together. A department has no `servers` and no `per_user`: its teams have them."""
+
+    @model_validator(mode="after")
+    def _department(self) -> Group:
+        if self.teams and (self.servers is not None or self.per_user != PerUser()):
+            raise ValueError("a group with teams has no servers of its own: give servers and per_user in the teams")
+        return self
+
+    @property
+    def guaranteed_units(self) -> int:
+        """The guarantee in units of 1 %; of a department that has none, what its teams are guaranteed together."""
+        if self.teams and "guarantee" not in self.model_fields_set:
+            return self.teams_units
+        return super().guaranteed_units
+
+    @property
+    def teams_units(self) -> int:
+        """What the teams are guaranteed together, in units of 1 %."""
+        return sum(team.guaranteed_units for team in self.teams.values())
+
+
+class Quotas(_Part):
+    """The quotas of a hub. Raises pydantic.ValidationError, which names each wrong field."""
+
+    groups: dict[Name, Group] = {}
+    """Quotas by the names of JupyterHub groups. All members of a group share its quota."""
+    users: dict[Name, Quota] = {}
+    """Quotas by the names of users."""
+    default: Quota = Quota()
+    """The quota of each user who has no quota as a user and is in no group that has one. It counts for each of these
+    users alone. Not given: nothing is guaranteed, and there is no maximum."""
+    half_life: Seconds = HALF_LIFE_SECONDS
+    """After this long, what was used over quota counts half for the order in the queue."""
+
+    @property
+    def guaranteed_units(self) -> int:
+        """The sum of all guarantees in units of 1 %, without the default's, whose number of users is not known."""
+        groups = sum(max(group.guaranteed_units, group.teams_units) for group in self.groups.values())
+        return groups + sum(user.guaranteed_units for user in self.users.values())
+
+    @model_validator(mode="after")
+    def _unique(self) -> Quotas:
+        if self.half_life <= 0:
+            raise ValueError("half_life: must be more than 0 s: write a duration like 24h or 7d")
+        seen = dict.fromkeys(self.groups, "")
+        for department, group in self.groups.items():
+            for team in group.teams:
+                if team in seen:
+                    first = f"a team of {seen[team]}" if seen[team] else "a group"
+                    raise PydanticCustomError(
+                        NAME_TAKEN,
+                        "{team} is {first} already",
+                        {"team": team, "first": first, "department": department},
+                    )
+                seen[team] = department
+        return self
