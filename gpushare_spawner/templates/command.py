@@ -60,7 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         description="Editors use the schema to complete and check the files. Save it in the templates' folder as "
         "template.schema.json, and begin each file with # yaml-language-server: $schema=template.schema.json",
     )
-    schema.add_argument("of", choices=SCHEMAS, nargs="?", default="template", help="kind of file; default: template")
+    schema.add_argument(
+        "of", metavar="FILE", choices=SCHEMAS, nargs="?", default="template", help="template (default) or quotas"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

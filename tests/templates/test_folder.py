@@ -106,7 +106,7 @@ def test_unchanged_files_are_not_read_again(folder, monkeypatch):
     monkeypatch.setattr("gpushare_spawner.templates.watched_file.SETTLING_SECONDS", 0.0)
     first = loader.load()
     monkeypatch.setattr(
-        "gpushare_spawner.templates.folder._parse", lambda path, name: pytest.fail(f"{name} was read again")
+        "gpushare_spawner.templates.watched_file._parse", lambda kind, path: pytest.fail(f"{path} was read again")
     )
     assert loader.load() is first
 
