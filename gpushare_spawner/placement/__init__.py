@@ -11,7 +11,15 @@ from gpushare_spawner.placement.node_resources import NodeResources, Requested
 from gpushare_spawner.placement.obstacle import Lacking
 from gpushare_spawner.placement.request import Demand, PlacementRequest
 from gpushare_spawner.placement.stranding_aware_fgd import StrandingAwareFgd
-from gpushare_spawner.placement.strategy import BestFit, Spread, Strategy, WorkloadStrategy, check_strategy
+from gpushare_spawner.placement.strategy import (
+    BestFit,
+    PreparedStrategy,
+    Spread,
+    Strategy,
+    WorkloadStrategy,
+    check_strategy,
+)
+from gpushare_spawner.placement.supposed_ledger import SupposedLedger
 from gpushare_spawner.placement.unplaceable import Reason, Shortage, Unplaceable
 from gpushare_spawner.placement.workload import RecentSpawns, Workload, workload_of
 
@@ -29,6 +37,7 @@ __all__ = [
     "NodeCapacity",
     "NodeResources",
     "PlacementRequest",
+    "PreparedStrategy",
     "Rated",
     "Rating",
     "Reason",
@@ -39,6 +48,7 @@ __all__ = [
     "Spread",
     "StrandingAwareFgd",
     "Strategy",
+    "SupposedLedger",
     "Unplaceable",
     "Workload",
     "WorkloadStrategy",

@@ -150,8 +150,14 @@ class CapacityIndex:
 
     def obstacles(self) -> tuple[Mapping[Obstacle, int], int]:
         """Return how many nodes have which obstacle, and how many nodes can take the demand."""
-        self.refresh()
-        for name in self._unexplained:
+        self.explain()
+        return self._obstacles, len(self._entries)
+
+    def explain(self, limit: int | None = None) -> int:
+        """Find the obstacles of nodes that have changed, at most of ``limit`` nodes; return how many are left."""
+        unrated = self.refresh(limit)
+        chosen = list(islice(self._unexplained, limit))
+        for name in chosen:
             before = self._obstacle_of.pop(name, None)
             if before is not None:
                 self._obstacles[before] -= 1
@@ -161,8 +167,8 @@ class CapacityIndex:
             if node is not None and name not in self._entries:
                 obstacle = self._obstacle_of[name] = obstacle_of(self._demand, node)
                 self._obstacles[obstacle] += 1
-        self._unexplained.clear()
-        return self._obstacles, len(self._entries)
+        self._unexplained.difference_update(chosen)
+        return unrated + len(self._unexplained)
 
 
 class CapacityIndexes:
@@ -176,6 +182,11 @@ class CapacityIndexes:
     def changed(self, node: str) -> None:
         """Note that a node has changed, is new or is gone."""
         self._changes.add(node, keep=2 * len(self._nodes))
+
+    @property
+    def version(self) -> int:
+        """How many changes there have been: while it is the same, so is what all indexes say."""
+        return self._changes.end
 
     def of(self, demand: Demand, rating: Rating) -> CapacityIndex:
         """Return the index for a demand and a rating; its nodes may have to be rated first."""
@@ -191,6 +202,13 @@ class CapacityIndexes:
 
     def obstacles(self, demand: Demand) -> tuple[Mapping[Obstacle, int], int]:
         """Return how many nodes have which obstacle, and how many nodes can take the demand."""
-        # they are the same in every index of the demand
+        return self._any_of(demand).obstacles()
+
+    def explain(self, demand: Demand, limit: int) -> int:
+        """Find obstacles for later calls of `obstacles`, on at most ``limit`` nodes; return how many are left."""
+        return self._any_of(demand).explain(limit)
+
+    def _any_of(self, demand: Demand) -> CapacityIndex:
+        # obstacles are the same in every index of the demand
         asked = (index for (known, _), index in reversed(self._indexes.items()) if known == demand)
-        return (next(asked, None) or self.of(demand, UNRATED)).obstacles()
+        return next(asked, None) or self.of(demand, UNRATED)

@@ -37,6 +37,11 @@ class FreeCapacity:
         """Every node that has GPUs, by its name."""
         return MappingProxyType(self._nodes)
 
+    @property
+    def version(self) -> int:
+        """A number that changes whenever something about a node changes."""
+        return self._indexes.version
+
     def best(
         self, demand: Demand, rating: Rating, left_out: frozenset[str] = frozenset(), only: str = ""
     ) -> Best | None:
@@ -56,6 +61,10 @@ class FreeCapacity:
         """Rate at most ``limit`` nodes for later calls of `best`; return how many are left."""
         return self._indexes.of(demand, rating).refresh(limit)
 
+    def prepare_obstacles(self, demand: Demand, limit: int) -> int:
+        """Find the obstacles of at most ``limit`` nodes for later calls of `obstacles`; return how many are left."""
+        return self._indexes.explain(demand, limit)
+
     def obstacles(self, demand: Demand, only: str = "") -> tuple[Mapping[Obstacle, int], int]:
         """Return how many nodes have which obstacle, and how many can take the demand; ``only``: of this node alone."""
         if not only:
@@ -64,6 +73,11 @@ class FreeCapacity:
             return {}, 0
         node = self._nodes[only]
         return ({}, 1) if fits(demand, node) else ({obstacle_of(demand, node): 1}, 0)
+
+    def reports(self, name: str) -> Sequence[GpuReport]:
+        """Return the GPUs of a node as they were reported; none for an unknown node."""
+        node = self._nodes.get(name)
+        return [self._told[name][gpu.uuid] for gpu in node.gpus] if node is not None else []
 
     # -- for the ledger --
 

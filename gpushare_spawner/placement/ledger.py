@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from gpushare_spawner.model.placement import Placement
@@ -40,6 +41,8 @@ class Ledger:
         self._on_gpu: dict[str, dict[str, Allocation]] = {}
         self._guaranteed: dict[str, dict[str, int]] = {}
         self._resources: dict[str, NodeResources] = {}
+        self._explained: dict[PlacementRequest, Unplaceable] = {}
+        self._explained_at = 0
 
     @classmethod
     def of(cls, reports: Iterable[Report], reservations: Iterable[Allocation] = ()) -> Ledger:
@@ -84,8 +87,24 @@ class Ledger:
         return Placement(chosen.node, tuple(chosen.gpus), min(borrowed, units))
 
     def why_unplaceable(self, request: PlacementRequest) -> Unplaceable:
-        """Why `place` found no GPU for this request."""
-        return explain(self.capacity, request)
+        """Why `place` found no GPU for this request. Equal requests are explained once until a node changes."""
+        if self._explained_at != self.capacity.version:
+            self._explained.clear()
+            self._explained_at = self.capacity.version
+        asked = replace(request, user="", groups=(), template="")
+        found = self._explained.get(asked)
+        if found is None:
+            found = self._explained[asked] = explain(self.capacity, request)
+        return found
+
+    def of_node(self, name: str) -> Ledger:
+        """Return a ledger of one node alone, with all that is allocated there: to find out what would be if."""
+        alone = Ledger()
+        alone.put_node(name, self.capacity.reports(name))
+        alone.put_resources(name, self._resources.get(name, UNKNOWN))
+        held = [self._on_gpu.get(uuid, {}) for uuid in alone.capacity.gpus]
+        alone.change({session: allocation for on_gpu in held for session, allocation in on_gpu.items()}.values())
+        return alone
 
     def _wrong(self, request: PlacementRequest, name: str, uuids: Sequence[str]) -> str:
         """What speaks against a strategy's choice; empty: nothing."""

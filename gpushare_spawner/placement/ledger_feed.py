@@ -8,6 +8,7 @@ from enum import IntEnum
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement.allocation import Allocation
 from gpushare_spawner.placement.ledger import Ledger, newest_reports
+from gpushare_spawner.placement.node_resources import NodeResources
 
 
 class Source(IntEnum):
@@ -66,6 +67,10 @@ class LedgerFeed:
             del said[session]
             self._apply((source, ""), {session: None})
 
+    def resources(self, node: str, resources: NodeResources) -> None:
+        """What is free on a node of CPU, memory and pods; see `Ledger.put_resources`."""
+        self.ledger.put_resources(node, resources)
+
     # -- told everything --
 
     def follow(
@@ -86,8 +91,12 @@ class LedgerFeed:
                 self.forget_node(node)  # the agent's clock was set back, or its machine was replaced
             self.report(report)
         self._say((Source.SEEN, ""), seen)
-        self._say((Source.RESERVED, ""), reserved)
+        self.reserved(reserved)
         return self.ledger
+
+    def reserved(self, reservations: Iterable[Allocation]) -> None:
+        """These are all reservations in flight; what was reserved before and is not among them is dropped."""
+        self._say((Source.RESERVED, ""), reservations)
 
     def _say(self, speaker: tuple[Source, str], allocations: Iterable[Allocation], all_of_it: bool = True) -> None:
         """Take down what a speaker says: all that it has to say, or these allocations beside what it said before."""

@@ -65,6 +65,10 @@ class StrandingAwareFgd:
         """See `Strategy`."""
         return capacity.best(request.demand, self, request.left_out, request.node)
 
+    def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
+        """See `PreparedStrategy`."""
+        return capacity.prepare(request.demand, self, limit)
+
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """Lent units or GPUs, then how much more would be wasted, in steps, then the fullest GPU: the least first."""
         state: _State | None = node.derived.get(self)

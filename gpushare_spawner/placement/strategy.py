@@ -40,6 +40,19 @@ class WorkloadStrategy(Protocol):
         ...
 
 
+@runtime_checkable
+class PreparedStrategy(Protocol):
+    """A strategy whose work for the first request of a kind can be done in pieces."""
+
+    def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
+        """See `Strategy`."""
+        ...
+
+    def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
+        """Look at no more than ``limit`` nodes that `choose` would look at; return how many are left."""
+        ...
+
+
 def check_strategy(strategy: Any) -> None:
     """Raise TypeError, saying what would be right, for an object whose `choose` is not as `Strategy` has it."""
     name = type(strategy).__name__
@@ -71,6 +84,10 @@ class BestFit:
         """See `Strategy`."""
         return capacity.best(request.demand, self, request.left_out, request.node)
 
+    def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
+        """See `PreparedStrategy`."""
+        return capacity.prepare(request.demand, self, limit)
+
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """Lent units or GPUs, then units or GPUs that nobody owns, then free ones: the fewest first."""
         return min(place.rated(node, place.lent, place.unowned, place.free) for place in places(demand, node))
@@ -86,6 +103,10 @@ class Spread:
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
         """See `Strategy`."""
         return capacity.best(request.demand, self, request.left_out, request.node)
+
+    def prepare(self, request: PlacementRequest, capacity: FreeCapacity, limit: int) -> int:
+        """See `PreparedStrategy`."""
+        return capacity.prepare(request.demand, self, limit)
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """Lent units or GPUs, the fewest first; then the most units that nobody owns, on the GPU and on the node."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.placement import NodeResources
 from tests.spawner.running_hub import until
 
 from .charts import one, render
@@ -143,4 +144,5 @@ async def test_without_the_right_nothing_is_known_and_nothing_is_an_error(
     for user in ("ada", "bob"):
         assert (await hub.start_server(user, {"profile": "half-gpu"})).code == 201
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert (await hub.reservations.snapshot()).resources == {}
+    ledger = (await hub.reservations.availability_now()).check.ledger
+    assert {node.resources for node in ledger.capacity.nodes.values()} == {NodeResources()}

@@ -258,7 +258,7 @@ async def test_reflectors_say_how_fresh_they_are(make_hub: MakeHub, nodes: GpuNo
     # a watch that hangs: nothing comes, and it does not end either
     hanging = reflector.watch_task
     reflector.listed_at = time.monotonic() - reflector.oldest_healthy - 1
-    views = await asyncio.gather(*(hub.reservations.snapshot() for _ in range(3)))
+    views = await asyncio.gather(*(hub.reservations.availability_now() for _ in range(3)))
     assert reflector.listed_at is not None
     assert before is not None
     assert reflector.listed_at >= before
@@ -266,7 +266,7 @@ async def test_reflectors_say_how_fresh_they_are(make_hub: MakeHub, nodes: GpuNo
     assert hanging.done()
     assert reflector.watch_task is not hanging
     assert not reflector.watch_task.done()
-    assert [len(view.allocations) for view in views] == [1, 1, 1]
+    assert [len(view.check.ledger.allocations) for view in views] == [1, 1, 1]
 
 
 # hubs

@@ -35,8 +35,8 @@ async def test_a_pod_carries_its_share(make_hub: Callable[..., Any], nodes: GpuN
     assert container["resources"]["limits"] == {resource_name(0): "25"}
     # what holds the share now is the pod, and nothing else
     assert not hub.reservations.in_flight()
-    view = await hub.reservations.snapshot()
-    assert [allocation.gpus for allocation in view.allocations] == [(f"GPU-{node}-0",)]
+    ledger = (await hub.reservations.availability_now()).check.ledger
+    assert [allocation.gpus for allocation in ledger.allocations.values()] == [(f"GPU-{node}-0",)]
     assert (await hub.stop_server("ada")).code == 204
     await until(lambda: not hub.spawner("ada").active)
     assert not await nodes.held()

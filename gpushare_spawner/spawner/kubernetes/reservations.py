@@ -18,6 +18,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annota
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.exclusions import Exclusions
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
@@ -52,16 +53,15 @@ class PodReservations(Reservations[PodShare]):
     unreachable: ClassVar[tuple[type[Exception], ...]] = (SnapshotStale,)
 
     def __init__(self, cluster: ClusterSnapshots, log: logging.Logger, **settings: Any) -> None:
-        super().__init__(log, **settings)
+        super().__init__(log, feed=cluster.feed, **settings)
         self.cluster = cluster
         self.exclusions = Exclusions()
         self._in_flight: dict[str, Allocation] = {}
         self._lingering: dict[str, tuple[float, Allocation]] = {}
 
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
-        """The cluster's GPUs and what pods hold. Raises SnapshotStale."""
-        self._settle()
-        return await self.cluster.snapshot(max_age, self._in_flight)
+        """Bring the ledger up to date from reports and pods. Raises SnapshotStale."""
+        return await self.cluster.snapshot(max_age, lambda: self._in_flight, self.in_flight)
 
     def counted(self, share: Share) -> Share:
         """The share in whole devices."""
@@ -78,7 +78,7 @@ class PodReservations(Reservations[PodShare]):
         ]
 
     async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
-        if not snapshot.reports:
+        if not len(snapshot.inventory):
             # nobody can be placed, and why is not for one start to say
             raise NoNodeNow(snapshot.awaited)
         return snapshot
@@ -122,8 +122,10 @@ class PodReservations(Reservations[PodShare]):
     async def late_pods(self, token: str) -> AsyncIterator[Mapping[str, Any]]:
         """The pods of a reservation whose start has failed, again and again while they are not being deleted."""
         until = time.monotonic() + LINGER_SECONDS
+        breaks = LoopBreaks()
         while time.monotonic() < until:
             for pod in list(self.cluster.pods()):
+                await breaks.pause_if_due()
                 if annotation(pod, RESERVATION) == token and not pod["metadata"].get("deletionTimestamp"):
                     yield pod
             await asyncio.sleep(_LOOK_EVERY)
@@ -137,10 +139,7 @@ class PodReservations(Reservations[PodShare]):
 
     def _settle(self) -> None:
         """Forget places that waited for a pod: it is there and counts by itself, or it does not come any more."""
-        if not self._lingering:
-            return
         now = time.monotonic()
-        shown = {annotation(pod, RESERVATION) for pod in self.cluster.pods() if holds_share(pod)}
         for token, (until, _) in list(self._lingering.items()):
-            if now >= until or token in shown:
+            if now >= until or self.cluster.shows(token):
                 del self._lingering[token]

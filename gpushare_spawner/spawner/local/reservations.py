@@ -22,6 +22,7 @@ from gpushare_spawner.placement import Allocation
 from gpushare_spawner.sharing.native_process import open_request
 from gpushare_spawner.spawner.local.recovery import SessionRecovery
 from gpushare_spawner.spawner.local.sessions import CONFIRM_WITHIN, AgentSessions
+from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
@@ -62,25 +63,32 @@ class AgentReservations(Reservations[OpenedShare]):
     # -- one pass over the queue --
 
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
-        """The agent's report, as a snapshot. Raises AgentUnreachable."""
-        report = await self.report(max_age)
+        """What the agent's report says. Raises AgentUnreachable."""
+        return self._snapshot(await self.report(max_age))
+
+    def _snapshot(self, report: Report) -> GpuSnapshot:
+        self.feed.follow((report,), reserved=self.in_flight())
+        inventory = GpuInventory()
+        inventory.put(report.node, report.gpus)
         announced = ((session.id, session.notice) for session in report.sessions)
-        return GpuSnapshot((report,), announced=tuple((name, due) for name, due in announced if due is not None))
+        return GpuSnapshot(inventory, announced=tuple((name, due) for name, due in announced if due is not None))
 
     def in_flight(self) -> Iterable[Allocation]:
         """Shares of sessions that are not confirmed yet."""
         return self.sessions.in_flight.values()
 
     async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
-        leftovers = {ticket.request.session for ticket in self.queue if self._is_leftover(ticket, snapshot.reports[0])}
+        leftovers = {ticket.request.session for ticket in self.queue if self._is_leftover(ticket)}
         if not leftovers:
             return snapshot
         # the server does not run, or it could not be starting: what the agent holds for it is from before
         await asyncio.gather(*(self.sessions.close(session, timeout=1.0) for session in leftovers))
         return await self.snapshot()
 
-    def _is_leftover(self, ticket: Ticket, report: Report) -> bool:
-        return not ticket.result.done() and report.session(ticket.request.session) is not None
+    def _is_leftover(self, ticket: Ticket) -> bool:
+        if self._last is None or ticket.result.done():
+            return False
+        return self._last[1].session(ticket.request.session) is not None
 
     def _held_up(self, ticket: Ticket) -> str:
         # opened now, it might be closed by the close that is under way

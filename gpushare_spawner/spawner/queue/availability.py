@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Demand, PlacementRequest
+from gpushare_spawner.spawner.queue.inventory import GpuKind
 from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue
-from gpushare_spawner.spawner.queue.snapshot import GpuKind
 from gpushare_spawner.wording import queue as words
 
 
@@ -55,6 +55,13 @@ class AvailabilityNow:
         if met is None:
             met = self._met[request.demand] = self._meets(request)
         return replace(met, gpus=snapshot.suiting(template.gpu))
+
+    def preparing(self, template: Template) -> Iterator[None]:
+        """Do in pieces what `availability` needs."""
+        if template.gpu is not None:
+            request = self.check.snapshot.request(template)
+            if request.demand not in self._met:
+                yield from self.check.preparing(request)
 
     def startable(self, templates: Iterable[Template]) -> tuple[str, ...]:
         """Return which of these templates would start now, by their display names."""

@@ -23,6 +23,10 @@ class ExpectedWorkload:
         self._templates = templates
         self._spawns = RecentSpawns()
 
+    def offered(self) -> list[Template]:
+        """The templates of now that ask for a GPU."""
+        return [template for template in self._templates() if template.gpu is not None]
+
     def spawned(self, template: str, now: float) -> None:
         """Count a spawn that got its place; ``now``: seconds on a monotonic clock."""
         self._spawns.spawned(template, now)
@@ -31,6 +35,5 @@ class ExpectedWorkload:
         """Return the strategy for the workload of now; one that looks at no workload comes back as it is."""
         if not isinstance(strategy, WorkloadStrategy):
             return strategy
-        offered = [template for template in self._templates() if template.gpu is not None]
-        demands = {template.name: snapshot.request(template).demand for template in offered}
+        demands = {template.name: snapshot.request(template).demand for template in self.offered()}
         return strategy.for_workload(self._spawns.workload(demands, now))

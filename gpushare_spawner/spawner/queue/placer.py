@@ -6,7 +6,7 @@ Does not reserve anything and knows no clock: see `reservations`.
 from __future__ import annotations
 
 from gpushare_spawner.model.placement import Placement
-from gpushare_spawner.placement import Allocation
+from gpushare_spawner.placement import Allocation, LedgerFeed, Source
 from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.queue_errors import impossible, queue_full
@@ -14,10 +14,14 @@ from gpushare_spawner.wording.refusals import not_admitted
 
 
 class Placer:
-    """One pass over the queue, first come first. ``where`` is the GPUs' place, for people."""
+    """One pass over the queue, first come first.
 
-    def __init__(self, check: PlacementCheck, queue: SpawnQueue, where: str) -> None:
+    ``feed``: keeps the ledger of ``check``. ``where`` is the GPUs' place, for people.
+    """
+
+    def __init__(self, check: PlacementCheck, feed: LedgerFeed, queue: SpawnQueue, where: str) -> None:
         self._check = check
+        self._feed = feed
         self._queue = queue
         self._where = where
         self._passed: list[tuple[Ticket, frozenset[str]]] = []
@@ -43,7 +47,7 @@ class Placer:
 
     def gave(self, ticket: Ticket, allocation: Allocation) -> None:
         """Count what the ticket was given, and note whom it has overtaken."""
-        self._check.ledger.add(allocation)
+        self._feed.put(Source.RESERVED, allocation)
         models = ticket.request.models(self._check.snapshot)
         for earlier, wanted in self._passed:
             earlier.overtaken += not wanted.isdisjoint(models)

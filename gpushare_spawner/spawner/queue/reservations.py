@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Allocation, BestFit, Ledger, Strategy
+from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, Strategy
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.expected_workload import ExpectedWorkload
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
@@ -48,6 +49,7 @@ class Reservations(ABC, Generic[Reserved]):
         self,
         log: logging.Logger,
         *,
+        feed: LedgerFeed | None = None,
         strategy: Strategy | None = None,
         queue_length: int = 50,
         overtakes: int = 20,
@@ -56,6 +58,8 @@ class Reservations(ABC, Generic[Reserved]):
         templates: Callable[[], Iterable[Template]] = tuple,
     ) -> None:
         self.log = log
+        self.feed = feed or LedgerFeed()
+        """The ledger of all shares that are known, and those in flight. `snapshot` brings it up to date."""
         self.strategy = strategy or BestFit()
         self._expected = ExpectedWorkload(templates)
         self.queue = SpawnQueue(queue_length, overtakes)
@@ -73,7 +77,10 @@ class Reservations(ABC, Generic[Reserved]):
 
     @abstractmethod
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
-        """The GPUs as they are now, or were at most ``max_age`` seconds ago. Raises one of `unreachable`."""
+        """Bring `feed` up to date, and return what else is known of the GPUs. Raises one of `unreachable`.
+
+        What was known at most ``max_age`` seconds ago will do.
+        """
 
     @abstractmethod
     def in_flight(self) -> Iterable[Allocation]:
@@ -168,12 +175,16 @@ class Reservations(ABC, Generic[Reserved]):
         """Give a place to each queued spawn that fits, on a fresh snapshot."""
         snapshot = await self._prepare(await self.snapshot())
         check = self._check(snapshot)
-        placer = Placer(check, self.queue, self.where)
+        placer = Placer(check, self.feed, self.queue, self.where)
+        breaks = LoopBreaks()
         for ticket in self.queue:
+            await breaks.pause_if_due()
             if ticket not in self.queue or ticket.result.done():
                 continue
             try:
-                if not await self._place_ticket(ticket, placer, snapshot):
+                if not self._is_held_up(ticket):
+                    await breaks.through(check.preparing(ticket.request.placement(snapshot)))
+                if ticket in self.queue and not await self._place_ticket(ticket, placer, snapshot):
                     # counted otherwise elsewhere: the next pass knows what is known there now
                     break
             except self.unreachable:
@@ -182,14 +193,19 @@ class Reservations(ABC, Generic[Reserved]):
                 # one spawn that cannot be placed must not hold up those behind it
                 self.log.exception("Placing %s failed", ticket.request.session)
                 ticket.refuse(placing_failed())
-        self._tell_those_that_wait(check)
+        await self._tell_those_that_wait(check, breaks)
 
-    async def _place_ticket(self, ticket: Ticket, placer: Placer, snapshot: GpuSnapshot) -> bool:
-        """Place one spawn if it fits. Return False where the snapshot has turned out to be wrong."""
+    def _is_held_up(self, ticket: Ticket) -> bool:
+        """Note why a spawn cannot be placed yet, whatever is free; return whether that is so."""
         held_up = self._held_up(ticket)
         if held_up:
             ticket.says(ticket.ahead or 0, held_up)
             ticket.considered.set()
+        return bool(held_up)
+
+    async def _place_ticket(self, ticket: Ticket, placer: Placer, snapshot: GpuSnapshot) -> bool:
+        """Place one spawn if it fits. Return False where the snapshot has turned out to be wrong."""
+        if self._is_held_up(ticket):
             return True
         placement = placer.place(ticket)
         if placement is None:
@@ -204,16 +220,18 @@ class Reservations(ABC, Generic[Reserved]):
         self._estimates.placed(ticket, ticket.request.models(snapshot), time.monotonic())
         return True
 
-    def _tell_those_that_wait(self, check: PlacementCheck) -> None:
+    async def _tell_those_that_wait(self, check: PlacementCheck, breaks: LoopBreaks) -> None:
         """Tell each spawn that still waits its position, the estimate, and the templates that would start now."""
         waiting = [ticket for ticket in self.queue if not ticket.result.done()]
         if not waiting:
-            # the usual case; an estimate supposes all announced idle actions in the ledger
             return
         now = time.monotonic()
-        minutes = self._estimates.minutes(check, self.queue, now, time.time())
+        minutes = await self._estimates.minutes(check, self.queue, now, time.time(), breaks)
         available = AvailabilityNow(check, self.queue, self.where)
         for ticket in waiting:
+            for template in ticket.alternatives:
+                await breaks.through(available.preparing(template))
+            await breaks.pause_if_due()
             ticket.publish(now, minutes.get(ticket), available.startable(ticket.alternatives))
 
     def _why_nobody_is_placed(self, error: Exception) -> str:
@@ -233,22 +251,18 @@ class Reservations(ABC, Generic[Reserved]):
 
     # -- what is free --
 
-    def ledger(self, snapshot: GpuSnapshot) -> Ledger:
-        """All shares: those that the snapshot shows, and those in flight."""
-        ledger = Ledger.of(snapshot.reports, [*snapshot.allocations, *self.in_flight()])
-        for report in snapshot.reports:
-            if report.node in snapshot.resources:
-                ledger.put_resources(report.node, snapshot.resources[report.node])
-        return ledger
-
     async def availability_now(self, max_age: float = 0.0) -> AvailabilityNow:
         """What a spawn would meet now. Raises one of `unreachable`."""
         snapshot = await self.snapshot(max_age)
-        return AvailabilityNow(self._check(snapshot), self.queue, self.where)
+        available = AvailabilityNow(self._check(snapshot), self.queue, self.where)
+        breaks = LoopBreaks()
+        for template in self._expected.offered():
+            await breaks.through(available.preparing(template))
+        return available
 
     def _check(self, snapshot: GpuSnapshot) -> PlacementCheck:
         self.strategy = self._expected.strategy(self.strategy, snapshot, time.monotonic())
-        return PlacementCheck(snapshot, self.ledger(snapshot), self.strategy, self.counted)
+        return PlacementCheck(snapshot, self.feed.ledger, self.strategy, self.counted)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something to its end, whoever asked for it."""

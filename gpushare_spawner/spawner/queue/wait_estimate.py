@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from statistics import median
 
-from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement import Allocation
+from gpushare_spawner.placement import PlacementRequest, SupposedLedger
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 
@@ -79,14 +78,17 @@ class WaitEstimates:
         if ticket.first_since is not None:
             self._recent.add(RecentWait(now, now - ticket.first_since, ticket.request.share, models))
 
-    def minutes(self, check: PlacementCheck, queue: SpawnQueue, now: float, wall_time: float) -> Mapping[Ticket, int]:
+    async def minutes(
+        self, check: PlacementCheck, queue: SpawnQueue, now: float, wall_time: float, breaks: LoopBreaks
+    ) -> Mapping[Ticket, int]:
         """Return the rounded estimate of each spawn for which there is one.
 
         ``now``: seconds on a monotonic clock; ``wall_time``: seconds since the epoch.
         """
-        due = after_idle_actions(check, queue)
+        due = await after_idle_actions(check, queue, breaks)
         found: dict[Ticket, int] = {}
         for ticket in queue:
+            await breaks.pause_if_due()
             if ticket.ahead is None or ticket.result.done():
                 continue
             models = ticket.request.models(check.snapshot)
@@ -106,60 +108,28 @@ def rounded_minutes(seconds: float) -> int:
     return math.ceil(minutes / step) * step
 
 
-def after_idle_actions(check: PlacementCheck, queue: SpawnQueue) -> Mapping[Ticket, float]:
+async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: LoopBreaks) -> Mapping[Ticket, float]:
     """Return when queued spawns can be placed if all announced idle actions happen: seconds since the epoch.
 
-    Spawns that these actions do not help are left out. The ledger of ``check`` is changed meanwhile, and put back.
+    Spawns that these actions do not help are left out. Nothing is changed: what would be is computed on copies of the
+    nodes that the actions concern.
     """
+    supposed = SupposedLedger(check.ledger)
+    waiting = {ticket: _counted(check, ticket) for ticket in queue if not ticket.result.done()}
     expected: dict[Ticket, float] = {}
-    supposed = _Supposed(check)
-    try:
-        for session, announced in sorted(check.snapshot.announced, key=lambda known: known[1].at):
-            if supposed.happens(session, announced):
-                for ticket in queue:
-                    if ticket not in expected and not ticket.result.done() and supposed.places(ticket, queue):
-                        expected[ticket] = announced.at
-    finally:
-        supposed.put_back()
+    for session, announced in sorted(check.snapshot.announced, key=lambda known: known[1].at):
+        if len(expected) == len(waiting):
+            break
+        await breaks.pause_if_due()
+        node = supposed.happens(session, announced)
+        if node is None:
+            continue
+        for ticket, request in waiting.items():
+            if ticket not in expected and supposed.place(f"expected-{id(ticket)}", request, node):
+                expected[ticket] = announced.at
     return expected
 
 
-class _Supposed:
-    """What would be if idle actions happened, in the ledger itself: a copy would cost as much as the cluster is big."""
-
-    def __init__(self, check: PlacementCheck) -> None:
-        self._check = check
-        self._undo: list[Callable[[], object]] = []
-
-    def happens(self, session: str, announced: Notice) -> bool:
-        """Count the units that the action frees; return whether there are any."""
-        ledger = self._check.ledger
-        allocation = ledger.allocations.get(session)
-        if allocation is None:
-            return False
-        if announced.tier is Tier.STOPPED:
-            ledger.remove(session)
-            self._undo.append(lambda: ledger.add(allocation))
-            return True
-        if announced.effective_units >= allocation.effective_units:
-            return False
-        ledger.replace(allocation.with_effective(announced.effective_units))
-        self._undo.append(lambda: ledger.replace(allocation))
-        return True
-
-    def places(self, ticket: Ticket, queue: SpawnQueue) -> bool:
-        """Count the ticket's share where it can be placed; return whether it can."""
-        check, request = self._check, ticket.request
-        held_back = queue.held_back(check.snapshot, before=ticket)
-        placement = check.verdict(request.placement(check.snapshot), held_back).placement
-        if placement is None:
-            return False
-        name, units = f"expected-{id(ticket)}", check.counted(request.share).units
-        check.ledger.add(Allocation(name, placement.gpus, units, placement.borrowed, units, ticket.joined))
-        self._undo.append(lambda: check.ledger.remove(name))
-        return True
-
-    def put_back(self) -> None:
-        """Make the ledger what it was."""
-        while self._undo:
-            self._undo.pop()()
+def _counted(check: PlacementCheck, ticket: Ticket) -> PlacementRequest:
+    request = ticket.request.placement(check.snapshot)
+    return replace(request, share=check.counted(request.share))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from gpushare_spawner.model.report import GpuReport, Notice, Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement import Allocation, BestFit, Ledger
+from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed
 from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest, Ticket
@@ -29,6 +30,7 @@ class Machine:
             for node, model in zip(("a", "b"), models, strict=True)
         )
         self.awaited = awaited
+        self.feed = LedgerFeed()
         self.held: list[Allocation] = []
         self.announced: list[tuple[str, Notice]] = []
 
@@ -48,8 +50,11 @@ class Machine:
         self.announced.append((f"{name}-{gpu}", announced))
 
     def check(self) -> PlacementCheck:
-        snapshot = GpuSnapshot(self.reports, awaited=self.awaited, announced=tuple(self.announced))
-        return PlacementCheck(snapshot, Ledger.of(self.reports, self.held), BestFit())
+        inventory = GpuInventory()
+        for report in self.reports:
+            inventory.put(report.node, report.gpus)
+        snapshot = GpuSnapshot(inventory, awaited=self.awaited, announced=tuple(self.announced))
+        return PlacementCheck(snapshot, self.feed.follow(self.reports, self.held), BestFit())
 
     def placer(self) -> Placer:
-        return Placer(self.check(), self.queue, "this place")
+        return Placer(self.check(), self.feed, self.queue, "this place")

@@ -6,6 +6,7 @@ import pytest
 
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.spawner.queue.wait_estimate import (
     FEWEST_WAITS,
@@ -51,7 +52,7 @@ async def test_a_spawn_is_expected_to_start_when_an_idle_session_is_released() -
     machine = full_machine()
     machine.announce("a", Tier.RELEASED, at=300.0)
     ticket = machine.join("ada", 0.5)
-    assert after_idle_actions(machine.check(), machine.queue) == {ticket: 300.0}
+    assert await after_idle_actions(machine.check(), machine.queue, LoopBreaks()) == {ticket: 300.0}
 
 
 async def test_a_downgrade_helps_a_spawn_that_fits_into_what_it_frees_and_no_other() -> None:
@@ -59,7 +60,7 @@ async def test_a_downgrade_helps_a_spawn_that_fits_into_what_it_frees_and_no_oth
     machine.announce("a", Tier.DOWNGRADED, at=300.0, units=60)
     machine.join("ada", 0.5)
     small = machine.join("bob", 0.25)
-    assert after_idle_actions(machine.check(), machine.queue) == {small: 300.0}
+    assert await after_idle_actions(machine.check(), machine.queue, LoopBreaks()) == {small: 300.0}
 
 
 async def test_units_that_one_spawn_is_expected_to_get_are_not_expected_for_the_next() -> None:
@@ -67,8 +68,8 @@ async def test_units_that_one_spawn_is_expected_to_get_are_not_expected_for_the_
     machine.announce("a", Tier.RELEASED, at=300.0)
     machine.announce("b", Tier.STOPPED, at=200.0)
     first, second, third = (machine.join(name, count=1) for name in ("ada", "bob", "cyd"))
-    assert after_idle_actions(machine.check(), machine.queue) == {first: 200.0, second: 300.0}
-    assert third not in after_idle_actions(machine.check(), machine.queue)
+    assert await after_idle_actions(machine.check(), machine.queue, LoopBreaks()) == {first: 200.0, second: 300.0}
+    assert third not in await after_idle_actions(machine.check(), machine.queue, LoopBreaks())
 
 
 async def test_the_ledger_is_as_before_when_the_estimates_are_made() -> None:
@@ -79,7 +80,7 @@ async def test_the_ledger_is_as_before_when_the_estimates_are_made() -> None:
     machine.join("bob", count=1)
     check = machine.check()
     before = dict(check.ledger.allocations)
-    assert len(after_idle_actions(check, machine.queue)) == 2
+    assert len(await after_idle_actions(check, machine.queue, LoopBreaks())) == 2
     assert check.ledger.allocations == before
     assert [check.ledger.free_units(gpu) for gpu in ("GPU-a", "GPU-b")] == [0, 0]
     check.ledger.check()
@@ -90,7 +91,7 @@ async def test_actions_of_sessions_that_hold_nothing_and_upgrades_are_no_help() 
     machine.announce("c", Tier.RELEASED, at=300.0)
     machine.announce("a", Tier.DOWNGRADED, at=300.0, units=100)
     machine.join("ada", 0.5)
-    assert after_idle_actions(machine.check(), machine.queue) == {}
+    assert await after_idle_actions(machine.check(), machine.queue, LoopBreaks()) == {}
 
 
 # -- recent waits --
@@ -130,10 +131,10 @@ async def test_the_time_at_the_head_of_the_queue_is_what_is_remembered() -> None
         machine.queue.leave(second)
     ticket = machine.join("ada", 0.25)
     one_pass(machine, 1300.0, ticket)
-    assert estimates.minutes(machine.check(), machine.queue, 1300.0, 0.0) == {ticket: 1}
+    assert await estimates.minutes(machine.check(), machine.queue, 1300.0, 0.0, LoopBreaks()) == {ticket: 1}
     other = machine.join("bob", 0.5)
     one_pass(machine, 1300.0, ticket, other)
-    assert other not in estimates.minutes(machine.check(), machine.queue, 1300.0, 0.0)
+    assert other not in await estimates.minutes(machine.check(), machine.queue, 1300.0, 0.0, LoopBreaks())
 
 
 async def test_a_spawn_that_was_placed_at_once_says_nothing_of_waits() -> None:
@@ -145,7 +146,7 @@ async def test_a_spawn_that_was_placed_at_once_says_nothing_of_waits() -> None:
     machine.hold("b", 100)
     ticket = machine.join("bob", 0.25)
     one_pass(machine, 20.0, ticket)
-    assert estimates.minutes(machine.check(), machine.queue, 20.0, 0.0) == {}
+    assert await estimates.minutes(machine.check(), machine.queue, 20.0, 0.0, LoopBreaks()) == {}
 
 
 # -- both --
@@ -156,10 +157,10 @@ async def test_the_earlier_of_two_estimates_counts() -> None:
     ticket = machine.join("ada", 0.25)
     one_pass(machine, 0.0, ticket)
     machine.announce("a", Tier.RELEASED, at=1000.0)
-    assert estimates.minutes(machine.check(), machine.queue, 0.0, 880.0) == {ticket: 2}
+    assert await estimates.minutes(machine.check(), machine.queue, 0.0, 880.0, LoopBreaks()) == {ticket: 2}
     for _ in range(FEWEST_WAITS):
         estimates.placed(ticket, A100, 30.0)
-    assert estimates.minutes(machine.check(), machine.queue, 0.0, 880.0) == {ticket: 1}
+    assert await estimates.minutes(machine.check(), machine.queue, 0.0, 880.0, LoopBreaks()) == {ticket: 1}
 
 
 @pytest.mark.parametrize(

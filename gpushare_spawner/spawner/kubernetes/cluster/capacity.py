@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from aiohttp import ClientError
@@ -20,11 +20,15 @@ from kubernetes_asyncio.client.rest import ApiException
 from gpushare_spawner.clients.object_watch import Object, Watched
 from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints
 from gpushare_spawner.placement import NodeResources, Requested
+from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN
+from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import memory_bytes, millicores, pod_requests
 from gpushare_spawner.spawner.kubernetes.cluster.pods import FINISHED, RESERVATION, annotation, phase
 
 ASK_AGAIN_SECONDS = 300.0
 """After the API server has refused to show nodes and pods. Ours: an admin who grants the right sees an effect soon."""
+COUNTED_AT_ONCE = 500
+"""Changed pods that are counted in one piece: about 1 ms."""
 
 
 class ClusterCapacity:
@@ -36,10 +40,14 @@ class ClusterCapacity:
         self._reading: asyncio.Task[None] | None = None
         self._nodes: Watched | None = None
         self._pods: Watched | None = None
-        self._changed = True
-        self._known: Mapping[str, NodeResources] = {}
-        self._bound: frozenset[str] = frozenset()
-        self._facts: Mapping[str, NodeFacts] = {}
+        self._known: dict[str, NodeResources] = {}
+        self._allocatable: dict[str, NodeResources] = {}
+        self._requested: dict[str, Requested] = {}
+        self._bound: set[str] = set()
+        self._nodes_seen = ChangedObjects()
+        self._pods_seen = ChangedObjects()
+        self._recounted: set[str] = set()
+        self._facts: dict[str, NodeFacts] = {}
         self._ruled_out: dict[PodConstraints, frozenset[str]] = {}
 
     def begin(self) -> None:
@@ -49,14 +57,47 @@ class ClusterCapacity:
 
     def resources(self) -> Mapping[str, NodeResources]:
         """Return what is free on each node, without reservations in flight; empty while it is not known."""
-        if self._nodes is None or self._pods is None or not (self._nodes.known and self._pods.known):
-            return {}
-        self._count(self._nodes, self._pods)
+        for _ in self.count():
+            pass
         return self._known
 
-    def bound(self) -> frozenset[str]:
-        """Return the reservations whose pods are on a node and counted in `resources`."""
-        return self._bound if self.resources() else frozenset()
+    def bound(self) -> Set[str]:
+        """Return the reservations whose pods are on a node and counted, as of the last `count`."""
+        return self._bound
+
+    def count(self) -> Iterator[None]:
+        """Count what has changed, in pieces."""
+        nodes, pods = self._nodes, self._pods
+        if nodes is None or pods is None or not (nodes.known and pods.known):
+            self._forget()
+            return
+        for changed in self._pods_seen.pieces(lambda: pods.objects):
+            for start in range(0, len(changed), COUNTED_AT_ONCE):
+                touched = {
+                    node
+                    for _, before, now in changed[start : start + COUNTED_AT_ONCE]
+                    for node in (self._move(before, -1), self._move(now, 1))
+                }
+                self._recount(touched)
+                yield
+        for changed in self._nodes_seen.pieces(lambda: nodes.objects):
+            for _, before, now in changed:
+                name = (now or before)["metadata"]["name"]
+                self._allocatable.pop(name, None)
+                facts = self._facts.pop(name, None)
+                if now is not None:
+                    self._allocatable[name] = now["allocatable"]
+                    self._facts[name] = now["facts"]
+                if facts != self._facts.get(name):
+                    self._ruled_out.clear()
+                self._recount([name])
+            yield
+
+    def take_changes(self) -> Mapping[str, NodeResources]:
+        """Return what is free on the nodes that were counted anew since the last call; UNKNOWN for one that is gone."""
+        changed = {node: self._known.get(node, UNKNOWN) for node in self._recounted}
+        self._recounted.clear()
+        return changed
 
     def ineligible(self, constraints: PodConstraints) -> frozenset[str]:
         """Return the nodes whose taints or labels keep such a pod out; empty while nodes are not known.
@@ -99,27 +140,38 @@ class ClusterCapacity:
         return True
 
     def _on_change(self) -> None:
-        self._changed = True
+        """Nothing to do: `count` finds what has changed."""
 
-    def _count(self, nodes: Watched, pods: Watched) -> None:
-        if not self._changed:
+    def _move(self, pod: Object | None, sign: int) -> str:
+        """Count a pod on its node, or take it off; return the node, empty where the pod is on none."""
+        if pod is None or not pod["node"]:
+            return ""
+        node: str = pod["node"]
+        there, requested = self._requested.get(node, NOTHING), pod["requested"]
+        now = Requested(
+            there.cpu + sign * requested.cpu, there.memory + sign * requested.memory, there.pods + sign * requested.pods
+        )
+        self._requested[node] = now
+        if now == NOTHING:
+            del self._requested[node]
+        if pod["token"]:
+            (self._bound.add if sign > 0 else self._bound.discard)(pod["token"])
+        return node
+
+    def _recount(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self._known.pop(node, None)
+            if node in self._allocatable:
+                self._known[node] = self._allocatable[node].less(self._requested.get(node, NOTHING))
+            self._recounted.add(node)
+
+    def _forget(self) -> None:
+        if not self._known:
             return
-        self._changed = False
-        on_node: dict[str, list[Requested]] = {}
-        for pod in pods.objects.values():
-            if pod["node"]:
-                on_node.setdefault(pod["node"], []).append(pod["requested"])
-        self._bound = frozenset(pod["token"] for pod in pods.objects.values() if pod["node"] and pod["token"])
-        self._known = {
-            node["metadata"]["name"]: node["allocatable"].less(
-                Requested.total(on_node.get(node["metadata"]["name"], ()))
-            )
-            for node in nodes.objects.values()
-        }
-        facts = {node["metadata"]["name"]: node["facts"] for node in nodes.objects.values()}
-        if facts != self._facts:
-            self._facts = facts
-            self._ruled_out.clear()
+        self._recounted.update(self._known)
+        self._known, self._allocatable, self._requested, self._bound = {}, {}, {}, set()
+        self._nodes_seen, self._pods_seen = ChangedObjects(), ChangedObjects()
+        self._facts, self._ruled_out = {}, {}
 
 
 def kept_node(node: Object) -> Object:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +24,14 @@ from gpushare_spawner.model.kubernetes import (
 )
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.placement import Allocation
+from gpushare_spawner.placement import Allocation, LedgerFeed, Source
 from gpushare_spawner.sharing.native_pod import notebook_container
+from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale, freshen, has_listed
+from gpushare_spawner.spawner.queue.inventory import GpuInventory
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.wording import refusals
 
@@ -43,19 +48,23 @@ CLOSED_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class _ParsedPod:
-    """What the annotations of one version of a pod say."""
+class _SeenPod:
+    """What one version of a pod with a share says."""
 
+    uid: str
     version: str
+    token: str
     allocation: Allocation
     announced: Notice | None
+    odd: bool = False
+    """Its annotations will not do, so it counts by its limits: its GPUs may be known only later."""
 
 
 class ClusterSnapshots:
-    """Reads KubeSpawner's shared reflectors, after making sure that they show what is.
+    """Reads KubeSpawner's shared reflectors, after making sure that they show what is, and keeps a ledger of it.
 
-    ``reflectors`` is the dict that all spawners of the hub share. What pods and reports say is parsed once for each of
-    their versions.
+    ``reflectors`` is the dict that all spawners of the hub share. Only what has changed since the last look is read,
+    and in pieces, so that the event loop is not blocked however many pods there are.
     """
 
     def __init__(
@@ -71,44 +80,85 @@ class ClusterSnapshots:
         self.reports_key = reports_key
         self.unit_size = unit_size
         self.log = log
+        self.feed = LedgerFeed()
+        """Knows what pods hold, and the reservations that `snapshot` was told of."""
         self._clock = clock
         self._capacity = capacity
-        self._parsed_reports: dict[str, tuple[str, Report | None]] = {}
-        self._parsed_pods: dict[str, _ParsedPod] = {}
+        self._inventory = GpuInventory()
+        self._reading = asyncio.Lock()
+        self._config_maps = ChangedObjects()
+        self._reports: dict[str, tuple[str, Report | None]] = {}
+        self._counted: dict[str, Report] = {}
+        self._awaited = ""
+        self._changed_pods: dict[tuple[Any, ...], ChangedObjects] = {}
+        self._pods: dict[str, _SeenPod] = {}
+        self._odd_pods: dict[str, Mapping[str, Any]] = {}
+        self._of_token: dict[str, str] = {}
+        self._announced: dict[str, Notice] = {}
+        self._reserved: Set[str] = frozenset()
         self._told: set[str] = set()
         self._distrusted: dict[str, float] = {}
         self._closed: dict[str | None, float] = {}
         self._last: tuple[float, GpuSnapshot] | None = None
 
-    async def snapshot(self, max_age: float = 0.0, arrived: Iterable[str] = ()) -> GpuSnapshot:
-        """The GPUs of all nodes with a fresh report, and what pods hold. Raises SnapshotStale.
+    async def snapshot(
+        self,
+        max_age: float = 0.0,
+        reserved: Callable[[], Mapping[str, Allocation]] = dict,
+        in_flight: Callable[[], Iterable[Allocation]] = tuple,
+    ) -> GpuSnapshot:
+        """Bring `feed` up to date, and return what else is known. Raises SnapshotStale.
 
-        ``arrived``: reservations whose pods are left out, because they are counted elsewhere. A snapshot that is at
-        most ``max_age`` seconds old will do.
+        ``reserved`` returns the reservations by their tokens: their pods are not counted, because the reservations are.
+        ``in_flight`` returns the allocations of all reservations. What was read at most ``max_age`` seconds ago will
+        do.
         """
-        if self._last is not None and time.monotonic() - self._last[0] < max_age:
-            return self._last[1]
-        reports = self.reflectors.get(self.reports_key)
-        pods = [reflector for key, reflector in list(self.reflectors.items()) if key[0] == PODS]
-        if reports is None or not pods:
-            raise SnapshotStale("pods and reports are not watched yet")
-        await freshen(reports)
-        for reflector in pods:
-            await self._freshen_pods(reflector)
-        fresh, awaited = self._fresh_reports(reports)
-        allocations = tuple(self._allocations(fresh, set(arrived)))
-        announced = [(pod.allocation.session, pod.announced) for pod in self._parsed_pods.values()]
-        snapshot = GpuSnapshot(
-            fresh,
-            allocations,
-            awaited,
-            tuple((name, due) for name, due in announced if due is not None),
-            self._capacity.resources() if self._capacity is not None else {},
-        )
-        self._last = (time.monotonic(), snapshot)
-        return snapshot
+        async with self._reading:
+            if self._last is not None and time.monotonic() - self._last[0] < max_age:
+                return self._last[1]
+            reports = self.reflectors.get(self.reports_key)
+            pods = {key: reflector for key, reflector in list(self.reflectors.items()) if key[0] == PODS}
+            if reports is None or not pods:
+                raise SnapshotStale("pods and reports are not watched yet")
+            await freshen(reports)
+            for reflector in pods.values():
+                await self._freshen_pods(reflector)
+            breaks = LoopBreaks()
+            before = dict(reserved())
+            await breaks.through(self._read_reports(reports))
+            await breaks.through(self._count_reports())
+            await breaks.through(self._read_pods(pods))
+            if self._capacity is not None:
+                await breaks.through(self._capacity.count())
+            self._count(before, reserved(), in_flight())
+            snapshot = GpuSnapshot(self._inventory, self._awaited, tuple(self._announced.items()))
+            self._last = (time.monotonic(), snapshot)
+            return snapshot
 
-    def counted_pods(self) -> frozenset[str]:
+    def _count(
+        self, before: Mapping[str, Allocation], now: Mapping[str, Allocation], in_flight: Iterable[Allocation]
+    ) -> None:
+        """Count reservations and free resources. The event loop has no break here: all of this is of one instant."""
+        if self._capacity is not None:
+            for node, resources in self._capacity.take_changes().items():
+                self.feed.resources(node, resources)
+        # a reservation whose pod has arrived since the pods were read counts once more: its pod is not read yet
+        late = {token: before[token] for token in before.keys() - now.keys() - self._of_token.keys()}
+        reserved = now.keys() | late.keys()
+        for token in self._reserved - reserved:
+            if token in self._of_token:
+                self.feed.put(Source.SEEN, self._pods[self._of_token[token]].allocation)
+        for token in reserved:
+            if token in self._of_token:
+                self.feed.drop(Source.SEEN, self._pods[self._of_token[token]].allocation.session)
+        self._reserved = reserved
+        self.feed.reserved([*in_flight, *late.values()])
+
+    def shows(self, token: str) -> bool:
+        """Return whether the pod of a reservation has been seen and is counted."""
+        return token in self._of_token
+
+    def counted_pods(self) -> Set[str]:
         """Reservations whose pods are taken off the free CPU, memory and pods of their nodes already."""
         return self._capacity.bound() if self._capacity is not None else frozenset()
 
@@ -145,30 +195,54 @@ class ClusterSnapshots:
 
     # -- reports --
 
-    def _fresh_reports(self, reflector: Any) -> tuple[tuple[Report, ...], str]:
-        """Reports to place by, and a sentence about those that will not do."""
-        now, fresh, silent, distrusted = self._clock(), [], [], []
-        known = reflector.resources
-        for key, config_map in list(known.items()):
-            report = self._report(key, config_map)
+    def _read_reports(self, reflector: Any) -> Iterator[None]:
+        """Read the reports that have changed."""
+        for changed in self._config_maps.pieces(lambda: reflector.resources):
+            for key, _, config_map in changed:
+                if config_map is None:
+                    self._reports.pop(key, None)
+                    continue
+                version = config_map["metadata"].get("resourceVersion") or ""
+                known = self._reports.get(key)
+                if known is None or known[0] != version:
+                    self._reports[key] = (version, self._read(key, config_map))
+                yield
+            yield
+
+    def _count_reports(self) -> Iterator[None]:
+        """Place by the reports that are fresh from now on; set `_awaited`, a sentence about those that will not do."""
+        now, monotonic = self._clock(), time.monotonic()
+        silent: list[Report] = []
+        distrusted: list[Report] = []
+        fresh: dict[str, Report] = {}
+        for _, report in self._reports.values():
             if report is None:
                 continue
             if now - report.published_at > REPORT_STALE_SECONDS:
                 silent.append(report)
-            elif self._distrusted.get(report.node, 0.0) > time.monotonic():
+            elif self._distrusted.get(report.node, 0.0) > monotonic:
                 distrusted.append(report)
             else:
-                fresh.append(report)
-        for key in self._parsed_reports.keys() - known.keys():
-            del self._parsed_reports[key]
-        return tuple(fresh), _awaited(now, silent, distrusted, bool(fresh))
+                fresh[report.node] = report
+        for node in self._counted.keys() - fresh.keys():
+            self._forget_node(node)
+            yield
+        for node, report in fresh.items():
+            known = self._counted.get(node)
+            if known is report:
+                continue
+            if known is not None and report.published_at < known.published_at:
+                self._forget_node(node)  # the agent's clock was set back, or its machine was replaced
+            self._counted[node] = report
+            self.feed.report(report)
+            self._inventory.put(node, report.gpus)
+            yield
+        self._awaited = _awaited(now, silent, distrusted, bool(fresh))
 
-    def _report(self, key: str, config_map: Mapping[str, Any]) -> Report | None:
-        version = config_map["metadata"].get("resourceVersion") or ""
-        parsed = self._parsed_reports.get(key)
-        if parsed is None or parsed[0] != version:
-            parsed = self._parsed_reports[key] = (version, self._read(key, config_map))
-        return parsed[1]
+    def _forget_node(self, node: str) -> None:
+        del self._counted[node]
+        self.feed.forget_node(node)
+        self._inventory.drop(node)
 
     def _read(self, key: str, config_map: Mapping[str, Any]) -> Report | None:
         try:
@@ -186,31 +260,57 @@ class ClusterSnapshots:
 
     # -- pods --
 
-    def _allocations(self, reports: Iterable[Report], arrived: set[str]) -> Iterable[Allocation]:
-        seen = set()
-        by_index: dict[tuple[str, int], str] = {}
-        for pod in self.pods():
-            if not holds_share(pod):
-                continue
-            uid, version = pod["metadata"]["uid"], pod["metadata"].get("resourceVersion") or ""
-            seen.add(uid)
-            if arrived and annotation(pod, RESERVATION) in arrived:
-                continue
-            parsed = self._parsed_pods.get(uid)
-            if parsed is None or parsed.version != version:
-                if not by_index:
-                    by_index = {(report.node, gpu.index): gpu.uuid for report in reports for gpu in report.gpus}
-                try:
-                    parsed = self._parsed_pods[uid] = self._parsed(pod, version)
-                except AnnotationProblem as problem:
-                    # not kept: its GPUs may be known only later
-                    yield self._by_limits(pod, by_index, problem)
-                    continue
-            yield parsed.allocation
-        for uid in self._parsed_pods.keys() - seen:
-            del self._parsed_pods[uid]
+    def _read_pods(self, reflectors: Mapping[tuple[Any, ...], Any]) -> Iterator[None]:
+        """Read the pods that have changed."""
+        for key in self._changed_pods.keys() - reflectors.keys():
+            yield from self._take_pods(self._changed_pods.pop(key), lambda: {})
+        for key, reflector in reflectors.items():
+            changed = self._changed_pods.setdefault(key, ChangedObjects())
+            yield from self._take_pods(changed, functools.partial(getattr, reflector, "resources"))
+        for name, pod in list(self._odd_pods.items()):
+            self._take_pod(name, pod)
 
-    def _parsed(self, pod: Mapping[str, Any], version: str) -> _ParsedPod:
+    def _take_pods(self, pods: ChangedObjects, objects: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+        for changed in pods.pieces(objects):
+            for name, _, pod in changed:
+                self._take_pod(name, pod)
+                yield
+            yield
+
+    def _take_pod(self, name: str, pod: Mapping[str, Any] | None) -> None:
+        """Count what a pod holds; None: it is gone."""
+        before = self._pods.pop(name, None)
+        self._odd_pods.pop(name, None)
+        now = self._seen_pod(name, pod, before) if pod is not None and holds_share(pod) else None
+        if before is not None and (now is None or now.allocation.session != before.allocation.session):
+            self.feed.drop(Source.SEEN, before.allocation.session)
+        if before is not None:
+            self._announced.pop(before.allocation.session, None)
+            self._of_token.pop(before.token, None)
+        if now is None:
+            return
+        self._pods[name] = now
+        if now.token:
+            self._of_token[now.token] = name
+        if now.announced is not None:
+            self._announced[now.allocation.session] = now.announced
+        if now.token not in self._reserved:
+            self.feed.put(Source.SEEN, now.allocation)
+
+    def _seen_pod(self, name: str, pod: Mapping[str, Any], before: _SeenPod | None) -> _SeenPod:
+        uid, version = pod["metadata"]["uid"], pod["metadata"].get("resourceVersion") or ""
+        token = annotation(pod, RESERVATION)
+        if before is not None and (before.uid, before.version, before.odd) == (uid, version, False):
+            return before
+        try:
+            allocation, announced = self._parsed(pod)
+        except AnnotationProblem as problem:
+            # read again each time: its GPUs may be known only later
+            self._odd_pods[name] = pod
+            return _SeenPod(uid, version, token, self._by_limits(pod, problem), None, odd=True)
+        return _SeenPod(uid, version, token, allocation, announced)
+
+    def _parsed(self, pod: Mapping[str, Any]) -> tuple[Allocation, Notice | None]:
         session = pod_session(pod["metadata"].get("annotations"))
         allocation = Allocation(
             session=_name(pod),
@@ -220,15 +320,13 @@ class ClusterSnapshots:
             effective_units=self.whole_devices(session.effective_units),
             opened_at=created_at(pod),
         )
-        return _ParsedPod(version, allocation, session.notice)
+        return allocation, session.notice
 
     def whole_devices(self, units: int) -> int:
         """Units of the devices that so many units take: the kubelet gives out devices of ``unit_size`` units."""
         return -(-units // self.unit_size) * self.unit_size
 
-    def _by_limits(
-        self, pod: Mapping[str, Any], by_index: Mapping[tuple[str, int], str], problem: AnnotationProblem
-    ) -> Allocation:
+    def _by_limits(self, pod: Mapping[str, Any], problem: AnnotationProblem) -> Allocation:
         """What the scheduler counts: more than the truth perhaps, never less."""
         name = _name(pod)
         if name not in self._told:
@@ -243,7 +341,9 @@ class ClusterSnapshots:
             if (index := gpu_index_of(key)) is not None
         }
         units = min(UNITS_PER_GPU, max([*wanted.values(), 1]) * self.unit_size)
-        gpus = tuple(by_index[node, index] for index in wanted if (node, index) in by_index)
+        report = self._counted.get(node)
+        by_index = {gpu.index: gpu.uuid for gpu in report.gpus} if report is not None else {}
+        gpus = tuple(by_index[index] for index in wanted if index in by_index)
         return Allocation(name, gpus, units, 0, units, created_at(pod))
 
 

@@ -1,0 +1,87 @@
+"""The GPUs that are reported, and of which kinds they are, kept up to date by what changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.report import GpuReport
+from gpushare_spawner.model.template import Gpu
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """GPUs of one model with the same memory."""
+
+    model: str
+    memory_bytes: int
+    count: int
+
+    def suits(self, gpu: Gpu) -> bool:
+        """Whether one of them would do if it were empty: its model, and memory for the guarantee."""
+        guarantee = gpu.memory.guarantee
+        enough = guarantee is None or resolve_bytes(guarantee, self.memory_bytes) <= self.memory_bytes
+        return enough and gpu.accepts(self.model)
+
+
+class GpuInventory:
+    """The GPUs of all nodes. A change costs what the node has."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, tuple[GpuReport, ...]] = {}
+        self._told: dict[str, dict[str, GpuReport]] = {}
+        self._gpus: dict[str, GpuReport] = {}
+        self._counted: Counter[tuple[str, int]] = Counter()
+
+    def __len__(self) -> int:
+        """How many nodes report, those without a GPU too."""
+        return len(self._nodes)
+
+    @property
+    def gpus(self) -> Mapping[str, GpuReport]:
+        """Every GPU by its UUID. Of one that two nodes report the first node's report counts."""
+        return MappingProxyType(self._gpus)
+
+    @property
+    def kinds(self) -> tuple[GpuKind, ...]:
+        """The kinds of GPUs there are, in the order in which they were reported first."""
+        return tuple(GpuKind(model, memory, count) for (model, memory), count in self._counted.items())
+
+    def put(self, node: str, gpus: Iterable[GpuReport]) -> None:
+        """Set the GPUs of a node."""
+        now = tuple(gpus)
+        if self._nodes.get(node) == now:
+            return
+        self._change(node, now)
+        self._nodes[node] = now
+
+    def drop(self, node: str) -> None:
+        """Forget a node; nothing happens where it is unknown."""
+        self._change(node, ())
+        self._nodes.pop(node, None)
+
+    def _change(self, node: str, gpus: tuple[GpuReport, ...]) -> None:
+        changed = dict.fromkeys([*(gpu.uuid for gpu in self._nodes.get(node, ())), *(gpu.uuid for gpu in gpus)])
+        told = {gpu.uuid: gpu for gpu in gpus}
+        for uuid in changed:
+            of_nodes = self._told.setdefault(uuid, {})
+            of_nodes.pop(node, None)
+            if uuid in told:
+                of_nodes[node] = told[uuid]
+            before = self._gpus.pop(uuid, None)
+            if before is not None:
+                self._count(before, -1)
+            if of_nodes:
+                now = self._gpus[uuid] = of_nodes[min(of_nodes)]
+                self._count(now, 1)
+            else:
+                del self._told[uuid]
+
+    def _count(self, gpu: GpuReport, number: int) -> None:
+        kind = (gpu.model, gpu.memory_bytes)
+        self._counted[kind] += number
+        if not self._counted[kind]:
+            del self._counted[kind]
