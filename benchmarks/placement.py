@@ -6,6 +6,7 @@
   the clock starts; a tenth of the sessions there is idle and lends its units. Every share is entered into the ledger,
   so that each finds another one. A scan over all nodes must give the same places. ``look``: one node reports something
   new, and the ledger is brought up to date from all reports.
+- **Event loop**: for how long the hub's event loop is blocked, see `benchmarks.placement_loop`.
 - **Allocation**: the openb experiment, see `benchmarks.placement_trace`; without the traces it is skipped.
 """
 
@@ -19,9 +20,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks import placement_trace
+from benchmarks import placement_loop, placement_trace
+from benchmarks.placement_cluster import GIB, SHARES, cluster, resources
 from gpushare_spawner.model.placement import Placement
-from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import (
     Allocation,
@@ -29,20 +31,14 @@ from gpushare_spawner.placement import (
     FreeCapacity,
     Ledger,
     LedgerFeed,
-    NodeResources,
     PlacementRequest,
     Rated,
     StrandingAwareFgd,
     workload_of,
 )
 from gpushare_spawner.placement.obstacle import fits
+from gpushare_spawner.spawner.queue.placement_check import NODES_AT_ONCE
 
-GPUS_PER_NODE = 8
-MODELS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA L40S", "Tesla T4")
-SHARES = [Share(10), Share(25), Share(25), Share(50), Share(), Share(count=2), Share(count=4)]
-CPU_PER_GPU = 12_000
-"""Millicores of a node for each of its GPUs; a session asks for 8,000 for each GPU that it has in all."""
-GIB = 2**30
 LOOKS = 200
 SCANNED = 200
 """Shares that are placed by a scan too."""
@@ -69,48 +65,6 @@ def request(share: Share) -> PlacementRequest:
     return PlacementRequest(share, cpu=round(8000 * share.fraction), memory=round(32 * GIB * share.fraction))
 
 
-def cluster(gpus: int, seed: int) -> list[Report]:
-    """Nodes of eight GPUs of four models, about half full."""
-    chance = random.Random(seed)
-    reports = []
-    for node in range((gpus + GPUS_PER_NODE - 1) // GPUS_PER_NODE):
-        here = range(node * GPUS_PER_NODE, min(gpus, (node + 1) * GPUS_PER_NODE))
-        model = MODELS[node % len(MODELS)]
-        cards = [
-            GpuReport(index=i % GPUS_PER_NODE, uuid=f"GPU-{i:06}", model=model, memory_bytes=80 * GIB) for i in here
-        ]
-        sessions = []
-        for card in cards:
-            left = 100
-            while chance.random() < 0.6:
-                units = chance.choice((10, 25, 50, 100))
-                if units > left:
-                    break
-                left -= units
-                sessions.append(
-                    SessionReport(
-                        id=f"{card.uuid}-{left}",
-                        user="somebody",
-                        template="any",
-                        gpus=(card.uuid,),
-                        share_units=units,
-                        tier_since=0,
-                        effective_units=0 if chance.random() < 0.1 else units,
-                        guaranteed_units=units,
-                        opened_at=0,
-                    )
-                )
-        reports.append(Report(node=f"node-{node:05}", published_at=0, gpus=tuple(cards), sessions=tuple(sessions)))
-    return reports
-
-
-def resources(report: Report) -> NodeResources:
-    """What the sessions of a node leave of its CPU and memory."""
-    gpus = len(report.gpus)
-    used = sum(session.share_units for session in report.sessions) / 100
-    return NodeResources(round(CPU_PER_GPU * gpus - 8000 * used), round(64 * GIB * gpus - 32 * GIB * used), 110)
-
-
 def filled(reports: Sequence[Report]) -> tuple[LedgerFeed, float]:
     """The ledger of these nodes, and the seconds that it took to make it."""
     started = time.perf_counter()
@@ -119,6 +73,18 @@ def filled(reports: Sequence[Report]) -> tuple[LedgerFeed, float]:
     for report in reports:
         feed.ledger.put_resources(report.node, resources(report))
     return feed, time.perf_counter() - started
+
+
+def prepare(ledger: Ledger, strategy: StrandingAwareFgd) -> list[float]:
+    """Milliseconds of each piece of the preparation for all shares, as the queue does it."""
+    times = []
+    for share in SHARES:
+        left = 1
+        while left:
+            started = time.perf_counter()
+            left = strategy.prepare(request(share), ledger.capacity, NODES_AT_ONCE)
+            times.append((time.perf_counter() - started) * 1e3)
+    return times
 
 
 def measure(ledger: Ledger, shares: Sequence[Share], strategy: object) -> tuple[list[float], list[Placement | None]]:
@@ -159,7 +125,9 @@ def latency(gpus: int, count: int, seed: int, scan: bool) -> tuple[dict[str, flo
     shares = random.Random(seed).choices(SHARES, k=count)
     expected = workload_of([(request(share).demand, 1.0) for share in SHARES])
     feed, built = filled(reports)
-    times, places = measure(feed.ledger, shares, StrandingAwareFgd(expected))
+    strategy = StrandingAwareFgd(expected)
+    prepared = prepare(feed.ledger, strategy)
+    times, places = measure(feed.ledger, shares, strategy)
     feed.ledger.check()
     agree = True
     if scan:
@@ -179,6 +147,7 @@ def latency(gpus: int, count: int, seed: int, scan: bool) -> tuple[dict[str, flo
         "look_p50_ms": quantile(looked, 0.5),
         "look_p99_ms": quantile(looked, 0.99),
         "build_ms": built * 1e3,
+        "prepare_piece_ms": max(prepared),
     }
     return {name: round(value, 4) for name, value in figures.items()}, agree
 
@@ -226,6 +195,9 @@ def main() -> int:
     if options.many_gpus:
         times, _ = latency(options.many_gpus, options.shares, options.seed, scan=False)
         result |= {name.replace("_ms", "_100k_ms"): value for name, value in times.items()}
+    result["loop_ms"] = placement_loop.run(options.gpus, options.shares, options.seed)["loop_ms"]
+    if options.many_gpus:
+        result["loop_100k_ms"] = placement_loop.run(options.many_gpus, options.shares, options.seed)["loop_ms"]
     if options.trace:
         means = allocation(options)
         if means:

@@ -71,6 +71,10 @@ class LedgerFeed:
         """What is free on a node of CPU, memory and pods; see `Ledger.put_resources`."""
         self.ledger.put_resources(node, resources)
 
+    def sessions(self, source: Source) -> list[str]:
+        """Return the sessions of which pods or reservations (`put`) say that they have an allocation."""
+        return list(self._sessions.get((source, ""), {}))
+
     # -- told everything --
 
     def follow(
@@ -91,12 +95,8 @@ class LedgerFeed:
                 self.forget_node(node)  # the agent's clock was set back, or its machine was replaced
             self.report(report)
         self._say((Source.SEEN, ""), seen)
-        self.reserved(reserved)
+        self._say((Source.RESERVED, ""), reserved)
         return self.ledger
-
-    def reserved(self, reservations: Iterable[Allocation]) -> None:
-        """These are all reservations in flight; what was reserved before and is not among them is dropped."""
-        self._say((Source.RESERVED, ""), reservations)
 
     def _say(self, speaker: tuple[Source, str], allocations: Iterable[Allocation], all_of_it: bool = True) -> None:
         """Take down what a speaker says: all that it has to say, or these allocations beside what it said before."""

@@ -93,11 +93,11 @@ class ClusterCapacity:
                 self._recount([name])
             yield
 
-    def take_changes(self) -> Mapping[str, NodeResources]:
-        """Return what is free on the nodes that were counted anew since the last call; UNKNOWN for one that is gone."""
-        changed = {node: self._known.get(node, UNKNOWN) for node in self._recounted}
-        self._recounted.clear()
-        return changed
+    def changes(self) -> Iterator[tuple[str, NodeResources]]:
+        """Return what is free on each node that was counted anew and not returned yet; UNKNOWN for one that is gone."""
+        while self._recounted:
+            node = self._recounted.pop()
+            yield node, self._known.get(node, UNKNOWN)
 
     def ineligible(self, constraints: PodConstraints) -> frozenset[str]:
         """Return the nodes whose taints or labels keep such a pod out; empty while nodes are not known.

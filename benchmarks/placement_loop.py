@@ -1,0 +1,318 @@
+"""For how long placement blocks the hub's event loop, on a large cluster.
+
+``python -m benchmarks.placement_loop [--gpus N] [--json]``; `benchmarks.placement` runs it too.
+
+The real queue for pods (`PodReservations`) places 1,000 spawns that come at once, while 50 others wait for eight GPUs
+on one node. What the hub would have from the API server stands in dicts, as KubeSpawner's reflectors and the hub's
+reader of nodes and pods keep them: ConfigMaps with reports, pods with annotations, free CPU and memory of nodes. During
+the measurement each node reports once a minute, pods of placed spawns appear and run, and sessions change their tier.
+
+A heartbeat runs in each turn of the event loop. ``loop_ms`` is the most CPU time of the loop's thread between two
+heartbeats: what the simulated cluster itself needs is part of it. The first reading of the whole cluster is included.
+``gc_ms`` is the longest run of Python's garbage collector, which is not part of ``loop_ms``: it walks all objects of
+the process, here those that placement keeps and not the simulated cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.placement_cluster import MODELS, SHARES, cluster, resources
+from gpushare_spawner.model.kubernetes import REPORT_KEY, PodSession, labels, report_name, written_report
+from gpushare_spawner.model.report import Notice, Report, SessionReport
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import Requested, StrandingAwareFgd
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.kubernetes.cluster_capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
+from gpushare_spawner.spawner.kubernetes.snapshot import PODS, REPORTS, ClusterSnapshots
+from gpushare_spawner.spawner.queue.queue import SpawnRequest, Ticket
+
+NAMESPACE = "hub"
+REPORTS_KEY = (REPORTS, NAMESPACE)
+WAITING = 50
+REPORT_EVERY = 60.0
+"""Seconds between two reports of a node."""
+WAIT_ON = 5.0
+"""Seconds for which the 50 wait on after the others have been placed."""
+ANNOUNCED = 50
+"""One session in so many has been told of an idle action."""
+
+
+@dataclass
+class Reflector:
+    """What `ClusterSnapshots` reads of a reflector whose watch is fine."""
+
+    kind: str
+    resources: dict[str, Any] = field(default_factory=dict)
+    namespace: str = NAMESPACE
+
+    def __post_init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.watch_task = loop.create_task(asyncio.Event().wait())
+        self.first_load_future: asyncio.Future[None] = loop.create_future()
+        self.first_load_future.set_result(None)
+
+
+def template(share: Share, name: str, models: Sequence[str] = ()) -> Template:
+    """A template for a share, with CPU and memory in proportion."""
+    gpu: dict[str, Any] = {"count": share.count} if share.units == 100 else {"fraction": share.units / 100}
+    guarantees = {
+        "cpu": {"guarantee": round(8 * share.fraction, 1)},
+        "memory": {"guarantee": f"{round(32 * share.fraction * 1024)}Mi"},
+    }
+    wanted = gpu | ({"models": list(models)} if models else {})
+    return Template.model_validate({"name": name, "display_name": name, "gpu": wanted, "resources": guarantees})
+
+
+def pod(session: SessionReport, number: int, announced: Notice | None, token: str = "") -> dict[str, Any]:
+    """A pod as the API server writes it, as far as the hub reads it."""
+    index = tuple(int(uuid.split("-")[1]) % 8 for uuid in session.gpus)
+    said = PodSession(
+        session=session.id,
+        template=session.template,
+        share_units=session.share_units,
+        gpus=session.gpus,
+        gpu_indices=index,
+        tier=Tier.ACTIVE if session.effective_units else Tier.RELEASED,
+        tier_since=0.0,
+        effective_units=session.effective_units,
+        announcement=announced,
+    )
+    annotations = said.annotations() | ({RESERVATION: token} if token else {})
+    return {
+        "metadata": {
+            "namespace": NAMESPACE,
+            "name": f"jupyter-{number}",
+            "uid": f"uid-{number}",
+            "resourceVersion": str(number),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": labels(),
+            "annotations": annotations,
+        },
+        "spec": {},
+        "status": {"phase": "Running"},
+    }
+
+
+class SimulatedHub:
+    """The queue of a hub, and what the API server would show it."""
+
+    def __init__(self, reports: Sequence[Report], seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.number = 0
+        self.pods = Reflector(PODS)
+        self.reports = Reflector(REPORTS)
+        now = time.time()
+        self.nodes = [report.model_copy(update={"sessions": (), "published_at": now}) for report in reports]
+        self.later = {report.node: self.config_map(report, now + 60.0) for report in self.nodes}
+        for report in self.nodes:
+            self.show(self.config_map(report, now))
+        for report in reports:
+            for session in report.sessions:
+                self.add_pod(session)
+        capacity = ClusterCapacity(None, logging.getLogger("benchmark"))
+        # what the reader of nodes and pods has, without the API server that it reads
+        free = {
+            report.node: {"metadata": {"name": report.node}, "allocatable": resources(report)} for report in reports
+        }
+        self.on_nodes: dict[str, Any] = {}
+        capacity._nodes = SimpleNamespace(known=True, objects=free)  # type: ignore[assignment]
+        capacity._pods = SimpleNamespace(known=True, objects=self.on_nodes)  # type: ignore[assignment]
+        reflectors = {(PODS, NAMESPACE): self.pods, REPORTS_KEY: self.reports}
+        snapshots = ClusterSnapshots(reflectors, REPORTS_KEY, 1, logging.getLogger("benchmark"), capacity=capacity)
+        self.templates = [template(share, f"t{number}") for number, share in enumerate(SHARES)]
+        self.big = [template(Share(100, 8), f"big-{number}", [model]) for number, model in enumerate(MODELS)]
+        self.reservations = PodReservations(
+            snapshots,
+            logging.getLogger("benchmark"),
+            strategy=StrandingAwareFgd(),
+            queue_length=2 * WAITING,
+            overtakes=10**9,
+            templates=lambda: [*self.templates, *self.big],
+        )
+
+    def config_map(self, report: Report, at: float) -> dict[str, Any]:
+        """A node's report as the API server has it."""
+        name = report_name(report.node)
+        written = written_report(report.model_copy(update={"published_at": at}))
+        metadata = {"namespace": NAMESPACE, "name": name, "resourceVersion": str(at)}
+        return {"metadata": metadata, "data": {REPORT_KEY: written}}
+
+    def show(self, config_map: dict[str, Any]) -> None:
+        """A watch event with a report."""
+        self.reports.resources[f"{NAMESPACE}/{config_map['metadata']['name']}"] = config_map
+
+    def add_pod(self, session: SessionReport, token: str = "") -> dict[str, Any]:
+        """A watch event with a new pod."""
+        self.number += 1
+        announced = None
+        if not token and self.number % ANNOUNCED == 0:
+            at = time.time() + self.chance.uniform(60, 900)
+            announced = Notice(tier=Tier.RELEASED, at=at, reason="idle", effective_units=0)
+        made = pod(session, self.number, announced, token)
+        self.pods.resources[f"{NAMESPACE}/{made['metadata']['name']}"] = made
+        return made
+
+    async def report(self) -> None:
+        """Every node reports once a minute."""
+        pause = max(0.001, REPORT_EVERY / len(self.nodes))
+        while True:
+            for _ in range(max(1, round(0.001 / (REPORT_EVERY / len(self.nodes))))):
+                node = self.chance.choice(self.nodes).node
+                if node in self.later:
+                    self.show(self.later.pop(node))
+            await asyncio.sleep(pause)
+
+    async def start(self, user: str, wanted: Template, runs: bool = True) -> None:
+        """One spawn: reserve, and then the pod appears, is bound and runs."""
+        request = SpawnRequest(Tenant(user), wanted)
+        share = await self.reservations.reserve(request, 600.0, self.joined)
+        if not runs:
+            return
+        await asyncio.sleep(self.chance.uniform(0.1, 2.0))
+        self.run(share)
+
+    def joined(self, ticket: Ticket) -> None:
+        """As the spawner does."""
+        ticket.alternatives = tuple(self.templates)
+
+    def run(self, share: PodShare) -> None:
+        """The pod of a reservation runs."""
+        units = share.request.share.units
+        session = SessionReport(
+            id=share.request.session,
+            user="u",
+            template=share.request.template.name,
+            gpus=share.placement.gpus,
+            share_units=units,
+            tier_since=0,
+            effective_units=units,
+            guaranteed_units=units,
+            opened_at=0,
+        )
+        made = self.add_pod(session, share.token)
+        requested = share.request.placement(self.reservations.cluster._last[1])  # type: ignore[index]
+        self.on_nodes[made["metadata"]["name"]] = {
+            "metadata": made["metadata"],
+            "node": share.placement.node,
+            "requested": Requested(requested.cpu, requested.memory, 1),
+            "token": share.token,
+        }
+        self.reservations.arrived(share, made)
+
+
+class Heartbeat:
+    """The longest turns of the event loop, in seconds of CPU time of its thread, without the garbage collector's."""
+
+    def __init__(self) -> None:
+        self.turns: list[float] = [0.0]
+        self.collections: list[float] = [0.0]
+        self._collected = 0.0
+
+    async def beat(self) -> None:
+        """Measure until cancelled."""
+        gc.callbacks.append(self._collects)
+        try:
+            last, collected = time.thread_time(), self._collected
+            while True:
+                await asyncio.sleep(0)
+                now = time.thread_time()
+                self.turns.append(now - last - (self._collected - collected))
+                last, collected = now, self._collected
+        finally:
+            gc.callbacks.remove(self._collects)
+
+    def _collects(self, moment: str, _: object) -> None:
+        if moment == "start":
+            self._began = time.thread_time()
+        else:
+            took = time.thread_time() - self._began
+            self._collected += took
+            self.collections.append(took)
+
+
+async def measure(gpus: int, starts: int, seed: int) -> dict[str, float]:
+    """Milliseconds that the event loop was blocked, and seconds until all were placed."""
+    hub = SimulatedHub(cluster(gpus, seed, none_empty=True), seed)
+    gc.collect()
+    gc.freeze()
+    chance = random.Random(seed)
+    heartbeat = Heartbeat()
+    tasks = [asyncio.create_task(work) for work in (heartbeat.beat(), hub.report())]
+    began = time.perf_counter()
+    waiting = [
+        asyncio.create_task(hub.start(f"big-{n}", hub.big[n % len(hub.big)], runs=False)) for n in range(WAITING)
+    ]
+    while sum(ticket.ahead is not None for ticket in hub.reservations.queue) < WAITING:
+        await asyncio.sleep(0.01)
+    first = time.perf_counter() - began
+    turns_before = len(heartbeat.turns)
+    began = time.perf_counter()
+    coming = []
+    for number in range(starts):
+        coming.append(asyncio.create_task(hub.start(f"user-{number}", chance.choice(hub.templates))))
+        if number % 10 == 9:
+            # each start is a request of its own to the hub: ten of them in one turn of its loop
+            await asyncio.sleep(0)
+    while len(hub.reservations.queue) > WAITING:
+        await asyncio.sleep(0.01)
+    placed = time.perf_counter() - began
+    await asyncio.gather(*coming)
+    await asyncio.sleep(WAIT_ON)
+    still = sum(not task.done() for task in waiting)
+    after = heartbeat.turns[turns_before:]
+    for task in (*tasks, *waiting, hub.pods.watch_task, hub.reports.watch_task):
+        task.cancel()
+    await asyncio.gather(*tasks, *waiting, return_exceptions=True)
+    hub.reservations.feed.ledger.check()
+    return {
+        "loop_ms": round(max(heartbeat.turns) * 1e3, 2),
+        "loop_starts_ms": round(max(after) * 1e3, 2),
+        "gc_ms": round(max(heartbeat.collections) * 1e3, 2),
+        "first_pass_s": round(first, 2),
+        "placed_s": round(placed, 2),
+        "waiting": still,
+    }
+
+
+def run(gpus: int, starts: int, seed: int) -> dict[str, float]:
+    """Measure and print; see `measure`."""
+    found = asyncio.run(measure(gpus, starts, seed))
+    print(
+        f"\nthe hub's event loop on {gpus} GPUs, {found['waiting']} waiting and {starts} starting at once: "
+        f"blocked for {found['loop_ms']} ms at most, {found['loop_starts_ms']} ms after the first reading "
+        f"({found['first_pass_s']} s); all placed after {found['placed_s']} s"
+    )
+    return found
+
+
+def main() -> int:
+    """Command line; 0 where all 50 waited on."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=10_000)
+    parser.add_argument("--starts", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    options = parser.parse_args()
+    found = run(options.gpus, options.starts, options.seed)
+    if options.json:
+        print(json.dumps(found))
+    return 0 if found["waiting"] == WAITING else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

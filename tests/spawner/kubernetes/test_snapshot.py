@@ -1,0 +1,247 @@
+"""The ledger that is kept from what reflectors show: always what a ledger made anew would be."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpushare_spawner.model.kubernetes import REPORT_KEY, PodSession, labels, report_name, written_report
+from gpushare_spawner.model.report import GpuReport, Notice, Report
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import Allocation, Ledger, NodeResources, Requested
+from gpushare_spawner.spawner.kubernetes import snapshot as module
+from gpushare_spawner.spawner.kubernetes.cluster_capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
+from gpushare_spawner.spawner.kubernetes.snapshot import PODS, REPORTS, ClusterSnapshots
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+
+KEY = (REPORTS, "hub")
+LOG = logging.getLogger("test")
+
+
+class Cluster:
+    """Two nodes of two GPUs, and what reflectors show of them."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.reports = self.reflector("configmaps")
+        self.pods = self.reflector("pods")
+        self.capacity = ClusterCapacity(None, LOG)
+        self.free: dict[str, Any] = {}
+        self.bound: dict[str, Any] = {}
+        self.capacity._nodes = SimpleNamespace(known=True, objects=self.free)  # type: ignore[assignment]
+        self.capacity._pods = SimpleNamespace(known=True, objects=self.bound)  # type: ignore[assignment]
+        reflectors = {KEY: self.reports, (PODS, "hub"): self.pods}
+        self.snapshots = ClusterSnapshots(reflectors, KEY, 1, LOG, capacity=self.capacity)
+        self.reservations = PodReservations(self.snapshots, LOG)
+        for node in ("n", "m"):
+            self.report(node)
+            self.allocatable(node, 64_000)
+
+    def reflector(self, kind: str) -> Any:
+        loop = asyncio.get_running_loop()
+        first = loop.create_future()
+        first.set_result(None)
+        watch = loop.create_future()
+        return SimpleNamespace(kind=kind, namespace="hub", resources={}, watch_task=watch, first_load_future=first)
+
+    def report(self, node: str, gpus: int = 2, age: float = 0.0) -> None:
+        self.version += 1
+        cards = (GpuReport(index=i, uuid=f"GPU-{node}-{i}", model="A100", memory_bytes=2**30) for i in range(gpus))
+        report = Report(node=node, published_at=time.time() - age + self.version * 1e-6, gpus=tuple(cards))
+        metadata = {"name": report_name(node), "namespace": "hub", "resourceVersion": str(self.version)}
+        self.reports.resources[node] = {"metadata": metadata, "data": {REPORT_KEY: written_report(report)}}
+
+    def allocatable(self, node: str, cpu: int) -> None:
+        self.free[node] = {"metadata": {"name": node}, "allocatable": NodeResources(cpu, 2**40, 110)}
+
+    def pod(
+        self, name: str, gpu: str, units: int = 25, token: str = "", announced: Notice | None = None, odd: bool = False
+    ) -> dict[str, Any]:
+        self.version += 1
+        said = PodSession(
+            session=name,
+            template="t",
+            share_units=units,
+            gpus=(gpu,),
+            gpu_indices=(int(gpu[-1]),),
+            tier=Tier.ACTIVE,
+            tier_since=0.0,
+            effective_units=units,
+            announcement=announced,
+        )
+        annotations = {} if odd else said.annotations() | ({RESERVATION: token} if token else {})
+        limits = {f"gpushare-spawner.io/gpu-{gpu[-1]}": str(units)}
+        made = {
+            "metadata": {
+                "name": name,
+                "namespace": "hub",
+                "uid": f"uid-{name}",
+                "resourceVersion": str(self.version),
+                "labels": labels(),
+                "annotations": annotations,
+            },
+            "spec": {"nodeName": gpu[4], "containers": [{"name": "notebook", "resources": {"limits": limits}}]},
+            "status": {"phase": "Running"},
+        }
+        self.pods.resources[f"hub/{name}"] = made
+        return made
+
+    def bind(self, name: str, node: str, cpu: int, token: str = "") -> None:
+        requested = Requested(cpu, 0, 1)
+        self.bound[name] = {"metadata": {"name": name}, "node": node, "requested": requested, "token": token}
+
+    def reserve(self, token: str, gpu: str, units: int = 25) -> PodShare:
+        allocation = Allocation(f"s#{token}", (gpu,), units, 0, units, 0.0, Requested(1000, 0, 1))
+        self.reservations._in_flight[token] = allocation
+        return PodShare(None, None, (), token)  # type: ignore[arg-type]
+
+    async def ledger(self) -> Ledger:
+        await self.reservations.snapshot()
+        return self.reservations.feed.ledger
+
+    async def same_anew(self) -> None:
+        kept = await self.ledger()
+        fresh = ClusterSnapshots(self.snapshots.reflectors, KEY, 1, LOG)
+        await fresh.snapshot(0.0, lambda: self.reservations._in_flight, self.reservations.in_flight)
+        assert kept.allocations == fresh.feed.ledger.allocations
+        for uuid, gpu in fresh.feed.ledger.capacity.gpus.items():
+            found = kept.capacity.gpus[uuid]
+            assert (found.unowned, found.free) == (gpu.unowned, gpu.free)
+        for node, known in kept.capacity.nodes.items():
+            used = [pod["requested"].cpu for pod in self.bound.values() if pod["node"] == node]
+            counted = {pod["token"] for pod in self.bound.values()}
+            here = {gpu.uuid for gpu in known.gpus}
+            mine = [token for token, held in self.reservations._in_flight.items() if held.gpus[0] in here]
+            waiting = 1000 * sum(token not in counted for token in mine)
+            assert known.resources.cpu == self.free[node]["allocatable"].cpu - sum(used) - waiting
+
+
+async def test_a_share_counts_once_from_the_reservation_to_the_pod_that_runs() -> None:
+    cluster = Cluster()
+    share = cluster.reserve("t1", "GPU-n-0")
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 75
+    made = cluster.pod("ada", "GPU-n-0", token="t1")
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 75
+    assert list((await cluster.ledger()).allocations) == ["s#t1"]
+    assert cluster.reservations.arrived(share, made)
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 75
+    assert list((await cluster.ledger()).allocations) == ["hub/ada#uid-ada"]
+    del cluster.pods.resources["hub/ada"]
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 100
+
+
+async def test_a_pod_that_arrives_while_the_cluster_is_read_is_never_missing(monkeypatch: Any) -> None:
+    cluster = Cluster()
+    await cluster.ledger()
+    share = cluster.reserve("t1", "GPU-n-0")
+    await cluster.ledger()
+
+    async def slowly(self: LoopBreaks, pieces: Any) -> None:
+        for _ in pieces:
+            await asyncio.sleep(0)
+            assert cluster.reservations.feed.ledger.free_units("GPU-n-0") <= 75
+
+    monkeypatch.setattr(LoopBreaks, "through", slowly)
+    reading = asyncio.ensure_future(cluster.reservations.snapshot())
+    for turn in range(30):
+        await asyncio.sleep(0)
+        if turn == 3:
+            assert cluster.reservations.arrived(share, cluster.pod("ada", "GPU-n-0", token="t1"))
+    await reading
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 75
+
+
+async def test_a_pod_whose_annotations_will_not_do_counts_by_its_limits_once_its_gpu_is_known() -> None:
+    cluster = Cluster()
+    del cluster.reports.resources["n"]
+    cluster.pod("odd", "GPU-n-1", units=40, odd=True)
+    await cluster.ledger()
+    cluster.report("n")
+    assert (await cluster.ledger()).free_units("GPU-n-1") == 60
+
+
+async def test_a_node_whose_report_is_too_old_is_offered_to_nobody_until_it_reports_again() -> None:
+    cluster = Cluster()
+    cluster.report("n", age=module.REPORT_STALE_SECONDS + 5)
+    ledger = await cluster.ledger()
+    assert list(ledger.capacity.nodes) == ["m"]
+    snapshot = await cluster.reservations.snapshot()
+    assert snapshot.awaited.startswith("Node n sends no reports")
+    assert len(snapshot.gpus) == 2
+    cluster.report("n")
+    assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n"]
+
+
+async def test_announced_idle_actions_come_and_go_with_their_pods() -> None:
+    cluster = Cluster()
+    due = Notice(tier=Tier.RELEASED, at=1.0, reason="idle", effective_units=0)
+    cluster.pod("ada", "GPU-n-0", announced=due)
+    assert (await cluster.reservations.snapshot()).announced == (("hub/ada#uid-ada", due),)
+    cluster.pod("ada", "GPU-n-0")
+    assert (await cluster.reservations.snapshot()).announced == ()
+
+
+async def test_free_cpu_is_forgotten_when_the_reader_knows_nothing_any_more() -> None:
+    cluster = Cluster()
+    cluster.bind("other", "n", 4000)
+    assert (await cluster.ledger()).capacity.nodes["n"].resources.cpu == 60_000
+    cluster.capacity._nodes.known = False  # type: ignore[union-attr, misc]
+    assert (await cluster.ledger()).capacity.nodes["n"].resources == NodeResources()
+    cluster.capacity._nodes.known = True  # type: ignore[union-attr, misc]
+    assert (await cluster.ledger()).capacity.nodes["n"].resources.cpu == 60_000
+
+
+GPUS = st.sampled_from(["GPU-n-0", "GPU-n-1", "GPU-m-0", "GPU-m-1"])
+NAMES = st.sampled_from(["a", "b", "c"])
+EVENTS = st.one_of(
+    st.tuples(st.just("pod"), NAMES, GPUS),
+    st.tuples(st.just("gone"), NAMES),
+    st.tuples(st.just("ended"), NAMES),
+    st.tuples(st.just("reserve"), NAMES, GPUS),
+    st.tuples(st.just("cancel"), NAMES),
+    st.tuples(st.just("bind"), NAMES, st.sampled_from(["n", "m"])),
+    st.tuples(st.just("unbind"), NAMES),
+    st.tuples(st.just("report"), st.sampled_from(["n", "m"]), st.integers(1, 2)),
+    st.tuples(st.just("list"), st.just("")),
+    st.tuples(st.just("read"), st.just("")),
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(EVENTS, max_size=20))
+def test_the_kept_ledger_is_what_a_new_one_would_be(events: list[tuple[Any, ...]]) -> None:
+    async def happens() -> None:
+        cluster = Cluster()
+        for kind, name, *more in events:
+            if kind == "pod":
+                cluster.pod(name, more[0], token=f"t-{name}" if cluster.version % 2 else "")
+            elif kind == "gone":
+                cluster.pods.resources.pop(f"hub/{name}", None)
+            elif kind == "ended" and f"hub/{name}" in cluster.pods.resources:
+                cluster.pod(name, "GPU-n-0")["status"]["phase"] = "Failed"
+            elif kind == "reserve":
+                cluster.reserve(f"t-{name}", more[0])
+            elif kind == "cancel":
+                cluster.reservations._in_flight.pop(f"t-{name}", None)
+            elif kind == "bind":
+                cluster.bind(name, more[0], 500, f"t-{name}")
+            elif kind == "unbind":
+                cluster.bound.pop(name, None)
+            elif kind == "report":
+                cluster.report(name, gpus=more[0])
+            elif kind == "list":
+                # a list replaces all objects by equal ones
+                cluster.pods.resources = {key: {**pod} for key, pod in cluster.pods.resources.items()}
+            elif kind == "read":
+                await cluster.same_anew()
+        await cluster.same_anew()
+
+    asyncio.run(happens())
