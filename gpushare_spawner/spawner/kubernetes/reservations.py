@@ -27,6 +27,8 @@ from gpushare_spawner.wording import refusals
 LINGER_SECONDS = 20.0
 """How long a place is kept after its pod may have been created and was not seen: a request whose answer is lost is done
 by the API server within its own time limits, and a new pod shows in the reflector within a second."""
+SHOWN_SECONDS = 5.0
+"""How long a place is kept after its late pod was seen: longer than the pods of a large cluster take to be read."""
 _LOOK_EVERY = 0.5
 
 
@@ -126,9 +128,17 @@ class PodReservations(Reservations[PodShare]):
         while time.monotonic() < until:
             for pod in list(self.cluster.pods()):
                 await breaks.pause_if_due()
+                if annotation(pod, RESERVATION) == token:
+                    self._has_shown(token)
                 if annotation(pod, RESERVATION) == token and not pod["metadata"].get("deletionTimestamp"):
                     yield pod
             await asyncio.sleep(_LOOK_EVERY)
+
+    def _has_shown(self, token: str) -> None:
+        """The pod of a reservation that waits for one is there: the next reading counts the pod, or it is gone."""
+        if token in self._lingering:
+            until, allocation = self._lingering[token]
+            self._lingering[token] = (min(until, time.monotonic() + SHOWN_SECONDS), allocation)
 
     def arrived(self, reservation: PodShare, pod: Mapping[str, Any] | None) -> bool:
         """Its pod runs: from now on the pod's annotations say it. False where they do not; then it stays put aside."""
