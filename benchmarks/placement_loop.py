@@ -35,10 +35,10 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Requested, StrandingAwareFgd
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.kubernetes.cluster_capacity import ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
-from gpushare_spawner.spawner.kubernetes.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.queue.queue import SpawnRequest, Ticket
 
 NAMESPACE = "hub"

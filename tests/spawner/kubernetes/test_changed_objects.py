@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.spawner.kubernetes import changed_objects
-from gpushare_spawner.spawner.kubernetes.changed_objects import Changed, ChangedObjects
+from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import Changed, ChangedObjects
 
 
 def changes(seen: ChangedObjects, objects: dict[str, Any]) -> list[Changed]:

@@ -15,11 +15,11 @@ from gpushare_spawner.model.kubernetes import REPORT_KEY, PodSession, labels, re
 from gpushare_spawner.model.report import GpuReport, Notice, Report
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Ledger, NodeResources, Requested
-from gpushare_spawner.spawner.kubernetes import snapshot as module
-from gpushare_spawner.spawner.kubernetes.cluster_capacity import ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster import snapshot as module
+from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
-from gpushare_spawner.spawner.kubernetes.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 
 KEY = (REPORTS, "hub")

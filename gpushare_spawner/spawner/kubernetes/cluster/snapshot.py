@@ -26,8 +26,8 @@ from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement import Allocation, LedgerFeed, Source
 from gpushare_spawner.sharing.native_pod import notebook_container
-from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
