@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.placement_cluster import MODELS, SHARES, cluster, resources
-from gpushare_spawner.model.kubernetes import REPORT_KEY, PodSession, labels, report_name, written_report
+from gpushare_spawner.model.kubernetes import REPORT_KEY, NodeFacts, PodSession, labels, report_name, written_report
 from gpushare_spawner.model.report import Notice, Report, SessionReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
@@ -90,7 +90,7 @@ def pod(session: SessionReport, number: int, announced: Notice | None, token: st
         tier=Tier.ACTIVE if session.effective_units else Tier.RELEASED,
         tier_since=0.0,
         effective_units=session.effective_units,
-        announcement=announced,
+        notice=announced,
     )
     annotations = said.annotations() | ({RESERVATION: token} if token else {})
     return {
@@ -127,7 +127,12 @@ class SimulatedHub:
         capacity = ClusterCapacity(None, logging.getLogger("benchmark"))
         # what the reader of nodes and pods has, without the API server that it reads
         free = {
-            report.node: {"metadata": {"name": report.node}, "allocatable": resources(report)} for report in reports
+            report.node: {
+                "metadata": {"name": report.node},
+                "facts": NodeFacts(report.node, {"kubernetes.io/hostname": report.node}),
+                "allocatable": resources(report),
+            }
+            for report in reports
         }
         self.on_nodes: dict[str, Any] = {}
         capacity._nodes = SimpleNamespace(known=True, objects=free)  # type: ignore[assignment]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -78,6 +78,22 @@ class PodConstraints:
         if terms and not any(_matches(term, node) for term in terms):
             return False
         return all(any(_tolerates(each, taint) for each in self._parts["tolerations"]) for taint in node.taints)
+
+    def rejected(self, nodes: Iterable[NodeFacts]) -> frozenset[str]:
+        """Return the names of those nodes that `accept` refuses; nodes alike in what matters are judged once."""
+        named = {each["key"] for term in self._parts["terms"] for each in term.get("matchExpressions") or []}
+        keys = sorted({*self._parts["nodeSelector"], *named})
+        by_name = any(term.get("matchFields") for term in self._parts["terms"])
+        judged: dict[tuple[Any, ...], bool] = {}
+        rejected = []
+        for node in nodes:
+            alike = (node.taints, *map(node.labels.get, keys), node.name if by_name else None)
+            accepted = judged.get(alike)
+            if accepted is None:
+                accepted = judged[alike] = self.accept(node)
+            if not accepted:
+                rejected.append(node.name)
+        return frozenset(rejected)
 
 
 def _matches(term: Mapping[str, Any], node: NodeFacts) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints
 
@@ -93,3 +95,33 @@ def test_equal_demands_are_one_key() -> None:
     first, second = (PodConstraints.of(labels, [], []) for labels in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"}))
     assert first == second
     assert hash(first) == hash(second)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "x", "y"]), st.lists(st.sampled_from(["gpu", "team"]), max_size=2, unique=True)),
+        max_size=6,
+    ),
+    st.sampled_from([{}, {"a": "x"}]),
+    st.lists(
+        st.sampled_from(
+            [
+                condition("In", "x"),
+                condition("DoesNotExist"),
+                condition("Exists", key="hostname"),
+                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]},
+            ]
+        ),
+        max_size=2,
+    ),
+    st.lists(st.sampled_from([{"key": "gpu", "operator": "Exists"}]), max_size=1),
+)
+def test_many_nodes_are_judged_like_each_alone(
+    nodes: list[tuple[str, list[str]]], selector: dict[str, str], terms: list[Any], tolerations: list[Any]
+) -> None:
+    facts = [
+        NodeFacts(f"n{number}", {"a": value} if value else {}, tuple((key, "", "NoSchedule") for key in taints))
+        for number, (value, taints) in enumerate(nodes)
+    ]
+    pod = PodConstraints.of(selector, terms, tolerations)
+    assert pod.rejected(facts) == {each.name for each in facts if not pod.accept(each)}

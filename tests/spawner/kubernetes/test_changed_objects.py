@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.spawner.kubernetes import changed_objects
+from gpushare_spawner.spawner.kubernetes.cluster import changed_objects
 from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import Changed, ChangedObjects
 
 

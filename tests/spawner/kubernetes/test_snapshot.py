@@ -8,10 +8,19 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.kubernetes import REPORT_KEY, PodSession, labels, report_name, written_report
+from gpushare_spawner.model.kubernetes import (
+    REPORT_KEY,
+    NodeFacts,
+    PodConstraints,
+    PodSession,
+    labels,
+    report_name,
+    written_report,
+)
 from gpushare_spawner.model.report import GpuReport, Notice, Report
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Ledger, NodeResources, Requested
@@ -59,8 +68,9 @@ class Cluster:
         metadata = {"name": report_name(node), "namespace": "hub", "resourceVersion": str(self.version)}
         self.reports.resources[node] = {"metadata": metadata, "data": {REPORT_KEY: written_report(report)}}
 
-    def allocatable(self, node: str, cpu: int) -> None:
-        self.free[node] = {"metadata": {"name": node}, "allocatable": NodeResources(cpu, 2**40, 110)}
+    def allocatable(self, node: str, cpu: int, pool: str = "") -> None:
+        facts = NodeFacts(node, {"pool": pool})
+        self.free[node] = {"metadata": {"name": node}, "facts": facts, "allocatable": NodeResources(cpu, 2**40, 110)}
 
     def pod(
         self, name: str, gpu: str, units: int = 25, token: str = "", announced: Notice | None = None, odd: bool = False
@@ -75,7 +85,7 @@ class Cluster:
             tier=Tier.ACTIVE,
             tier_since=0.0,
             effective_units=units,
-            announcement=announced,
+            notice=announced,
         )
         annotations = {} if odd else said.annotations() | ({RESERVATION: token} if token else {})
         limits = {f"gpushare-spawner.io/gpu-{gpu[-1]}": str(units)}
@@ -245,3 +255,23 @@ def test_the_kept_ledger_is_what_a_new_one_would_be(events: list[tuple[Any, ...]
         await cluster.same_anew()
 
     asyncio.run(happens())
+
+
+async def test_a_changed_node_alone_is_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, asked = Cluster(), []
+    accept = PodConstraints.accept
+    monkeypatch.setattr(PodConstraints, "accept", lambda pod, node: asked.append(node.name) or accept(pod, node))
+    constraints = PodConstraints.of({"pool": "notebooks"}, [], [])
+    assert cluster.snapshots.ineligible(constraints) == frozenset()
+    await cluster.ledger()
+    assert cluster.snapshots.ineligible(constraints) == {"n", "m"}
+    asked.clear()
+    cluster.allocatable("n", 32_000, pool="notebooks")
+    await cluster.ledger()
+    assert cluster.snapshots.ineligible(constraints) == {"m"}
+    cluster.allocatable("n", 16_000, pool="notebooks")
+    await cluster.ledger()
+    assert asked == ["n"]
+    del cluster.free["m"]
+    await cluster.ledger()
+    assert cluster.snapshots.ineligible(constraints) == frozenset()

@@ -27,6 +27,8 @@ from gpushare_spawner.spawner.kubernetes.cluster.pods import FINISHED, RESERVATI
 
 ASK_AGAIN_SECONDS = 300.0
 """After the API server has refused to show nodes and pods. Ours: an admin who grants the right sees an effect soon."""
+MOST_CONSTRAINTS = 100
+"""Kinds of pods whose ruled out nodes are kept. Ours: more than a hub has templates; selectors can name the user."""
 COUNTED_AT_ONCE = 500
 """Changed pods that are counted in one piece: about 1 ms."""
 
@@ -89,7 +91,7 @@ class ClusterCapacity:
                     self._allocatable[name] = now["allocatable"]
                     self._facts[name] = now["facts"]
                 if facts != self._facts.get(name):
-                    self._ruled_out.clear()
+                    self._judge(name)
                 self._recount([name])
             yield
 
@@ -100,16 +102,17 @@ class ClusterCapacity:
             yield node, self._known.get(node, UNKNOWN)
 
     def ineligible(self, constraints: PodConstraints) -> frozenset[str]:
-        """Return the nodes whose taints or labels keep such a pod out; empty while nodes are not known.
+        """Return the nodes whose taints or labels keep such a pod out, as of the last `count`; empty before it.
 
         The same set for the same constraints until a node's taints or labels change.
         """
-        if not self.resources():
+        if not self._known:
             return frozenset()
         found = self._ruled_out.get(constraints)
         if found is None:
-            found = frozenset(name for name, facts in self._facts.items() if not constraints.accept(facts))
-            self._ruled_out[constraints] = found
+            found = self._ruled_out[constraints] = constraints.rejected(self._facts.values())
+            if len(self._ruled_out) > MOST_CONSTRAINTS:
+                del self._ruled_out[next(iter(self._ruled_out))]
         return found
 
     async def _begin(self) -> None:
@@ -157,6 +160,13 @@ class ClusterCapacity:
         if pod["token"]:
             (self._bound.add if sign > 0 else self._bound.discard)(pod["token"])
         return node
+
+    def _judge(self, name: str) -> None:
+        """Find out which constraints keep pods out of a node that is new, has changed or is gone."""
+        facts = self._facts.get(name)
+        for constraints, nodes in self._ruled_out.items():
+            if (facts is not None and not constraints.accept(facts)) != (name in nodes):
+                self._ruled_out[constraints] = nodes ^ {name}
 
     def _recount(self, nodes: Iterable[str]) -> None:
         for node in nodes:
