@@ -285,7 +285,17 @@ class GPUShareBase(_Part):  # type: ignore[misc]
                 self.orm_spawner.user_options = accepted.get(server, {})
             raise
         accepted[server] = self.user_options
+        if choice.profile.template is not None:
+            self._show_template(choice.profile.slug)
         return choice
+
+    def _show_template(self, name: str) -> None:
+        """Name the template in the options that the hub's API shows: a start without options has none there.
+
+        The hub's database keeps the options as they were given: the next start without options takes the default again.
+        """
+        if name and not self.user_options.get("profile"):
+            self.user_options = {**self.user_options, "profile": name}
 
     def _chosen(self, offered: Sequence[Profile], options: Any) -> Choice:
         """Check options against what is offered. Raises SpawnRefused.
@@ -331,6 +341,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
                 self._attempt.restore(kept)
             except ValueError as error:
                 self.log.error("The hub's database has no valid GPU session for %s: %s", self._log_name, error)
+            self._show_template(self._attempt.template_name)
 
 
 def applied_when_placed(spawner: Any, user_options: dict[str, Any]) -> None:

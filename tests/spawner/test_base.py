@@ -67,6 +67,49 @@ async def test_options_of_the_last_start_are_checked_again(hub: RunningHub, temp
     assert "There is no template 'half-gpu'" in json.loads(refused.body)["message"]
 
 
+async def shown_options(hub: RunningHub, user: str) -> Any:
+    """The options of the user's server as the hub's API shows them: all that the GPU service knows of its template."""
+    return json.loads((await hub.api("GET", f"users/{user}")).body)["servers"][""]["user_options"]
+
+
+async def test_a_start_without_options_waits_in_the_queue_with_the_name_of_its_template(
+    make_hub: Any, agent: FakeAgent, templates: Path
+) -> None:
+    for template in templates.iterdir():
+        if template.name != "quarter-gpu.yaml":
+            template.unlink()
+    hub: RunningHub = await make_hub(
+        lambda config: config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}})
+    )
+    agent.occupy("there-0", 90, 0)
+    agent.occupy("there-1", 90, 1)
+    assert (await hub.start_server("ada")).code == 202
+    await until(lambda: len(hub.reservations.queue) == 1)
+    assert await shown_options(hub, "ada") == {"profile": "quarter-gpu"}
+    agent.sessions.clear()
+    await hub.started("ada")
+
+
+async def test_after_a_restart_the_hub_names_the_template_of_a_start_without_options(
+    make_hub: Any, templates: Path
+) -> None:
+    hub: RunningHub = await make_hub()
+    await hub.start_server("ada")
+    process = (await hub.started("ada")).proc
+    await hub.end(cleanup_servers=False)
+    hub = await make_hub()
+    assert await shown_options(hub, "ada") == {"profile": "cpu-only"}
+    process.kill()
+    process.wait()
+    await hub.stop_server("ada")
+    await until(lambda: not hub.spawner("ada").active)
+    default = templates / "cpu-only.yaml"
+    default.write_text(default.read_text().replace("default: true", ""))
+    (templates / "half-gpu.yaml").open("a").write("default: true\n")
+    await hub.start_server("ada")
+    assert (await hub.started("ada"))._attempt.template_name == "half-gpu", "the default of now, not that of then"
+
+
 async def test_profiles_of_the_admin_are_offered_beside_templates(make_hub: Any, agent: FakeAgent) -> None:
     async def own(spawner: Any) -> list[dict[str, Any]]:
         return [

@@ -43,7 +43,7 @@ class HubServer:
     started: float | None = None
     last_activity: float | None = None
     profile: str | None = None
-    """The template that its user chose: ``user_options["profile"]``."""
+    """The template that its user chose, or the default one: ``user_options["profile"]``."""
 
     @property
     def seen(self) -> float | None:
