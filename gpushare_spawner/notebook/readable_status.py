@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from gpushare_spawner.model.share_status import ShareStatus
@@ -14,7 +15,7 @@ class ReadableStatus(ShareStatus):
         # a cell that does not print it imports no pydantic
         from gpushare_spawner.wording.share_status import page
 
-        return page(self)
+        return page(self, time.time())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Show a cell's value like ``gpushare status``."""

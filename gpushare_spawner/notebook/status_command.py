@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
             if options.json:
                 print(json.dumps(status.as_json()), flush=True)
             else:
-                print((CLEAR if options.watch and sys.stdout.isatty() else "") + page(status), flush=True)
+                print((CLEAR if options.watch and sys.stdout.isatty() else "") + page(status, time.time()), flush=True)
             if not options.watch or not status.shared:
                 return 1 if status.problem else 0
             time.sleep(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
@@ -16,7 +17,8 @@ from gpushare_spawner.wording.queue import instead, waiting
 class SpawnProgress:
     """The events of one start, in JupyterHub's form for ``progress()``; a listener who comes late gets them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._events: list[dict[str, Any]] = []
         self._more = asyncio.Event()
         self._ended = False
@@ -31,8 +33,8 @@ class SpawnProgress:
         """
         plain, html = list(paragraphs), [escape(paragraph) for paragraph in paragraphs]
         if at is not None:
-            plain[0] = plain[0].replace("{time}", universal_clock(at))
-            html[0] = html[0].replace("{time}", _time_element(at))
+            plain[0] = plain[0].replace("{time}", universal_clock(at, self._clock()))
+            html[0] = html[0].replace("{time}", _time_element(at, self._clock()))
         event: dict[str, Any] = {
             "message": " ".join(filter(None, plain)),
             "html_message": "<br>".join(filter(None, html)),
@@ -85,10 +87,10 @@ class SpawnProgress:
                 )
 
 
-def _time_element(at: float) -> str:
+def _time_element(at: float, now: float) -> str:
     """An instant as HTML: the hub's page of a pending spawn writes it in the reader's time zone."""
     instant = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return f'<time class="gpushare-wait-end" datetime="{instant}">{universal_clock(at)}</time>'
+    return f'<time class="gpushare-wait-end" datetime="{instant}">{universal_clock(at, now)}</time>'
 
 
 async def interleaved(first: AsyncIterator[Any], second: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -13,14 +13,21 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 MIB, GIB, TIB = 2**20, 2**30, 2**40
 
 
-def clock(at: float) -> str:
-    """Return an instant (seconds since the epoch) as local time: 14:05."""
-    return datetime.fromtimestamp(at).strftime("%H:%M")
+def clock(at: float, now: float) -> str:
+    """Return an instant as local time, with its day if ``now`` is another one: "14:05", "14:05 on 3 Nov".
+
+    Both are seconds since the epoch.
+    """
+    return _clock(datetime.fromtimestamp(at), datetime.fromtimestamp(now))
 
 
-def universal_clock(at: float) -> str:
-    """Return an instant (seconds since the epoch) for readers in unknown time zones: 14:05 UTC."""
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M UTC")
+def universal_clock(at: float, now: float) -> str:
+    """Return an instant for readers in unknown time zones, see `clock`: "14:05 UTC", "14:05 UTC on 3 Nov"."""
+    return _clock(datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now, UTC), " UTC")
+
+
+def _clock(at: datetime, now: datetime, zone: str = "") -> str:
+    return f"{at:%H:%M}{zone}" + (f" on {at.day} {at:%b}" if at.date() != now.date() else "")
 
 
 def gpu_share(units: int, gpus: int = 1) -> str:

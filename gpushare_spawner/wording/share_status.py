@@ -6,8 +6,6 @@ zone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gpushare_spawner.model.share_status import GpuStatus, ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import clock, elapsed, gpu_share, latency, memory, memory_of, plural
@@ -118,8 +116,8 @@ def _because_idle(status: ShareStatus) -> str:
     return ": no GPU work since the start" if status.idle_seconds is None else " because it was idle"
 
 
-def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
-    """Return the whole status for a terminal or a cell; ``at`` writes an instant."""
+def page(status: ShareStatus, now: float) -> str:
+    """Return the whole status for a terminal or a cell. ``now``: seconds since the epoch."""
     if not status.shared:
         return "This server has no GPU share: it was started without one."
     if not status.known:
@@ -133,7 +131,7 @@ def page(status: ShareStatus, at: Callable[[float], str] = clock) -> str:
         ("GPU idle", _idle(status)),
     ]
     if status.announced is not None:
-        rows.append(("notice", notice(status, status.announced).replace("{time}", at(status.announced.at))))
+        rows.append(("notice", notice(status, status.announced).replace("{time}", clock(status.announced.at, now))))
     rows += delivered(status)
     for number, gpu in enumerate(status.gpus):
         prefix = f"GPU {number}: " if gpus > 1 else ""

@@ -95,8 +95,10 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
     wait_for(toast, "will be downgraded", there=False)  # what was announced has come
     assert len(texts(toast)) == 1, "the notification was updated"
 
-    script.step = (Tier.RELEASED, time.time() + 300, 0)
-    wait_for(toast, "Your GPU share will be released at ")
+    later = time.localtime(time.time() + 48 * 3600)
+    script.step = (Tier.RELEASED, time.mktime(later), 0)
+    day = f"{later.tm_mday} {time.strftime('%b', later)}"
+    wait_for(toast, f"Your GPU share will be released at {time.strftime('%H:%M', later)} on {day}: it is idle")
     wait_for(toast, "was downgraded", there=False)
     script.step, script.tier, script.effective = None, Tier.RELEASED, 0
     wait_for(toast, "Your GPU share was released: it was idle.")

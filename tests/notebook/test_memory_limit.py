@@ -73,9 +73,9 @@ def test_a_limit_of_a_newer_agent_is_passed_over() -> None:
 )
 def test_the_sentence_names_the_limit_and_what_helps(limit: MemoryLimit, said: str) -> None:
     now = ShareStatus.of(with_memory(limit))
-    assert said in share_status.page(now)
+    assert said in share_status.page(now, 0)
     assert said in share_status.explanation(now).splitlines()
-    assert "allocated by    process 42 10 GiB, process 41 5 GiB" in share_status.page(now)
+    assert "allocated by    process 42 10 GiB, process 41 5 GiB" in share_status.page(now, 0)
 
 
 def test_no_process_is_restarted_to_free_nothing() -> None:
@@ -86,7 +86,7 @@ def test_no_process_is_restarted_to_free_nothing() -> None:
         Frame(Kind.SESSION_MEMORY, (topic.LIMIT_HIT, MemoryLimit.NODE_HOST_MEMORY, 0, 2 * GIB, 41, 1, 0)),
         *Script(memory=0, resident=0).status(),
     ]
-    said = share_status.page(ShareStatus.of(empty))
+    said = share_status.page(ShareStatus.of(empty), 0)
     assert "Restart" not in said
     assert said.endswith("kept for other sessions. Try again when other sessions use less.")
 

@@ -14,6 +14,7 @@ import pytest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.spawner.hub_pages import FOLDER
+from gpushare_spawner.wording.amounts import clock
 from tests.e2e import browser as chromium
 
 from .fake_agent import FakeAgent
@@ -36,8 +37,9 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     make_hub: Any, agent: FakeAgent, browser: Any
 ) -> None:
     hub: RunningHub = await make_hub(
-        lambda config: config.JupyterHub.update(
-            {"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [FOLDER]}
+        lambda config: (
+            config.JupyterHub.update({"tornado_settings": {"slow_spawn_timeout": 0}, "template_paths": [FOLDER]})
+            or config.GPUShareMixin.update({"queue_timeout": 2 * 24 * 3600})
         )
     )
     due = Notice(tier=Tier.RELEASED, at=time.time() + 230, reason="idle")
@@ -49,12 +51,13 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     await page.wait("return document.querySelector('#progress-message br')")
     first, second = (await page.text("#progress-message")).split("\n")
     ends = datetime.fromisoformat(await page.attribute("#progress-message time", "datetime"))
-    assert ends.timestamp() == pytest.approx(time.time() + 600, abs=30)
+    assert ends.timestamp() == pytest.approx(time.time() + 2 * 24 * 3600, abs=30)
     assert first == (
         "First in queue. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is free on any GPU. "
         "Estimated wait: about 4 min. "
-        f"If the server cannot start by {ends.astimezone():%H:%M}, this start is cancelled."
+        f"If the server cannot start by {clock(ends.timestamp(), time.time())}, this start is cancelled."
     )
+    assert f"on {ends.astimezone().day} " in first, "the wait ends in two days"
     assert await page.text("#gpushare-heading") == "Waiting for a GPU"
     assert "UTC" not in await page.text("body")
     assert second == (
@@ -83,7 +86,8 @@ async def test_the_heading_of_the_page_follows_the_spawn(make_hub: Any, agent: F
     await page.log_in("ada")
     await page.start("half-gpu")
     heading = "document.querySelector('#gpushare-heading')?.textContent"
-    await page.wait(f"return {heading} === 'Waiting for a GPU'")
+    end = "/^\\d\\d:\\d\\d$/.test(document.querySelector('#progress-message time').textContent)"
+    await page.wait(f"return {heading} === 'Waiting for a GPU' && {end}")
     await page.wait(f"return {heading} === 'Your server did not start.'")
     assert await page.text("#gpushare-redirect") == ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from gpushare_spawner.wording import amounts
@@ -97,6 +99,34 @@ def test_an_elapsed_time_has_no_seconds_from_five_minutes_on(seconds, said):
 )
 def test_a_latency_shows_milliseconds(seconds, said):
     assert amounts.latency(seconds) == said
+
+
+NOON = 1_699_012_800.0  # 2023-11-03 12:00 UTC
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (NOON + 2 * 3600, "14:00 UTC"),
+        (NOON + 12 * 3600 - 1, "23:59 UTC"),
+        (NOON + 12 * 3600, "00:00 UTC on 4 Nov"),
+        (NOON - 13 * 3600, "23:00 UTC on 2 Nov"),
+        (NOON + 30 * 24 * 3600, "12:00 UTC on 3 Dec"),
+    ],
+)
+def test_an_instant_has_its_day_if_that_is_not_today(at, said):
+    assert amounts.universal_clock(at, NOON) == said
+
+
+@pytest.mark.parametrize(("zone", "said"), [("UTC-9", "03:00 on 4 Nov"), ("UTC+9", "09:00")])
+def test_the_day_is_that_of_the_readers_time_zone(zone, said, monkeypatch):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert amounts.clock(NOON + 6 * 3600, NOON) == said
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_no_line_breaks_between_a_number_and_its_unit():

@@ -24,12 +24,18 @@
     return best === undefined ? undefined : (await versions[best].get())();
   }
 
+  /* On 24 hours, with the day if it is not today. */
+  function clock(at) {
+    const time = at.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
+    if (at.toDateString() === new Date().toDateString()) {
+      return time;
+    }
+    return `${time} on ${at.getDate()} ${at.toLocaleDateString('en-US', { month: 'short' })}`;
+  }
+
   /* The server writes {time} for an instant: only the browser knows the reader's time zone. */
   function atLocalTime(text, action) {
-    const time = action
-      ? new Date(action.at * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' })
-      : '';
-    return text.replaceAll('{time}', time);
+    return text.replaceAll('{time}', action ? clock(new Date(action.at * 1000)) : '');
   }
 
   /* Asks the server for the status every few seconds, while the page is visible. */

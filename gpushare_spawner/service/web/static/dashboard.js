@@ -5,9 +5,11 @@ const EVERY_MS = 5000;
 const freshness = document.getElementById("freshness");
 let last = new Date();
 
-/* By the minute, on 24 hours, as everywhere. */
+/* On 24 hours, with the day if it is not today. */
 function clock(at) {
-  return at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+  const time = at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+  if (at.toDateString() === new Date().toDateString()) return time;
+  return `${time} on ${at.getDate()} ${at.toLocaleDateString("en-US", { month: "short" })}`;
 }
 
 function say(text, stale) {
