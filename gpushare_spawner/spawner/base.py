@@ -48,6 +48,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     _attempt: SpawnAttempt[Any]
     """The spawn at hand, or the one that the running server comes from."""
 
+    user_options: dict[str, Any]
+    """JupyterHub's: what the user has chosen."""
+
     unavailable: str
     """Why nothing is known of the GPUs, as half a sentence."""
 

@@ -30,6 +30,7 @@ from tests.spawner.running_hub import RunningHub
 
 from .standin.client import ApiStatus, path
 from .standin.cluster import HUB_RULES, RBAC, Cluster
+from .standin.own_nodes import LABEL
 from .standin.programs import Listeners, Programs
 
 SHARING_RULES = [
@@ -105,9 +106,14 @@ class GpuNodes:
 
 
 @contextlib.asynccontextmanager
-async def kube_access(cluster: Cluster, rules: list[dict[str, Any]] | None = None) -> AsyncIterator[None]:
-    """KubeSpawner's clients in this process are a service account of the cluster; its reflectors end with the test."""
-    token = await cluster.service_account("hub", rules or SHARING_RULES)
+async def kube_access(
+    cluster: Cluster, rules: list[dict[str, Any]] | None = None, cluster_rules: list[dict[str, Any]] | None = None
+) -> AsyncIterator[None]:
+    """KubeSpawner's clients in this process are a service account of the cluster; its reflectors end with the test.
+
+    ``rules`` hold in the cluster's namespace, ``cluster_rules`` in all namespaces.
+    """
+    token = await cluster.service_account("hub", rules or SHARING_RULES, cluster_rules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             kubernetes_asyncio.config.kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(cluster.kubeconfig(token))
@@ -140,6 +146,11 @@ async def everywhere(cluster: Cluster, *namespaces: str) -> AsyncIterator[None]:
             await cluster.admin.delete(path(kind, name=name, group=RBAC))
         for namespace in namespaces:
             await cluster.admin.delete(path("namespaces", name=namespace))
+
+
+def tolerates_own_nodes(config: Any) -> None:
+    """On a real cluster a test's nodes have a taint, and pods get the toleration on their way to the API server."""
+    config.KubeSpawner.tolerations = [{"key": LABEL, "operator": "Exists"}]
 
 
 class SharingHub(RunningHub):

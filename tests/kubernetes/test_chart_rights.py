@@ -1,4 +1,4 @@
-"""The chart's Roles: agent, spawner and service do all of their work with no more than them, and use every right."""
+"""The chart's Roles and ClusterRoles: agent, spawner and service do their work with no more, and use every right."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.agent.peers import FIRST, GIB
 from .agent_account import agent_token
 from .charts import one, render
 from .node_agent import NodeAgent
-from .sharing_hub import SharingHub, kube_access
+from .sharing_hub import SharingHub, kube_access, tolerates_own_nodes
 from .standin.client import path
 from .standin.cluster import HUB_RULES, Cluster
 from .standin.programs import Listeners
@@ -35,15 +36,36 @@ def rights(rules: Iterable[dict[str, Any]]) -> set[Right]:
     return {(verb, resource) for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
 
 
+@dataclass
+class Asked:
+    """What service accounts have asked of the API server, by their names."""
+
+    here: dict[str, set[Right]] = field(default_factory=lambda: defaultdict(set))
+    """In the cluster's namespace."""
+    everywhere: dict[str, set[Right]] = field(default_factory=lambda: defaultdict(set))
+    """In all namespaces, or of objects that are in none."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules that the chart makes."""
+
+    agent: list[dict[str, Any]]
+    hub: list[dict[str, Any]]
+    hub_everywhere: list[dict[str, Any]]
+    """Those of its ClusterRole: for the reader of nodes' capacity."""
+
+
 @pytest.fixture
-def asked(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[Right]]:
-    """What each service account has asked of the API server."""
-    seen: dict[str, set[Right]] = defaultdict(set)
+def asked(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What each service account of the cluster's namespace has asked of the API server."""
+    seen = Asked()
     draw = cluster.faults.draw
 
     def watching(ask: Any) -> Any:
-        if ask.namespace == cluster.namespace and ask.user.startswith("system:serviceaccount:"):
-            seen[ask.user.rpartition(":")[2]].add((ask.verb, ask.resource))
+        if ask.user.startswith(f"system:serviceaccount:{cluster.namespace}:") and ask.resource:
+            where = {cluster.namespace: seen.here, "": seen.everywhere}[ask.namespace]
+            where[ask.user.rpartition(":")[2]].add((ask.verb, ask.resource))
         return draw(ask)
 
     monkeypatch.setattr(cluster.faults, "draw", watching)
@@ -51,16 +73,23 @@ def asked(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[Ri
 
 
 @pytest.fixture
-def roles() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rules of the agents, and those that the chart adds for the hub."""
+def roles() -> Rules:
+    """The rules of all Roles and ClusterRoles that the chart makes."""
     items = render({})
-    return one(items, "Role", "gpushare")["rules"], one(items, "Role", "gpushare-hub")["rules"]
+    everywhere = "jhub-gpushare-hub-capacity"
+    found = {(item["kind"], item["metadata"]["name"]) for item in items if item["kind"] in ("Role", "ClusterRole")}
+    assert found == {("Role", "gpushare"), ("Role", "gpushare-hub"), ("ClusterRole", everywhere)}
+    return Rules(
+        one(items, "Role", "gpushare")["rules"],
+        one(items, "Role", "gpushare-hub")["rules"],
+        one(items, "ClusterRole", everywhere)["rules"],
+    )
 
 
 @pytest.fixture
-async def agent(cluster: Cluster, roles: Any, short_folder: Path) -> AsyncIterator[NodeAgent]:  # noqa: F811
+async def agent(cluster: Cluster, roles: Rules, short_folder: Path) -> AsyncIterator[NodeAgent]:  # noqa: F811
     kubelet = await cluster.make_node(programs=Listeners())
-    token = await agent_token(cluster, kubelet.name, roles[0])
+    token = await agent_token(cluster, kubelet.name, roles.agent)
     agent = NodeAgent(cluster, kubelet, token, short_folder)
     await agent.start()
     await agent.ready()
@@ -70,13 +99,16 @@ async def agent(cluster: Cluster, roles: Any, short_folder: Path) -> AsyncIterat
 
 async def test_each_has_what_it_needs_and_needs_what_it_has(
     cluster: Cluster,
-    asked: dict[str, set[Right]],
-    roles: Any,
+    asked: Asked,
+    roles: Rules,
     agent: NodeAgent,
     templates: Path,
     tmp_path: Path,
 ) -> None:
-    async with kube_access(cluster, [*HUB_RULES, *roles[1]]), SharingHub(tmp_path, templates, cluster) as hub:
+    async with (
+        kube_access(cluster, [*HUB_RULES, *roles.hub], roles.hub_everywhere),
+        SharingHub(tmp_path, templates, cluster, tolerates_own_nodes) as hub,
+    ):
         response = await hub.start_server("ada", {"profile": "quarter-gpu"})
         assert response.code == 201, response.body
         await agent.session("ada", 20)
@@ -98,11 +130,14 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
                 await _seen(agent, service, lambda session: session.tier is Tier.ACTIVE)
             finally:
                 await service.close()
+        # the reader of capacity began with the spawn
+        await agent.until(lambda: asked.everywhere["hub"] >= rights(roles.hub_everywhere), 20)
         assert (await hub.stop_server("ada")).code in (202, 204)
         await agent.until(lambda: agent.node.report().session("ada") is None, 20)
-    assert asked["agent"] == rights(roles[0])
-    of_the_chart = rights(roles[1])
-    assert of_the_chart <= asked["hub"] <= of_the_chart | rights(HUB_RULES)
+    of_the_chart = rights(roles.hub)
+    assert asked.here == {"agent": rights(roles.agent), "hub": asked.here["hub"]}
+    assert of_the_chart <= asked.here["hub"] <= of_the_chart | rights(HUB_RULES)
+    assert asked.everywhere == {"hub": rights(roles.hub_everywhere)}
 
 
 def _tier(agent: NodeAgent) -> Tier | None:

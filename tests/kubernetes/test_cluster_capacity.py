@@ -15,10 +15,9 @@ from gpushare_spawner.placement import NodeResources
 from tests.spawner.running_hub import until
 
 from .charts import one, render
-from .sharing_hub import GpuNodes
+from .sharing_hub import GpuNodes, tolerates_own_nodes
 from .standin.client import path
 from .standin.cluster import RBAC, Cluster
-from .standin.own_nodes import LABEL
 
 MakeHub = Callable[..., Any]
 
@@ -36,11 +35,6 @@ display_name: Selective
 gpu: {fraction: 0.1}
 kubespawner_override: {node_selector: {pool: notebooks}}
 """
-
-
-def tolerant(config: Any) -> None:
-    """On a real cluster a test's nodes have a taint, and pods get the toleration on their way to the API server."""
-    config.KubeSpawner.tolerations = [{"key": LABEL, "operator": "Exists"}]
 
 
 @pytest.fixture
@@ -65,7 +59,7 @@ async def test_four_users_start_where_cpu_is_free_without_one_refusal(
     container = {"name": "c", "image": "standin/notebook:1", "resources": {"requests": {"cpu": "500m"}}}
     pod = {"metadata": {"name": "system"}, "spec": {"containers": [container], "nodeName": small}}
     await cluster.admin.create(path("pods", other), pod)
-    hub = await make_hub(tolerant)
+    hub = await make_hub(tolerates_own_nodes)
     # the reader begins with the first spawn
     assert (await hub.start_server("zoe", {"profile": "quarter-gpu"})).code == 201
     capacity = hub.spawner("zoe").reservations.cluster._capacity
@@ -91,7 +85,7 @@ async def test_spawns_at_once_count_the_reservations_of_each_other(
     (templates / "greedy.yaml").write_text(GREEDY)
     await nodes.add(gpus=1, cpu="2")
     await nodes.add(gpus=1, cpu="2")
-    hub = await make_hub(tolerant)
+    hub = await make_hub(tolerates_own_nodes)
     assert (await hub.start_server("zoe", {"profile": "cpu-only"})).code == 201
     assert (await hub.start_server("eve", {"profile": "quarter-gpu"})).code == 201
     capacity = hub.spawner("eve").reservations.cluster._capacity
@@ -113,7 +107,7 @@ async def test_nodes_whose_taints_or_labels_keep_a_template_out_are_not_chosen(
     taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
     before = (await cluster.node(tainted))["spec"].get("taints") or []
     await cluster.admin.patch(path("nodes", name=tainted), {"spec": {"taints": [*before, taint]}})
-    hub = await make_hub(tolerant)
+    hub = await make_hub(tolerates_own_nodes)
     assert (await hub.start_server("zoe", {"profile": "cpu-only"})).code == 201
     assert (await hub.start_server("eve", {"profile": "selective"})).code == 201
     capacity = hub.spawner("eve").reservations.cluster._capacity
@@ -140,7 +134,7 @@ async def test_without_the_right_nothing_is_known_and_nothing_is_an_error(
     make_hub: MakeHub, nodes: GpuNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     await nodes.add(gpus=1)
-    hub = await make_hub(tolerant)
+    hub = await make_hub(tolerates_own_nodes)
     for user in ("ada", "bob"):
         assert (await hub.start_server(user, {"profile": "half-gpu"})).code == 201
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

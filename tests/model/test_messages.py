@@ -38,6 +38,36 @@ def test_unknown_fields_of_a_newer_agent_are_ignored():
     assert Report.model_validate(raw) == REPORT
 
 
+def test_the_fields_of_version_1_keep_their_names():
+    """An agent sends this, and the hub of another release reads it: a new name needs a new version of the report."""
+    notice = {
+        "tier": "released", "at": 1300.0, "reason": "idle", "effective_units": 0, "cause": "idle",
+        "after_seconds": 900.0,
+    }  # fmt: skip
+    hit = {"limit": "session", "at": 991.0, "requested_bytes": 4, "allocated_bytes": 46, "pid": 8}
+    delivered = {
+        "entitled_seconds": 5.0, "delivered_seconds": 4.0, "waits": 3, "wait_p50_seconds": 0.1, "wait_p95_seconds": 0.2,
+    }  # fmt: skip
+    gpu = {
+        "index": 0, "uuid": "GPU-1", "model": "Simulated", "memory_bytes": 64, "memory_used_bytes": 32,
+        "healthy": False, "simulated": True, "capacity_units": 200, "waiting": 1,
+    }  # fmt: skip
+    session = {
+        "id": "ada", "user": "ada", "server": "lab", "template": "quarter-gpu", "gpus": ["GPU-1"], "share_units": 25,
+        "borrowed_units": 5, "tier": "downgraded", "tier_since": 990.0, "effective_units": 10, "guaranteed_units": 9,
+        "opened_at": 900.0, "confirmed": False, "pid": 7, "memory_bytes": 16, "resident_bytes": 8,
+        "memory_limit_bytes": 48, "host_memory_needed_bytes": 8, "host_memory_budget_bytes": 99, "gpu_busy": True,
+        "waiting": True, "last_gpu_activity": 995.0, "gpu_seconds": 12.0, "kernels": 2, "kernels_busy": 1,
+        "last_kernel_activity": 996.0, "processes": 1, "bypassing_pids": [8], "notice": notice, "delivered": delivered,
+        "memory_limit_hits": {"count": 1, "last": hit},
+    }  # fmt: skip
+    report = {
+        "version": 1, "node": "a", "published_at": 1000.0, "gpus": [gpu], "sessions": [session],
+        "host_memory": {"budget_bytes": 100, "needed_bytes": 50, "paged_out_bytes": 10},
+    }  # fmt: skip
+    assert Report.model_validate(report).model_dump(mode="json") == report
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("version", 2), ("node", ""), ("gpus", None), ("published_at", -1), ("sessions", [{"id": "x"}])],

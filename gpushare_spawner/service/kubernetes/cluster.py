@@ -105,7 +105,7 @@ class Cluster:
         # by both clocks: a report of an agent that has ended must not stay valid because the machines' clocks differ
         age = max(self._clock() - report.published_at, time.monotonic() - read.at)
         if age > kubernetes.REPORT_STALE_SECONDS:
-            last = clock_time(report.published_at)
+            last = clock_time(report.published_at, self._clock())
             raise AgentUnreachable(f"node {node}: its agent has published nothing since {last}")
         arrived = self._maps.arrived.get(name)
         age = time.monotonic() - arrived if arrived is not None else float("inf")
