@@ -212,7 +212,8 @@ class Accounts:
         """A driver sample: seconds for which each session's processes had the GPU in an interval.
 
         Sessions whose processes the driver does not show are not in `busy`, and keep their estimate. Samples may come
-        up to `MEMORY` seconds late; what of the interval lies further back is ignored.
+        up to `MEMORY` seconds late; what of the interval lies further back is ignored. Where sessions kept others out
+        of the memory, the time in which the GPU was idle is charged to them.
         """
         length = until - since
         if length <= 0:
@@ -222,8 +223,8 @@ class Accounts:
         entitled: dict[str, float] = {}
         allowed: dict[str, float] = {}
         booked: dict[str, float] = {}
-        covered = contended = held_back = 0.0
-        memory_short = False
+        # short: those that were on the GPU kept others out of its memory
+        covered = contended = held_back = short = 0.0
         for span in self._spans:
             overlap = min(until, span.until) - max(since, span.since)
             if overlap <= 0:
@@ -232,7 +233,7 @@ class Accounts:
             covered += overlap
             contended += overlap if span.entitled else 0.0
             held_back += overlap if span.held_back else 0.0
-            memory_short = memory_short or span.memory_short
+            short += overlap if span.memory_short else 0.0
             ran = dict.fromkeys(span.received, overlap / part)
             in_lags = span.received if span.entitled else {}
             for sums, seconds in (
@@ -247,7 +248,8 @@ class Accounts:
         known = {session: seconds for session, seconds in busy.items() if session in self._accounts}
         received = {session: seconds for session, seconds in received.items() if session in self._accounts}
         entitled = {session: seconds for session, seconds in entitled.items() if session in self._accounts}
-        load = sum({**received, **known}.values()) / length
+        shown = sum({**received, **known}.values())
+        load, memory_short = shown / length, short > 0
         on_gpu = sum(seconds > 0 or session in received for session, seconds in known.items())
         idle = load + on_gpu * ROUNDING < SATURATED
         if memory_short:
@@ -263,10 +265,16 @@ class Accounts:
             for session in known
         }
         if self.saturated or memory_short or held_back > 0:
-            surplus, whole = sum(errors.values()), sum(entitled.values())
+            idled = self._idled(known, received, max(0.0, covered - shown) * min(short, contended) / covered)
+            surplus, whole = sum(errors.values()) + sum(idled.values()), sum(entitled.values())
+            charged = {session: error + idled.get(session, 0.0) for session, error in errors.items()}
             self._book(
-                {session: surplus * seconds / whole for session, seconds in entitled.items()} if whole else {}, errors
+                {session: surplus * seconds / whole for session, seconds in entitled.items()} if whole else {}, charged
             )
+            for session, unused in idled.items():
+                # it owes that time; it did not receive it, and could not use it
+                self._accounts[session].entitled -= unused
+                self._accounts[session].delivered -= unused
             if idle and not memory_short:
                 for name, used in known.items():
                     if used + SHORT < UNUSED * received.get(name, 0.0):
@@ -366,6 +374,16 @@ class Accounts:
                 kept = owing if account.lag > 0 else owed
                 account.lag = faded(faded(account.lag, just_left, kept), elapsed - just_left)
                 self._sums = None
+
+    @staticmethod
+    def _idled(known: Mapping[str, float], received: Mapping[str, float], unused: float) -> dict[str, float]:
+        """Divide the `unused` seconds of the GPU among the sessions that were on it, by their estimates.
+
+        While they kept others out of the memory that time was theirs: pages came in, or their programs did not use it.
+        """
+        present = {session: received[session] for session in known if received.get(session, 0.0) > 0}
+        whole = sum(present.values())
+        return {session: unused * seconds / whole for session, seconds in present.items()} if whole else {}
 
     def _forfeit(self, session: str) -> None:
         """The session let the GPU stand idle: it is owed nothing. What it was owed the others owe no longer."""

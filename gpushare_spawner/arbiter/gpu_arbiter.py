@@ -27,6 +27,8 @@ from gpushare_spawner.arbiter.time_slice import HandOffCost
 NEVER_YET = float("-inf")
 EXPECTED = 0.05
 """Seconds for which a client that was held back and returned its lease keeps its place without having asked again."""
+COMPUTING = 0.1
+"""Part of a sample's time for which a session had the GPU if it computes; less can be what an earlier burst left."""
 
 
 class GpuArbiter:
@@ -254,10 +256,17 @@ class GpuArbiter:
     def delivered(self, since: float, until: float, busy: Mapping[str, float], now: float) -> list[Decision]:
         """The driver's sample: for how many seconds of an interval each session's processes had the GPU.
 
-        Name each session whose processes the driver shows, with 0 where they had nothing.
+        Name each session whose processes the driver shows, with 0 where they had nothing. A session that computes
+        while all its clients say that they are quiet is taken to work.
         """
         self._advance(now)
-        self._accounts.sample(since, min(until, self._roster.now), busy)
+        until = min(until, self._roster.now)
+        self._accounts.sample(since, until, busy)
+        computing = [name for name, seconds in busy.items() if seconds > COMPUTING * (until - since)]
+        if len(computing) > 1:
+            self._contended_at = self._roster.now  # whatever they say of themselves
+        for name in computing:
+            self._roster.seen_at_work(name, since)
         return self._decide()
 
     def paces(self) -> list[Pace]:

@@ -210,6 +210,16 @@ class Roster:
                 session.pause, session.attained = pause, 0.0
         session.quiet_from = None
 
+    def seen_at_work(self, session: str, since: float) -> None:
+        """The driver shows that the session has computed since that instant. If all its clients with a lease have been
+        quiet for `surely_quiet` then, they work: they did not say so. Nothing for an unknown session."""
+        known = self.sessions.get(session)
+        holding = [client for client in known.clients.values() if client.lease] if known is not None else []
+        latest = since - self._settings.surely_quiet
+        if all(client.quiet_since is not None and client.quiet_since <= latest for client in holding):
+            for client in holding:
+                self.work_again(client)
+
     def quiet(self, client: Client, since: float) -> None:
         """Its burst ended at that instant; it keeps its lease."""
         client.session.bursts.learn(client.burst_so_far + client.busy_reported - client.busy_before_burst)

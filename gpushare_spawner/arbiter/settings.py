@@ -32,6 +32,9 @@ class ArbiterSettings:
     burst. The credit refills at the rate `overhead_bound`, so the long-run bound holds with it."""
     pause: float = 1.0
     """Seconds without GPU work after which a session's next burst may spend credit."""
+    surely_quiet: float = 0.2
+    """Seconds after IDLE from which on a driver's sample shows no work that was done before: samples are averages over
+    up to a sixth of a second."""
     long_pause: float = 30.0
     """Seconds without GPU work after which a session is taken to be away: what it owes begins to fade, and its pages
     leave the GPU before those of others."""

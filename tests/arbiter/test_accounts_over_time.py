@@ -288,6 +288,38 @@ def test_a_sample_of_time_in_which_memory_was_short_tells_that_each_may_want_all
     assert [books._accounts[name].demand for name in "ab"] == pytest.approx([1.0, 0.1])
 
 
+@pytest.mark.parametrize("memory_short", [True, False])
+def test_a_session_that_keeps_others_out_of_the_memory_owes_the_time_in_which_the_gpu_is_idle(
+    memory_short: bool,
+) -> None:
+    """Nor does it look as if it had received less than it was entitled to: it could not use more."""
+    books = Books(a=50, b=50).run(1.0, held_back=True, memory_short=memory_short, a=1)
+    books.sample(0.0, 1.0, {"a": 0.2, "b": 0.0})
+    assert books.lags("a", "b") == pytest.approx([-0.5, 0.5] if memory_short else [-0.1, 0.1])
+    assert books.books("a") == pytest.approx((-0.3, 0.2) if memory_short else (0.1, 0.2))
+    assert books.books("b") == pytest.approx((0.5, 0.0) if memory_short else (0.1, 0.0))
+
+
+def test_sessions_that_are_on_the_gpu_together_divide_the_idle_time_by_the_time_that_each_was_there() -> None:
+    books = Books(a=50, b=25, c=25).run(1.0, memory_short=True, a=1).run(1.0, memory_short=True, a=1, b=1)
+    books.sample(0.0, 2.0, {"a": 0.7, "b": 0.1, "c": 0.0})
+    # of two seconds 1.2 are nobody's: 1.5 to 0.5 were a's and b's
+    assert books.lags("a", "b", "c") == pytest.approx([1.0 - 0.7 - 0.9, 0.5 - 0.1 - 0.3, 0.5])
+
+
+def test_idle_time_is_charged_only_for_the_part_in_which_memory_was_short() -> None:
+    books = Books(a=50, b=50).run(1.0, a=1, b=1).run(1.0, memory_short=True, a=1)
+    books.sample(0.0, 2.0, {"a": 0.4, "b": 0.2})
+    # 0.7 of the 1.4 idle seconds: 1.5 to 0.5 of the two seconds were a's and b's
+    assert books.lags("a", "b") == pytest.approx([0.65 - 0.4 - 0.7 * 0.75, 0.65 - 0.2 - 0.7 * 0.25])
+
+
+def test_work_without_a_lease_is_no_idle_time_of_the_one_that_has_it() -> None:
+    books = Books(a=50, b=50).run(1.0, memory_short=True, a=1)
+    books.sample(0.0, 1.0, {"a": 0.5, "b": 0.5})
+    assert books.lags("a", "b") == pytest.approx([0.0, 0.0])
+
+
 # -- what fades, is bounded and is forfeited ---------------------------------------------------------------------
 
 

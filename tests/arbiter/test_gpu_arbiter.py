@@ -114,6 +114,43 @@ def test_the_driver_is_asked_for_samples_while_sessions_compete_and_for_a_second
     assert gpu.contended is False
 
 
+def quiet_and_computing(quiet: float = 0.5) -> GpuArbiter:
+    """Two sessions that run together; one says IDLE at 1.0 and had been quiet for so long."""
+    gpu = arbiter(managed=GIB, a=50, b=50)
+    gpu.idle("a", 1, 0.5, quiet, 1.0)
+    return gpu
+
+
+def test_a_session_that_computes_although_it_says_it_is_quiet_works_and_competes() -> None:
+    gpu = quiet_and_computing()
+    gpu.delivered(0.0, 1.1, {"a": 0.0, "b": 1.1}, 1.1)
+    for number in range(20):
+        now = 1.2 + 0.2 * number
+        gpu.delivered(now - 0.3, now - 0.1, {"a": 0.1, "b": 0.1}, now)
+        assert gpu.contended is True
+        assert gpu.session_view("a").running is True
+    assert gpu.session_view("a").delivered.delivered_seconds == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("busy", "quiet", "works"), [(0.021, 0.2, True), (0.019, 0.2, False), (0.1, 0.19, False), (0.0, 0.5, False)]
+)
+def test_a_sample_tells_of_work_from_a_tenth_of_its_time_on_and_not_of_what_was_done_before(
+    busy: float, quiet: float, works: bool
+) -> None:
+    gpu = quiet_and_computing(quiet)
+    gpu.delivered(1.0, 1.2, {"a": busy, "b": 0.1}, 1.3)
+    assert gpu.session_view("a").running is works
+
+
+def test_a_quiet_client_is_believed_while_another_of_its_session_works() -> None:
+    gpu = quiet_and_computing()
+    gpu.connect("a2", "a", 1.0)
+    gpu.request("a2", GIB, 0, 1.0)
+    gpu.delivered(1.0, 1.2, {"a": 0.1, "b": 0.1, "left": 0.2}, 1.3)
+    assert gpu._roster.client("a").quiet_since == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("lease", [0, 99])
 def test_stale_messages_change_nothing(lease: int) -> None:
     gpu = arbiter(managed=GIB, a=50, b=50)
