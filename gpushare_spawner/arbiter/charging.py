@@ -24,7 +24,7 @@ class Charging:
         for session in self._roster.sessions.values():
             count = self._left_behind(session, elapsed) if session.left_behind else 0
             for client in session.clients.values():
-                if client.lease and self._on_device(client):
+                if client.lease and self.on_device(client):
                     count += 1
             if count:
                 processes[session.id] = count
@@ -35,14 +35,14 @@ class Charging:
         """Tell the accounts which sessions have work from now on. `memory_short`: sessions take turns."""
         for session in self._roster.sessions.values():
             for client in session.clients.values():
-                if client.waiting or (client.lease and self._on_device(client)):
+                if client.waiting or (client.lease and self.on_device(client)):
                     time_slice = max(time_slices.get(session.id, 0.0), self._settings.period)
                     self.accounts.work(session.id, time_slice, memory_short)
                     break
             else:
                 self.accounts.rest(session.id)
 
-    def _on_device(self, client: Client) -> bool:
+    def on_device(self, client: Client) -> bool:
         """Whether a client with a lease may have work on the GPU. IDLE counts only where the driver's samples would
         contradict a lie."""
         return client.bursting or not self.accounts.measured(client.session.id, self._roster.now)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain, count
 
 from gpushare_spawner.arbiter import interactive
+from gpushare_spawner.arbiter.accounting import TOLERANCE
 from gpushare_spawner.arbiter.charging import Charging
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
 from gpushare_spawner.arbiter.nested_sets import NestedSets
@@ -355,6 +356,11 @@ class GpuArbiter:
                 instants.append(self._contended_at + self._settings.unpaced_after)
             if not self._shared:
                 instants.append(self._shared_at + self._settings.unpaced_after)
+        instants += [
+            max(at, self._roster.now + self._settings.period)
+            for at in map(self._longest_quiet, self._roster.holding)
+            if at is not None
+        ]
         if any(client.parked for client in self._roster.clients):
             instants += [self._pause_over(client) for client in self._roster.holding if client.held]
         later = [at for at in instants if at is not None and at > self._roster.now]
@@ -375,6 +381,19 @@ class GpuArbiter:
     def _pause_over(self, client: Client) -> float:
         """Until when a quiet holder is waited for while others are held back; the past where it is not."""
         return NEVER_YET if client.quiet_since is None else client.quiet_since + self._nested.patience
+
+    def _longest_quiet(self, client: Client) -> float | None:
+        """Until when a quiet holder is believed; None for others: it works, the driver shows its use, or no other
+        session competes."""
+        if not client.held or client.quiet_since is None or len(self._accounts.working) < 2:
+            return None
+        return client.quiet_since + self._settings.longest_quiet if self._charging.on_device(client) else None
+
+    def _quiet_too_long(self, client: Client) -> bool:
+        """Whether a quiet holder has to return its lease, because it may compute on and its session owes time."""
+        until = self._longest_quiet(client)
+        owes = self._accounts.lag(client.session.id) < -TOLERANCE
+        return until is not None and until <= self._roster.now + INSTANT and owes
 
     def _held_back(self, group: list[Client]) -> frozenset[str]:
         """Sessions of the group that must not run now, for the sake of others of it."""
@@ -401,6 +420,7 @@ class GpuArbiter:
         chosen = set(choice.group)
         leaving = [client for client in roster.staying if client not in chosen]
         outgoing = [client for client in leaving if client.held]
+        outgoing += [client for client in choice.group if self._quiet_too_long(client)]
         for client in leaving:
             client.parked = False
         crowded = bool(outgoing) or any(client not in chosen for client in roster.waiting)

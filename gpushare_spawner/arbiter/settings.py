@@ -35,6 +35,9 @@ class ArbiterSettings:
     surely_quiet: float = 0.2
     """Seconds after IDLE from which on a driver's sample shows no work that was done before: samples are averages over
     up to a sixth of a second."""
+    longest_quiet: float = 1.5
+    """Seconds after IDLE after which a client must return its lease where its session owes time and the driver shows no
+    use of it: it may compute on. The library returns a lease after 1 s without work."""
     long_pause: float = 30.0
     """Seconds without GPU work after which a session is taken to be away: what it owes begins to fade, and its pages
     leave the GPU before those of others."""

@@ -143,6 +143,33 @@ def test_a_sample_tells_of_work_from_a_tenth_of_its_time_on_and_not_of_what_was_
     assert gpu.session_view("a").running is works
 
 
+def test_without_samples_a_client_that_stays_quiet_under_its_lease_returns_it_while_its_session_owes_time() -> None:
+    """The library returns it after 1 s; one that does not may compute on."""
+    gpu = arbiter(managed=GIB, a=30, b=70)
+    assert gpu.tick(0.05) == []
+    gpu.idle("a", 1, 0.05, 0.0, 0.05)
+    instants, orders = [], []
+    while not orders:
+        instants.append(gpu.next_wakeup())
+        orders = gpu.tick(instants[-1])
+    assert [(type(order), order.client, order.reason) for order in orders] == [(Revoke, "a", RevokeReason.IDLE)]
+    assert instants[-1] == pytest.approx(1.55)
+    assert len(instants) < 3
+
+
+@pytest.mark.parametrize(("weights", "others"), [({"a": 70, "b": 30}, True), ({"a": 30, "b": 70}, False)])
+def test_without_samples_a_quiet_client_keeps_its_lease_while_its_session_owes_nothing_or_is_alone(
+    weights: dict[str, int], others: bool
+) -> None:
+    gpu = arbiter(managed=GIB, **weights)
+    if not others:
+        gpu.release("b", 2, 0.0, 0.0)
+    gpu.idle("a", 1, 0.0, 0.0, 0.0)
+    for _ in range(5):
+        if (wakeup := gpu.next_wakeup()) is not None:
+            assert not any(isinstance(order, Revoke) and order.client == "a" for order in gpu.tick(wakeup))
+
+
 def test_a_quiet_client_is_believed_while_another_of_its_session_works() -> None:
     gpu = quiet_and_computing()
     gpu.connect("a2", "a", 1.0)

@@ -41,6 +41,7 @@ def test_the_settings_that_ship_are_those_that_the_documents_state() -> None:
         hand_off_credit=10.0,
         pause=1.0,
         surely_quiet=0.2,
+        longest_quiet=1.5,
         long_pause=30.0,
         returning_pause=10.0,
         unnoticed_page_in=0.08,
