@@ -383,9 +383,9 @@ class GpuArbiter:
         return NEVER_YET if client.quiet_since is None else client.quiet_since + self._nested.patience
 
     def _longest_quiet(self, client: Client) -> float | None:
-        """Until when a quiet holder is believed; None for others: it works, the driver shows its use, or no other
-        session competes."""
-        if not client.held or client.quiet_since is None or len(self._accounts.working) < 2:
+        """Until when a quiet holder is believed; None for others: it works, the driver shows its use, no other session
+        competes, or it gives way anyhow because its memory is wanted."""
+        if not client.held or client.quiet_since is None or len(self._accounts.working) < 2 or self._schedule.left_out:
             return None
         return client.quiet_since + self._settings.longest_quiet if self._charging.on_device(client) else None
 
