@@ -8,6 +8,7 @@ from dataclasses import replace
 from gpushare_spawner.agent.gpu_health import GpuHealth
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu, GpuState
+from gpushare_spawner.agent.memory.host_memory_budget import GpuMemory
 from gpushare_spawner.agent.memory.node_memory import NodeMemory
 from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
@@ -119,12 +120,16 @@ class NodeReports:
             )
             for uuid, one in self._arbitrations.items()
         ]
-        sessions = [self.session(session) for session in self._registry.sessions.values()]
-        return node_report(self._name, self._clock(), gpus, sessions, self._memory.report())
+        memory = self._memory.on_gpus()
+        sessions = [self._session(session, memory) for session in self._registry.sessions.values()]
+        return node_report(self._name, self._clock(), gpus, sessions, self._memory.report(memory))
 
     def session(self, session: Session) -> SessionReport:
         """Return the report of one session, as it is now."""
-        return session_report(session, self._registry.activity(session), self._memory.of_session(session))
+        return self._session(session, self._memory.on_gpus())
+
+    def _session(self, session: Session, memory: Mapping[str, GpuMemory]) -> SessionReport:
+        return session_report(session, self._registry.activity(session), self._memory.of_session(session, memory))
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:
         """Return the number of sessions on the GPU of that UUID, and of those of them with work."""

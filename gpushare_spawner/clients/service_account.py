@@ -29,7 +29,7 @@ class NoCluster(RuntimeError):
 class ServiceAccountConnection:
     """Requests with the pod's token. ``host``: the API server's URL. The caller closes it."""
 
-    def __init__(self, host: str, folder: Path = FOLDER) -> None:
+    def __init__(self, host: str, folder: Path) -> None:
         self._host = host
         self._folder = folder
         self._token = ""
@@ -37,8 +37,12 @@ class ServiceAccountConnection:
         self._session: aiohttp.ClientSession | None = None
 
     @classmethod
-    def of_this_pod(cls, folder: Path = FOLDER) -> ServiceAccountConnection | None:
-        """Return the connection of the pod that this runs in; None outside of a cluster."""
+    def of_this_pod(cls, folder: Path | None = None) -> ServiceAccountConnection | None:
+        """Return the connection of the pod that this runs in; None outside of a cluster.
+
+        ``folder``: where token and CA are, `FOLDER` by default.
+        """
+        folder = folder or FOLDER
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
         if not host or not port or not (folder / "token").is_file():
             return None

@@ -53,6 +53,19 @@ class AgentProcess:
                 await asyncio.sleep(0.05)
         raise AssertionError(f"the agent did not come up:\n{self.log.read_text()}")
 
+    def cpu_seconds(self) -> float:
+        """CPU time that the process has used."""
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What /proc/PID/smaps_rollup says: `Rss` is resident, of `Pss` pages that processes share count in parts."""
+        assert self.process is not None
+        lines = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines()[1:]
+        parts = (line.partition(":") for line in lines)
+        return {name: int(rest.split()[0]) * 1024 for name, _, rest in parts}
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """End it with a signal; its exit status."""
         assert self.process is not None

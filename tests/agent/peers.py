@@ -102,3 +102,14 @@ class Peer:
 
     def close(self) -> None:
         self.socket.close()
+
+
+async def session_processes(path: str | Path, gpu: str, working_set: int = GIB // 4) -> tuple[Peer, Peer]:
+    """The processes of an idle session: a CUDA process that has worked once, and a notebook server."""
+    cuda, observer = Peer(path), Peer(path)
+    await cuda.connect(Role.CUDA)
+    await observer.connect(Role.OBSERVER)
+    cuda.send(Kind.REQUEST, working_set, 0, gpu=gpu)
+    grant = await cuda.until(Kind.GRANT)
+    cuda.send(Kind.IDLE, grant.fields[0], 1_000_000, 1_000_000, gpu=gpu)
+    return cuda, observer

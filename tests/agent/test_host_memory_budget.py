@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
     session_needs,
 )
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, NodeMemory
+from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.model.control import ConfirmRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit
@@ -140,6 +142,26 @@ def test_a_pods_cgroup_is_found_by_its_uid(tmp_path: Path, version: int, pod: st
     assert MemoryCgroups(tmp_path).of_pod("*") is None
 
 
+def test_a_pods_cgroup_is_searched_once_while_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cgroup.controllers").write_text("memory\n")
+    pod = tmp_path / f"kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
+    cgroups = MemoryCgroups(tmp_path)
+    searches: list[str] = []
+    search = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: searches.append(pattern) or search(self, pattern))
+    assert cgroups.of_pod(UID) is None
+    group(pod, "max", 9 * GIB, 0)
+    group(pod / "first.scope", str(16 * GIB), 9 * GIB, 2 * GIB)
+    assert cgroups.of_pod(UID) == MemoryGroup(16 * GIB, 7 * GIB)
+    searches.clear()
+    group(pod / "restarted.scope", str(4 * GIB), GIB, 0)
+    assert cgroups.of_pod(UID) == MemoryGroup(4 * GIB, GIB)
+    assert searches == []
+    shutil.rmtree(pod)
+    assert cgroups.of_pod(UID) is None
+    assert searches
+
+
 def test_only_groups_of_the_session_alone_count(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("memory\n")
     group(tmp_path / "system.slice", str(4 * GIB), 3 * GIB, 0)
@@ -184,6 +206,19 @@ async def small_host(agent: Agent, tmp_path: Path) -> Agent:
     await agent.stop()
     await agent.start(host_memory=HostMemorySettings(node="50%", proc=tmp_path, cgroups=tmp_path / "none"))
     return agent
+
+
+async def test_a_report_counts_the_memory_of_each_session_once(
+    small_host: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With n sessions it once took n times n."""
+    for number in range(12):
+        small_host.open(f"user-{number}", share_units=5)
+    counts: list[str] = []
+    counted = SessionLimit.counted
+    monkeypatch.setattr(SessionLimit, "counted", lambda self, uuid: counts.append(uuid) or counted(self, uuid))
+    assert len(small_host.node.report().sessions) == 12
+    assert len(counts) == 12
 
 
 async def test_beyond_the_nodes_budget_nothing_is_allocated_and_the_status_says_why(small_host: Agent) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from gpushare_spawner.model import kubernetes
@@ -12,7 +13,7 @@ from gpushare_spawner.model.kubernetes import PodSession
 from gpushare_spawner.model.report import Report, SessionReport
 from tests.agent.agent_process import AgentProcess
 
-from .node_agent import GPU_0
+from .pod_account import pod_account
 from .standin.client import path
 from .standin.cluster import Cluster, a_pod
 from .standin.kubelet import StandInKubelet
@@ -21,9 +22,10 @@ from .standin.kubelet import StandInKubelet
 class ClusterAgent(AgentProcess):
     """Started with what a DaemonSet would give it."""
 
-    def __init__(self, folder: Path, cluster: Cluster, kubelet: StandInKubelet, token: str) -> None:
-        super().__init__(folder, gpus=1)
-        self.cluster, self.kubelet = cluster, kubelet
+    def __init__(self, folder: Path, cluster: Cluster, kubelet: StandInKubelet, token: str, gpus: int = 1) -> None:
+        super().__init__(folder, gpus=gpus)
+        self.cluster, self.kubelet, self.token = cluster, kubelet, token
+        self.account: Path | None = None
         self.environment |= {
             "KUBECONFIG": str(cluster.kubeconfig(token)), "NODE_NAME": kubelet.name, "POD_NAMESPACE": cluster.namespace,
         }  # fmt: skip
@@ -43,17 +45,36 @@ class ClusterAgent(AgentProcess):
             *options,
         )
         del command[command.index("--node") : command.index("--node") + 2]
+        if self.account is not None:
+            module = command.index("gpushare_spawner.cli")
+            command[module : module + 1] = ["tests.kubernetes.gpushare_in_pod", str(self.account)]
         return command
 
-    async def pod(self, name: str, share: int = 25) -> str:
-        """A running pod with a session; the path of its socket."""
-        gpu = (await self.client.report()).gpus[0]
+    @contextlib.asynccontextmanager
+    async def in_pod(self) -> AsyncIterator[None]:
+        """Start it as in a pod: over TLS with a service account, without a kubeconfig and what reads one."""
+        account = self.folder / "account"
+        async with pod_account(account, self.cluster.url, self.token) as environment:
+            self.environment |= environment
+            del self.environment["KUBECONFIG"]
+            self.account = account
+            await self.start()
+            try:
+                yield
+            finally:
+                if self.process is not None and self.process.poll() is None:
+                    self.end()
+
+    async def pod(self, name: str, share: int = 25, index: int = 0) -> str:
+        """A running pod with a session on the GPU of that index; the path of its socket."""
+        gpu = (await self.client.report()).gpus[index]
         said = PodSession(
-            session=name, template="quarter-gpu", share_units=share, gpus=(gpu.uuid,), gpu_indices=(0,),
+            session=name, template="quarter-gpu", share_units=share, gpus=(gpu.uuid,), gpu_indices=(index,),
             tier_since=time.time(), effective_units=share,
         )  # fmt: skip
+        limits = kubernetes.resource_limits(share, (index,))
         manifest = a_pod(
-            name, limits={GPU_0: share}, annotations=said.annotations(), labels=kubernetes.labels(),
+            name, limits=limits, annotations=said.annotations(), labels=kubernetes.labels(),
             nodeSelector={kubernetes.HOSTNAME_LABEL: self.kubelet.name},
         )  # fmt: skip
         await self.cluster.admin.create(path("pods", self.cluster.namespace), manifest)

@@ -19,7 +19,7 @@ from gpushare_spawner.model.kubernetes import PodSession, tier_patch
 from gpushare_spawner.model.tier import Tier
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
-from tests.agent.peers import GIB, Peer
+from tests.agent.peers import GIB, Peer, session_processes
 
 from .agent_account import agent_token
 from .cluster_agent import ClusterAgent
@@ -59,6 +59,24 @@ async def test_from_a_pod_to_a_lease_and_back(agent: ClusterAgent) -> None:
     with pytest.raises(ControlRefused, match="come and go with pods"):
         await agent.client.open(request_for("ben"))
     peer.close()
+
+
+async def test_fifty_sessions_on_one_gpu_fit_into_80_mib(cluster: Cluster, short_folder: Path) -> None:  # noqa: F811
+    """The chart's memory request relies on it. Measured: 74 MiB."""
+    kubelet = await cluster.make_node()
+    agent = ClusterAgent(short_folder, cluster, kubelet, await agent_token(cluster, kubelet.name))
+    peers: list[Peer] = []
+    async with agent.in_pod():
+        await cluster.wait_for_allocatable(kubelet.name, GPU_0, 100)
+        gpu = (await agent.client.report()).gpus[0].uuid
+        sockets = await asyncio.gather(*(agent.pod(f"user-{number}", share=2) for number in range(50)))
+        for socket in sockets:
+            peers += await session_processes(socket, gpu)
+        await agent.published(lambda report: len(report.sessions) == 50)
+        resident = agent.memory_bytes()["Rss"]
+    for peer in peers:
+        peer.close()
+    assert resident < 80 * 2**20, f"{resident / 2**20:.1f} MiB"
 
 
 async def test_killed_and_started_again_it_keeps_sessions_and_ids(agent: ClusterAgent) -> None:

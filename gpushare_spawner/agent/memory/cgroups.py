@@ -51,6 +51,8 @@ class MemoryCgroups:
             if unified
             else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         )
+        self._pods: dict[str, tuple[Path, ...]] = {}
+        """The folders of pods by uid: a search reads the folders of all pods of the node."""
 
     def of_path(self, path: str, below: str = "/") -> MemoryGroup | None:
         """The tightest group on the way from `below` (without it) to `path`; None where none has a limit.
@@ -74,19 +76,25 @@ class MemoryCgroups:
         """The tightest group of a pod and its containers, found by the pod's uid; None where none has a limit."""
         if not re.fullmatch(r"[0-9a-f-]{36}", uid):
             return None
-        names = (f"pod{uid}", f"kubepods*-pod{uid.replace('-', '_')}.slice")
-        folders = [
-            folder
-            for name in names
-            for level in ("kubepods*", "kubepods*/*")
-            for folder in self._memory.glob(f"{level}/{name}")
-        ]
+        folders = self._pods.get(uid, ())
+        if not folders or not all(folder.is_dir() for folder in folders):
+            folders = self._found(uid)
         groups = [
             self._read(found)
             for folder in folders
             for found in (folder, *(path for path in folder.iterdir() if path.is_dir()))
         ]
         return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
+
+    def _found(self, uid: str) -> tuple[Path, ...]:
+        """Search the folders of a pod, and forget those of pods that are gone."""
+        names = (f"pod{uid}", f"kubepods*-pod{uid.replace('-', '_')}.slice")
+        levels = ("kubepods*", "kubepods*/*")
+        folders = tuple(folder for name in names for level in levels for folder in self._memory.glob(f"{level}/{name}"))
+        self._pods = {pod: known for pod, known in self._pods.items() if pod != uid and known[0].is_dir()}
+        if folders:
+            self._pods[uid] = folders
+        return folders
 
     def _read(self, folder: Path) -> MemoryGroup | None:
         limit_name, used_name, cache_name = self._names

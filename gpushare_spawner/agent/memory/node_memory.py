@@ -33,6 +33,8 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 
 FRESH = 0.5
 """Seconds for which a figure of the kernel is used again."""
+REPORT_FRESH = 10.0
+"""The same for budgets of sessions in reports: a session's figures are several files, and a report is for people."""
 _ROUND = 64 * 2**20
 """Budgets are reported in steps of so many bytes: the kernel's figures change all the time."""
 
@@ -92,12 +94,16 @@ class NodeMemory:
     clock: Callable[[], float] = time.monotonic
     _node: _Figures | None = None
     _of_session: dict[str, _Figures] = field(default_factory=dict)
+    _cgroups: MemoryCgroups = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._cgroups = MemoryCgroups(self.settings.cgroups)
 
     def left_for(self, session: MemorySession, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
         """Bytes that the session may allocate on the GPU in addition, and the budget that limits them."""
         if self.settings.node == "off":
             return UNLIMITED, MemoryLimit.NODE_HOST_MEMORY
-        gpus = self._gpus()
+        gpus = self.on_gpus()
         budget = self.node_budget()
         of_node = node_left(gpus, gpu, session.id, budget)
         if kind is ReserveKind.OWN_MANAGED and budget is not None:
@@ -122,21 +128,24 @@ class NodeMemory:
         guaranteed = sum(min(session.memory_guarantee(gpu), session.memory_limit(gpu)) for gpu in session.gpus)
         return (budget, guaranteed) if budget < guaranteed and session.record.request.oversubscribe else None
 
-    def report(self) -> HostMemoryReport | None:
+    def report(self, on_gpus: Mapping[str, GpuMemory]) -> HostMemoryReport | None:
         """The node's figures; None without a budget."""
         budget = self.node_budget()
         if budget is None:
             return None
         return HostMemoryReport(
             budget_bytes=budget // _ROUND * _ROUND,
-            needed_bytes=node_needs(self._gpus().values()),
+            needed_bytes=node_needs(on_gpus.values()),
             paged_out_bytes=sum(self.paged_out(session) for session in self.sessions.values()),
         )
 
-    def of_session(self, session: MemorySession) -> tuple[int, int | None]:
-        """Bytes of host memory that the session needs if all its movable memory is paged out, and its budget."""
-        gpus = [(gpu, gpu.sessions[session.id]) for gpu in self._gpus().values() if session.id in gpu.sessions]
-        budget = self.session_budget(session)
+    def of_session(self, session: MemorySession, on_gpus: Mapping[str, GpuMemory]) -> tuple[int, int | None]:
+        """Bytes of host memory that the session needs if all its movable memory is paged out, and its budget.
+
+        The budget is as it was within the last `REPORT_FRESH` seconds.
+        """
+        gpus = [(gpu, gpu.sessions[session.id]) for gpu in on_gpus.values() if session.id in gpu.sessions]
+        budget = self.session_budget(session, REPORT_FRESH)
         return session_needs(gpus), None if budget is None else budget // _ROUND * _ROUND
 
     def node_budget(self) -> int | None:
@@ -154,31 +163,34 @@ class NodeMemory:
             self._node = _Figures(now, budget)
         return self._node.budget
 
-    def session_budget(self, session: MemorySession) -> int | None:
-        """Bytes; None: its server has no memory limit of its own, or none that can be read."""
+    def session_budget(self, session: MemorySession, fresh: float = FRESH) -> int | None:
+        """Bytes; None: its server has no memory limit of its own, or none that can be read.
+
+        ``fresh``: the age in seconds up to which a figure is used again.
+        """
         if self.settings.node == "off":
             return None
         now = self.clock()
         known = self._of_session.get(session.id)
-        if known is None or now - known.at > FRESH:
+        if known is None or now - known.at > fresh:
             known = self._of_session[session.id] = _Figures(now, self._read(session))
             for gone in self._of_session.keys() - self.sessions.keys():
                 del self._of_session[gone]
         return known.budget
 
     def _read(self, session: MemorySession) -> int | None:
-        cgroups = MemoryCgroups(self.settings.cgroups)
         record = session.record
         if record.pod is not None:
-            group = cgroups.of_pod(record.pod.uid)
+            group = self._cgroups.of_pod(record.pod.uid)
         elif record.process is not None and (path := processes.cgroup(record.process.pid)) is not None:
             # groups that the agent is in as well are shared with other sessions
-            group = cgroups.of_path(path, below=processes.cgroup_of_self() or "/")
+            group = self._cgroups.of_path(path, below=processes.cgroup_of_self() or "/")
         else:
             group = None
         return None if group is None else session_budget(group.limit, group.used, self.paged_out(session))
 
-    def _gpus(self) -> dict[str, GpuMemory]:
+    def on_gpus(self) -> dict[str, GpuMemory]:
+        """What counts of each session on each GPU now, by the GPU's UUID; takes longer with more sessions."""
         budget = self.node_budget()
         found = {}
         for uuid, gpu in self.gpus.items():

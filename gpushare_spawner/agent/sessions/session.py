@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -111,7 +112,7 @@ class Session:
 
     def memory_limit(self, gpu: Gpu) -> int:
         """Bytes that CUDA shows the session as this GPU's total."""
-        limit = resolve_bytes(self.record.request.memory_limit, gpu.memory_bytes)
+        limit = _resolved(self.record.request.memory_limit, gpu.memory_bytes)
         # without oversubscription allocations stay on the GPU: there is no more than the GPU has
         return limit if self.record.request.oversubscribe else min(limit, gpu.memory_bytes)
 
@@ -120,3 +121,9 @@ class Session:
         guaranteed while the session borrows them."""
         owned = self.record.request.share_units - self.record.borrowed_units
         return gpu.memory_bytes * owned // UNITS_PER_GPU
+
+
+@lru_cache(maxsize=256)
+def _resolved(written: str, total: int) -> int:
+    """`resolve_bytes`, remembered: templates write few limits, and each report asks for those of all sessions."""
+    return resolve_bytes(written, total)
