@@ -11,7 +11,7 @@ PACKAGE ?= placement idle arbiter
 # core to themselves, so there are no more files than cores on a machine with two. Tests of one file share what they started.
 WORKERS ?= 2
 
-.PHONY: demo test mutation check docs format lock venv clean
+.PHONY: demo test mutation check docs format helm-values lock venv clean
 .NOTPARALLEL:
 
 demo: ## a hub with shared GPUs on this machine, until Ctrl-C
@@ -42,6 +42,10 @@ format: ## write the Python and the C code in the house's format, and draw the d
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/python docs/diagrams/draw.py
 	@find gpushare_spawner/native packages -name '*.[ch]' -exec .venv/bin/clang-format -i {} +
+
+helm-values: ## copy the config files and the schema of templates into helm-values/
+	@$(PYTHON) .ci/make_venv.py dev
+	@.venv/bin/python .ci/helm_values.py
 
 lock: ## the exact versions that demo, tests and releases install, with hashes, into .ci/locks
 	@$(PYTHON) .ci/make_venv.py dev

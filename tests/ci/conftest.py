@@ -40,6 +40,12 @@ def c_layers() -> Iterator[ModuleType]:
     yield from script("c_layers")
 
 
+@pytest.fixture
+def helm_values() -> Iterator[ModuleType]:
+    """The module .ci/helm_values.py."""
+    yield from script("helm_values")
+
+
 class Index:
     """A package index on this machine: ``pages`` by path; ``asked`` keeps the requests' paths and credentials."""
 

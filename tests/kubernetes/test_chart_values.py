@@ -10,7 +10,7 @@ import pytest
 
 from gpushare_spawner.service.hub.scopes import METRICS
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
-from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, z2jh_folder
+from tests.kubernetes.charts import AGENT_CHART, VALUES, load, merged, z2jh_folder
 
 HUB = load(VALUES / "jupyterhub.yaml")
 EXAMPLES = ["kai", "autoscaling", "extra-packages"]
@@ -45,14 +45,7 @@ def test_its_schema_refuses_a_wrong_value_with_its_path(z2jh):
     assert any(problem.startswith("/cull/enabled: ") for problem in found)
 
 
-@pytest.mark.parametrize("name", ["10-gpushare.py", "20-gpushare-service.py"])
-def test_the_fragments_in_the_values_are_those_of_the_repository(name):
-    """`python -m tests.kubernetes.write_values` writes them anew."""
-    (file,) = [file for file in HUB["hub"]["extraFiles"].values() if file["mountPath"] == f"{CONFIG_D}/{name}"]
-    assert file["stringData"] == (ROOT / "jupyterhub_config.d" / name).read_text()
-
-
-def test_the_proxy_reaches_the_board():
+def test_the_proxy_reaches_the_dashboard():
     (port,) = {re.search(r":(\d+)\"\n", file["stringData"]).group(1) for file in HUB["hub"]["extraFiles"].values()
                if "--ip=*" in file["stringData"]}  # fmt: skip
     hub, proxy = HUB["hub"], HUB["proxy"]["chp"]["networkPolicy"]

@@ -1,4 +1,5 @@
-"""Writes into helm-values/ what comes from elsewhere: python -m tests.kubernetes.write_values
+#!/usr/bin/env python3
+"""Writes into helm-values/ what comes from elsewhere: make helm-values
 
 The files of jupyterhub_config.d/ into jupyterhub.yaml, and the schema of compute templates into the agent's chart.
 """
@@ -6,22 +7,31 @@ The files of jupyterhub_config.d/ into jupyterhub.yaml, and the schema of comput
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from gpushare_spawner.templates.schema import template_schema
-from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES
 
-FILE = VALUES / "jupyterhub.yaml"
-SCHEMA = AGENT_CHART / "values.schema.json"
+ROOT = Path(__file__).resolve().parent.parent
+HUB_VALUES = ROOT / "helm-values" / "jupyterhub.yaml"
+CHART_SCHEMA = ROOT / "helm-values" / "gpushare-agent" / "values.schema.json"
 INDENT = " " * 8
 
 
 def main() -> None:
-    FILE.write_text(with_fragments(FILE.read_text()))
-    SCHEMA.write_text(with_templates(SCHEMA.read_text()))
+    for file, text in written().items():
+        file.write_text(text)
 
 
-def with_fragments(values: str) -> str:
+def written() -> dict[Path, str]:
+    """The files and what they should say now."""
+    return {
+        HUB_VALUES: with_config_files(HUB_VALUES.read_text()),
+        CHART_SCHEMA: with_templates(CHART_SCHEMA.read_text()),
+    }
+
+
+def with_config_files(values: str) -> str:
     """The values with the texts of jupyterhub_config.d/ as they are now."""
     lines: list[str] = []
     skipping = False
