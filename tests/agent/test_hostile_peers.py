@@ -230,6 +230,21 @@ async def test_who_asks_all_the_time_is_answered_less_often(agent: Agent) -> Non
     await other.expect(Kind.STATUS)
 
 
+async def test_who_reports_kernels_all_the_time_is_read_less_often(agent: Agent) -> None:
+    """KERNELS looks at what every observer of the session has said, so it costs more than other frames."""
+    path = agent.open()
+    observer, other = await agent.peer(path, Role.OBSERVER), await agent.peer(agent.open("bob"), Role.OBSERVER)
+    for number in range(180):
+        observer.send(Kind.KERNELS, number % 2, 1, 0)
+    began = time.monotonic()
+    observer.send(Kind.QUERY)
+    other.send(Kind.QUERY)
+    await other.expect(Kind.STATUS)
+    assert time.monotonic() - began < 0.2
+    await observer.expect(Kind.STATUS)
+    assert time.monotonic() - began > 0.3, "180 cost 3600, 2000 are saved up, and 4000 a second come"
+
+
 async def test_the_log_is_not_flooded(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path = agent.open()

@@ -152,12 +152,12 @@ class Conversation:
     def _kernels_said(self, connection: Connection, kernels: Kernels | None) -> None:
         """What an observer says about the session's kernels. None: it has left, and its figures no longer count."""
         session = self._session
-        worked = session.kernels is not None and session.kernels.busy > 0
+        worked = any(one.busy for one in session.kernels_said.values())
         if kernels is None:
             session.kernels_said.pop(connection, None)
         else:
             session.kernels_said[connection] = kernels
-        works = session.kernels is not None and session.kernels.busy > 0
+        works = any(one.busy for one in session.kernels_said.values())
         if worked != works:
             self._around.news()
 

@@ -25,8 +25,9 @@ MAX_UNREAD_FRAMES = 256
 """Frames kept for a peer whose socket buffer is full."""
 KNOWN_FEATURES = sum(Feature)
 COSTS = dict.fromkeys((Kind.BUSY, Kind.IDLE, Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
-"""Cost in frames, where it is not 1: the arbiter considers all processes, the answer all sessions on the GPU."""
-COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.QUERY: 50}
+"""Cost in frames, where it is not 1: the arbiter considers all processes, the answer all sessions on the GPU, KERNELS
+all observers."""
+COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.KERNELS: 20, Kind.QUERY: 50}
 HELLO_WITHIN = 10.0
 """Seconds; a connection that says nothing is closed."""
 
