@@ -88,7 +88,7 @@ class Case:
     def seconds(self) -> float:
         """How long it is measured: each session may be a kernel behind or ahead, so more of them take longer."""
         longest, others = max(KERNELS[self.kernels]), len(WEIGHTS[self.weights]) - 1
-        return max(SHORTEST, max(40, 20 * others) * longest, 0.0 if self.fits else ROUNDS)
+        return max(SHORTEST, max(60, 20 * others) * longest, 0.0 if self.fits else ROUNDS)
 
     @property
     def borrows(self) -> bool:
