@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import random
@@ -125,6 +126,9 @@ def latency(gpus: int, count: int, seed: int, scan: bool) -> tuple[dict[str, flo
     shares = random.Random(seed).choices(SHARES, k=count)
     expected = workload_of([(request(share).demand, 1.0) for share in SHARES])
     feed, built = filled(reports)
+    # the garbage collector need not walk the reports of the simulated cluster
+    gc.collect()
+    gc.freeze()
     strategy = StrandingAwareFgd(expected)
     prepared = prepare(feed.ledger, strategy)
     times, places = measure(feed.ledger, shares, strategy)

@@ -138,7 +138,9 @@ class SimulatedHub:
         capacity._nodes = SimpleNamespace(known=True, objects=free)  # type: ignore[assignment]
         capacity._pods = SimpleNamespace(known=True, objects=self.on_nodes)  # type: ignore[assignment]
         reflectors = {(PODS, NAMESPACE): self.pods, REPORTS_KEY: self.reports}
-        snapshots = ClusterSnapshots(reflectors, REPORTS_KEY, 1, logging.getLogger("benchmark"), capacity=capacity)
+        log = logging.getLogger("benchmark")
+        # the reports' clock stands still: on a slow machine they would be too old before the cluster is made
+        snapshots = ClusterSnapshots(reflectors, REPORTS_KEY, 1, log, clock=lambda: now, capacity=capacity)
         self.templates = [template(share, f"t{number}") for number, share in enumerate(SHARES)]
         self.big = [template(Share(100, 8), f"big-{number}", [model]) for number, model in enumerate(MODELS)]
         self.reservations = PodReservations(
@@ -146,7 +148,6 @@ class SimulatedHub:
             logging.getLogger("benchmark"),
             strategy=StrandingAwareFgd(),
             queue_length=2 * WAITING,
-            overtakes=10**9,
             templates=lambda: [*self.templates, *self.big],
         )
 

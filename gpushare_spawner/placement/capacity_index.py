@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from gpushare_spawner.placement.node_capacity import NodeCapacity
 from gpushare_spawner.placement.obstacle import Obstacle, fits, obstacle_of
@@ -33,6 +33,20 @@ class Rating(Protocol):
         ...
 
     def __hash__(self) -> int: ...
+
+
+@runtime_checkable
+class AdmittingRating(Rating, Protocol):
+    """A rating of nodes that need not be able to take the demand now."""
+
+    def admits(self, demand: Demand, node: NodeCapacity) -> bool:
+        """Whether to rate a node."""
+        ...
+
+
+def admission(rating: Rating) -> Callable[[Demand, NodeCapacity], bool]:
+    """Return what says which nodes are rated: those on which the demand fits, if the rating does not say otherwise."""
+    return rating.admits if isinstance(rating, AdmittingRating) else fits
 
 
 class Best(NamedTuple):
@@ -94,6 +108,7 @@ class CapacityIndex:
         self._rating = rating
         self._nodes = nodes
         self._changes = changes
+        self._admits = admission(rating)
         self._seen = changes.end
         self._changed = set(nodes)
         self._heap: list[Entry] = []
@@ -114,10 +129,10 @@ class CapacityIndex:
         self._changed = self._changed - chosen if limit is not None else set()
         # many at once: making the heap anew is cheaper than one push each
         at_once = len(chosen) > len(self._heap) // 4
-        demand, entries, nodes = self._demand, self._entries, self._nodes
+        demand, entries, nodes, admits = self._demand, self._entries, self._nodes, self._admits
         for name in chosen:
             node = nodes.get(name)
-            if node is not None and fits(demand, node):
+            if node is not None and admits(demand, node):
                 rated = self._rating.rate(demand, node)
                 entry = entries[name] = (rated.key, name, rated.gpus)
                 if not at_once:
@@ -147,6 +162,11 @@ class CapacityIndex:
         for entry in aside:
             heappush(self._heap, entry)
         return found
+
+    def admitted(self) -> Set[str]:
+        """Return the nodes that are rated."""
+        self.refresh()
+        return self._entries.keys()
 
     def obstacles(self) -> tuple[Mapping[Obstacle, int], int]:
         """Return how many nodes have which obstacle, and how many nodes can take the demand."""
@@ -210,5 +230,9 @@ class CapacityIndexes:
 
     def _any_of(self, demand: Demand) -> CapacityIndex:
         # obstacles are the same in every index of the demand
-        asked = (index for (known, _), index in reversed(self._indexes.items()) if known == demand)
+        asked = (
+            index
+            for (known, rating), index in reversed(self._indexes.items())
+            if known == demand and admission(rating) is fits
+        )
         return next(asked, None) or self.of(demand, UNRATED)

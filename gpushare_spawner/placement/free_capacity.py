@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from gpushare_spawner.model.report import GpuReport
-from gpushare_spawner.placement.capacity_index import Best, CapacityIndexes, Rating
+from gpushare_spawner.placement.capacity_index import Best, CapacityIndexes, Rating, admission
 from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
 from gpushare_spawner.placement.node_resources import UNKNOWN, NodeResources
 from gpushare_spawner.placement.obstacle import Obstacle, fits, obstacle_of
@@ -47,15 +47,24 @@ class FreeCapacity:
     ) -> Best | None:
         """Return the node with the best rating that can take the demand, and its GPUs; None: no node can.
 
+        An `AdmittingRating` says itself which nodes it rates.
+
         ``left_out``: nodes that will not do this time. ``only``: the only one that will. Only nodes that have changed
         since the last call with an equal demand and rating are rated again.
         """
         if not only:
             return self._indexes.of(demand, rating).best(left_out)
         node = self._nodes.get(only)
-        if node is None or only in left_out or not fits(demand, node):
+        if node is None or only in left_out or not admission(rating)(demand, node):
             return None
         return Best(only, rating.rate(demand, node).gpus)
+
+    def admitted(self, demand: Demand, rating: Rating, only: str = "") -> Set[str]:
+        """Return the nodes among which `best` chooses."""
+        if not only:
+            return self._indexes.of(demand, rating).admitted()
+        node = self._nodes.get(only)
+        return {only} if node is not None and admission(rating)(demand, node) else frozenset()
 
     def prepare(self, demand: Demand, rating: Rating, limit: int) -> int:
         """Rate at most ``limit`` nodes for later calls of `best`; return how many are left."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.placement.allocation import Allocation
+from gpushare_spawner.placement.claim import Claim
 from gpushare_spawner.placement.free_capacity import FreeCapacity
 from gpushare_spawner.placement.guaranteed import guaranteed_units, settle
+from gpushare_spawner.placement.node_capacity import NodeCapacity
 from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN, NodeResources, Requested
 from gpushare_spawner.placement.obstacle import fits, obstacle_of
 from gpushare_spawner.placement.request import PlacementRequest
@@ -41,6 +44,7 @@ class Ledger:
         self._on_gpu: dict[str, dict[str, Allocation]] = {}
         self._guaranteed: dict[str, dict[str, int]] = {}
         self._resources: dict[str, NodeResources] = {}
+        self._claims: dict[str, Claim] = {}
         self._explained: dict[PlacementRequest, Unplaceable] = {}
         self._explained_at = 0
 
@@ -97,12 +101,44 @@ class Ledger:
             found = self._explained[asked] = explain(self.capacity, request)
         return found
 
+    @property
+    def claims(self) -> Mapping[str, Claim]:
+        """What is kept free, by the name of the claim."""
+        return MappingProxyType(self._claims)
+
+    def claim(self, name: str, claim: Claim | None) -> None:
+        """Keep GPUs of a node for a request that waits, instead of what this name claimed before; None: nothing.
+
+        A claim counts as if it were allocated, and can be more than is free: then nobody gets what comes free there.
+        """
+        before = self._claims.pop(name, None)
+        if claim is not None:
+            self._claims[name] = claim
+        if before == claim:
+            return
+        for changed in (before, claim):
+            if changed is not None:
+                for gpu in changed.gpus:
+                    self._recount(gpu)
+                self._recount_resources(changed.node)
+
+    def fits_without(self, request: PlacementRequest, names: Collection[str]) -> bool:
+        """Whether a request would fit on a node of these claims if they were not there. Unknown names are ignored."""
+        claimed = {self._claims[name].node for name in names if name in self._claims} - request.left_out
+        nodes = [self.capacity.nodes[name] for name in claimed if name in self.capacity.nodes]
+        return any(
+            request.node in ("", node.name) and fits(request.demand, self._without(node, names)) for node in nodes
+        )
+
     def of_node(self, name: str) -> Ledger:
-        """Return a ledger of one node alone, with all that is allocated there: to find out what would be if."""
+        """Return a ledger of one node alone, with all allocations and claims there: to find out what would be if."""
         alone = Ledger()
         alone.put_node(name, self.capacity.reports(name))
         alone.put_resources(name, self._resources.get(name, UNKNOWN))
         held = [self._on_gpu.get(uuid, {}) for uuid in alone.capacity.gpus]
+        for claimant, claim in self._claims.items():
+            if claim.node == name:
+                alone.claim(claimant, claim)
         alone.change({session: allocation for on_gpu in held for session, allocation in on_gpu.items()}.values())
         return alone
 
@@ -223,7 +259,8 @@ class Ledger:
                 raise LedgerError(f"{where}: {owned} units are owned, its capacity is {gpu.capacity}")
             if guaranteed > gpu.capacity:
                 raise LedgerError(f"{where}: {guaranteed} units are guaranteed, its capacity is {gpu.capacity}")
-            if (gpu.unowned, gpu.free) != (gpu.capacity - owned, gpu.capacity - guaranteed):
+            claimed = self._claimed(uuid)
+            if (gpu.unowned, gpu.free) != (gpu.capacity - owned - claimed, gpu.capacity - guaranteed - claimed):
                 raise LedgerError(
                     f"{where}: {gpu.unowned} unowned and {gpu.free} free units are out of step with its sessions"
                 )
@@ -255,14 +292,35 @@ class Ledger:
     def _recount(self, uuid: str) -> None:
         gpu = self.capacity.gpus.get(uuid)
         held = self._on_gpu.get(uuid)
-        if gpu is None or not held:
+        if gpu is None:
             self._guaranteed.pop(uuid, None)
-            if gpu is not None:
-                self.capacity.update(uuid, gpu.capacity, gpu.capacity)
+            return
+        claimed = self._claimed(uuid)
+        if not held:
+            self._guaranteed.pop(uuid, None)
+            self.capacity.update(uuid, gpu.capacity - claimed, gpu.capacity - claimed)
             return
         guaranteed = self._guaranteed[uuid] = guaranteed_units(gpu.capacity, held.values())
         owned = sum(allocation.owned_units for allocation in held.values())
-        self.capacity.update(uuid, gpu.capacity - owned, gpu.capacity - sum(guaranteed.values()))
+        self.capacity.update(uuid, gpu.capacity - owned - claimed, gpu.capacity - sum(guaranteed.values()) - claimed)
+
+    def _claimed(self, uuid: str) -> int:
+        return sum(claim.units for claim in self._claims.values() if uuid in claim.gpus)
+
+    def _without(self, node: NodeCapacity, names: Collection[str]) -> NodeCapacity:
+        """Return a copy of a node as it would be without these claims."""
+        claims = [claim for name, claim in self._claims.items() if name in names and claim.node == node.name]
+        kept: Counter[str] = Counter()
+        for claim in claims:
+            kept.update(dict.fromkeys(claim.gpus, claim.units))
+        healthy = {
+            model: tuple(replace(gpu, free=gpu.free + kept[gpu.uuid]) for gpu in gpus)
+            for model, gpus in node.healthy.items()
+        }
+        resources = node.resources.more(Requested.total(claim.requested for claim in claims))
+        copy = NodeCapacity(node.name, node.gpus, healthy, resources=resources)
+        copy.changed()
+        return copy
 
     def _recount_resources(self, name: str) -> None:
         node = self.capacity.nodes.get(name)
@@ -275,7 +333,8 @@ class Ledger:
             for gpu in node.gpus
             for allocation in self._on_gpu.get(gpu.uuid, {}).values()
         }
-        self.capacity.set_resources(name, told.less(Requested.total(here.values())))
+        claimed = [claim.requested for claim in self._claims.values() if claim.node == name]
+        self.capacity.set_resources(name, told.less(Requested.total([*here.values(), *claimed])))
 
 
 def newest_reports(reports: Iterable[Report]) -> dict[str, Report]:

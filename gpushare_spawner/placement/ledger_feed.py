@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement.allocation import Allocation
+from gpushare_spawner.placement.claim import Claim
 from gpushare_spawner.placement.ledger import Ledger, newest_reports
 from gpushare_spawner.placement.node_resources import NodeResources
 
@@ -70,6 +71,10 @@ class LedgerFeed:
     def resources(self, node: str, resources: NodeResources) -> None:
         """What is free on a node of CPU, memory and pods; see `Ledger.put_resources`."""
         self.ledger.put_resources(node, resources)
+
+    def claim(self, name: str, claim: Claim | None) -> None:
+        """A request that waits claims GPUs, or nothing any more; see `Ledger.claim`."""
+        self.ledger.claim(name, claim)
 
     def sessions(self, source: Source) -> list[str]:
         """Return the sessions of which pods or reservations (`put`) say that they have an allocation."""

@@ -50,5 +50,9 @@ class NodeResources:
             None if self.pods is None else self.pods - requested.pods,
         )
 
+    def more(self, requested: Requested) -> NodeResources:
+        """Return what would be free if so much were not requested."""
+        return self.less(Requested(-requested.cpu, -requested.memory, -requested.pods))
+
 
 UNKNOWN = NodeResources()

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Gpu
+
+
+def suits(gpu: Gpu, model: str, memory_bytes: int) -> bool:
+    """Whether an empty GPU would do for what a template asks for: its model, and memory (bytes) for the guarantee."""
+    guarantee = gpu.memory.guarantee
+    return gpu.accepts(model) and (guarantee is None or resolve_bytes(guarantee, memory_bytes) <= memory_bytes)
+
+
+def suitable_models(gpu: Gpu, kinds: Iterable[tuple[str, int]]) -> frozenset[str]:
+    """Return the models that would do for what a template asks for. ``kinds``: models with their memory in bytes."""
+    return frozenset(model for model, memory_bytes in kinds if suits(gpu, model, memory_bytes))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""What would be free on some nodes if announced idle actions happened."""
+"""What would be free on some nodes if announced idle actions happened, and whom that would fit first."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement.allocation import Allocation
+from gpushare_spawner.placement.claim import Claim
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.obstacle import fits
 from gpushare_spawner.placement.request import PlacementRequest
@@ -39,21 +41,62 @@ class SupposedLedger:
             return None
         return gpu.node
 
-    def place(self, name: str, request: PlacementRequest, node: str) -> bool:
-        """Count a request as placed on one node under this name; return whether it fits there."""
+    def place(self, name: str, request: PlacementRequest, node: str) -> Claim | None:
+        """Count a request as placed on one node, instead of what this name claims.
+
+        Return where; None where it does not fit there.
+        """
         if request.node not in ("", node) or node in request.left_out:
-            return False
+            return None
         ledger = self._node(node)
-        if not fits(request.demand, ledger.capacity.nodes[node]):
-            return False
-        placement = ledger.place(replace(request, node=node))
+        claim = ledger.claims.get(name)
+        ledger.claim(name, None)
+        placement = None
+        if fits(request.demand, ledger.capacity.nodes[node]):
+            placement = ledger.place(replace(request, node=node))
         if placement is None:
-            return False
-        units = request.share.units
-        ledger.add(Allocation(name, placement.gpus, units, placement.borrowed, units))
-        return True
+            ledger.claim(name, claim)
+            return None
+        found = Claim.of(request, node, placement.gpus)
+        ledger.claim(name, found)
+        return found
 
     def _node(self, name: str) -> Ledger:
         if name not in self._nodes:
             self._nodes[name] = self._ledger.of_node(name)
         return self._nodes[name]
+
+
+def first_to_fit(ledger: Ledger, request: PlacementRequest, announced: Iterable[tuple[str, Notice]]) -> Claim | None:
+    """Return the GPUs that fit a request first if announced idle actions happen; None: these do not help it.
+
+    ``announced``: the actions by their sessions.
+    """
+    on_node: dict[str, list[tuple[str, Notice]]] = {}
+    for session, action in announced:
+        known = ledger.allocations.get(session)
+        gpu = ledger.capacity.gpus.get(known.gpus[0]) if known is not None and known.gpus else None
+        if gpu is not None:
+            on_node.setdefault(gpu.node, []).append((session, action))
+    hopeful = [
+        action for node, actions in on_node.items() if _may_fit(ledger, request, node, actions) for action in actions
+    ]
+    supposed = SupposedLedger(ledger)
+    for session, action in sorted(hopeful, key=lambda known: known[1].at):
+        node = supposed.happens(session, action)
+        claim = supposed.place("", request, node) if node is not None else None
+        if claim is not None:
+            return claim
+    return None
+
+
+def _may_fit(ledger: Ledger, request: PlacementRequest, name: str, actions: Iterable[tuple[str, Notice]]) -> bool:
+    """Whether enough units would be free on a node at most, counted without making a copy of it."""
+    freed: Counter[str] = Counter()
+    for session, action in actions:
+        allocation = ledger.allocations[session]
+        kept = 0 if action.tier is Tier.STOPPED else action.effective_units
+        freed.update(dict.fromkeys(allocation.gpus, max(0, allocation.effective_units - kept)))
+    gpus = ledger.capacity.nodes[name].gpus
+    enough = [gpu for gpu in gpus if gpu.free + freed[gpu.uuid] >= request.share.units]
+    return name not in request.left_out and len(enough) >= request.share.count

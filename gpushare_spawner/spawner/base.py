@@ -90,18 +90,6 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """,
     ).tag(config=True)
 
-    queue_overtakes = Integer(
-        20,
-        min=0,
-        help="""
-        How often a queued spawn may be passed by later ones that fit where it does not.
-
-        The queue is first come, first served among those that fit: while somebody waits for a whole GPU, a quarter that
-        fits now goes ahead. After so many times nobody gets a GPU that the waiting one could use before it has started.
-        0 makes the queue strict.
-        """,
-    ).tag(config=True)
-
     queue_poll_interval = Float(
         1.5,
         min=0.05,
@@ -193,7 +181,6 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return {
             "strategy": self._strategy(),
             "queue_length": self.queue_length,
-            "overtakes": self.queue_overtakes,
             "place_every": self.queue_poll_interval,
             "templates": self._offered_templates(),
         }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.placement import NodeResources
+from gpushare_spawner.wording.queue import EARLIER_FIRST
 from tests.spawner.running_hub import until
 
 from .charts import one, render
@@ -128,6 +129,49 @@ async def test_nodes_whose_taints_or_labels_keep_a_template_out_are_not_chosen(
     assert (
         "accept no server of this template, because of their taints or labels" in json.loads(response.body)["message"]
     )
+
+
+async def test_a_spawn_that_waits_for_a_labelled_node_keeps_it_and_others_start_elsewhere(
+    may_read: None, make_hub: MakeHub, nodes: GpuNodes, cluster: Cluster, templates: Path
+) -> None:
+    (templates / "selective.yaml").write_text(SELECTIVE)
+    (templates / "special.yaml").write_text(
+        SELECTIVE.replace("selective", "special").replace("{fraction: 0.1}", "{count: 1}")
+    )
+    plain = await nodes.add(gpus=1)
+    labelled = await nodes.add(gpus=1, labels={"pool": "notebooks"})
+
+    def patient(config: Any) -> None:
+        tolerant(config)
+        config.JupyterHub.tornado_settings.update(slow_spawn_timeout=0.2)
+
+    hub = await make_hub(patient)
+    await hub.start_server("eve", {"profile": "cpu-only"})
+    await hub.started("eve")
+    await hub.stop_server("eve")
+    await until(lambda: len(hub.spawner("eve").reservations.cluster._capacity.resources()) == 2)
+    await hub.start_server("eve", {"profile": "selective"})
+    await hub.started("eve")
+    assert (await hub.start_server("ada", {"profile": "special"})).code == 202
+    queue = hub.reservations.queue
+    await until(lambda: [ticket.ahead for ticket in queue] == [0])
+    for user in ("bob", "cyd"):
+        # the labelled node has room for a half too
+        await hub.start_server(user, {"profile": "half-gpu"})
+        await hub.started(user)
+        pod = await cluster.pod(f"jupyter-{user}")
+        assert pod is not None
+        assert pod["spec"]["nodeName"] == plain
+    assert (await hub.start_server("dan", {"profile": "half-gpu"})).code == 202
+    await until(lambda: EARLIER_FIRST in [ticket.hint for ticket in queue])
+    await hub.stop_server("eve")
+    await hub.started("ada")
+    pod = await cluster.pod("jupyter-ada")
+    assert pod is not None
+    assert pod["spec"]["nodeName"] == labelled
+    await hub.stop_server("bob")
+    await hub.started("dan")
+    assert not hub.reservations.feed.ledger.claims
 
 
 async def test_without_the_right_nothing_is_known_and_nothing_is_an_error(

@@ -172,6 +172,21 @@ def test_only_spawns_that_could_use_the_same_gpus_are_ahead():
     ]
 
 
+def test_gpus_with_too_little_memory_for_the_guarantee_are_not_the_same_gpus():
+    gpus = (
+        GpuReport(index=0, uuid="a", model="NVIDIA A100", memory_bytes=80 * GIB),
+        GpuReport(index=1, uuid="b", model="NVIDIA L4", memory_bytes=24 * GIB),
+    )
+    report = afternoon().model_copy(update={"gpus": gpus, "sessions": ()})
+    large = {"fraction": 0.5, "memory": {"guarantee": "40Gi"}}
+    templates = {
+        "large": Template(name="large", display_name="large", gpu=large),
+        "small": Template(name="small", display_name="small", gpu={"fraction": 0.5, "models": ["*L4*"]}),
+    }
+    pending = [starting(name, 5, name) for name in ("large", "small")]
+    assert [one.position for one in waiting_spawns(pending, [report], templates)] == [1, 1]
+
+
 def test_an_unknown_queue_is_not_an_empty_one():
     assert "Unknown at the moment" in plain(page(shown(pending=None)))
 

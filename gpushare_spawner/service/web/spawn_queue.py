@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.model.template import Gpu, Template
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import suitable_models
 from gpushare_spawner.service.hub.client import HubServer
 
 
@@ -32,19 +33,15 @@ def waiting_spawns(
     Spawns of templates without a GPU, and those whose share an agent reports, do not wait.
     """
     placed = {(session.user, session.server) for report in reports for session in report.sessions}
-    models = {gpu.model for report in reports for gpu in report.gpus}
+    kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     waiting: list[WaitingSpawn] = []
     wanted: list[frozenset[str]] = []
     for server in pending:
         template = templates.get(server.profile or "")
         if template is None or template.gpu is None or (server.user, server.name) in placed:
             continue
-        suitable = _suitable(template.gpu, models)
+        suitable = suitable_models(template.gpu, kinds)
         ahead = sum(not suitable.isdisjoint(other) for other in wanted)
         waiting.append(WaitingSpawn(server, template, ahead + 1))
         wanted.append(suitable)
     return waiting
-
-
-def _suitable(gpu: Gpu, models: set[str]) -> frozenset[str]:
-    return frozenset(model for model in models if gpu.accepts(model))

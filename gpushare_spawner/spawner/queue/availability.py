@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal
 
 from gpushare_spawner.model.template import Template
@@ -41,10 +40,6 @@ class AvailabilityNow:
     where: str = "this machine"
     _met: dict[Demand, Availability] = field(default_factory=dict, repr=False)
 
-    @cached_property
-    def _held_back(self) -> frozenset[str]:
-        return self.queue.held_back(self.check.snapshot)
-
     def availability(self, template: Template) -> Availability:
         """What a spawn of this template would meet."""
         if template.gpu is None:
@@ -63,12 +58,20 @@ class AvailabilityNow:
             if request.demand not in self._met:
                 yield from self.check.preparing(request)
 
-    def startable(self, templates: Iterable[Template]) -> tuple[str, ...]:
-        """Return which of these templates would start now, by their display names."""
-        return tuple(template.display_name for template in templates if self.availability(template).kind == "now")
+    def startable(self, templates: Iterable[Template], instead_of: str = "") -> tuple[str, ...]:
+        """Return which of these templates would start now, by their display names.
+
+        ``instead_of``: the claim of the spawn that would end first; it is not in the way.
+        """
+        return tuple(template.display_name for template in templates if self._would_start(template, instead_of))
+
+    def _would_start(self, template: Template, instead_of: str) -> bool:
+        if self.availability(template).kind == "now" or template.gpu is None:
+            return True
+        return self.check.fits_without(self.check.snapshot.request(template), (instead_of,))
 
     def _meets(self, request: PlacementRequest) -> Availability:
-        verdict = self.check.verdict(request, self._held_back)
+        verdict = self.check.verdict(request)
         if verdict.placement is not None and verdict.placement.borrowed:
             borrowed = verdict.placement.borrowed
             return Availability("now", words.STARTS_ON_LENT, words.LENT_DETAIL, borrowed=borrowed)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.template import Gpu
+from gpushare_spawner.placement import suits
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,7 @@ class GpuKind:
 
     def suits(self, gpu: Gpu) -> bool:
         """Whether one of them would do if it were empty: its model, and memory for the guarantee."""
-        guarantee = gpu.memory.guarantee
-        enough = guarantee is None or resolve_bytes(guarantee, self.memory_bytes) <= self.memory_bytes
-        return enough and gpu.accepts(self.model)
+        return suits(gpu, self.model, self.memory_bytes)
 
 
 class GpuInventory:

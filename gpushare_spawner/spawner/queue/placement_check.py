@@ -5,7 +5,7 @@ Does not change the queue or the ledger: see `placer`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -60,14 +60,9 @@ class PlacementCheck:
     strategy: Strategy
     counted: Callable[[Share], Share] = field(default=lambda share: share)
 
-    def verdict(self, request: PlacementRequest, held_back: frozenset[str]) -> Verdict:
-        """Return whether a request can be placed.
-
-        ``held_back``: models that spawns which came earlier have to get first.
-        """
-        models = request.models or frozenset()
-        free = models - held_back
-        placement = self._place(request, free)
+    def verdict(self, request: PlacementRequest) -> Verdict:
+        """Return whether a request can be placed, beside what is kept for spawns that wait."""
+        placement = self.ledger.place(self.counted_request(request), self.strategy)
         if placement is not None:
             return Verdict(Outcome.NOW, placement)
         unplaceable: Unplaceable = self.ledger.why_unplaceable(request)
@@ -75,16 +70,24 @@ class PlacementCheck:
         if not unplaceable.may_pass:
             if self.snapshot.awaited:
                 return Verdict(Outcome.WAIT, why=self.snapshot.awaited)
-            unsuitable = not models or unplaceable.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
+            unsuitable = not request.models or unplaceable.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
             ineligible = unplaceable.reason is Reason.INELIGIBLE
             return Verdict(Outcome.NEVER, why=why, unsuitable=unsuitable, ineligible=ineligible)
-        if not free or (free != models and self._place(request, models) is not None):
+        if self.fits_without(request, self.ledger.claims.keys()):
             return Verdict(Outcome.WAIT, why=EARLIER_FIRST)
         return Verdict(Outcome.WAIT, why=why, left_out=unplaceable.reason is Reason.NOT_ADMITTED)
 
+    def fits_without(self, request: PlacementRequest, claims: Collection[str]) -> bool:
+        """Whether a request would fit on a node of these claims if they were not there."""
+        return self.ledger.fits_without(self.counted_request(request), claims)
+
+    def counted_request(self, request: PlacementRequest) -> PlacementRequest:
+        """Return the request with its share as the ledger counts it."""
+        return replace(request, share=self.counted(request.share))
+
     def preparing(self, request: PlacementRequest) -> Iterator[None]:
         """Do in pieces what `verdict` needs: on a large cluster its first answer for a kind of request takes long."""
-        counted = replace(request, share=self.counted(request.share))
+        counted = self.counted_request(request)
         if request.node:
             return  # one node is looked at
         if isinstance(self.strategy, PreparedStrategy):
@@ -93,7 +96,3 @@ class PlacementCheck:
         if self.ledger.place(counted, self.strategy) is None:
             while self.ledger.capacity.prepare_obstacles(request.demand, NODES_AT_ONCE):
                 yield
-
-    def _place(self, request: PlacementRequest, models: frozenset[str]) -> Placement | None:
-        counted = replace(request, share=self.counted(request.share), models=models)
-        return self.ledger.place(counted, self.strategy)

@@ -6,7 +6,16 @@ Does not reserve anything and knows no clock: see `reservations`.
 from __future__ import annotations
 
 from gpushare_spawner.model.placement import Placement
-from gpushare_spawner.placement import Allocation, LedgerFeed, Source
+from gpushare_spawner.placement import (
+    Allocation,
+    LedgerFeed,
+    Source,
+    able_nodes,
+    cheapest_claim,
+    first_to_fit,
+    looking_for_claim,
+)
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.queue_errors import impossible, queue_full
@@ -24,14 +33,16 @@ class Placer:
         self._feed = feed
         self._queue = queue
         self._where = where
-        self._passed: list[tuple[Ticket, frozenset[str]]] = []
+        self._reached: set[str] = set()
+        """Nodes that the spawns with a claim could use if everything were free there."""
+        # each spawn meets the claims of those before it, and neither its own nor those of later ones
+        for name in list(feed.ledger.claims):
+            feed.claim(name, None)
 
     def place(self, ticket: Ticket) -> Placement | None:
         """Return a place for the ticket; None where it waits on, and knows its position, or has been refused."""
         request, snapshot = ticket.request, self._check.snapshot
-        models = request.models(snapshot)
-        held_back = self._queue.held_back(snapshot, before=ticket)
-        verdict = self._check.verdict(request.placement(snapshot), held_back)
+        verdict = self._check.verdict(request.placement(snapshot))
         # taints come and go: a spawn that was told to wait is not refused for one
         waits = verdict.outcome is Outcome.WAIT or (verdict.ineligible and ticket.ahead is not None)
         if waits:
@@ -39,15 +50,29 @@ class Placer:
                 ticket.refuse(queue_full(request, self._queue.length))
             else:
                 why = f"{not_admitted(request.left_out())}." if verdict.left_out else verdict.why
-                ticket.says(self._queue.ahead_of(models, snapshot, ticket), why)
-                self._passed.append((ticket, models))
+                ticket.says(self._queue.ahead_of(request.models(snapshot), snapshot, ticket), why)
         elif verdict.outcome is Outcome.NEVER:
             ticket.refuse(impossible(request, self._where, verdict.why))
         return verdict.placement
 
-    def gave(self, ticket: Ticket, allocation: Allocation) -> None:
-        """Count what the ticket was given, and note whom it has overtaken."""
+    async def claim(self, ticket: Ticket, breaks: LoopBreaks) -> None:
+        """Keep GPUs for a ticket that waits, where it is the first in the queue that could use their node.
+
+        The GPUs are those that will fit it first by announced idle actions; where none of these helps, those of which
+        least has to become free.
+        """
+        check = self._check
+        request = check.counted_request(ticket.request.placement(check.snapshot))
+        capacity = check.ledger.capacity
+        await breaks.through(looking_for_claim(capacity, request))
+        able = able_nodes(capacity, request)
+        if ticket.result.done() or ticket not in self._queue or able <= self._reached:
+            return
+        claim = first_to_fit(check.ledger, request, check.snapshot.announced) or cheapest_claim(capacity, request)
+        if claim is not None:
+            self._reached |= able
+            self._feed.claim(ticket.claimant, claim)
+
+    def gave(self, allocation: Allocation) -> None:
+        """Count what a ticket was given."""
         self._feed.put(Source.RESERVED, allocation)
-        models = ticket.request.models(self._check.snapshot)
-        for earlier, wanted in self._passed:
-            earlier.overtaken += not wanted.isdisjoint(models)

@@ -1,4 +1,4 @@
-"""The queue of spawns that wait for free GPU capacity: order, positions, overtaking. No clock and no network here."""
+"""The queue of spawns that wait for free GPU capacity: order and positions. No clock and no network here."""
 
 from __future__ import annotations
 
@@ -103,8 +103,6 @@ class Ticket:
     """Spawns before it that want the same GPUs, as of the last pass; None before the first."""
     hint: str = ""
     """What it waits for."""
-    overtaken: int = 0
-    """How often a later spawn that fitted has passed it."""
     first_since: float | None = None
     """Since when no spawn is before it (monotonic clock, seconds); None while one is."""
     status: WaitStatus | None = None
@@ -113,6 +111,11 @@ class Ticket:
     """Set when `status` changes, and when the wait ends."""
     considered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a pass over the queue has decided about it, on GPUs that are known."""
+
+    @property
+    def claimant(self) -> str:
+        """The name of its claim in the ledger."""
+        return f"{self.request.session}#{id(self)}"
 
     def says(self, ahead: int, hint: str) -> None:
         """Note the position and what the spawn waits for. `publish` tells the user."""
@@ -145,13 +148,12 @@ class Ticket:
 class SpawnQueue:
     """Spawns in the order in which they came.
 
-    Policy: first come, first served among those that fit. A spawn that does not fit is passed by later ones that do, so
-    that no GPU stays empty for it; but at most ``overtakes`` times, then nobody gets a GPU that it could use before it.
+    Policy: first come, first served among those that fit. A spawn that does not fit is passed by later ones that do.
+    The first one that could use some node has GPUs kept for it meanwhile: see `placer`.
     """
 
-    def __init__(self, length: int, overtakes: int) -> None:
+    def __init__(self, length: int) -> None:
         self.length = length
-        self.overtakes = overtakes
         self._tickets: dict[int, Ticket] = {}
         """By identity, first come first: two tickets may request the same."""
 
@@ -188,13 +190,3 @@ class SpawnQueue:
                 break
             count += not other.result.done() and not models.isdisjoint(other.request.models(snapshot))
         return count
-
-    def held_back(self, snapshot: GpuSnapshot, before: Ticket | None = None) -> frozenset[str]:
-        """Models that later spawns may not have, because an earlier one was overtaken often enough."""
-        held: set[str] = set()
-        for other in self._tickets.values():
-            if other is before:
-                break
-            if other.overtaken >= self.overtakes and not other.result.done():
-                held |= other.request.models(snapshot)
-        return frozenset(held)

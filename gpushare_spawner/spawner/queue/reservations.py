@@ -52,7 +52,6 @@ class Reservations(ABC, Generic[Reserved]):
         feed: LedgerFeed | None = None,
         strategy: Strategy | None = None,
         queue_length: int = 50,
-        overtakes: int = 20,
         place_every: float = 1.5,
         patience: float = 20.0,
         templates: Callable[[], Iterable[Template]] = tuple,
@@ -62,7 +61,7 @@ class Reservations(ABC, Generic[Reserved]):
         """The ledger of all shares that are known, and those in flight. `snapshot` brings it up to date."""
         self.strategy = strategy or BestFit()
         self._expected = ExpectedWorkload(templates)
-        self.queue = SpawnQueue(queue_length, overtakes)
+        self.queue = SpawnQueue(queue_length)
         self.place_every = place_every
         self.patience = patience
         self.started_at = time.time()
@@ -139,6 +138,7 @@ class Reservations(ABC, Generic[Reserved]):
             raise
         finally:
             self.queue.leave(ticket)
+            self.feed.claim(ticket.claimant, None)
             ticket.changed.set()
             self.place_soon()
 
@@ -184,7 +184,7 @@ class Reservations(ABC, Generic[Reserved]):
             try:
                 if not self._is_held_up(ticket):
                     await breaks.through(check.preparing(ticket.request.placement(snapshot)))
-                if ticket in self.queue and not await self._place_ticket(ticket, placer, snapshot):
+                if ticket in self.queue and not await self._place_ticket(ticket, placer, snapshot, breaks):
                     # counted otherwise elsewhere: the next pass knows what is known there now
                     break
             except self.unreachable:
@@ -203,19 +203,20 @@ class Reservations(ABC, Generic[Reserved]):
             ticket.considered.set()
         return bool(held_up)
 
-    async def _place_ticket(self, ticket: Ticket, placer: Placer, snapshot: GpuSnapshot) -> bool:
+    async def _place_ticket(self, ticket: Ticket, placer: Placer, snapshot: GpuSnapshot, breaks: LoopBreaks) -> bool:
         """Place one spawn if it fits. Return False where the snapshot has turned out to be wrong."""
         if self._is_held_up(ticket):
             return True
         placement = placer.place(ticket)
         if placement is None:
             ticket.considered.set()
+            await placer.claim(ticket, breaks)
             return True
         allocation = await self._give(ticket, placement, snapshot)
         ticket.considered.set()
         if allocation is None:
             return False
-        placer.gave(ticket, allocation)
+        placer.gave(allocation)
         self._expected.spawned(ticket.request.template.name, time.monotonic())
         self._estimates.placed(ticket, ticket.request.models(snapshot), time.monotonic())
         return True
@@ -232,7 +233,7 @@ class Reservations(ABC, Generic[Reserved]):
             for template in ticket.alternatives:
                 await breaks.through(available.preparing(template))
             await breaks.pause_if_due()
-            ticket.publish(now, minutes.get(ticket), available.startable(ticket.alternatives))
+            ticket.publish(now, minutes.get(ticket), available.startable(ticket.alternatives, ticket.claimant))
 
     def _why_nobody_is_placed(self, error: Exception) -> str:
         """A sentence for queued spawns while nothing is known of the GPUs."""

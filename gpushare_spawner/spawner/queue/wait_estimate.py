@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from gpushare_spawner.model.share import Share
@@ -125,11 +125,10 @@ async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: L
         if node is None:
             continue
         for ticket, request in waiting.items():
-            if ticket not in expected and supposed.place(f"expected-{id(ticket)}", request, node):
+            if ticket not in expected and supposed.place(ticket.claimant, request, node) is not None:
                 expected[ticket] = announced.at
     return expected
 
 
 def _counted(check: PlacementCheck, ticket: Ticket) -> PlacementRequest:
-    request = ticket.request.placement(check.snapshot)
-    return replace(request, share=check.counted(request.share))
+    return check.counted_request(ticket.request.placement(check.snapshot))

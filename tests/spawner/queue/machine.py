@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 from gpushare_spawner.model.report import GpuReport, Notice, Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed
+from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, NodeResources
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
@@ -13,36 +15,55 @@ from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
+TWO_NODES = {"a": ("A100",), "b": ("A100",)}
+
 
 class Machine:
-    """GPUs of two nodes, one each, and a queue. ``models``: those of the two GPUs."""
+    """Nodes with GPUs, and a queue. ``nodes``: the models of the GPUs of each; GPU-a and GPU-a-1 are on node a."""
 
-    def __init__(
-        self, length: int = 5, overtakes: int = 2, awaited: str = "", models: tuple[str, str] = ("A100", "A100")
-    ) -> None:
-        self.queue = SpawnQueue(length, overtakes)
+    def __init__(self, length: int = 5, awaited: str = "", nodes: Mapping[str, Sequence[str]] = TWO_NODES) -> None:
+        self.queue = SpawnQueue(length)
         self.reports = tuple(
             Report(
                 node=node,
                 published_at=0.0,
-                gpus=(GpuReport(index=0, uuid=f"GPU-{node}", model=model, memory_bytes=2**30),),
+                gpus=tuple(
+                    GpuReport(
+                        index=index, uuid=f"GPU-{node}" + f"-{index}" * (index > 0), model=model, memory_bytes=2**30
+                    )
+                    for index, model in enumerate(models)
+                ),
             )
-            for node, model in zip(("a", "b"), models, strict=True)
+            for node, models in nodes.items()
         )
         self.awaited = awaited
         self.feed = LedgerFeed()
         self.held: list[Allocation] = []
         self.announced: list[tuple[str, Notice]] = []
 
-    def join(self, name: str, fraction: float = 0.0, node: str = "", **gpu: object) -> Ticket:
+    def join(
+        self,
+        name: str,
+        fraction: float = 0.0,
+        node: str = "",
+        ineligible: Iterable[str] = (),
+        cpu: float = 0.0,
+        **gpu: object,
+    ) -> Ticket:
         wanted = {"fraction": fraction, **gpu} if fraction else gpu
-        template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
-        return self.queue.join(SpawnRequest(Tenant(name), template, node), 0.0)
+        resources = {"cpu": {"guarantee": cpu}} if cpu else {}
+        template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted, "resources": resources})
+        ruled_out = frozenset(ineligible)
+        return self.queue.join(SpawnRequest(Tenant(name), template, node, ineligible=lambda: ruled_out), 0.0)
 
     def hold(self, gpu: str, units: int, name: str = "there") -> Allocation:
         allocation = Allocation(f"{name}-{gpu}", (f"GPU-{gpu}",), units, 0, units, 0.0)
         self.held.append(allocation)
         return allocation
+
+    def cpu(self, node: str, free: int) -> None:
+        """What the node has free, in millicores."""
+        self.feed.resources(node, NodeResources(free))
 
     def announce(self, gpu: str, tier: Tier, at: float, units: int = 0, name: str = "there") -> None:
         """An idle action of the session that `hold` made."""

@@ -21,7 +21,7 @@ NO_GPU = Template.model_validate({"name": "cpu", "display_name": "CPU"})
 
 
 def test_before_any_spawn_all_templates_with_a_gpu_are_expected_alike() -> None:
-    snapshot = Machine(models=("A100", "L4")).check().snapshot
+    snapshot = Machine(nodes={"a": ("A100",), "b": ("L4",)}).check().snapshot
     strategy = ExpectedWorkload(lambda: [QUARTER, WHOLE, NO_GPU]).strategy(StrandingAwareFgd(), snapshot, 0.0)
     assert isinstance(strategy, StrandingAwareFgd)
     kinds = [

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import PlacementRequest
+from gpushare_spawner.placement import Claim, PlacementRequest, Requested
 from gpushare_spawner.spawner.queue.placement_check import Outcome, Verdict
 from gpushare_spawner.wording.queue import EARLIER_FIRST
 
 from .machine import Machine
 
-NOBODY: frozenset[str] = frozenset()
 A100 = frozenset({"A100"})
-BOTH = frozenset({"A100", "L4"})
 
 
 def test_a_share_that_fits_can_be_placed_now() -> None:
     machine = Machine()
     machine.hold("a", 60)
-    verdict = machine.check().verdict(PlacementRequest(Share(25), models=A100), NOBODY)
+    verdict = machine.check().verdict(PlacementRequest(Share(25), models=A100))
     assert verdict == Verdict(Outcome.NOW, Placement("a", ("GPU-a",)))
 
 
@@ -28,7 +28,7 @@ def test_a_share_that_others_leave_no_units_for_waits_and_the_reason_says_what_i
     machine = Machine()
     machine.hold("a", 100)
     machine.hold("b", 90)
-    verdict = machine.check().verdict(PlacementRequest(Share(25), models=A100), NOBODY)
+    verdict = machine.check().verdict(PlacementRequest(Share(25), models=A100))
     assert verdict.outcome is Outcome.WAIT
     assert "at most 0.10 GPU is free" in verdict.why
 
@@ -39,35 +39,39 @@ def test_a_share_that_others_leave_no_units_for_waits_and_the_reason_says_what_i
 def test_a_share_that_no_gpu_can_ever_give_is_never_placed(
     share: Share, models: frozenset[str], unsuitable: bool
 ) -> None:
-    verdict = Machine().check().verdict(PlacementRequest(share, models=models), NOBODY)
+    verdict = Machine().check().verdict(PlacementRequest(share, models=models))
     assert (verdict.outcome, verdict.unsuitable) == (Outcome.NEVER, unsuitable)
 
 
 def test_a_share_waits_while_gpus_are_missing_for_a_moment() -> None:
-    verdict = (
-        Machine(awaited="Node c says nothing.").check().verdict(PlacementRequest(Share(100, 3), models=A100), NOBODY)
-    )
+    verdict = Machine(awaited="Node c says nothing.").check().verdict(PlacementRequest(Share(100, 3), models=A100))
     assert verdict == Verdict(Outcome.WAIT, why="Node c says nothing.")
 
 
-def test_a_share_that_would_fit_on_a_model_that_is_held_back_waits_for_the_earlier_spawns() -> None:
-    machine = Machine(models=("A100", "L4"))
+def test_a_share_that_would_fit_on_a_gpu_that_is_kept_for_another_waits_for_the_earlier_spawns() -> None:
+    machine = Machine()
     machine.hold("a", 100)
-    verdict = machine.check().verdict(PlacementRequest(Share(25), models=BOTH), frozenset({"L4"}))
-    # not "needs 0.25 GPU, and at most 1 GPU is free"
-    assert verdict == Verdict(Outcome.WAIT, why=EARLIER_FIRST)
+    check = machine.check()
+    check.ledger.claim("earlier", Claim("b", ("GPU-b",), 100, Requested()))
+    request = PlacementRequest(Share(25), models=A100)
+    # not "needs 0.25 GPU, and at most 0.00 GPU is free"
+    assert check.verdict(request) == Verdict(Outcome.WAIT, why=EARLIER_FIRST)
+    assert check.fits_without(request, ["earlier"])
+    assert not check.fits_without(replace(request, node="a"), ["earlier"])
+    assert not check.fits_without(replace(request, left_out=frozenset({"b"})), ["earlier"])
 
 
-def test_a_share_that_fits_nowhere_waits_for_capacity_although_a_model_is_held_back() -> None:
-    machine = Machine(models=("A100", "L4"))
+def test_a_share_that_fits_nowhere_waits_for_capacity_although_a_gpu_is_kept_for_another() -> None:
+    machine = Machine()
     machine.hold("a", 100)
     machine.hold("b", 90)
-    verdict = machine.check().verdict(PlacementRequest(Share(25), models=BOTH), frozenset({"L4"}))
-    assert "at most 0.10 GPU is free" in verdict.why
+    check = machine.check()
+    check.ledger.claim("earlier", Claim("b", ("GPU-b",), 5, Requested()))
+    assert "at most 0.05 GPU is free" in check.verdict(PlacementRequest(Share(25), models=A100)).why
 
 
 def test_a_share_for_one_node_is_not_placed_on_another() -> None:
     machine = Machine()
     machine.hold("b", 90)
-    assert machine.check().verdict(PlacementRequest(Share(25), models=A100, node="b"), NOBODY).outcome is Outcome.WAIT
-    assert machine.check().verdict(PlacementRequest(Share(25), models=A100, node="c"), NOBODY).outcome is Outcome.NEVER
+    assert machine.check().verdict(PlacementRequest(Share(25), models=A100, node="b")).outcome is Outcome.WAIT
+    assert machine.check().verdict(PlacementRequest(Share(25), models=A100, node="c")).outcome is Outcome.NEVER

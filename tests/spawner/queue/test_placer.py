@@ -10,7 +10,6 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.placement import Allocation
 from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording.queue import EARLIER_FIRST
 
 from .machine import Machine
 
@@ -48,7 +47,7 @@ async def test_what_was_given_counts_for_the_next_one() -> None:
     placer = machine.placer()
     place = placer.place(first)
     assert place is not None
-    placer.gave(first, Allocation("ada", place.gpus, 100, 0, 100, 0.0))
+    placer.gave(Allocation("ada", place.gpus, 100, 0, 100, 0.0))
     other = placer.place(second)
     assert other is not None
     assert {place.node, other.node} == {"a", "b"}
@@ -64,22 +63,6 @@ async def test_spawns_without_a_place_know_their_positions_and_what_they_wait_fo
     assert placer.place(second) is None
     assert (first.ahead, second.ahead) == (0, 1)
     assert "at most 0.10 GPU is free" in first.hint
-
-
-async def test_a_spawn_is_overtaken_until_nobody_may_pass_it_any_more() -> None:
-    machine = Machine(overtakes=1)
-    machine.hold("a", 100)
-    machine.hold("b", 50)
-    big, small, last = machine.join("ada", count=1), machine.join("bob", 0.25), machine.join("cyd", 0.25)
-    placer = machine.placer()
-    assert placer.place(big) is None
-    place = placer.place(small)
-    assert place is not None
-    placer.gave(small, Allocation("bob", place.gpus, 25, 0, 25, 0.0))
-    machine.queue.leave(small)
-    assert big.overtaken == 1
-    assert placer.place(last) is None
-    assert last.hint == EARLIER_FIRST
 
 
 async def test_what_no_wait_would_help_is_refused_unless_gpus_are_missing_for_a_moment() -> None:

@@ -94,22 +94,32 @@ async def test_an_empty_queue_asks_the_agent_nothing(line: Line, agent: FakeAgen
     assert len(agent.requests) == asked
 
 
-async def test_later_spawns_that_fit_pass_an_earlier_one_a_bounded_number_of_times(agent: FakeAgent) -> None:
-    line = Line(agent, overtakes=3)
+async def test_later_spawns_use_what_is_not_kept_for_an_earlier_one(line: Line, agent: FakeAgent) -> None:
     agent.occupy("there-0", 50, 0)
-    agent.occupy("there-1", 50, 1)
+    agent.occupy("there-1", 60, 1)
     whole = line.start(wish("whole", count=1))
     await line.waits("whole", 0)
-    for number in range(3):
-        await line.start(wish(f"small-{number}", 0.1))
+    for number in range(4):
+        assert (await line.start(wish(f"small-{number}", 0.1))).gpus[0].uuid == "GPU-1"
     late = line.start(wish("late", 0.1))
     await line.waits("late", 1)
     assert line.tickets["late"].hint == "Earlier spawns are placed first."
-    agent.sessions.pop("there-1")
-    for number in range(3):
-        line.reservations.sessions.release(f"small-{number}")
-    assert (await whole).gpus[0].uuid in ("GPU-0", "GPU-1")
-    await late
+    agent.sessions.pop("there-0")
+    assert (await whole).gpus[0].uuid == "GPU-0"
+    line.reservations.sessions.release("small-0")
+    assert (await late).gpus[0].uuid == "GPU-1"
+
+
+async def test_what_is_kept_for_a_spawn_is_free_as_soon_as_it_leaves(line: Line, agent: FakeAgent) -> None:
+    agent.occupy("there-0", 50, 0)
+    agent.occupy("there-1", 100, 1)
+    whole = line.start(wish("whole", count=1))
+    await until(lambda: bool(line.reservations.feed.ledger.claims))
+    quarter = wish("quarter", 0.25).template
+    assert (await line.reservations.availability_now()).availability(quarter).kind == "wait"
+    whole.cancel()
+    await asyncio.wait([whole])
+    assert (await line.reservations.availability_now()).availability(quarter).kind == "now"
 
 
 async def test_spawns_for_different_models_do_not_delay_each_other(line: Line, agent: FakeAgent) -> None:

@@ -1,0 +1,88 @@
+"""What is kept free for a request that waits, and on which node least has to become free for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+from gpushare_spawner.placement.capacity_index import Rated
+from gpushare_spawner.placement.free_capacity import FreeCapacity
+from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
+from gpushare_spawner.placement.node_resources import Requested
+from gpushare_spawner.placement.request import Demand, PlacementRequest
+
+RATED_AT_ONCE = 100
+"""Nodes that are rated in one piece: about 1 ms."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """GPUs of a node that are kept for a request: nobody else gets what comes free there."""
+
+    node: str
+    gpus: tuple[str, ...]
+    """UUIDs."""
+    units: int
+    """Units of 1 % on each of them."""
+    requested: Requested
+    """CPU, memory and pods of the node."""
+
+    @classmethod
+    def of(cls, request: PlacementRequest, node: str, gpus: tuple[str, ...]) -> Claim:
+        """The claim of a request for these GPUs."""
+        return cls(node, gpus, request.share.units, Requested(request.cpu, request.memory, 1))
+
+
+@dataclass(frozen=True)
+class LeastLacking:
+    """Rates nodes that could take a demand if sessions there ended: those on which least has to become free come first.
+
+    What lacks CPU, memory or pods comes last: how much of them a session's end frees is not known.
+    """
+
+    def admits(self, demand: Demand, node: NodeCapacity) -> bool:
+        """Whether the node's healthy GPUs could take the demand if they were empty, and the node is eligible."""
+        return node.name not in demand.ineligible and bool(_candidates(demand, node))
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        """How many kinds of resources lack, how many units lack, and the first by index."""
+        lacking, gpus = min(_candidates(demand, node), key=lambda found: (found[0], found[1][0].rank))
+        free = node.resources
+        short = (
+            (free.cpu is not None and free.cpu < demand.cpu)
+            + (free.memory is not None and free.memory < demand.memory)
+            + (free.pods is not None and free.pods < 1)
+        )
+        return Rated((short, lacking, gpus[0].rank), tuple(gpu.uuid for gpu in gpus))
+
+
+LEAST_LACKING = LeastLacking()
+
+
+def cheapest_claim(capacity: FreeCapacity, request: PlacementRequest) -> Claim | None:
+    """Return the GPUs of which least has to become free for a request to fit; None: it can fit nowhere."""
+    best = capacity.best(request.demand, LEAST_LACKING, request.left_out, request.node)
+    return Claim.of(request, best.node, best.gpus) if best is not None else None
+
+
+def able_nodes(capacity: FreeCapacity, request: PlacementRequest) -> Set[str]:
+    """Return the nodes that could take a request if they were empty."""
+    return capacity.admitted(request.demand, LEAST_LACKING, request.node)
+
+
+def looking_for_claim(capacity: FreeCapacity, request: PlacementRequest) -> Iterator[None]:
+    """Do in pieces what `cheapest_claim` and `able_nodes` need."""
+    while not request.node and capacity.prepare(request.demand, LEAST_LACKING, RATED_AT_ONCE):
+        yield
+
+
+def _candidates(demand: Demand, node: NodeCapacity) -> list[tuple[int, list[GpuCapacity]]]:
+    """Units that lack, and the GPUs on which least lacks, for each model that will do."""
+    found = []
+    for model, gpus in node.healthy.items():
+        able = [gpu for gpu in gpus if gpu.capacity >= demand.units]
+        if demand.count and demand.accepts(model) and len(able) >= demand.count:
+            able.sort(key=lambda gpu: (max(0, demand.units - gpu.free), gpu.rank))
+            chosen = able[: demand.count]
+            found.append((sum(max(0, demand.units - gpu.free) for gpu in chosen), chosen))
+    return found

@@ -1,0 +1,327 @@
+"""A spawn that waits has the GPUs kept that will fit it first; others use the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import Allocation, Claim
+from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.wording.queue import EARLIER_FIRST
+
+from .machine import Machine
+
+
+async def one_pass(machine: Machine) -> dict[str, str]:
+    """Where each ticket of the queue was placed."""
+    placer, placed = machine.placer(), {}
+    for ticket in machine.queue:
+        place = placer.place(ticket)
+        if place is None:
+            await placer.claim(ticket, LoopBreaks())
+            continue
+        name, units = ticket.request.session, ticket.request.share.units
+        held = Allocation(name, place.gpus, units, 0, units, 0.0)
+        placer.gave(held)
+        machine.held.append(held)
+        machine.queue.leave(ticket)
+        placed[name] = place.node
+    return placed
+
+
+def claims(machine: Machine) -> list[str]:
+    return [claim.node for claim in machine.feed.ledger.claims.values()]
+
+
+def claim_of(machine: Machine, ticket: Ticket) -> Claim | None:
+    return machine.feed.ledger.claims.get(ticket.claimant)
+
+
+async def test_a_spawn_that_waits_keeps_the_gpu_of_which_least_has_to_become_free() -> None:
+    machine = Machine()
+    machine.hold("a", 80)
+    machine.hold("b", 50)
+    machine.join("big", count=1)
+    machine.join("small", 0.2)
+    assert await one_pass(machine) == {"small": "a"}
+    assert claims(machine) == ["b"]
+    late = machine.join("late", 0.2)
+    assert await one_pass(machine) == {}
+    assert late.hint == EARLIER_FIRST
+
+
+async def test_a_known_idle_action_decides_which_gpu_is_kept() -> None:
+    machine = Machine()
+    machine.hold("a", 80)
+    machine.hold("b", 50)
+    machine.announce("a", Tier.RELEASED, at=300.0)
+    machine.join("big", count=1)
+    machine.join("small", 0.2)
+    assert await one_pass(machine) == {"small": "b"}
+    assert claims(machine) == ["a"]
+    machine.announced.clear()
+    assert await one_pass(machine) == {}
+    assert claims(machine) == ["b"]
+
+
+async def test_of_several_idle_actions_the_first_one_that_makes_it_fit_decides() -> None:
+    machine = Machine(nodes={"a": ("A100", "A100"), "b": ("A100", "A100")})
+    for gpu in ("a", "a-1", "b", "b-1"):
+        machine.hold(gpu, 100)
+    machine.announce("a", Tier.RELEASED, at=100.0)
+    machine.announce("b", Tier.STOPPED, at=200.0)
+    machine.announce("b-1", Tier.DOWNGRADED, at=250.0, units=10)
+    machine.join("two", count=2)
+    await one_pass(machine)
+    # what is announced is enough on no node: all are alike
+    assert claims(machine) == ["a"]
+    machine.announce("b-1", Tier.RELEASED, at=300.0)
+    await one_pass(machine)
+    assert claims(machine) == ["b"]
+
+
+async def test_what_is_kept_is_given_to_the_spawn_itself() -> None:
+    machine = Machine()
+    machine.hold("a", 80)
+    machine.hold("b", 50)
+    machine.join("big", count=1)
+    await one_pass(machine)
+    machine.held.pop()
+    assert await one_pass(machine) == {"big": "b"}
+    assert not claims(machine)
+
+
+async def test_an_earlier_spawn_is_not_kept_from_what_a_later_one_claims() -> None:
+    machine = Machine()
+    machine.hold("a", 100)
+    machine.hold("b", 100)
+    machine.join("first", count=1)
+    only = machine.join("only-b", 0.5, node="b")
+    machine.join("third", 0.5)
+    await one_pass(machine)
+    # a spawn has a claim where it is the first that could use some node
+    assert claims(machine) == ["a"]
+    assert claim_of(machine, only) is None
+    machine.held.pop()
+    assert await one_pass(machine) == {"first": "b"}
+    assert claims(machine) == ["b", "a"]
+
+
+async def test_a_spawn_that_waits_for_one_node_holds_up_nobody_who_cannot_use_it() -> None:
+    machine = Machine(length=9, nodes={"labelled": ("A100",), "plain": ("A100",), "other": ("A100",)})
+    for gpu, units in (("labelled", 90), ("plain", 50), ("other", 60)):
+        machine.hold(gpu, units)
+    special = machine.join("special", count=1, ineligible=["plain", "other"])
+    whole = machine.join("whole", count=1, ineligible=["labelled"])
+    machine.join("small", 0.1, ineligible=["labelled"])
+    assert await one_pass(machine) == {"small": "other"}
+    wanted = claim_of(machine, special)
+    assert wanted is not None
+    assert wanted.node == "labelled"
+    # and it is not passed by everybody either, although another spawn waits before it
+    kept = claim_of(machine, whole)
+    assert kept is not None
+    assert kept.node == "plain"
+
+
+async def test_sixty_quarters_go_on_while_one_spawn_waits_for_eight_gpus() -> None:
+    machine = Machine(length=99, nodes=dict.fromkeys("abcdef", ("A100",) * 8))
+    for node in "abcdef":
+        machine.hold(f"{node}-3", 25)
+    big = machine.join("big", count=8)
+    await one_pass(machine)
+    kept = claim_of(machine, big)
+    assert kept is not None
+    for number in range(60):
+        machine.join(f"quarter-{number}", 0.25)
+    placed = await one_pass(machine)
+    assert len(placed) == 60
+    assert kept.node not in placed.values()
+    machine.held = [held for held in machine.held if held.gpus != (f"GPU-{kept.node}-3",)]
+    assert await one_pass(machine) == {"big": kept.node}
+
+
+async def test_cpu_is_kept_with_the_gpus() -> None:
+    machine = Machine()
+    machine.hold("a", 100)
+    machine.hold("b", 100)
+    for node in ("a", "b"):
+        machine.cpu(node, 4000)
+    big = machine.join("big", 0.5, cpu=3)
+    await one_pass(machine)
+    kept = claim_of(machine, big)
+    assert kept is not None
+    assert kept.node == "a"
+    machine.held = [held for held in machine.held if held.gpus != ("GPU-a",)]
+    machine.hold("a", 75)
+    machine.join("greedy", 0.25, cpu=2)
+    assert await one_pass(machine) == {}
+    assert machine.feed.ledger.capacity.nodes["a"].resources.cpu == 1000
+
+
+NODES = {"a": ("A100", "A100"), "b": ("A100", "A100", "A100"), "c": ("L4",), "d": ("A100", "L4")}
+LONGEST = 6
+"""Passes that a session lasts at most."""
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """One spawn of a simulation."""
+
+    share: float | int
+    """A fraction of one GPU, or a number of whole GPUs."""
+    models: tuple[str, ...]
+    ineligible: frozenset[str]
+    lasts: int
+    """Passes for which its session runs."""
+
+
+@dataclass
+class Day:
+    """Spawns that come and end, pass by pass, in virtual time."""
+
+    machine: Machine = field(default_factory=lambda: Machine(length=10**6, nodes=NODES))
+    spawns: dict[str, Spawn] = field(default_factory=dict)
+    tickets: dict[str, Ticket] = field(default_factory=dict)
+    came: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
+    now: int = 0
+
+    def join(self, spawn: Spawn) -> None:
+        name = f"s{len(self.spawns)}"
+        gpu = {"count": spawn.share} if isinstance(spawn.share, int) else {"fraction": spawn.share}
+        self.spawns[name], self.came[name] = spawn, self.now
+        ticket = self.machine.join(name, ineligible=spawn.ineligible, models=list(spawn.models), **gpu)
+        self.tickets[name] = ticket
+
+    def lacking(self, claim: Claim, without: Collection[str] = ()) -> int:
+        """Units that have to become free for a claim, if these sessions did not exist."""
+        there = [held for held in self.machine.held if held.session not in without]
+        units = [sum(held.share_units for held in there if gpu in held.gpus) for gpu in claim.gpus]
+        return sum(max(0, held + claim.units - 100) for held in units)
+
+    async def passes(self) -> dict[str, str]:
+        """End what is over, and do one pass; return who was placed where."""
+        self.now += 1
+        machine = self.machine
+        machine.held = [held for held in machine.held if self.ends[held.session] > self.now]
+        queued = [name for name, ticket in self.tickets.items() if ticket in machine.queue]
+        placed = await one_pass(machine)
+        self.ends |= {name: self.now + self.spawns[name].lasts for name in placed}
+        machine.feed.ledger.check()
+        self.nobody_was_delayed(queued, placed)
+        self.what_fits_is_used(queued, placed)
+        return placed
+
+    def nobody_was_delayed(self, queued: list[str], placed: dict[str, str]) -> None:
+        ledger = self.machine.feed.ledger
+        for place, name in enumerate(queued):
+            claim = claim_of(self.machine, self.tickets[name])
+            later = {other for other in queued[place + 1 :] if other in placed}
+            if claim is not None:
+                assert self.lacking(claim) == self.lacking(claim, without=later)
+            if name not in placed:
+                # one that asks for the same never goes first
+                assert not [other for other in later if self.same(other, name)]
+        # every node that a waiting spawn could use has somebody for whom GPUs are kept
+        for name in queued:
+            if name not in placed and not self.tickets[name].result.done():
+                able = self.able(name)
+                first = [n for n in queued if claim_of(self.machine, self.tickets[n]) and self.able(n) & able]
+                assert first
+        assert len(ledger.claims) <= len(NODES)
+
+    def what_fits_is_used(self, queued: list[str], placed: dict[str, str]) -> None:
+        """A spawn waits only where earlier ones have the GPUs or a claim on them."""
+        ledger = self.machine.feed.ledger
+        earlier: list[str] = []
+        for name in queued:
+            ticket = self.tickets[name]
+            if name not in placed and not ticket.result.done():
+                request = ticket.request.placement(self.machine.check().snapshot)
+                for node in self.able(name):
+                    alone = ledger.of_node(node)
+                    for claimant in list(alone.claims):
+                        if claimant not in earlier:
+                            alone.claim(claimant, None)
+                    assert alone.place(request) is None
+            earlier.append(ticket.claimant)
+
+    def able(self, name: str) -> set[str]:
+        spawn = self.spawns[name]
+        count = spawn.share if isinstance(spawn.share, int) else 1
+        enough = {node for node, models in NODES.items() if max(models.count(one) for one in spawn.models) >= count}
+        return enough - spawn.ineligible
+
+    def same(self, one: str, other: str) -> bool:
+        first, second = self.spawns[one], self.spawns[other]
+        return (first.share, first.models, first.ineligible) == (second.share, second.models, second.ineligible)
+
+
+def spawns(*shares: float) -> st.SearchStrategy[Spawn]:
+    return st.builds(
+        Spawn,
+        share=st.sampled_from(shares),
+        models=st.sampled_from([("A100",), ("L4",), ("A100", "L4")]),
+        ineligible=st.sampled_from([frozenset(), frozenset(), frozenset("ac"), frozenset("bcd")]),
+        lasts=st.integers(1, LONGEST),
+    )
+
+
+FRACTIONS = spawns(0.1, 0.25, 0.25, 0.5, 0.75)
+SPAWNS = FRACTIONS | spawns(1, 2, 3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(SPAWNS, max_size=6), max_size=12))
+def test_no_spawn_starves_and_nobody_delays_the_one_that_gpus_are_kept_for(arrivals: list[list[Spawn]]) -> None:
+    async def happens() -> None:
+        day = Day()
+        for coming in arrivals:
+            for spawn in coming:
+                day.join(spawn)
+            await day.passes()
+        for _ in range((LONGEST + 1) * (len(day.spawns) + 1)):
+            await day.passes()
+        assert not [name for name, ticket in day.tickets.items() if ticket in day.machine.queue and not over(ticket)]
+
+    asyncio.run(happens())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(SPAWNS, max_size=6), st.sampled_from([2, 3]), st.lists(FRACTIONS, min_size=2, max_size=6))
+def test_a_stream_of_fractions_does_not_keep_whole_gpus_from_a_spawn(
+    before: list[Spawn], count: int, stream: list[Spawn]
+) -> None:
+    async def happens() -> None:
+        day = Day()
+        for spawn in before:
+            day.join(spawn)
+        await day.passes()
+        earlier = list(day.tickets.values())
+        day.join(Spawn(count, ("A100",), frozenset(), 1))
+        name = list(day.tickets)[-1]
+        waited, placed = 0, dict[str, str]()
+        for _ in range((LONGEST + 1) * (len(before) + 1)):
+            # those before it may each take their turn; then it waits no longer than the longest session
+            waited = 0 if any(ticket in day.machine.queue and not over(ticket) for ticket in earlier) else waited + 1
+            assert waited <= LONGEST + 1
+            for spawn in stream:
+                day.join(spawn)
+            placed = await day.passes()
+            if name in placed:
+                return
+        assert name in placed
+
+    asyncio.run(happens())
+
+
+def over(ticket: Ticket) -> bool:
+    """Whether the spawn was refused: nothing can take it."""
+    return ticket.result.done()
