@@ -7,8 +7,9 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import cast
 
 import pytest
 
@@ -151,6 +152,57 @@ async def test_flood_of_frames_does_not_delay_the_neighbours(agent: Agent, kind:
     # what a neighbour waits for is a turn or two of the event loop; how long they are is also the machine's doing
     assert percentile(frames, 95) <= 4 * connection_reader.PER_TURN
     assert percentile(waits, 50) < 0.1
+
+
+class VirtualLoop:
+    """What an event loop offers to `FairReading`, in virtual time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.due.append((self.now, call))
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.due.append((self.now + seconds, call))
+
+    def run(self, until: float) -> None:
+        while self.due and self.due[0][0] < until:
+            self.now, call = self.due.pop(0)
+            call()
+
+
+class SlowReader:
+    """Always has a frame that takes a millisecond of CPU time."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.cpu_seconds = 0.0
+
+    def read_one(self) -> float:
+        self.cpu_seconds += 0.001
+        self.loop.now += 0.001
+        return 1
+
+    def hold(self) -> None:
+        pass
+
+    def go_on(self) -> None:
+        pass
+
+
+def test_frames_that_take_long_take_a_bounded_part_of_a_core() -> None:
+    loop = VirtualLoop()
+    reader = SlowReader(loop)
+    reading = connection_reader.FairReading(cast("asyncio.AbstractEventLoop", loop), lambda: reader.cpu_seconds)
+    reading.readable(reader)
+    loop.run(until=10)
+    in_store = connection_reader.FRAMES_IN_STORE / connection_reader.FRAMES_PER_SECOND
+    assert reader.cpu_seconds == pytest.approx((10 + in_store) * connection_reader.CPU_SHARE, rel=0.05)
 
 
 async def test_burst_that_a_session_saved_up_for_is_read_a_turn_at_a_time(agent: Agent) -> None:

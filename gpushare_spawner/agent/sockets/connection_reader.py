@@ -8,7 +8,9 @@ read first. What frames mean: conversation.py.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from gpushare_spawner.agent.rate_limit import Budget
@@ -23,6 +25,12 @@ PER_TURN = 16
 """Frames of a session in one iteration of the event loop; a frame with a higher cost counts for more."""
 PER_CONNECTION = 4
 """Of these, frames of one connection before the next one is read."""
+
+
+CPU_SHARE = 0.1
+"""Part of a core that a session's frames may take in the long run: some take longer the more processes there are."""
+MOST_CPU_COST = 200
+"""Frames that one frame costs at most for its CPU time: the agent may have collected garbage meanwhile."""
 
 
 class Reader(Protocol):
@@ -41,8 +49,10 @@ class Reader(Protocol):
 class FairReading:
     """The budget of one session, and the queue of its connections that have more to read than the budget allows."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, cpu_seconds: Callable[[], float] = time.thread_time) -> None:
+        """``cpu_seconds``: the CPU time of the thread that reads."""
         self._loop = loop
+        self._cpu_seconds = cpu_seconds
         self._budget = Budget(loop.time, FRAMES_PER_SECOND, FRAMES_IN_STORE, LONGEST_DEBT * FRAMES_PER_SECOND)
         self._left: float = PER_TURN
         self._queue: deque[Reader] = deque()
@@ -65,9 +75,12 @@ class FairReading:
         for _ in range(PER_CONNECTION):
             if self._left <= 0 or self._budget.wait():
                 return False
+            begun = self._cpu_seconds()
             cost = reader.read_one()
             if cost is None:
                 return True
+            taken = (self._cpu_seconds() - begun) * FRAMES_PER_SECOND / CPU_SHARE
+            cost = max(cost, min(taken, MOST_CPU_COST))
             self._budget.spend(cost)
             self._left -= cost
         # the event loop calls again where there is more
