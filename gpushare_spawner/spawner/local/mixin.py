@@ -18,6 +18,7 @@ from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
 from gpushare_spawner.spawner.form.form import Form
 from gpushare_spawner.spawner.local.attempt import ProcessAttempt
+from gpushare_spawner.spawner.local.machine import Machine
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.options.overrides import Overrides
 from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, profiles
@@ -45,7 +46,8 @@ class GPUShareMixin(GPUShareBase):
     """
 
     enforces_resources = True
-    """Whether CPU and memory limits of a template hold for its servers; where they do not, no card shows them."""
+    """Whether CPU and memory limits of a template hold for its servers; where they do not, no card shows them, and
+    placement counts neither."""
     unavailable = AGENT_SILENT
     """Why nothing is known of the GPUs, as half a sentence."""
 
@@ -121,6 +123,7 @@ class GPUShareMixin(GPUShareBase):
             AgentClient(self.agent_socket, self.agent_timeout),
             self.log,
             agent_patience=self.agent_patience,
+            machine=Machine.here() if self.enforces_resources else None,
             **self._queue_settings(),
         )
         made.recovery.sweep_soon(self._hub_runs)

@@ -18,14 +18,15 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.placement import Allocation
+from gpushare_spawner.placement import Allocation, Requested
 from gpushare_spawner.sharing.native_process import open_request
+from gpushare_spawner.spawner.local.machine import Machine
 from gpushare_spawner.spawner.local.recovery import SessionRecovery
 from gpushare_spawner.spawner.local.sessions import CONFIRM_WITHIN, AgentSessions
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, guaranteed_resources
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import refusals
 from gpushare_spawner.wording import spawn_failures as words
@@ -43,8 +44,8 @@ class OpenedShare(Reservation):
 class AgentReservations(Reservations[OpenedShare]):
     """The shares that this hub process has asked its machine's agent for, and the queue.
 
-    ``agent_patience``: seconds that a start waits for an agent that does not answer. The other settings are those of
-    `Reservations`.
+    ``agent_patience``: seconds that a start waits for an agent that does not answer. ``machine``: whose CPU and memory
+    count; None: neither counts. The other settings are those of `Reservations`.
     """
 
     where: ClassVar[str] = "this machine"
@@ -52,10 +53,17 @@ class AgentReservations(Reservations[OpenedShare]):
     unreachable: ClassVar[tuple[type[Exception], ...]] = (AgentUnreachable,)
 
     def __init__(
-        self, client: AgentClient, log: logging.Logger, *, agent_patience: float = 20.0, **settings: Any
+        self,
+        client: AgentClient,
+        log: logging.Logger,
+        *,
+        agent_patience: float = 20.0,
+        machine: Machine | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(log, patience=agent_patience, **settings)
         self.client = client
+        self._machine = machine
         self.sessions = AgentSessions(client, log, self.in_background, self._wake.set)
         self.recovery = SessionRecovery(client, self.sessions, self.report, log, self.in_background)
         self._last: tuple[float, Report] | None = None
@@ -68,6 +76,8 @@ class AgentReservations(Reservations[OpenedShare]):
 
     def _snapshot(self, report: Report) -> GpuSnapshot:
         self.feed.follow((report,), reserved=self.in_flight())
+        if self._machine is not None:
+            self.feed.resources(report.node, self._machine.left(report, self._expected.offered()))
         inventory = GpuInventory()
         inventory.put(report.node, report.gpus)
         announced = ((session.id, session.notice) for session in report.sessions)
@@ -99,7 +109,9 @@ class AgentReservations(Reservations[OpenedShare]):
         """Ask the agent for the place; None where it sees no free capacity there."""
         request = open_request(ticket.request.tenant, ticket.request.template, placement, CONFIRM_WITHIN)
         try:
-            allocation, environment = await self.sessions.open(request)
+            # until the agent reports the session
+            uncounted = Requested() if self._machine is None else guaranteed_resources(ticket.request.template)
+            allocation, environment = await self.sessions.open(request, uncounted)
         except ControlRefused as error:
             if error.code in ("no-capacity", "unknown-gpu", "unhealthy-gpu", "exists"):
                 self.log.info("The agent did not open %s: %s", request.id, error.message)

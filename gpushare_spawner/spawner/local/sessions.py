@@ -13,7 +13,7 @@ from typing import Any
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
-from gpushare_spawner.placement import Allocation
+from gpushare_spawner.placement import Allocation, Requested
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_failures as words
 
@@ -42,9 +42,10 @@ class AgentSessions:
         """Sessions whose process was started here, until they are released."""
         self._closing: dict[str, asyncio.Task[None]] = {}
 
-    async def open(self, request: OpenRequest) -> tuple[Allocation, dict[str, str]]:
+    async def open(self, request: OpenRequest, uncounted: Requested) -> tuple[Allocation, dict[str, str]]:
         """Open a session; return what it holds, and the environment that its notebook server must be started with.
 
+        ``uncounted``: what it takes of the machine's CPU and memory, until the agent reports it.
         Its share counts as in flight from now on. Raises ControlRefused; then nothing is open. After any other error
         the session is closed in the background: it may have been opened.
         """
@@ -55,6 +56,7 @@ class AgentSessions:
             borrowed_units=request.borrowed_units,
             effective_units=request.share_units,
             opened_at=time.time(),
+            uncounted=uncounted,
         )
         try:
             opened = await self._client.open(request)

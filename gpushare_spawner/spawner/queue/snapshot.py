@@ -9,11 +9,17 @@ from functools import cached_property
 
 from gpushare_spawner.model.report import GpuReport, Notice
 from gpushare_spawner.model.template import Gpu, Template
-from gpushare_spawner.placement import PlacementRequest
+from gpushare_spawner.placement import PlacementRequest, Requested
 from gpushare_spawner.spawner.queue.inventory import GpuInventory, GpuKind
 
 MILLICORES = 1000
 """In a CPU core."""
+
+
+def guaranteed_resources(template: Template) -> Requested:
+    """Return the CPU and memory that a template guarantees to a server."""
+    cpu, memory = template.resources.cpu.guarantee, template.resources.memory.guarantee
+    return Requested(cpu=math.ceil((cpu or 0.0) * MILLICORES), memory=memory or 0)
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,11 @@ class GpuSnapshot:
         """What a spawn of this template asks of placement. Raises ValueError for a template without a GPU."""
         if template.gpu is None:
             raise ValueError(f"template {template.name} asks for no GPU")
-        cpu, memory = template.resources.cpu.guarantee, template.resources.memory.guarantee
+        guaranteed = guaranteed_resources(template)
         return PlacementRequest(
             template.gpu.share,
-            cpu=math.ceil((cpu or 0.0) * MILLICORES),
-            memory=memory or 0,
+            cpu=guaranteed.cpu,
+            memory=guaranteed.memory,
             models=self.models(template.gpu),
             template=template.name,
         )
