@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# Images of the hub and of the agent, and for tests one of the agent with simulated GPUs:
+# Images of the hub and of the agent, and one of the agent with simulated GPUs, for trials and tests:
 #   docker build --target hub             -t gpushare-hub .
 #   docker build --target agent           -t gpushare-agent .
 #   docker build --target agent-simulated -t gpushare-agent:simulated .
@@ -32,9 +32,7 @@ RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     python3 -m pip list --format=freeze > /tmp/constraints.txt \
     && python3 -m pip install --no-cache-dir --constraint /tmp/constraints.txt /wheel/*.whl \
     && rm /tmp/constraints.txt
-# for hubs that are not configured by helm-values/jupyterhub.yaml, whose files are mounted over these
-COPY jupyterhub_config.d/10-gpushare.py jupyterhub_config.d/20-gpushare-service.py \
-    /usr/local/etc/jupyterhub/jupyterhub_config.d/
+# No config file: without helm-values/jupyterhub.yaml, or `load_subconfig` in your own file, the hub is as it was.
 # zero-to-jupyterhub's own user, by number: that is what `runAsNonRoot` can check
 USER 1000
 
@@ -48,4 +46,7 @@ CMD ["agent", "--kubernetes"]
 
 FROM agent AS agent-simulated
 RUN --mount=type=bind,from=simgpu-wheel,source=/simgpu,target=/simgpu \
-    pip install --no-cache-dir /simgpu/*.whl
+    pip install --no-cache-dir /simgpu/*.whl \
+    && ln -s "$(python -c 'import gpushare_simgpu; print(gpushare_simgpu.folder())')" /opt/gpushare-simgpu
+# for the agent itself; it installs the driver on the node for the notebooks
+ENV LD_LIBRARY_PATH=/opt/gpushare-simgpu

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +61,9 @@ EVERYTHING = {
     },
 }
 KIND = ROOT / "tests" / "kubernetes" / "kind"
-ON_KIND = load(KIND / "agent.yaml")
-ALL = {"claim": CLAIM, "own": OWN, "autoscaling": AUTOSCALING, "on kind": ON_KIND, "everything": EVERYTHING}
+SIMULATED = load(VALUES / "simulated-gpus.yaml")
+ON_KIND = merged(SIMULATED, load(KIND / "agent.yaml"))
+ALL = {"claim": CLAIM, "own": OWN, "autoscaling": AUTOSCALING, "simulated": SIMULATED, "everything": EVERYTHING}
 
 
 def container(items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -503,18 +506,43 @@ def test_notes_say_what_is_missing(values, said):
     assert said not in notes(EVERYTHING)
 
 
-def test_on_kind_the_agent_has_simulated_gpus_and_the_container_a_share_of_one():
+def test_agent_with_simulated_gpus_needs_nothing_of_nvidias_and_no_host_pids():
+    items = render(SIMULATED)
+    pod = one(items, "DaemonSet")["spec"]["template"]["spec"]
+    assert not {"nodeSelector", "runtimeClassName", "priorityClassName"} & pod.keys()
+    assert pod["hostPID"] is False
+    assert not any(volume["name"].startswith("cdi") for volume in pod["volumes"])
+    assert "nvidia.com/gpu" not in container(items)["resources"]["limits"]
+
+
+def test_four_servers_of_the_trials_templates_fit_beside_the_agent_on_a_node_of_two_cores():
+    """kubeadm's and kind's own pods request 0.95 cores of such a node, zero-to-jupyterhub's none."""
+    items = render(SIMULATED)
+    requests = container(items)["resources"]["requests"]
+    for name, text in one(items, "ConfigMap", "gpushare-templates")["data"].items():
+        template = parse_template(text, name).content
+        assert float(quantity(requests["cpu"])) + 4 * template.resources.cpu.guarantee <= 2 - 0.95
+
+
+def test_image_with_the_simulated_driver_finds_it_without_a_path_in_the_values():
+    stage = (ROOT / "Dockerfile").read_text().partition("FROM agent AS agent-simulated\n")[2]
+    folder = re.search(r"^ENV LD_LIBRARY_PATH=(\S+)$", stage, flags=re.MULTILINE).group(1)
+    command = re.search(r'ln -s "\$\(python -c \'(.+?)\'\)" (\S+)$', stage, flags=re.MULTILINE)
+    assert command.group(2) == folder
+    said = subprocess.run([sys.executable, "-c", command.group(1)], capture_output=True, text=True, check=True).stdout
+    assert Path(said.strip()) == gpushare_simgpu.folder()
+    assert "LD_LIBRARY_PATH" not in {variable["name"] for variable in container(render(SIMULATED))["env"]}
+
+
+def test_hub_image_brings_no_config_file():
+    """A hub whose values are not ours keeps its spawner."""
+    stage = (ROOT / "Dockerfile").read_text().partition(" AS hub\n")[2].partition("\nFROM ")[0]
+    assert "pip install" in stage
+    assert not re.search(r"^(COPY|ADD) ", stage, flags=re.MULTILINE)
+
+
+def test_on_kind_the_container_has_a_share_of_a_simulated_gpu():
     agent = container(render(ON_KIND))
-    variables = {variable["name"]: variable.get("value") for variable in agent["env"]}
-    library = Path(variables["LD_LIBRARY_PATH"])
-    image = next(
-        line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("ARG PYTHON_IMAGE=")
-    )
-    python = "python" + ".".join(image.partition("python:")[2].split(".")[:2])
-    assert library.parts[:5] == ("/", "usr", "local", "lib", python)
-    package = Path(gpushare_simgpu.__file__).parents[1]
-    assert package.joinpath(*library.parts[6:]) == gpushare_simgpu.folder()
-    assert "runtimeClassName" not in one(render(ON_KIND), "DaemonSet")["spec"]["template"]["spec"]
     (notebook,) = load(KIND / "share.yaml")["spec"]["containers"]
     assert notebook["image"] == agent["image"]
     assert notebook["resources"]["limits"] == {resource_name(0): "25"}
