@@ -5,8 +5,10 @@ Each container is a process in a pid namespace of its own, as on a node.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,8 +30,14 @@ from .standin.client import path
 from .standin.cluster import Cluster, a_pod
 from .standin.kubelet import StandInKubelet
 
-NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+NAMESPACE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 NO_CAPABILITIES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+MOUNTS = """
+grant=${GPUSHARE_SOCKET%/*}
+mount --bind "$grant" /mnt && mount -t tmpfs none "${grant%/*/*}" && mkdir -p "$grant" && mount --move /mnt "$grant" &&
+    exec "$@"
+"""
+"""What a container runtime does with the folder of the session: its parents are root's alone, and not to be seen."""
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 PYTHON = "/usr/bin/python3"
 """Of the system: nobody may not read everybody's virtual environments."""
@@ -70,6 +78,14 @@ class AgentOfChart(ClusterAgent):
         module = ["-m", "tests.kubernetes.gpushare_in_pod", str(self.account)]
         return [*NAMESPACE, *NO_CAPABILITIES, sys.executable, *module, *self.container["args"], *options]
 
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """As the kubelet: the signal goes to the container's first process, and unshare ends with its status."""
+        assert self.process is not None
+        pid = self.process.pid
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            os.kill(int(child), number)
+        return self.process.wait(timeout=30)
+
     def is_ready(self) -> bool:
         """What the readiness probe of the container says."""
         _, *arguments = self.container["readinessProbe"]["exec"]["command"]
@@ -93,7 +109,8 @@ async def test_container_of_the_chart_serves_a_notebook_of_another_user(cluster:
         deadline = time.monotonic() + 20
         while "right" not in log.read_text():
             assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+            await asyncio.sleep(0.05)
+        assert agent.end() == 0
 
 
 def notebook(gpu: str) -> dict[str, Any]:
@@ -102,8 +119,8 @@ def notebook(gpu: str) -> dict[str, Any]:
         tier_since=time.time(), effective_units=25,
     )  # fmt: skip
     return a_pod(
-        "ada", command=[*NAMESPACE, *NOBODY, PYTHON, "-u", "-c", PROGRAM], limits={GPU_0: 25},
-        annotations=said.annotations(), labels=kubernetes.labels(),
+        "ada", command=[*NAMESPACE, "sh", "-c", MOUNTS, "sh", *NOBODY, PYTHON, "-u", "-c", PROGRAM],
+        limits={GPU_0: 25}, annotations=said.annotations(), labels=kubernetes.labels(),
     )  # fmt: skip
 
 
