@@ -33,9 +33,10 @@ from jupyterhub.objects import Hub
 from kubespawner import KubeSpawner
 from traitlets.config import Config
 
+from benchmarks.handoff import spinning
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, resource_name
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
-from gpushare_spawner.templates.folder import SETTLING_SECONDS
+from gpushare_spawner.templates.watched_file import SETTLING_SECONDS
 from tests.kubernetes.sharing_hub import GpuNodes, gpu, kube_access
 from tests.kubernetes.standin.client import path
 from tests.kubernetes.standin.cluster import Cluster, standin_cluster
@@ -201,6 +202,82 @@ async def spawn_times(rounds: int) -> dict[str, float]:
     }
 
 
+class LoopWatch:
+    """What the event loop is blocked by: the longest time and the longest CPU time between two of its ticks."""
+
+    TICK = 0.002
+
+    def __init__(self) -> None:
+        self.longest = self.longest_cpu = 0.0
+        self._began = time.thread_time()
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            wall, cpu = time.perf_counter(), time.thread_time()
+            await asyncio.sleep(self.TICK)
+            self.longest = max(self.longest, time.perf_counter() - wall - self.TICK)
+            self.longest_cpu = max(self.longest_cpu, time.thread_time() - cpu)
+
+    def end(self) -> dict[str, float]:
+        """Milliseconds."""
+        self._task.cancel()
+        return {
+            "blocked_ms": self.longest * 1e3,
+            "blocked_cpu_ms": self.longest_cpu * 1e3,
+            "cpu_ms": (time.thread_time() - self._began) * 1e3,
+        }
+
+
+async def six_at_once(kind: str, templates: Path) -> dict[str, float]:
+    """What six users who open the form and start do to the loop of a hub that has just begun, and then once more."""
+    namespace = os.environ["POD_NAMESPACE"]
+    found = {}
+    for when in ("first", "again"):
+        spawners = [
+            make(KubeSpawner if kind == "plain" else GPUShareSpawner, namespace, f"{when}-{number}", templates)
+            for number in range(6)
+        ]
+        watch = LoopWatch()
+
+        async def start(spawner: Any) -> None:
+            await spawner.get_options_form()
+            await spawn(spawner)
+
+        await asyncio.gather(*(start(spawner) for spawner in spawners))
+        found |= {f"{when}_{name}": value for name, value in watch.end().items()}
+        await asyncio.gather(*(spawner.stop(now=True) for spawner in spawners))
+    await KubeSpawner._stop_all_reflectors()
+    return found
+
+
+async def loop_times(rounds: int) -> dict[str, float]:
+    """The medians of both spawners, which take turns, each time in a process of its own, with all cores busy."""
+    kinds = ("plain", "share")
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        templates = Path(folder)
+        (templates / "quarter.yaml").write_text(TEMPLATE.format(name=QUARTER, units=25, part=0.25))
+        async with running_cluster(4) as (cluster, nodes):
+            await asyncio.sleep(SETTLING_SECONDS)
+            environment = {
+                **os.environ, "KUBECONFIG": str(cluster.kubeconfig()), "POD_NAMESPACE": cluster.namespace,
+            }  # fmt: skip
+            with spinning():
+                for number in range(rounds):
+                    for name in nodes.names:
+                        await nodes.report(name, [gpu(name, index) for index in range(GPUS_PER_NODE)])
+                    for kind in kinds if number % 2 else reversed(kinds):
+                        command = [sys.executable, "-m", "benchmarks.spawn", "--six-at-once", kind, str(templates)]
+                        process = await asyncio.create_subprocess_exec(
+                            *command, env=environment, stdout=subprocess.PIPE
+                        )
+                        answer, _ = await process.communicate()
+                        for name, value in json.loads(answer).items():
+                            found.setdefault(f"{kind}_{name}", []).append(value)
+    return {name: round(statistics.median(values), 1) for name, values in found.items()}
+
+
 async def form_time(gpus: int, count: int) -> dict[str, float]:
     """Median milliseconds to make the form, each time from what is known of pods and reports at that moment."""
     with tempfile.TemporaryDirectory() as folder:
@@ -287,11 +364,19 @@ def main() -> None:
     )
     parser.add_argument("--pods", type=int, default=5000, help="pods in view (default 5000)")
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("--six-at-once", nargs=2, metavar=("KIND", "TEMPLATES"), help=argparse.SUPPRESS)
+    parser.add_argument("--loop", action="store_true", help="only the event loop of a hub during six spawns at once")
     parser.add_argument("--in-view", nargs=2, metavar=("KIND", "TEMPLATES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if options.in_view:
         print(json.dumps(asyncio.run(in_view(options.in_view[0], Path(options.in_view[1])))))
+        return
+    if options.six_at_once:
+        print(json.dumps(asyncio.run(six_at_once(options.six_at_once[0], Path(options.six_at_once[1])))))
+        return
+    if options.loop:
+        show_loop_times(asyncio.run(loop_times(options.rounds)), options.json)
         return
     found = asyncio.run(measure(options.rounds, options.pods))
     if options.json:
@@ -306,6 +391,23 @@ def main() -> None:
         f"memory, {found['pods_in_view']} pods in view: KubeSpawner {found['memory_plain_mb']:.0f} MB, "
         f"GPUShareSpawner {found['memory_share_mb']:.0f} MB"
     )
+
+
+def show_loop_times(found: dict[str, float], as_json: bool) -> None:
+    """Print them."""
+    if as_json:
+        print(json.dumps(found))
+        return
+    print("Six spawns at once, two spinning processes beside it for each core; medians, in ms")
+    print(f"  {'':<54}{'KubeSpawner':>14}{'GPUShareSpawner':>18}")
+    for when, words in (("first", "of a hub that has just begun"), ("again", "once more")):
+        for name, what in (
+            ("blocked_ms", "longest blockage"),
+            ("blocked_cpu_ms", "longest CPU time at once"),
+            ("cpu_ms", "CPU time of the loop"),
+        ):
+            plain, share = found[f"plain_{when}_{name}"], found[f"share_{when}_{name}"]
+            print(f"  {what + ' ' + words:<54}{plain:>14.1f}{share:>18.1f}")
 
 
 async def measure(rounds: int, pods: int) -> dict[str, float]:

@@ -27,12 +27,17 @@ from .standin.access import Ask
 from .standin.client import path
 from .standin.cluster import Cluster
 from .standin.loopback import PodAddresses
+from .standin.programs import Listeners
 
 # some thirty hubs, one after the other: seconds each on a machine that has much else to do
 pytestmark = pytest.mark.timeout(600)
 
-TEMPLATES = {"sixty": "gpu: {fraction: 0.6}\n", "forty": "gpu: {fraction: 0.4}\n"}
-USERS = {"ada": "sixty", "bea": "forty", "cy": "sixty"}
+TEMPLATES = {
+    "sixty": "gpu: {fraction: 0.6}\n",
+    "forty": "gpu: {fraction: 0.4}\n",
+    "twenty": "gpu: {fraction: 0.2}\n",
+}
+USERS = {"ada": "sixty", "bea": "forty", "cy": "sixty", "dan": "twenty", "eve": "twenty"}
 CAPACITY = 100
 
 
@@ -297,3 +302,46 @@ async def test_while_a_spawn_waits_in_the_queue(story: Story) -> None:
     assert await story.cluster.pod("jupyter-cy") is None
     await end(await story.next_hub(still_running=["ada", "bea"]))
     assert story.most_held == CAPACITY
+
+
+async def test_of_pending_spawns_only_those_in_the_queue_are_lost(story: Story) -> None:
+    """The next hub finds each pod that exists, however far its server has come. docs/guides/kubernetes.md says so."""
+    (node,) = story.cluster.nodes.values()
+    pods = story.cluster
+    hub = KillableHub(story.settings)
+    asked = []
+    try:
+        await hub.start()
+        await start(hub, "ada")
+        node.programs = Listeners(container_seconds=2.0)
+        asked.append(asyncio.create_task(start(hub, "dan")))
+        await pods.wait_for_pod("jupyter-dan", lambda pod: bool(pod["spec"].get("nodeName")))
+        node.programs = Listeners(start_seconds=2.0)
+        asked.append(asyncio.create_task(start(hub, "eve")))
+        await pods.wait_for_phase("jupyter-eve", "Running")
+        asked.append(asyncio.create_task(start(hub, "cy")))
+        await stands_in_line(hub, "cy")
+    finally:
+        await end(hub)
+        results = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(result, OSError | HTTPClientError) for result in results), results
+    node.programs = Listeners()
+    following = KillableHub(story.settings)
+    try:
+        await following.start()
+        async with asyncio.timeout(30):
+            while not all([await is_ready(following, user) for user in ("ada", "dan", "eve")]):
+                await asyncio.sleep(0.1)
+        assert await following.api.server("cy") is None
+        assert await pods.pod("jupyter-cy") is None
+        # nothing is reserved for the lost one: who stops makes room for it
+        await stop(following, "ada")
+        await start(following, "cy")
+        assert story.most_held == CAPACITY
+    finally:
+        await end(following)
+
+
+async def is_ready(hub: KillableHub, user: str) -> bool:
+    server = await hub.api.server(user)
+    return server is not None and bool(server["ready"])
