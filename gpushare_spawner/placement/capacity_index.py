@@ -116,6 +116,7 @@ class CapacityIndex:
         self._unexplained: set[str] = set()
         self._obstacle_of: dict[str, Obstacle] = {}
         self._obstacles: Counter[Obstacle] = Counter()
+        self._equal: dict[Obstacle, Obstacle] = {}
 
     def refresh(self, limit: int | None = None) -> int:
         """Rate nodes that have changed, at most ``limit`` of them; return how many are left."""
@@ -183,9 +184,12 @@ class CapacityIndex:
                 self._obstacles[before] -= 1
                 if not self._obstacles[before]:
                     del self._obstacles[before]
+                    self._equal.pop(before, None)
             node = self._nodes.get(name)
             if node is not None and name not in self._entries:
-                obstacle = self._obstacle_of[name] = obstacle_of(self._demand, node)
+                obstacle = obstacle_of(self._demand, node)
+                # one object for all nodes in the same situation: they are many, and each is work for the collector
+                self._obstacle_of[name] = self._equal.setdefault(obstacle, obstacle)
                 self._obstacles[obstacle] += 1
         self._unexplained.difference_update(chosen)
         return unrated + len(self._unexplained)

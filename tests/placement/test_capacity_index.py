@@ -49,6 +49,40 @@ def test_only_nodes_that_have_changed_are_rated_again():
     assert rating.asked == ["n3", "n4", "n3"]
 
 
+@dataclass(frozen=True)
+class IfEmpty:
+    """Rates nodes that could take the demand if they were empty."""
+
+    def admits(self, demand: Demand, node: NodeCapacity) -> bool:
+        return node.gpus[0].capacity >= demand.units
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        return Rated((-node.gpus[0].free,), (node.gpus[0].uuid,))
+
+
+def test_a_rating_can_admit_nodes_that_cannot_take_the_demand_now():
+    capacity, rating = cluster(3), IfEmpty()
+    capacity.put_node("small", [gpu("tiny", capacity=5)])
+    for number in range(3):
+        capacity.update(f"g{number}", number, number)
+    assert capacity.best(ONE, Fullest()) is None
+    assert capacity.best(ONE, rating) == Best("n2", ("g2",))
+    assert capacity.admitted(ONE, rating) == {"n0", "n1", "n2"}
+    assert capacity.admitted(ONE, rating, only="n1") == {"n1"}
+    assert capacity.admitted(ONE, rating, only="small") == set()
+    # what nodes lack is not asked of such an index
+    assert capacity.obstacles(ONE)[1] == 0
+
+
+def test_nodes_in_the_same_situation_share_one_obstacle():
+    capacity, many = cluster(), Demand(10, 2)
+    obstacles, _ = capacity.obstacles(many)
+    index = capacity._indexes._any_of(many)
+    assert len({id(obstacle) for obstacle in index._obstacle_of.values()}) == len(obstacles) == 1
+    capacity.drop_node("n0")
+    assert list(capacity.obstacles(many)[0].values()) == [4]
+
+
 def test_nodes_that_come_and_go_are_noticed():
     capacity, rating = cluster(2), Fullest()
     assert capacity.best(ONE, rating, frozenset({"n0"})) == Best("n1", ("g1",))

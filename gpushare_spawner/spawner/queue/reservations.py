@@ -71,6 +71,8 @@ class Reservations(ABC, Generic[Reserved]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._placing: asyncio.Task[None] | None = None
         self._unavailable_since: float | None = None
+        self._has_placed = False
+        """Whether a whole pass over the queue has been made: indexes of the cluster's nodes exist since then."""
 
     # -- what the place of the GPUs must say --
 
@@ -176,7 +178,7 @@ class Reservations(ABC, Generic[Reserved]):
         snapshot = await self._prepare(await self.snapshot())
         check = self._check(snapshot)
         placer = Placer(check, self.feed, self.queue, self.where)
-        breaks = LoopBreaks()
+        breaks = LoopBreaks(makes_lasting_objects=not self._has_placed)
         for ticket in self.queue:
             await breaks.pause_if_due()
             if ticket not in self.queue or ticket.result.done():
@@ -194,6 +196,7 @@ class Reservations(ABC, Generic[Reserved]):
                 self.log.exception("Placing %s failed", ticket.request.session)
                 ticket.refuse(placing_failed())
         await self._tell_those_that_wait(check, breaks)
+        self._has_placed = True
 
     def _is_held_up(self, ticket: Ticket) -> bool:
         """Note why a spawn cannot be placed yet, whatever is free; return whether that is so."""

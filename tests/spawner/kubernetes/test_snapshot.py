@@ -275,3 +275,12 @@ async def test_a_changed_node_alone_is_judged_again(monkeypatch: pytest.MonkeyPa
     del cluster.free["m"]
     await cluster.ledger()
     assert cluster.snapshots.ineligible(constraints) == frozenset()
+
+
+async def test_gpus_of_a_new_report_that_are_as_known_stay_the_same_objects() -> None:
+    cluster = Cluster()
+    first = (await cluster.reservations.snapshot()).gpus["GPU-n-0"]
+    cluster.report("n")
+    assert (await cluster.reservations.snapshot()).gpus["GPU-n-0"] is first
+    cluster.report("n", gpus=1)
+    assert list((await cluster.reservations.snapshot()).gpus) == ["GPU-m-0", "GPU-m-1", "GPU-n-0"]

@@ -126,7 +126,7 @@ class ClusterSnapshots:
             await freshen(reports)
             for reflector in pods.values():
                 await self._freshen_pods(reflector)
-            breaks = LoopBreaks()
+            breaks = LoopBreaks(makes_lasting_objects=self._last is None)
             before = dict(reserved())
             await breaks.through(self._read_reports(reports))
             await breaks.through(self._count_reports())
@@ -227,7 +227,7 @@ class ClusterSnapshots:
                 version = config_map["metadata"].get("resourceVersion") or ""
                 known = self._reports.get(key)
                 if known is None or known[0] != version:
-                    self._reports[key] = (version, self._read(key, config_map))
+                    self._reports[key] = (version, self._read(key, config_map, known[1] if known is not None else None))
                 yield
             yield
 
@@ -266,7 +266,7 @@ class ClusterSnapshots:
         self.feed.forget_node(node)
         self._inventory.drop(node)
 
-    def _read(self, key: str, config_map: Mapping[str, Any]) -> Report | None:
+    def _read(self, key: str, config_map: Mapping[str, Any], known: Report | None) -> Report | None:
         try:
             report = Report.model_validate_json((config_map.get("data") or {}).get(REPORT_KEY) or "")
         except ValidationError as error:
@@ -277,8 +277,10 @@ class ClusterSnapshots:
         if (problem := misplaced_report(config_map["metadata"]["name"], report)) is not None:
             self.log.error("%s: this report is ignored", problem)
             return None
+        # GPUs that are as known stay the same objects: new ones each minute would be work for the garbage collector
+        gpus = known.gpus if known is not None and known.gpus == report.gpus else report.gpus
         # who holds what is the pods' to say: a report is up to a minute behind them
-        return report.model_copy(update={"sessions": ()})
+        return report.model_copy(update={"sessions": (), "gpus": gpus})
 
     # -- pods --
 
