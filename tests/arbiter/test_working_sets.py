@@ -153,6 +153,17 @@ def test_one_that_grows_beyond_what_was_proven_in_a_crowd_is_doubted() -> None:
     assert len(both.held) == 1
 
 
+def test_one_that_is_doubted_and_stays_is_taken_to_fill_the_memory_that_the_other_frees() -> None:
+    both = Together()
+    both.look(0.2, a=8 * GIB, b=7 * GIB)
+    (winner,) = both.held
+    loser = ({"a", "b"} - {winner}).pop()
+    residency = both.arbiter._residency
+    assert residency.of(both.client(winner)) == 12 * GIB
+    assert residency.of(both.client(loser)) <= 4 * GIB
+    assert residency.free(16 * GIB) >= 0
+
+
 def test_one_that_was_doubted_is_believed_after_a_second_of_work_for_itself() -> None:
     both = Together()
     both.look(0.2, a=8 * GIB, b=7 * GIB)
