@@ -82,3 +82,29 @@ def test_a_gpu_without_cpu_is_stranded():
     # no request fits either, so that all of the GPU is a fragment too
     assert fragmentation.value({"A100": [100]}, 4000) == pytest.approx(100 + 100 * (1 - served))
     assert fragmentation.value({"A100": [100]}, 8000) == 0
+
+
+def test_stranding_counts_however_little_cpu_the_workload_asks_for():
+    fragmentation = Fragmentation(workload_of([(Demand(100, 1, cpu=1), 1)]), 1.0)
+    assert fragmentation.value({"A100": [100]}, 0) == pytest.approx(100 + 100)
+    assert fragmentation.value({"A100": [100]}, 1) == 0
+
+
+def test_a_node_that_owes_cpu_can_run_nothing_not_even_what_asks_for_none():
+    fragmentation = Fragmentation(workload_of([(Demand(50, 1, cpu=0), 1)]), 1.0)
+    assert fragmentation.value({"A100": [100]}, -500) == 100
+    assert fragmentation.value({"A100": [100]}, 0) == 0
+
+
+@pytest.mark.parametrize(("count", "wasted"), [(64, 0.0), (63, 0.0)])
+def test_a_node_of_as_many_whole_gpus_as_a_template_can_ask_for_is_valued(count, wasted):
+    fragmentation = Fragmentation(workload_of([(Demand(100, count), 1)]), 1.0)
+    assert fragmentation.value({"A100": [100] * 64}, None) == wasted
+    assert fragmentation.value({"A100": [100] * (count - 1)}, None) == 100 * (count - 1)
+
+
+def test_one_unit_less_makes_a_whole_gpu_useless_to_a_request_for_whole_ones():
+    fragmentation = Fragmentation(workload_of([(Demand(100, 2), 1)]), 0.0)
+    left = {"A100": [100, 100]}
+    assert fragmentation.values_after(left, None, "A100", {100: 1}) == {100: pytest.approx(199)}
+    assert fragmentation.values_after(left, None, "A100", {100: 0}) == {100: pytest.approx(0)}

@@ -21,10 +21,12 @@ from gpushare_spawner.placement import (
     Spread,
     StrandingAwareFgd,
     check_strategy,
+    stranding_aware_fgd,
     workload_of,
 )
 from gpushare_spawner.placement.fragmentation import Fragmentation
 from gpushare_spawner.placement.obstacle import fits
+from gpushare_spawner.placement.strategy import Place
 from tests.placement.reports import active, gpu, report, request
 
 SHARES = [Share(10), Share(25), Share(50), Share(100), Share(count=2), Share(count=3)]
@@ -196,6 +198,34 @@ class _Old:
 class _Fitting:
     def choose(self, request: PlacementRequest, capacity: FreeCapacity) -> Best | None:
         return None
+
+
+def test_a_gpu_without_cpu_weighs_as_much_as_a_fragment_that_nobody_wants():
+    value = StrandingAwareFgd(workload_of([(Demand(100, 1, cpu=8000), 1)]))._fragmentation.value
+    fragment = value({"A100": [50]}, 8000)
+    assert value({"A100": [50]}, 0) == pytest.approx(2 * fragment)
+
+
+@pytest.mark.parametrize(("more", "steps"), [(-4.0, -1), (-3.9, 0), (0.0, 0), (0.1, 1), (4.0, 1), (4.1, 2)])
+def test_differences_below_four_units_count_as_none(more, steps):
+    assert StrandingAwareFgd().steps(more) == steps
+
+
+def test_what_was_computed_of_states_is_forgotten_when_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(stranding_aware_fgd, "MOST_STATES", 2)
+    strategy, kept = StrandingAwareFgd(workload_of([(Demand(25, 1), 1)])), []
+    for number in range(1, 4):
+        ledger = Ledger.of([report("node", [gpu(str(index), index) for index in range(number)])])
+        assert ledger.place(request(25), strategy) is not None
+        kept.append(len(strategy._states))
+    assert kept == [1, 2, 1]
+
+
+def test_gpus_that_are_taken_as_a_whole_leave_nothing():
+    place = Place(lent=0, unowned=3, free=3, model="A100", positions=(0, 2))
+    left = {"A100": [100, 100, 100], "T4": [100]}
+    assert stranding_aware_fgd._without(place, left) == {"A100": [0, 100, 0], "T4": [100]}
+    assert left == {"A100": [100, 100, 100], "T4": [100]}
 
 
 def test_a_strategy_is_told_what_is_wrong_with_it():
