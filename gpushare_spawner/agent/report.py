@@ -13,7 +13,14 @@ from gpushare_spawner.agent.memory.node_memory import NodeMemory
 from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.model.report import DeliveredReport, GpuReport, HostMemoryReport, Report, SessionReport
+from gpushare_spawner.model.report import (
+    DeliveredReport,
+    GpuReport,
+    HostMemoryReport,
+    HostUseReport,
+    Report,
+    SessionReport,
+)
 
 
 def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> GpuReport:
@@ -31,7 +38,12 @@ def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> 
     )
 
 
-def session_report(session: Session, now: Activity, host_memory: tuple[int, int | None] = (0, None)) -> SessionReport:
+def session_report(
+    session: Session,
+    now: Activity,
+    host_memory: tuple[int, int | None] = (0, None),
+    host_use: HostUseReport | None = None,
+) -> SessionReport:
     """One session, doing what `now` says. `host_memory`: bytes that it may need, and its budget."""
     record, request = session.record, session.record.request
     return SessionReport(
@@ -66,6 +78,8 @@ def session_report(session: Session, now: Activity, host_memory: tuple[int, int 
         notice=record.notice,
         memory_limit_hits=session.memory_hits,
         delivered=DeliveredReport.of(now.delivered),
+        host_use=host_use,
+        lacks_requests=session.lacks_requests,
     )
 
 
@@ -128,8 +142,11 @@ class NodeReports:
         """Return the report of one session, as it is now."""
         return self._session(session, self._memory.on_gpus())
 
-    def _session(self, session: Session, memory: Mapping[str, GpuMemory]) -> SessionReport:
-        return session_report(session, self._registry.activity(session), self._memory.of_session(session, memory))
+    def _session(self, session: Session, on_gpus: Mapping[str, GpuMemory]) -> SessionReport:
+        memory = self._memory
+        return session_report(
+            session, self._registry.activity(session), memory.of_session(session, on_gpus), memory.host_use(session)
+        )
 
     def sessions_on(self, gpu: str) -> tuple[int, int]:
         """Return the number of sessions on the GPU of that UUID, and of those of them with work."""

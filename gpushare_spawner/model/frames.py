@@ -112,6 +112,10 @@ class LeaseState(IntEnum):
     HELD = 2
 
 
+LACKS_REQUESTS = 1 << 16
+"""Flag of STATUS: the pod gave back requested CPU and memory, and its node has not granted them again."""
+
+
 @dataclass(frozen=True)
 class Frame:
     """One message. ``fields`` are padded with zeros to twelve; their meaning depends on ``kind``, see

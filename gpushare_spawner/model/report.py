@@ -20,7 +20,7 @@ Units = Annotated[int, Field(ge=0, le=UNITS_PER_GPU)]
 Instant = Annotated[float, Field(ge=0)]
 """Seconds since the epoch (UTC)."""
 Amount = Annotated[int, Field(ge=0)]
-"""Bytes."""
+"""Bytes, or millicores."""
 
 
 class _Part(BaseModel):
@@ -96,6 +96,13 @@ class HostMemoryReport(_Part):
     """What paged-out memory uses now."""
 
 
+class HostUseReport(_Part):
+    """What a session's pod uses, rounded up."""
+
+    cpu_millicores: Amount
+    memory_bytes: Amount
+
+
 class SessionReport(_Part):
     """One notebook server that holds a share."""
 
@@ -154,6 +161,10 @@ class SessionReport(_Part):
     delivered: DeliveredReport = DeliveredReport()
     memory_limit_hits: MemoryLimitHits = NO_HITS
     """Allocations of device memory that a limit refused."""
+    host_use: HostUseReport | None = None
+    """Of a released session's pod; None: of another session, or not known."""
+    lacks_requests: bool = False
+    """Its pod gave back requested CPU and memory while it was released, and its node has not granted them again."""
 
     @property
     def borrowed_now(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from gpushare_spawner.model.frames import Frame, Kind, LeaseState, SessionMemoryTopic, gpu_name
+from gpushare_spawner.model.frames import LACKS_REQUESTS, Frame, Kind, LeaseState, SessionMemoryTopic, gpu_name
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
 from gpushare_spawner.model.share import borrowed_in_use
@@ -106,6 +106,8 @@ class ShareStatus:
     """Time since the last GPU work, 0 during GPU work; None: no GPU work yet."""
     gpus: tuple[GpuStatus, ...] = field(default=())
     announced: PendingAction | None = None
+    lacks_requests: bool = False
+    """The server gave back requested CPU and memory while it was released, and its node has not granted them again."""
     processes: tuple[ProcessMemory, ...] = ()
     """The largest ones, if the agent sends them."""
     limit_hit: LimitHit | None = None
@@ -190,6 +192,7 @@ class ShareStatus:
             idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
             gpus=tuple(_gpu(frame) for frame in by_gpu),
             announced=action,
+            lacks_requests=bool(first.flags & LACKS_REQUESTS),
             delivered=_delivered(said[-1]) if said else None,
             processes=tuple(
                 ProcessMemory(frame.fields[1], gpu_name(frame.gpu), frame.fields[2])

@@ -139,6 +139,24 @@ class Limits(_Part):
     """Servers of one user with this template at a time. Not given: any number."""
 
 
+class ReleaseResources(_Part):
+    """What the server of a released session still requests of its node. On Kubernetes 1.33 and later only."""
+
+    cpu: Cores | None = None
+    """Cores, less than `resources.cpu.guarantee`. Not given: the guarantee stays."""
+    memory: Bytes | None = None
+    """Host memory, less than `resources.memory.guarantee`. Not given: the guarantee stays."""
+
+    @model_validator(mode="after")
+    def _some(self) -> ReleaseResources:
+        if self.cpu is None and self.memory is None:
+            raise ValueError("give cpu or memory, or both")
+        for name in ("cpu", "memory"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name} must be more than 0")
+        return self
+
+
 class Idle(_Part):
     """When a session's idle actions come. Each action is optional.
 
@@ -152,6 +170,11 @@ class Idle(_Part):
     release_after: Seconds | None = None
     """The share is released after this long without GPU work. Kernels keep running and keep their GPU memory, and the
     next GPU work restores the share. Not given: never."""
+    release_resources: ReleaseResources | None = None
+    """The CPU and host memory that a released session's server still requests on Kubernetes, so that other servers can
+    start on the node. Limits stay, and it never requests less than it uses. The next GPU work restores the requests;
+    where the node is full by then, the server runs with less guaranteed until capacity is free. Needs `release_after`
+    and guarantees in `resources`. Not given: requests stay."""
     stop_after: Seconds | None = None
     """The server is stopped after this long without GPU work, busy kernels or other activity. Not given: never."""
     warn_before: Seconds = 300.0
@@ -161,6 +184,8 @@ class Idle(_Part):
     def _in_order(self) -> Idle:
         if (self.downgrade_after is None) != (self.downgrade_to is None):
             raise ValueError("downgrade_after and downgrade_to belong together: give both or neither")
+        if self.release_resources is not None and self.release_after is None:
+            raise ValueError("release_resources needs release_after")
         actions = [(name, getattr(self, name)) for name in ("downgrade_after", "release_after", "stop_after")]
         given = [(name, value) for name, value in actions if value is not None]
         for name, value in given:
@@ -236,7 +261,31 @@ class Template(_Part):
                     f"idle: downgrade_to ({self.idle.downgrade_to}) must be less than the share "
                     f"({self.gpu.share.units / UNITS_PER_GPU})"
                 )
+        if self.idle.release_resources is not None:
+            self._check_release_resources(self.idle.release_resources)
         return self
+
+    def _check_release_resources(self, kept: ReleaseResources) -> None:
+        """Kubernetes lowers a request in place only where the pod's QoS class stays.
+
+        Source: Kubernetes documentation, "Resize CPU and Memory Resources assigned to Containers", limitations.
+        """
+        cpu, memory = self.resources.cpu, self.resources.memory
+        for name, guarantee, less in (("cpu", cpu.guarantee, kept.cpu), ("memory", memory.guarantee, kept.memory)):
+            if less is None:
+                continue
+            where = f"idle: release_resources: {name}"
+            if guarantee is None:
+                raise ValueError(f"{where} needs resources.{name}.guarantee; a limit alone is requested in full")
+            if less >= guarantee:
+                raise ValueError(f"{where} must be less than resources.{name}.guarantee")
+        # a limit without a guarantee is requested in full
+        limited = ((cpu.guarantee, cpu.limit), (memory.guarantee, memory.limit))
+        if all(limit is not None and guarantee in (None, limit) for guarantee, limit in limited):
+            raise ValueError(
+                "idle: release_resources: Kubernetes does not lower the requests of a server whose guarantees of cpu "
+                "and memory are its limits; give one limit that is more than its guarantee"
+            )
 
     @property
     def share(self) -> Share | None:

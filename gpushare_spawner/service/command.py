@@ -202,7 +202,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
     )
     templates = TemplateSource(Path(options.templates_dir))
     listeners: list[Callable[[], None]] = []
-    async with _agents(options, listeners, hub_name, cluster_agents) as agents:
+    async with _agents(options, listeners, hub_name, cluster_agents, templates) as agents:
         culler = Culler(agents, hub, templates, settings)
         listeners.append(culler.reports_changed)
         await _run_until_stopped(options, hub, culler, agents, templates, settings)
@@ -213,6 +213,7 @@ def _agents(
     listeners: list[Callable[[], None]],
     hub_name: str,
     cluster_agents: ClusterAgents,
+    templates: TemplateSource,
 ) -> contextlib.AbstractAsyncContextManager[Iterable[Agent]]:
     if not options.namespace:
         return contextlib.nullcontext(agents_of_machine(options.control_socket))
@@ -221,7 +222,7 @@ def _agents(
         for listener in listeners:
             listener()
 
-    return cluster_agents(options.namespace, options.all_namespaces, tell, hub_name)
+    return cluster_agents(options.namespace, options.all_namespaces, tell, hub_name, templates)
 
 
 async def _run_until_stopped(

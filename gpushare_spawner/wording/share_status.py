@@ -11,6 +11,7 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import clock, elapsed, gpu_share, latency, memory, memory_of, plural
 from gpushare_spawner.wording.memory_limits import holders, limit_hit
 from gpushare_spawner.wording.notices import notice
+from gpushare_spawner.wording.pod_requests import LACKING
 
 
 def line(status: ShareStatus) -> str:
@@ -56,6 +57,8 @@ def explanation(status: ShareStatus) -> str:
             f"{gpu_share(status.borrowed_now, gpus)} of {share} is borrowed from idle sessions and is reclaimed "
             f"when they work again. {owned} stays guaranteed then."
         )
+    if status.lacks_requests:
+        said.append(LACKING)
     said.append(f"Memory: {_memory(status)}.")
     if held := holders(status):
         said.append(f"Allocated by {held}.")
@@ -130,6 +133,8 @@ def page(status: ShareStatus, now: float) -> str:
         ("guaranteed now", gpu_share(status.guaranteed_units, gpus)),
         ("GPU idle", _idle(status)),
     ]
+    if status.lacks_requests:
+        rows.append(("CPU and memory", LACKING))
     if status.announced is not None:
         rows.append(("notice", notice(status, status.announced).replace("{time}", clock(status.announced.at, now))))
     rows += delivered(status)

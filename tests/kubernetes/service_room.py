@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from gpushare_spawner.model import kubernetes
@@ -60,7 +60,14 @@ class Room:
                 await asyncio.sleep(0.05)
         raise AssertionError("the role does not come into force")
 
-    async def open(self, user: str, node: str = "node-a", phase: str = "Running", **changes: Any) -> SessionReport:
+    async def open(
+        self,
+        user: str,
+        node: str = "node-a",
+        phase: str = "Running",
+        containers: Sequence[dict[str, Any]] = ({"name": "notebook", "image": "notebook"},),
+        **changes: Any,
+    ) -> SessionReport:
         """A pod with a quarter of the node's GPU; the agent has not reported it yet."""
         said = PodSession(
             session=user, template="quarter", share_units=25, gpus=(f"GPU-{node}",), gpu_indices=(0,),
@@ -68,7 +75,7 @@ class Room:
         )  # fmt: skip
         pod = {
             "metadata": {"name": f"jupyter-{user}", "labels": kubernetes.labels(), "annotations": said.annotations()},
-            "spec": {"nodeName": node, "containers": [{"name": "notebook", "image": "notebook"}]},
+            "spec": {"nodeName": node, "containers": list(containers)},
         }
         await self.admin.create(self.at("pods"), pod)
         status = {"status": {"phase": phase}}

@@ -66,3 +66,42 @@ def changed(**changes):
 def test_mistakes_are_named(wrong, says):
     with pytest.raises(ValidationError, match=says):
         Template.model_validate(wrong)
+
+
+def releasing(cpu="100m", memory="1Gi", resources=QUARTER["resources"], **idle):
+    kept = {name: amount for name, amount in (("cpu", cpu), ("memory", memory)) if amount is not None}
+    return changed(resources=resources, idle={"release_after": "45m", "release_resources": kept, **idle})
+
+
+def test_what_a_released_session_still_requests():
+    kept = Template.model_validate(releasing()).idle.release_resources
+    assert (kept.cpu, kept.memory) == (0.1, 2**30)
+    assert Template.model_validate(releasing(memory=None)).idle.release_resources.memory is None
+    assert Template.model_validate(QUARTER).idle.release_resources is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (releasing(cpu=None, memory=None), "give cpu or memory"),
+        (releasing(cpu=0), "cpu must be more than 0"),
+        (releasing(release_after=None), "release_resources needs release_after"),
+        (releasing(cpu="1"), "release_resources: cpu must be less than resources.cpu.guarantee"),
+        (releasing(memory="8Gi"), "release_resources: memory must be less than resources.memory.guarantee"),
+        (
+            releasing(memory=None, resources={"cpu": {"limit": 4}, "memory": {"guarantee": "4Gi"}}),
+            "release_resources: cpu needs resources.cpu.guarantee; a limit alone is requested in full",
+        ),
+        (
+            releasing(resources={"cpu": {"guarantee": 4, "limit": 4}, "memory": {"guarantee": "4Gi", "limit": "4Gi"}}),
+            "whose guarantees of cpu and memory are its limits",
+        ),
+        (
+            releasing(memory=None, resources={"cpu": {"guarantee": 4, "limit": 4}, "memory": {"limit": "4Gi"}}),
+            "whose guarantees of cpu and memory are its limits",
+        ),
+    ],
+)
+def test_what_kubernetes_would_refuse_to_resize_is_refused(wrong, says):
+    with pytest.raises(ValidationError, match=says):
+        Template.model_validate(wrong)

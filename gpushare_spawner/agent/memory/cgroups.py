@@ -51,8 +51,7 @@ class MemoryCgroups:
             if unified
             else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         )
-        self._pods: dict[str, tuple[Path, ...]] = {}
-        """The folders of pods by uid: a search reads the folders of all pods of the node."""
+        self._pods = PodFolders(self._memory)
 
     def of_path(self, path: str, below: str = "/") -> MemoryGroup | None:
         """The tightest group on the way from `below` (without it) to `path`; None where none has a limit.
@@ -74,37 +73,82 @@ class MemoryCgroups:
 
     def of_pod(self, uid: str) -> MemoryGroup | None:
         """The tightest group of a pod and its containers, found by the pod's uid; None where none has a limit."""
-        if not re.fullmatch(r"[0-9a-f-]{36}", uid):
-            return None
-        folders = self._pods.get(uid, ())
-        if not folders or not all(folder.is_dir() for folder in folders):
-            folders = self._found(uid)
         groups = [
             self._read(found)
-            for folder in folders
+            for folder in self._pods.of(uid)
             for found in (folder, *(path for path in folder.iterdir() if path.is_dir()))
         ]
         return min((group for group in groups if group is not None), key=lambda g: g.limit - g.used, default=None)
+
+    def used_by_pod(self, uid: str) -> int | None:
+        """Bytes that a pod uses, with or without a limit; None where that cannot be read."""
+        try:
+            return max((self._used(folder) for folder in self._pods.of(uid)), default=None)
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _read(self, folder: Path) -> MemoryGroup | None:
+        try:
+            text = (folder / self._names[0]).read_text().strip()
+            if text == "max" or int(text) >= NO_LIMIT:
+                return None
+            return MemoryGroup(int(text), self._used(folder))
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _used(self, folder: Path) -> int:
+        _, used_name, cache_name = self._names
+        used = int((folder / used_name).read_text())
+        statistics = (folder / "memory.stat").read_text().splitlines()
+        cache = next((int(line.split()[1]) for line in statistics if line.split()[:1] == [cache_name]), 0)
+        return max(0, used - cache)
+
+
+class CpuCgroups:
+    """Reads CPU time from the hierarchy under a mount point."""
+
+    def __init__(self, root: Path) -> None:
+        self._unified = (root / "cgroup.controllers").exists()
+        self._pods = PodFolders(root if self._unified else root / "cpuacct")
+
+    def seconds_of_pod(self, uid: str) -> float | None:
+        """CPU time that a pod has used; None where that cannot be read."""
+        try:
+            for folder in self._pods.of(uid):
+                if not self._unified:
+                    return int((folder / "cpuacct.usage").read_text()) / 1e9
+                words = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+                return int(words["usage_usec"]) / 1e6
+        except (OSError, ValueError, KeyError):
+            pass
+        return None
+
+
+class PodFolders:
+    """The groups of pods, as the kubelet's two cgroup drivers name them."""
+
+    def __init__(self, hierarchy: Path) -> None:
+        self._hierarchy = hierarchy
+        self._known: dict[str, tuple[Path, ...]] = {}
+        """By uid: a search reads the folders of all pods of the node."""
+
+    def of(self, uid: str) -> tuple[Path, ...]:
+        """The folders of a pod; empty: there is none."""
+        if not re.fullmatch(r"[0-9a-f-]{36}", uid):
+            return ()
+        folders = self._known.get(uid, ())
+        if not folders or not all(folder.is_dir() for folder in folders):
+            folders = self._found(uid)
+        return folders
 
     def _found(self, uid: str) -> tuple[Path, ...]:
         """Search the folders of a pod, and forget those of pods that are gone."""
         names = (f"pod{uid}", f"kubepods*-pod{uid.replace('-', '_')}.slice")
         levels = ("kubepods*", "kubepods*/*")
-        folders = tuple(folder for name in names for level in levels for folder in self._memory.glob(f"{level}/{name}"))
-        self._pods = {pod: known for pod, known in self._pods.items() if pod != uid and known[0].is_dir()}
+        folders = tuple(
+            folder for name in names for level in levels for folder in self._hierarchy.glob(f"{level}/{name}")
+        )
+        self._known = {pod: known for pod, known in self._known.items() if pod != uid and known[0].is_dir()}
         if folders:
-            self._pods[uid] = folders
+            self._known[uid] = folders
         return folders
-
-    def _read(self, folder: Path) -> MemoryGroup | None:
-        limit_name, used_name, cache_name = self._names
-        try:
-            text = (folder / limit_name).read_text().strip()
-            if text == "max" or int(text) >= NO_LIMIT:
-                return None
-            used = int((folder / used_name).read_text())
-            statistics = (folder / "memory.stat").read_text().splitlines()
-            cache = next((int(line.split()[1]) for line in statistics if line.split()[:1] == [cache_name]), 0)
-        except (OSError, ValueError, IndexError):
-            return None
-        return MemoryGroup(int(text), max(0, used - cache))

@@ -23,13 +23,15 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
     session_left,
     session_needs,
 )
+from gpushare_spawner.agent.memory.host_use import HostUse
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.model.frames import ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.report import HostMemoryReport
+from gpushare_spawner.model.report import HostMemoryReport, HostUseReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.tier import Tier
 
 FRESH = 0.5
 """Seconds for which a figure of the kernel is used again."""
@@ -95,9 +97,11 @@ class NodeMemory:
     _node: _Figures | None = None
     _of_session: dict[str, _Figures] = field(default_factory=dict)
     _cgroups: MemoryCgroups = field(init=False)
+    _use: HostUse = field(init=False)
 
     def __post_init__(self) -> None:
         self._cgroups = MemoryCgroups(self.settings.cgroups)
+        self._use = HostUse(self._cgroups, self.clock)
 
     def left_for(self, session: MemorySession, gpu: str, kind: ReserveKind) -> tuple[int, MemoryLimit]:
         """Bytes that the session may allocate on the GPU in addition, and the budget that limits them."""
@@ -147,6 +151,13 @@ class NodeMemory:
         gpus = [(gpu, gpu.sessions[session.id]) for gpu in on_gpus.values() if session.id in gpu.sessions]
         budget = self.session_budget(session, REPORT_FRESH)
         return session_needs(gpus), None if budget is None else budget // _ROUND * _ROUND
+
+    def host_use(self, session: MemorySession) -> HostUseReport | None:
+        """What a released session's pod uses; None for others, and where it is not known."""
+        record = session.record
+        if record.tier is not Tier.RELEASED or record.pod is None:
+            return None
+        return self._use.of_pod(record.pod.uid)
 
     def node_budget(self) -> int | None:
         """Bytes; None: there is none."""

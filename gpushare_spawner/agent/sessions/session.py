@@ -73,6 +73,8 @@ class Session:
     conversation: Conversation | None = None
     budget_checked: bool = False
     """Whether its server's memory limit was compared with what its share guarantees."""
+    lacks_requests: bool = False
+    """Its pod gave back requested CPU and memory while it was released, and its node has not granted them again."""
     socket: SessionEndpoint | None = None
     cuda: set[Connection] = field(default_factory=set)
     """CUDA processes."""

@@ -31,11 +31,20 @@ from gpushare_spawner.model.kubernetes.annotations import (
     pod_session,
     tier_patch,
 )
+from gpushare_spawner.model.kubernetes.container_requests import (
+    REQUESTS,
+    ContainerRequests,
+    Requests,
+    container_requests,
+    requests_patch,
+    share_container,
+)
 from gpushare_spawner.model.kubernetes.node_eligibility import NodeFacts, PodConstraints
 from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, node_of, pinned
 from gpushare_spawner.model.kubernetes.prefix import (
     PREFIX,
 )
+from gpushare_spawner.model.kubernetes.quantities import memory_bytes, millicores, quantity
 from gpushare_spawner.model.kubernetes.report_config_map import (
     PUBLISHED_AT,
     REPORT_COMPONENT,
@@ -74,6 +83,7 @@ __all__ = [
     "REPORT_REFRESH_SECONDS",
     "REPORT_SELECTOR",
     "REPORT_STALE_SECONDS",
+    "REQUESTS",
     "RESOURCE_PREFIX",
     "SESSION",
     "SESSION_LABEL",
@@ -85,21 +95,29 @@ __all__ = [
     "TIER_SINCE",
     "WHOLE_MEMORY",
     "AnnotationProblem",
+    "ContainerRequests",
     "NodeFacts",
     "PodConstraints",
     "PodSession",
+    "Requests",
     "borrowed_patch",
+    "container_requests",
     "gpu_index_of",
     "is_session",
     "labels",
+    "memory_bytes",
+    "millicores",
     "misplaced_report",
     "node_of",
     "notice_patch",
     "pinned",
     "pod_session",
+    "quantity",
     "report_name",
+    "requests_patch",
     "resource_limits",
     "resource_name",
+    "share_container",
     "tier_patch",
     "written_report",
 ]

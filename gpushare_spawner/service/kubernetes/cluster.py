@@ -115,6 +115,10 @@ class Cluster:
         """Return the node's sessions by their ids; of two pods of one session the younger one."""
         return self._pods_by_node().get(node, {})
 
+    def all_pods(self) -> Iterator[SessionPod]:
+        """Return the sessions' pods on all nodes."""
+        return (pod for here in self._pods_by_node().values() for pod in here.values())
+
     def _changed(self) -> None:
         self._by_node = self._by_report = None
         self._on_change()

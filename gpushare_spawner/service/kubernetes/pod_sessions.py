@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
+from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, PodSession
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.session_id import split_session_id
+from gpushare_spawner.model.tier import Tier
 
 _ENDED = ("Succeeded", "Failed")
 
@@ -30,6 +31,8 @@ class SessionPod:
     runs: bool
     """Neither starting, nor ended, nor being deleted."""
     session: PodSession
+    requests: ContainerRequests | None = None
+    """None: its container with the share does not request both CPU and memory."""
 
     @classmethod
     def of(cls, pod: dict[str, Any]) -> SessionPod:
@@ -43,22 +46,44 @@ class SessionPod:
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             runs=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
             session=kubernetes.pod_session(metadata.get("annotations")),
+            requests=kubernetes.container_requests(pod),
         )
+
+    @property
+    def lacks_requests(self) -> bool:
+        """Whether the pod gave back requests while it was released, and its node has not granted them again."""
+        return self.requests is not None and self.requests.lacking and self.session.tier is not Tier.RELEASED
 
 
 def trimmed(pod: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a pod that are used here: whole pods of a large hub would take much more memory."""
     kept = ("namespace", "name", "resourceVersion", "creationTimestamp", "deletionTimestamp")
-    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     annotations = metadata.get("annotations") or {}
+    share_name = (kubernetes.share_container(pod) or {}).get("name", "")
     return {
         "metadata": {
             **{name: metadata[name] for name in kept if name in metadata},
             "annotations": {name: text for name, text in annotations.items() if name.startswith(kubernetes.PREFIX)},
         },
-        "spec": {name: spec[name] for name in ("nodeName", "nodeSelector", "affinity") if name in spec},
-        "status": {"phase": (pod.get("status") or {}).get("phase")},
+        "spec": {
+            **{name: spec[name] for name in ("nodeName", "nodeSelector", "affinity") if name in spec},
+            "containers": _only(share_name, spec.get("containers"), ("name", "resources")),
+        },
+        "status": {
+            **{name: status[name] for name in ("phase", "qosClass") if name in status},
+            "containerStatuses": _only(
+                share_name, status.get("containerStatuses"), ("name", "resources", "allocatedResources")
+            ),
+        },
     }
+
+
+def _only(name: str, items: list[dict[str, Any]] | None, kept: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the parts of the item of that name."""
+    return [
+        {part: item[part] for part in kept if part in item} for item in items or [] if name and item.get("name") == name
+    ]
 
 
 def made_by(pod: dict[str, Any], hub: str) -> bool:
@@ -110,6 +135,7 @@ def _with(session: SessionReport, pod: SessionPod) -> SessionReport:
             "guaranteed_units": min(session.guaranteed_units, said.effective_units),
             "notice": said.notice,
             "confirmed": session.confirmed and pod.runs,
+            "lacks_requests": pod.lacks_requests,
         }
     )
 

@@ -15,6 +15,7 @@ from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.spawn_queue import WaitingSpawn, waiting_spawns
 from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE
 from gpushare_spawner.wording.idle_decisions import explained, upcoming, why_none
+from gpushare_spawner.wording.pod_requests import LACKING
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def _session(
         "host_memory_needed_bytes": session.host_memory_needed_bytes,
         "host_memory_budget_bytes": session.host_memory_budget_bytes,
         "bypassing": len(session.bypassing_pids),
+        "lacking": LACKING if session.lacks_requests else "",
         "why": why_none(decision.no_action) if decision.no_action is not None else "",
         "next": None
         if action is None

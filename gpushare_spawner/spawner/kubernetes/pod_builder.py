@@ -18,11 +18,11 @@ from kubernetes_asyncio.client.models import (
 )
 from kubespawner.utils import get_k8s_model
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, PodConstraints
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, PodConstraints, memory_bytes, millicores
 from gpushare_spawner.placement import Requested
 from gpushare_spawner.sharing.base import PodSpec
 from gpushare_spawner.sharing.native_pod import NOTEBOOK, NativePodLayer
-from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import memory_bytes, millicores, pod_requests
+from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import pod_requests
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused

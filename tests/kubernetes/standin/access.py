@@ -89,7 +89,7 @@ class Access:
     def allows(self, user: User, ask: Ask) -> bool:
         if MASTERS in user.groups:
             return True
-        if ask.path in ("/version", "/healthz", "/readyz", "/livez"):
+        if ask.path in ("/version", "/healthz", "/readyz", "/livez", "/api/v1", "/api/v1/"):
             return True
         if ask.group == "authorization.k8s.io" and ask.resource.startswith("selfsubject"):
             return True

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from . import admission, defaults, deletion, immutable, patches, validation
+from . import admission, defaults, deletion, immutable, patches, resize, validation
 from .access import MASTERS, Access, Ask, User
 from .admission import Write
 from .answers import fail, json_answer, raw_answer
@@ -32,7 +32,7 @@ from .errors import (
     not_found,
 )
 from .faults import Faults
-from .kinds import CONFIG_MAPS, NAMESPACES, NODES, PODS, POLICIES, PRIORITY_CLASSES, SERVICE_ACCOUNTS, Kind
+from .kinds import CONFIG_MAPS, KINDS, NAMESPACES, NODES, PODS, POLICIES, PRIORITY_CLASSES, SERVICE_ACCOUNTS, Kind
 from .names import quoted
 from .selectors import selector
 from .store import Store, Stored
@@ -42,6 +42,8 @@ from .watching import Watching
 # no vowels, so that no words come out
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 VERSION = {"major": "1", "minor": "34", "gitVersion": "v1.34.0+standin", "platform": "linux/amd64"}
+CORE = "/api/v1"
+VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 ISSUER = "https://kubernetes.default.svc"
 _SERVER_FIELDS = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 
@@ -51,6 +53,8 @@ class StandInApiServer:
 
     def __init__(self, faults: Faults | None = None, port: int = 0, bookmark_interval: float = 60.0) -> None:
         self.faults = faults or Faults()
+        self.in_place_resize = True
+        """Whether it has pods/resize, as Kubernetes 1.33 and later."""
         self.store = Store()
         self.faults.on_cut = self.store.cut_watches
         self.access = Access(self.store)
@@ -106,7 +110,7 @@ class StandInApiServer:
                 return fail(request, fault)
             self.access.check(user, ask)
             if target is None:
-                return _other_path(request.path)
+                return self._resources() if request.path.rstrip("/") == CORE else _other_path(request.path)
             if ask.verb == "watch":
                 matches = selector(target.kind, *_selectors(request))
                 if fault == "lost":
@@ -137,6 +141,18 @@ class StandInApiServer:
         if request.method in ("PUT", "PATCH") and target.name:
             return raw_answer(self._update(request, target, body, user).raw)
         raise no_method()
+
+    def _resources(self) -> web.Response:
+        """What the core group has, for discovery."""
+        found = [
+            {"name": kind.plural, "singularName": "", "namespaced": kind.namespaced, "kind": kind.kind, "verbs": VERBS}
+            for kind in KINDS
+            if not kind.group
+        ]
+        if self.in_place_resize:
+            verbs = ["get", "patch", "update"]
+            found.append({**found[0], "name": "pods/resize", "namespaced": True, "kind": "Pod", "verbs": verbs})
+        return json_answer({"kind": "APIResourceList", "groupVersion": "v1", "resources": found})
 
     def _found(self, target: Target) -> Stored:
         stored = self.store.get(target.kind, (target.namespace, target.name))
@@ -277,7 +293,10 @@ class StandInApiServer:
 
     def _update(self, request: web.Request, target: Target, body: Any, user: User) -> Stored:
         kind = target.kind
-        if target.subresource not in ("", "status") or (target.subresource == "status" and not kind.has_status):
+        if target.subresource == "resize":
+            if kind is not PODS or not self.in_place_resize:
+                raise no_resource()
+        elif target.subresource not in ("", "status") or (target.subresource == "status" and not kind.has_status):
             raise no_resource()
         stored = self._found(target)
         before = stored.item
@@ -308,6 +327,8 @@ class StandInApiServer:
             raise validation.wrong_patch(after, error.why) from None
         if not target.subresource:
             immutable.check_update(kind, before, after)
+        elif target.subresource == "resize":
+            resize.check_quality(target.name, _quality(before["spec"]), _quality(after["spec"]))
         validation.check_size(json.dumps(after).encode())
         admission.admit(self.store, _write(user, "UPDATE", target), before, after)
         if after == before or request.query.get("dryRun"):
@@ -444,6 +465,8 @@ def _patched(content_type: str, stored: Stored, body: Any, kind: Kind) -> Any:
 
 def _allowed_change(kind: Kind, subresource: str, before: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
     """What of a change the server takes over: the status only through its subresource, and nothing else there."""
+    if subresource == "resize":
+        return resize.resized(before, changed)
     if subresource == "status":
         # labels and annotations are written this way too
         after = {

@@ -32,6 +32,8 @@ _REVIEWS = Kind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authoriz
 def target_of(path: str) -> Target | None:
     """Raises ApiError 404 for a path of the API that stands for nothing; None for one outside of it."""
     steps = path.strip("/").split("/")
+    if steps == ["api", "v1"]:
+        return None
     if steps[:2] == ["api", "v1"]:
         group, version, rest = "", "v1", steps[2:]
     elif steps[0] == "apis" and len(steps) > 3:

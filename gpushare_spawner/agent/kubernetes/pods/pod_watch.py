@@ -42,11 +42,13 @@ class Pod:
     """Seconds since the epoch."""
     ended: bool
     """All its containers are, and none will start again: the kubelet has taken its devices back."""
+    lacks_requests: bool = False
+    """It gave back requested CPU and memory, and the node has not granted them again."""
 
     @classmethod
     def of(cls, item: Json) -> Pod:
         """From the API's object. Raises KeyError or ValueError for what is no pod."""
-        metadata = item["metadata"]
+        metadata, requests = item["metadata"], kubernetes.container_requests(item)
         return cls(
             namespace=metadata["namespace"],
             name=metadata["name"],
@@ -54,6 +56,7 @@ class Pod:
             annotations=dict(metadata.get("annotations") or {}),
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             ended=(item.get("status") or {}).get("phase") in _ENDED,
+            lacks_requests=requests is not None and requests.lacking,
         )
 
     @cached_property

@@ -18,11 +18,11 @@ from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.clients.object_watch import Object, Watched
-from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints
+from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints, memory_bytes, millicores
 from gpushare_spawner.placement import NodeResources, Requested
 from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN
 from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
-from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import memory_bytes, millicores, pod_requests
+from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import pod_requests
 from gpushare_spawner.spawner.kubernetes.cluster.pods import FINISHED, RESERVATION, annotation, phase
 
 ASK_AGAIN_SECONDS = 300.0

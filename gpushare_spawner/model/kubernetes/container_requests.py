@@ -1,0 +1,150 @@
+"""The CPU and memory that a session's container requests of its node, and what a released session gives back of it.
+
+Kubernetes changes a running container's requests in place (subresource pods/resize, 1.33 and later). A lower request
+counts once the node has carried it out; a higher one counts at once, and is pending while the node is full: the
+container then runs on what was granted before. (Measured on Kubernetes 1.36.2.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpushare_spawner.model.kubernetes.prefix import PREFIX
+from gpushare_spawner.model.kubernetes.quantities import memory_bytes, millicores
+from gpushare_spawner.model.kubernetes.resources import gpu_index_of
+
+REQUESTS = PREFIX + "requests"
+"""Annotation: JSON of the CPU and memory that the session's container requests by its template, as the API server
+writes them. Only there while its requests are lowered, or are not restored yet."""
+
+_BURSTABLE = "Burstable"
+"""The only QoS class in which requests can be lowered and limits stay: Kubernetes refuses a resize that changes the
+class."""
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What one container requests."""
+
+    cpu: int
+    """Millicores."""
+    memory: int
+    """Bytes."""
+
+    @classmethod
+    def of(cls, amounts: Any) -> Requests | None:
+        """From amounts as the API server writes them; None where one of the two is missing or is no quantity."""
+        try:
+            if "cpu" in amounts and "memory" in amounts:
+                return cls(millicores(amounts), memory_bytes(amounts))
+        except (TypeError, ValueError):
+            pass
+        return None
+
+    def written(self) -> dict[str, str]:
+        """As the API server takes them."""
+        return {"cpu": f"{self.cpu}m", "memory": str(self.memory)}
+
+    def largest(self, other: Requests) -> Requests:
+        """The larger of each amount."""
+        return Requests(max(self.cpu, other.cpu), max(self.memory, other.memory))
+
+    def smallest(self, other: Requests) -> Requests:
+        """The smaller of each amount."""
+        return Requests(min(self.cpu, other.cpu), min(self.memory, other.memory))
+
+    def covers(self, other: Requests) -> bool:
+        """Whether each amount is at least that of the other."""
+        return self.largest(other) == self
+
+
+@dataclass(frozen=True)
+class ContainerRequests:
+    """The requests of the container that has the GPU share."""
+
+    container: str
+    asked: Requests
+    """What the pod's spec asks for."""
+    granted: Requests
+    """What the node has granted."""
+    full: Requests | None
+    """What the template gives; None: `asked` is that."""
+    changeable: bool
+    """Whether Kubernetes can lower the requests: not in every QoS class."""
+
+    @property
+    def lacking(self) -> bool:
+        """Whether the node has granted less than the template gives."""
+        return self.full is not None and not self.granted.covers(self.full)
+
+    @property
+    def restored(self) -> bool:
+        """Whether requests that were lowered are what the template gives again."""
+        return self.full is not None and self.asked.covers(self.full) and not self.lacking
+
+    def released(self, cpu: int | None, memory: int | None, used: Requests) -> Requests:
+        """Return what a released session's container is to request.
+
+        ``cpu`` and ``memory``: what the template leaves it, in millicores and bytes; None: what it has. Never less than
+        is ``used``. Requests that were lowered before only rise, so that use that goes up and down costs no patches.
+        """
+        full = self.full or self.asked
+        left = Requests(full.cpu if cpu is None else cpu, full.memory if memory is None else memory)
+        wanted = left.largest(used).smallest(full)
+        return wanted if self.full is None else wanted.largest(self.asked.smallest(full))
+
+    def patch(self, requests: Requests) -> dict[str, Any]:
+        """Return the strategic merge patch for pods/resize. Always both: a request that is left out becomes the
+        limit."""
+        return {"spec": {"containers": [{"name": self.container, "resources": {"requests": requests.written()}}]}}
+
+
+def container_requests(pod: Mapping[str, Any]) -> ContainerRequests | None:
+    """Return the requests of a pod's container with the GPU share; None where CPU or memory has none."""
+    annotations = pod["metadata"].get("annotations") or {}
+    container = share_container(pod)
+    asked = Requests.of(((container or {}).get("resources") or {}).get("requests"))
+    full = None
+    if REQUESTS in annotations:
+        full = _full(annotations[REQUESTS])
+        if full is None:
+            return None
+    if container is None or asked is None:
+        return None
+    status = pod.get("status") or {}
+    here: Mapping[str, Any] = next(
+        (one for one in status.get("containerStatuses") or [] if one.get("name") == container["name"]), {}
+    )
+    in_force = Requests.of((here.get("resources") or {}).get("requests"))
+    return ContainerRequests(
+        container=container["name"],
+        asked=asked,
+        granted=in_force or Requests.of(here.get("allocatedResources")) or asked,
+        full=full,
+        changeable=status.get("qosClass") == _BURSTABLE,
+    )
+
+
+def share_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the container of a pod's spec that has the GPU share."""
+    for container in (pod.get("spec") or {}).get("containers") or []:
+        limits = (container.get("resources") or {}).get("limits") or {}
+        if any(gpu_index_of(name) is not None for name in limits):
+            found: Mapping[str, Any] = container
+            return found
+    return None
+
+
+def requests_patch(full: Requests | None) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that keeps what the template gives, or (None) that forgets it."""
+    return {REQUESTS: None if full is None else json.dumps(full.written())}
+
+
+def _full(text: str) -> Requests | None:
+    try:
+        return Requests.of(json.loads(text))
+    except ValueError:
+        return None

@@ -1,0 +1,205 @@
+"""Lowers the CPU and memory that pods of released sessions request, and restores them when the sessions work again.
+
+Everything follows from the pods as they are: a service that is killed at any moment continues where it was. The
+annotation `REQUESTS` keeps what the template gave; it is written before the requests are lowered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import aiohttp
+from kubernetes_asyncio.client import ApiException, CoreV1Api
+from kubernetes_asyncio.config import ConfigException
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.control import AgentUnreachable
+from gpushare_spawner.model.kubernetes import ContainerRequests, Requests
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT
+from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
+from gpushare_spawner.wording.pod_requests import requests_refused, resize_unknown
+
+log = logging.getLogger("gpushare.service.requests")
+
+LOOK_EVERY = 10.0
+"""Seconds between two looks at all pods where no watch brings anything: use and templates change too."""
+SHORTEST_PAUSE = 0.2
+"""Seconds between two looks, so that many changes at once make one look."""
+RETRY_AFTER = 30.0
+"""Seconds after which a change that the API server refused is tried again: a quota may have got room."""
+ASK_AGAIN_AFTER = 600.0
+"""Seconds after which an API server without pods/resize is asked again: it may have been upgraded."""
+RESIZE = "pods/resize"
+
+
+class Nodes(Protocol):
+    """Pods and reports, as the watches have them now."""
+
+    def all_pods(self) -> Iterable[SessionPod]:
+        """The pods with shares on all nodes."""
+
+    def report(self, node: str) -> tuple[Report, float]:
+        """The report and its age in seconds. Raises AgentUnreachable."""
+
+
+class ReleasedRequests:
+    """Call `changed` when a watch brought something."""
+
+    def __init__(
+        self,
+        api: CoreV1Api,
+        nodes: Nodes,
+        templates: Callable[[], Mapping[str, Template]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``templates``: the valid ones by name; ``clock``: seconds on a monotonic clock."""
+        self._api = api
+        self._nodes = nodes
+        self._templates = templates
+        self._clock = clock
+        self._woken = asyncio.Event()
+        self._known: bool | None = None
+        """Whether the API server has pods/resize; None: not asked yet."""
+        self._asked_at = 0.0
+        self._done: dict[str, str] = {}
+        """By pod: the version for which a patch was sent. The watch has not shown its effect while it is the same."""
+        self._refused: dict[str, tuple[str, float]] = {}
+        """By pod: why a change was refused, and when it is tried again."""
+
+    def changed(self) -> None:
+        """Look at the pods soon."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Look at the pods again and again, without end."""
+        while True:
+            self._woken.clear()
+            try:
+                await self.look()
+            except Exception:
+                log.exception("The requests of released sessions could not be looked at; retrying")
+            await asyncio.sleep(SHORTEST_PAUSE)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY):
+                    await self._woken.wait()
+
+    async def look(self) -> None:
+        """Bring each pod's requests to what its session's tier leaves it."""
+        templates = self._templates()
+        due = [(pod, pod.requests) for pod in self._nodes.all_pods() if pod.runs and pod.requests is not None]
+        names = {_name(pod) for pod, _ in due}
+        self._done = {name: version for name, version in self._done.items() if name in names}
+        self._refused = {name: refusal for name, refusal in self._refused.items() if name in names}
+        for pod, now in due:
+            wanted = self._wanted(pod, now, templates.get(pod.session.template))
+            if wanted is None or self._done.get(_name(pod)) == pod.version:
+                continue
+            if wanted == now.asked and not (now.restored and pod.session.tier is not Tier.RELEASED):
+                continue
+            if _name(pod) in self._refused and self._clock() < self._refused[_name(pod)][1]:
+                continue
+            if not await self._api_has_resize():
+                return
+            await self._change(pod, now, wanted)
+
+    def _wanted(self, pod: SessionPod, now: ContainerRequests, template: Template | None) -> Requests | None:
+        """What the pod is to request; None: nothing is to be done."""
+        if pod.session.tier is not Tier.RELEASED:
+            return now.full
+        kept = template.idle.release_resources if template is not None else None
+        if kept is None or not now.changeable:
+            return now.full
+        used = self._used(pod)
+        if used is None:
+            return None
+        return now.released(None if kept.cpu is None else round(kept.cpu * 1000), kept.memory, used)
+
+    def _used(self, pod: SessionPod) -> Requests | None:
+        """What the pod uses, by its node's agent; None where that is not known, and while the agent is unavailable:
+        the kubelet grants no change then."""
+        try:
+            session = self._nodes.report(pod.node)[0].session(pod.session.session)
+        except AgentUnreachable:
+            return None
+        use = session.host_use if session is not None and session.tier is Tier.RELEASED else None
+        return None if use is None else Requests(use.cpu_millicores, use.memory_bytes)
+
+    async def _change(self, pod: SessionPod, now: ContainerRequests, wanted: Requests) -> None:
+        name = _name(pod)
+        try:
+            if wanted != now.asked:
+                if now.full is None:
+                    await self._annotate(pod, now.asked)
+                await self._api.patch_namespaced_pod_resize(  # type: ignore[call-arg]
+                    pod.name,
+                    pod.namespace,
+                    now.patch(wanted),
+                    _content_type="application/strategic-merge-patch+json",
+                    _request_timeout=PATCH_TIMEOUT,
+                )
+                log.info("Pod %s (%s) requests %s", name, pod.session.tier, _said(wanted))
+            else:
+                await self._annotate(pod, None)
+        except ApiException as error:
+            if error.status in (404, 409):
+                return  # gone, or changed meanwhile: the watch brings it
+            self._refuse(name, requests_refused(_said(wanted), _reason(error)))
+        except (aiohttp.ClientError, ConfigException, OSError) as error:
+            self._refuse(name, requests_refused(_said(wanted), str(error) or type(error).__name__))
+        else:
+            self._refused.pop(name, None)
+            self._done[name] = pod.version
+
+    def _refuse(self, name: str, why: str) -> None:
+        if self._refused.get(name, ("", 0.0))[0] != why:
+            log.warning("Pod %s: %s", name, why)
+        self._refused[name] = why, self._clock() + RETRY_AFTER
+
+    async def _annotate(self, pod: SessionPod, full: Requests | None) -> None:
+        # the API server refuses (409) if the pod has changed since this version
+        body = {"metadata": {"resourceVersion": pod.version, "annotations": kubernetes.requests_patch(full)}}
+        await self._api.patch_namespaced_pod(  # type: ignore[call-arg]
+            pod.name,
+            pod.namespace,
+            body,
+            _content_type="application/merge-patch+json",
+            _request_timeout=PATCH_TIMEOUT,
+        )
+
+    async def _api_has_resize(self) -> bool:
+        if not self._known and (self._known is None or self._clock() - self._asked_at > ASK_AGAIN_AFTER):
+            try:
+                resources = await self._api.get_api_resources(_request_timeout=PATCH_TIMEOUT)
+            except (ApiException, aiohttp.ClientError, ConfigException, OSError) as error:
+                log.warning("The API server does not say whether it has %s: %s", RESIZE, error)
+                return False
+            known = any(resource.name == RESIZE for resource in resources.resources)
+            if not known and self._known is None:
+                log.warning("%s", resize_unknown())
+            self._known, self._asked_at = known, self._clock()
+        return self._known is True
+
+
+def _name(pod: SessionPod) -> str:
+    return f"{pod.namespace}/{pod.name}"
+
+
+def _said(requests: Requests) -> str:
+    return " and ".join(f"{name} {amount}" for name, amount in requests.written().items())
+
+
+def _reason(error: ApiException) -> str:
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        said: Any = json.loads(error.body or b"").get("message")
+        if said:
+            return str(said)
+    return f"{error.status} {error.reason}"

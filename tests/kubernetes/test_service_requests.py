@@ -1,0 +1,232 @@
+"""A released session's pod gives back requested CPU and memory, and gets them again, as the hub's service account."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from kubernetes_asyncio.client import CoreV1Api
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes import Requests
+from gpushare_spawner.model.report import HostUseReport
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.kubernetes.cluster import Cluster
+from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
+from tests.kubernetes.service_room import HUB_RULES, Room, as_the_hub, eventually, has, make_room, seen
+from tests.service.conftest import clock  # noqa: F401
+
+GIB = 2**30
+RESOURCES = {"cpu": {"guarantee": 1, "limit": 4}, "memory": {"guarantee": "4Gi", "limit": "16Gi"}}
+QUARTER = Template.model_validate(
+    {
+        "name": "quarter",
+        "display_name": "0.25 GPU",
+        "gpu": {"fraction": 0.25},
+        "resources": RESOURCES,
+        "idle": {"release_after": "45m", "release_resources": {"cpu": "100m", "memory": "1Gi"}},
+    }
+)
+FULL = Requests(1000, 4 * GIB)
+LOW = Requests(100, GIB)
+RIGHTS = [*HUB_RULES, {"apiGroups": [""], "resources": ["pods/resize"], "verbs": ["patch"]}]
+IDLE = HostUseReport(cpu_millicores=0, memory_bytes=0)
+
+
+class Releases:
+    """A room in which released sessions give back requests; `look` is called by hand."""
+
+    def __init__(self, room: Room, seen: Cluster, requests: ReleasedRequests) -> None:
+        self.room = room
+        self.seen = seen
+        self.requests = requests
+        self.templates = {"quarter": QUARTER}
+        self.now = 0.0
+
+    async def open(self, limits: Mapping[str, str] = MappingProxyType({"cpu": "4", "memory": "16Gi"})) -> None:
+        """ann's pod, with a share, which requests `FULL`."""
+        share = {"gpushare-spawner.io/gpu-0": "25"}
+        container = {"name": "notebook", "image": "notebook"}
+        container |= {"resources": {"requests": {**FULL.written(), **share}, "limits": {**limits, **share}}}
+        await self.room.open("ann", containers=[container])
+        await self.granted(FULL)
+        await self.room.publish()
+
+    async def granted(self, requests: Requests) -> None:
+        """The node's word."""
+        state = {"name": "notebook", "image": "notebook", "imageID": "", "ready": True, "restartCount": 0}
+        status = {"containerStatuses": [{**state, "resources": {"requests": requests.written()}}]}
+        await self.room.admin.patch(self.room.at("pods", "jupyter-ann", "status"), {"status": status})
+
+    async def tier(self, tier: Tier, use: HostUseReport | None = IDLE) -> None:
+        """The service releases, or the agent restores, and the agent reports it."""
+        units = 0 if tier is Tier.RELEASED else 25
+        await self.room.annotate("ann", kubernetes.tier_patch(tier, self.room.now(), units))
+        await self.room.publish(
+            ann={"tier": tier, "effective_units": units, "host_use": use if tier is Tier.RELEASED else None}
+        )
+        await seen(self.seen, "node-a", has("ann", tier=tier, host_use=use if tier is Tier.RELEASED else None))
+
+    async def pod(self) -> dict[str, Any]:
+        return await self.room.admin.get(self.room.at("pods", "jupyter-ann"))
+
+    async def asked(self) -> Requests | None:
+        """What the pod requests of CPU and memory now."""
+        return Requests.of((await self.pod())["spec"]["containers"][0]["resources"]["requests"])
+
+    async def look(self) -> None:
+        """One look at what the API server has now."""
+        version = (await self.pod())["metadata"]["resourceVersion"]
+        await eventually(lambda: any(pod.version == version for pod in self.seen.all_pods()))
+        await self.requests.look()
+
+
+@pytest.fixture
+async def room(cluster, clock) -> Room:  # noqa: F811
+    room = await make_room(cluster, clock)
+    await room.rights(RIGHTS)
+    return room
+
+
+@pytest.fixture
+async def releases(room: Room) -> AsyncIterator[Releases]:
+    async with as_the_hub(room) as running, room.cluster.api_client(room.token) as client:
+        found = Releases(room, running, None)
+        found.requests = ReleasedRequests(CoreV1Api(client), running, lambda: found.templates, clock=lambda: found.now)
+        yield found
+
+
+async def test_requests_go_down_with_the_release_and_up_with_the_return(releases: Releases) -> None:
+    await releases.open()
+    await releases.look()
+    assert await releases.asked() == FULL
+    await releases.tier(Tier.RELEASED)
+    await releases.look()
+    assert await releases.asked() == LOW
+    limits = (await releases.pod())["spec"]["containers"][0]["resources"]["limits"]
+    assert (limits["cpu"], limits["memory"]) == ("4", "16Gi")
+    await releases.granted(LOW)
+    before = (await releases.pod())["metadata"]["resourceVersion"]
+    await releases.look()
+    assert (await releases.pod())["metadata"]["resourceVersion"] == before, "nothing is left to do"
+
+    await releases.tier(Tier.ACTIVE, None)
+    await releases.look()
+    assert await releases.asked() == FULL
+    await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
+    await releases.look()
+    assert kubernetes.REQUESTS in (await releases.pod())["metadata"]["annotations"], "the node is full"
+    await releases.granted(FULL)
+    await seen(releases.seen, "node-a", has("ann", lacks_requests=False))
+    await releases.look()
+    assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
+
+
+async def test_never_below_what_the_pod_uses(releases: Releases) -> None:
+    await releases.open()
+    await releases.tier(Tier.RELEASED, HostUseReport(cpu_millicores=250, memory_bytes=2 * GIB))
+    await releases.look()
+    assert await releases.asked() == Requests(250, 2 * GIB)
+    await releases.tier(Tier.RELEASED, HostUseReport(cpu_millicores=50, memory_bytes=3 * GIB))
+    await releases.look()
+    assert await releases.asked() == Requests(250, 3 * GIB)
+
+
+async def test_not_while_the_agent_is_unavailable_or_says_no_use(releases: Releases, clock) -> None:  # noqa: F811
+    await releases.open()
+    await releases.tier(Tier.RELEASED, None)
+    await releases.look()
+    assert await releases.asked() == FULL
+    await releases.tier(Tier.RELEASED)
+    clock.forward(kubernetes.REPORT_STALE_SECONDS + 1)
+    await releases.look()
+    assert await releases.asked() == FULL
+
+
+async def test_not_where_kubernetes_would_refuse_it(releases: Releases) -> None:
+    """Guaranteed: the admin's settings beside the template make it so."""
+    await releases.open(limits=FULL.written())
+    await releases.tier(Tier.RELEASED)
+    await releases.look()
+    assert await releases.asked() == FULL
+    assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
+
+
+async def test_not_where_the_template_does_not_say_so(releases: Releases) -> None:
+    releases.templates = {}
+    await releases.open()
+    await releases.tier(Tier.RELEASED)
+    await releases.look()
+    assert await releases.asked() == FULL
+
+
+async def test_a_template_that_is_taken_back_restores_the_requests(releases: Releases) -> None:
+    await releases.open()
+    await releases.tier(Tier.RELEASED)
+    await releases.look()
+    assert await releases.asked() == LOW
+    releases.templates = {}
+    await releases.look()
+    assert await releases.asked() == FULL
+
+
+async def test_an_api_server_without_resize_is_left_alone_and_said_once(releases: Releases, caplog) -> None:
+    server = releases.room.cluster.server
+    if server is None:
+        pytest.skip("a real API server has what it has")
+    server.in_place_resize = False
+    await releases.open()
+    await releases.tier(Tier.RELEASED)
+    for _ in range(2):
+        await releases.look()
+        releases.now += 1000.0
+    assert await releases.asked() == FULL
+    assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
+    said = [record.message for record in caplog.records if "pods/resize" in record.message]
+    assert len(said) == 1
+    assert "Kubernetes 1.33 or later" in said[0]
+    server.in_place_resize = True
+    releases.now += 1000.0
+    await releases.look()
+    assert await releases.asked() == LOW
+
+
+async def test_a_refused_way_back_is_said_and_tried_again(releases: Releases, room: Room, caplog) -> None:
+    await releases.open()
+    await releases.tier(Tier.RELEASED)
+    await releases.look()
+    await releases.granted(LOW)
+    await releases.tier(Tier.ACTIVE, None)
+    await room.rights(HUB_RULES)  # refused with 403, as by a quota
+    await releases.look()
+    await releases.look()
+    assert await releases.asked() == LOW
+    said = [record.message for record in caplog.records if "the API server refuses requests of" in record.message]
+    assert len(said) == 1
+    assert "cpu 1000m and memory 4294967296" in said[0]
+    await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
+    await room.rights(RIGHTS)
+    await releases.look()
+    assert await releases.asked() == LOW, "not at once"
+    releases.now += 31.0
+    await releases.look()
+    assert await releases.asked() == FULL
+
+
+async def test_a_change_makes_it_look_at_once(releases: Releases) -> None:
+    await releases.open()
+    task = asyncio.create_task(releases.requests.run())
+    try:
+        await asyncio.sleep(0.05)
+        await releases.tier(Tier.RELEASED)
+        releases.requests.changed()
+        async with asyncio.timeout(5):
+            while await releases.asked() != LOW:
+                await asyncio.sleep(0.05)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
