@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -114,12 +115,19 @@ class NodeAgent:
 
     # sessions
 
-    async def pod(self, name: str, said: PodSession | None = None, unit_size: int = 1, **changes: Any) -> None:
-        """Create the pod of a session, as the spawner does."""
+    async def pod(
+        self,
+        name: str,
+        said: PodSession | None = None,
+        unit_size: int = 1,
+        limits: Mapping[str, str] = MappingProxyType({}),
+        **changes: Any,
+    ) -> None:
+        """Create the pod of a session, as the spawner does. ``limits``: beside those of its share."""
         said = said or session(name, **changes)
         manifest = a_pod(
             name,
-            limits=resource_limits(said.share_units, said.gpu_indices, unit_size),
+            limits={**limits, **resource_limits(said.share_units, said.gpu_indices, unit_size)},
             annotations=said.annotations(),
             labels=kubernetes.labels(),
             nodeSelector={kubernetes.HOSTNAME_LABEL: self.kubelet.name},

@@ -13,8 +13,8 @@ import pytest
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import CloseRequest, ControlRefused
-from gpushare_spawner.model.frames import Kind, Role
-from gpushare_spawner.model.kubernetes import notice_patch, tier_patch
+from gpushare_spawner.model.frames import LACKS_REQUESTS, Kind, Role
+from gpushare_spawner.model.kubernetes import Requests, notice_patch, requests_patch, tier_patch
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
@@ -92,6 +92,28 @@ async def test_a_tier_is_applied_within_two_seconds(agent: NodeAgent) -> None:
     assert (found.tier, found.effective_units, found.guaranteed_units) == (Tier.DOWNGRADED, 10, 10)
     await agent.annotate("ada", tier_patch(Tier.RELEASED, time.time(), 0, idle_since=time.time()))
     assert (await peer.until(Kind.TIER, timeout=2.0)).fields[:2] == (Tier.RELEASED.depth, 0)
+
+
+async def test_a_pod_that_waits_for_what_it_gave_back_is_reported_and_its_user_told(agent: NodeAgent) -> None:
+    await agent.pod("ada", limits={"cpu": "1", "memory": "1Gi"})
+    assert not (await agent.session("ada")).lacks_requests
+    socket = agent.node.sessions["ada"].socket
+    assert socket is not None
+    observer = Peer(socket.path)
+    await observer.connect(Role.OBSERVER)
+    full = requests_patch(Requests(2000, 2 * GIB))
+    await agent.annotate("ada", {**tier_patch(Tier.RELEASED, time.time(), 0, idle_since=time.time()), **full})
+    await agent.until(lambda: agent.node.sessions["ada"].record.tier is Tier.RELEASED)
+    assert not (await agent.session("ada")).lacks_requests, "a released session lacks nothing"
+    await agent.annotate("ada", tier_patch(Tier.ACTIVE, time.time(), 25))
+    await agent.until(lambda: agent.node.report().session("ada").lacks_requests)
+    observer.send(Kind.QUERY)
+    assert (await observer.until(Kind.STATUS)).flags & LACKS_REQUESTS
+    await agent.annotate("ada", requests_patch(None))
+    await agent.until(lambda: not agent.node.report().session("ada").lacks_requests)
+    observer.send(Kind.QUERY)
+    assert not (await observer.until(Kind.STATUS)).flags & LACKS_REQUESTS
+    observer.close()
 
 
 async def until_annotated(agent: NodeAgent, pod: str, tier: Tier, units: int) -> None:

@@ -102,6 +102,7 @@ def test_rights_are_exactly_these(values):
     assert one(items, "Role", f"{name}-hub")["rules"] == [
         {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
+        {"apiGroups": [""], "resources": ["pods/resize"], "verbs": ["patch"]},
     ]
     account = daemon["spec"]["template"]["spec"]["serviceAccountName"]
     assert one(items, "ServiceAccount")["metadata"]["name"] == account
@@ -119,8 +120,12 @@ def test_user_namespaces_take_a_cluster_role_with_nothing_but_pods():
     assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}]
     assert binding["roleRef"]["name"] == "jhub-gpushare"
     assert [subject["name"] for subject in binding["subjects"]] == ["gpushare", "hub"]
+    resize = {"apiGroups": [""], "resources": ["pods/resize"], "verbs": ["patch"]}
     for name, verbs in (("gpushare", ["create", "patch"]), ("gpushare-hub", ["list", "watch"])):
         assert one(items, "Role", name)["rules"] == [{"apiGroups": [""], "resources": ["configmaps"], "verbs": verbs}]
+    assert one(items, "ClusterRole", "jhub-gpushare-hub-requests")["rules"] == [resize]
+    subjects = one(items, "ClusterRoleBinding", "jhub-gpushare-hub-requests")["subjects"]
+    assert [subject["name"] for subject in subjects] == ["hub"]
 
 
 @pytest.mark.parametrize(("off", "left"), [("rbac", ["hub"]), ("hub", ["gpushare"])])
@@ -305,6 +310,36 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "out of order": ({"idle": {"release_after": "1h30m", "stop_after": "80m"}}, "idle.stop_after"),
     "at once": ({"idle": {"stop_after": "0s"}}, "idle.stop_after"),
     "no GPU to release": ({"gpu": None, "idle": {"release_after": 60}}, "idle.release_after"),
+    "released without release_after": (
+        {"idle": {"release_resources": {"cpu": "100m"}}, "resources": {"cpu": {"guarantee": 1}}},
+        "idle.release_resources",
+    ),
+    "nothing kept": ({"idle": {"release_after": 60, "release_resources": {"cpu": None}}}, "idle.release_resources"),
+    "no request kept": (
+        {"idle": {"release_after": 60, "release_resources": {"cpu": "0m"}}, "resources": {"cpu": {"guarantee": 1}}},
+        "idle.release_resources.cpu",
+    ),
+    "a limit alone": (
+        {
+            "idle": {"release_after": 60, "release_resources": {"memory": "1Gi"}},
+            "resources": {"memory": {"limit": "4Gi"}},
+        },
+        "idle.release_resources.memory",
+    ),
+    "more kept than guaranteed": (
+        {
+            "idle": {"release_after": 60, "release_resources": {"memory": "1Gi"}},
+            "resources": {"memory": {"guarantee": "1073741824"}},
+        },
+        "idle.release_resources.memory",
+    ),
+    "Guaranteed": (
+        {
+            "idle": {"release_after": 60, "release_resources": {"cpu": "100m"}},
+            "resources": {"cpu": {"guarantee": "1000m", "limit": 1}, "memory": {"limit": "4Gi"}},
+        },
+        "idle.release_resources",
+    ),
 }
 """Templates that `gpushare templates check` refuses, and the path in the chart's message."""
 
@@ -336,6 +371,21 @@ def test_every_hundredth_of_a_gpu_is_a_share(units):
 )
 def test_durations_as_the_check_takes_them(idle):
     template = {"display_name": "x", "gpu": {"count": 2}, "idle": idle}
+    assert not parse_template(yaml.safe_dump({"name": "some", **template}), "some.yaml").problems
+    assert one(render({"templates": {"some": template}}), "ConfigMap", "gpushare-templates")
+
+
+@pytest.mark.parametrize(
+    ("kept", "resources"),
+    [
+        ({"cpu": "999m"}, {"cpu": {"guarantee": 1}}),
+        ({"cpu": 0.1, "memory": "1GiB"}, {"cpu": {"guarantee": "1500m"}, "memory": {"guarantee": "2G"}}),
+        ({"memory": 1024}, {"cpu": {"guarantee": 1, "limit": 1}, "memory": {"guarantee": "4Gi", "limit": "4.5Gi"}}),
+    ],
+)
+def test_what_a_released_session_requests_as_the_check_takes_it(kept, resources):
+    idle = {"release_after": "45m", "release_resources": kept}
+    template = {"display_name": "x", "gpu": {"count": 2}, "idle": idle, "resources": resources}
     assert not parse_template(yaml.safe_dump({"name": "some", **template}), "some.yaml").problems
     assert one(render({"templates": {"some": template}}), "ConfigMap", "gpushare-templates")
 

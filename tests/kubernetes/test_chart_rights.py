@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes_asyncio.client import CoreV1Api
 
+from gpushare_spawner.agent.memory.host_use import HostUse
 from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.report import HostUseReport
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceView
 from gpushare_spawner.service.kubernetes.node import NodeAgent as SeenNode
+from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
+from gpushare_spawner.service.template_source import TemplateSource
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB
 
@@ -30,6 +35,13 @@ from .standin.programs import Listeners
 
 Right = tuple[str, str]
 """Verb and resource."""
+QUARTER = """
+name: quarter-gpu
+display_name: 0.25 GPU
+gpu: {fraction: 0.25}
+resources: {cpu: {guarantee: 200m, limit: 4}, memory: {guarantee: 128Mi, limit: 4Gi}}
+idle: {release_after: 45m, release_resources: {cpu: 100m}}
+"""
 
 
 def rights(rules: Iterable[dict[str, Any]]) -> set[Right]:
@@ -104,7 +116,12 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
     agent: NodeAgent,
     templates: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (templates / "quarter-gpu.yaml").write_text(QUARTER)
+    # the stand-in's pods have no cgroups
+    used = HostUseReport(cpu_millicores=0, memory_bytes=0)
+    monkeypatch.setattr(HostUse, "of_pod", lambda use, uid: used)
     async with (
         kube_access(cluster, [*HUB_RULES, *roles.hub], roles.hub_everywhere),
         SharingHub(tmp_path, templates, cluster, tolerates_own_nodes) as hub,
@@ -126,6 +143,10 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
                 node = await _seen(agent, service, lambda session: session.confirmed and not session.gpu_busy)
                 await node.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
                 await agent.until(lambda: _tier(agent) is Tier.RELEASED)
+                await _seen(agent, service, lambda session: session.host_use == used)
+                requests = ReleasedRequests(CoreV1Api(client), service, TemplateSource(templates))
+                await requests.look()
+                assert await _requested_cpu(cluster) == "100m"
                 peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
                 await _seen(agent, service, lambda session: session.tier is Tier.ACTIVE)
             finally:
@@ -138,6 +159,12 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
     assert asked.here == {"agent": rights(roles.agent), "hub": asked.here["hub"]}
     assert of_the_chart <= asked.here["hub"] <= of_the_chart | rights(HUB_RULES)
     assert asked.everywhere == {"hub": rights(roles.hub_everywhere)}
+
+
+async def _requested_cpu(cluster: Cluster) -> str:
+    (pod,) = [pod for pod in await cluster.admin.list(path("pods", cluster.namespace)) if "ada" in str(pod["metadata"])]
+    cpu: str = pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+    return cpu
 
 
 def _tier(agent: NodeAgent) -> Tier | None:

@@ -302,3 +302,11 @@ def test_an_agent_that_dies_while_asked(tmp_path, monkeypatch):
     agent.start()
     threading.Timer(0.3, agent.stop).start()
     assert "closed the connection" in status(timeout=10).problem
+
+
+def test_a_server_that_waits_for_what_it_gave_back_says_so():
+    now = replace(of(), lacks_requests=True)
+    said = "the server runs with less guaranteed CPU and memory"
+    for text in (share_status.explanation, share_status.page):
+        assert said in text(now)
+        assert said not in text(of())

@@ -180,3 +180,21 @@ def test_the_log_of_changes_keeps_as_many_as_it_must(keep):
         if number >= keep:
             assert log.since(log.end - keep) == [str(one) for one in range(number - keep + 1, number + 1)]
     assert len(log._names) <= 2 * keep + 1000
+
+
+@pytest.mark.parametrize(("nodes", "most", "kept"), [(1, 4, 4), (1, 0, 1), (5, 10, 2), (5, 4, 1)])
+def test_as_many_indexes_are_kept_as_have_room_and_one_at_least(monkeypatch, nodes, most, kept):
+    monkeypatch.setattr(capacity_index, "MOST_ENTRIES", most)
+    capacity, rating = cluster(nodes), Fullest()
+    for units in range(1, 7):
+        capacity.best(Demand(units, 1), rating)
+    assert len(capacity._indexes._indexes) == kept
+
+
+def test_of_one_node_alone_either_it_can_or_its_obstacle_is_told():
+    capacity = cluster(2)
+    assert capacity.obstacles(ONE, "n0") == ({}, 1)
+    capacity.update("g0", 9, 9)
+    found, fitting = capacity.obstacles(ONE, "n0")
+    assert (list(found.values()), fitting) == ([1], 0)
+    assert capacity.obstacles(ONE, "lost") == ({}, 0)

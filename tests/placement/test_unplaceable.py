@@ -8,7 +8,7 @@ import pytest
 
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Ledger, NodeResources, PlacementRequest, Reason, Shortage, Unplaceable
+from gpushare_spawner.placement import Demand, Ledger, NodeResources, PlacementRequest, Reason, Shortage, Unplaceable
 from gpushare_spawner.placement.obstacle import Lacking, Obstacle
 from tests.placement.reports import active, gpu, report, request
 
@@ -146,3 +146,18 @@ def test_what_is_not_said_counts_as_nothing() -> None:
     assert not any((none.cpu, none.memory))
     full = Obstacle(Lacking.UNITS)
     assert not any((full.suitable, full.most_units, full.most_count, full.free_units, full.free_count, full.left))
+
+
+def test_the_most_that_is_free_anywhere_is_told():
+    ledger = Ledger.of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3")])
+    for name, units in (("n1", 80), ("n2", 60), ("n3", 90)):
+        ledger.add(active(name, name, units))
+    why = ledger.why_unplaceable(request(50))
+    assert (why.reason, why.best_units) == (Reason.FULL, 40)
+
+
+def test_a_request_that_names_no_cpu_and_memory_needs_none():
+    ledger = Ledger.of([report("n1", [gpu("a")])])
+    ledger.put_resources("n1", NodeResources(cpu=0, memory=0, pods=1))
+    assert ledger.place(request(50)) is not None
+    assert Demand(50, 1) == Demand(50, 1, cpu=0, memory=0)

@@ -95,6 +95,12 @@ def test_no_line_breaks_between_a_number_and_its_unit_on_the_page():
     assert not re.search(r"\d (GiB|MiB|min|h|s|%)\b", re.sub(r'(title|aria-label)="[^"]*"', "", body))
 
 
+def test_a_server_that_waits_for_what_it_gave_back_is_told_so():
+    said = "It gets them again when capacity is free."
+    assert said not in plain(page(shown()))
+    assert plain(page(shown(afternoon(session("jo", gpus=("GPU-1",), lacks_requests=True))))).count(said) == 1
+
+
 @pytest.mark.parametrize(("needed", "refuses"), [(0, False), (7 * GIB, False), (8 * GIB, True), (9 * GIB, True)])
 def test_a_used_up_budget_of_host_memory_is_explained(needed, refuses):
     host = HostMemoryReport(budget_bytes=8 * GIB, needed_bytes=needed, paged_out_bytes=0)

@@ -46,6 +46,62 @@
 {{- fail (printf "%s.idle.downgrade_to: %v must be less than the share (%v)" $path $smaller $share) -}}
 {{- end -}}
 {{- end -}}
+{{- if index $idle "release_resources" -}}
+{{- include "gpushare-agent.checkReleaseResources" (dict "path" $path "template" .template) -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Kubernetes lowers a request in place only where the pod's QoS class stays. */ -}}
+{{- define "gpushare-agent.checkReleaseResources" -}}
+{{- $path := printf "%s.idle.release_resources" .path -}}
+{{- $kept := .template.idle.release_resources -}}
+{{- $resources := default dict (index .template "resources") -}}
+{{- if kindIs "invalid" (index .template.idle "release_after") -}}
+{{- fail (printf "%s: needs release_after" $path) -}}
+{{- end -}}
+{{- if and (kindIs "invalid" (index $kept "cpu")) (kindIs "invalid" (index $kept "memory")) -}}
+{{- fail (printf "%s: give cpu or memory, or both" $path) -}}
+{{- end -}}
+{{- $fixed := 0 -}}
+{{- range $name := list "cpu" "memory" -}}
+{{- $less := index $kept $name -}}
+{{- $given := default dict (index $resources $name) -}}
+{{- $guarantee := index $given "guarantee" -}}
+{{- $limit := index $given "limit" -}}
+{{- if not (kindIs "invalid" $less) -}}
+{{- if eq (float64 (include "gpushare-agent.amount" $less)) 0.0 -}}
+{{- fail (printf "%s.%s: must be more than 0" $path $name) -}}
+{{- end -}}
+{{- if kindIs "invalid" $guarantee -}}
+{{- fail (printf "%s.%s: needs resources.%s.guarantee; a limit alone is requested in full" $path $name $name) -}}
+{{- end -}}
+{{- if ge (float64 (include "gpushare-agent.amount" $less)) (float64 (include "gpushare-agent.amount" $guarantee)) -}}
+{{- fail (printf "%s.%s: %v must be less than resources.%s.guarantee (%v)" $path $name $less $name $guarantee) -}}
+{{- end -}}
+{{- end -}}
+{{- if not (kindIs "invalid" $limit) -}}
+{{- if kindIs "invalid" $guarantee -}}
+{{- $fixed = add1 $fixed -}}
+{{- else if eq (float64 (include "gpushare-agent.amount" $guarantee)) (float64 (include "gpushare-agent.amount" $limit)) -}}
+{{- $fixed = add1 $fixed -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (int $fixed) 2 -}}
+{{- fail (printf "%s: Kubernetes does not lower the requests of a server whose guarantees of cpu and memory are its limits; give one limit that is more than its guarantee" $path) -}}
+{{- end -}}
+{{- end }}
+
+{{- /* The number that a quantity like 4, "500m" or "4Gi" stands for. */ -}}
+{{- define "gpushare-agent.amount" -}}
+{{- $units := dict "m" 0.001 "k" 1e3 "K" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 -}}
+{{- if kindIs "string" . -}}
+{{- $number := float64 (regexFind "[0-9]+(\\.[0-9]+)?" .) -}}
+{{- $unit := regexFind "[a-zA-Z]+" . | trimSuffix "B" -}}
+{{- mulf $number (default 1.0 (get $units $unit)) -}}
+{{- else -}}
+{{- float64 . -}}
+{{- end -}}
 {{- end }}
 
 {{- define "gpushare-agent.checkFraction" -}}
