@@ -197,10 +197,16 @@ class Scheduler:
 
 
 def requests(pod: dict[str, Any]) -> dict[str, Decimal]:
-    """What a pod asks of a node: the sum of its containers, or more where an init container asks for more."""
+    """What a pod asks of a node: the sum of its containers, or more where an init container asks for more.
+
+    Of a container that is being resized in place the most of what is asked for, allocated and in force counts.
+    """
     total: dict[str, Decimal] = {"pods": Decimal(1)}
+    states = {state["name"]: state for state in (pod.get("status") or {}).get("containerStatuses") or []}
     for container in pod["spec"]["containers"]:
-        for name, amount in _requests_of(container).items():
+        state = states.get(container["name"], {})
+        granted = [{"resources": {"requests": state.get("allocatedResources")}}, state]
+        for name, amount in _largest([_requests_of(each) for each in (container, *granted)]).items():
             total[name] = total.get(name, Decimal(0)) + amount
     for container in pod["spec"].get("initContainers") or []:
         for name, amount in _requests_of(container).items():
@@ -244,6 +250,11 @@ def now() -> str:
 def _requests_of(container: dict[str, Any]) -> dict[str, Decimal]:
     asked = (container.get("resources") or {}).get("requests") or {}
     return {name: quantity(amount) for name, amount in asked.items()}
+
+
+def _largest(amounts: list[dict[str, Decimal]]) -> dict[str, Decimal]:
+    names = {name for each in amounts for name in each}
+    return {name: max(each[name] for each in amounts if name in each) for name in names}
 
 
 def _is_ready(node: dict[str, Any]) -> bool:
