@@ -24,7 +24,6 @@ from types import CodeType, FunctionType
 import coverage
 import mutation_sample
 import pytest
-import yaml
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
@@ -71,16 +70,6 @@ class Change:
         return {int(test) for line in self.lines for test in of_file.get(line, []) if test}
 
 
-def enclosing(tree: ast.AST, lines: range, prefix: str = "") -> str | None:
-    """Name of the outermost function whose body holds the lines."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.ClassDef) and (found := enclosing(node, lines, f"{prefix}{node.name}.")):
-            return found
-        if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= lines[0] and lines[-1] <= node.end_lineno:
-            return prefix + node.name
-    return None
-
-
 def every_change(package: str, modules: list[str]) -> list[Change]:
     found = []
     for module in modules:
@@ -88,7 +77,9 @@ def every_change(package: str, modules: list[str]) -> list[Change]:
         tree = ast.parse(path.read_text())
         for node, old, new, text in mutation_sample.changes_of(path):
             lines = range(node.lineno, node.end_lineno + 1)
-            found.append(Change(f"{package}.{module}", path, lines, old, new, text, enclosing(tree, lines)))
+            found.append(
+                Change(f"{package}.{module}", path, lines, old, new, text, mutation_sample.enclosing(tree, lines))
+            )
     return found
 
 
@@ -233,8 +224,7 @@ def main() -> int:
 
 def report(changes: list[Change], results: dict[int, int], seconds: float) -> int:
     """Print the survivors and the figures by module; 1 where a module is below what is wanted."""
-    listed = yaml.safe_load((ROOT / "tests" / "equivalent_mutants.yaml").read_text()) or []
-    known = {(one["in"], one["code"], one["change"]) for one in listed}
+    known = mutation_sample.equivalent()
     counts: dict[str, list[int]] = {}
     missed = []
     for number, change in enumerate(changes):

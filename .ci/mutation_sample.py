@@ -5,7 +5,8 @@ For what mutmut leaves out (properties, constants, min in place of max, dropped 
 tests in virtual time are too slow for each of mutmut's changes. Arguments: the package, how many changes to draw, the
 seed. Each change is tried in a copy of the code: first with the package's fast tests, then with all its other tests.
 A change that the slow tests do not notice within their limit counts as survived, so the figure is a lower bound. Fast
-tests that do not end within theirs count as noticed. Exit status 1 where less than 90 % were noticed.
+tests that do not end within theirs count as noticed. Survivors in tests/equivalent_mutants.yaml do not count. Exit
+status 1 where less than 90 % were noticed.
 """
 
 import ast
@@ -19,6 +20,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS = 2
@@ -112,6 +115,29 @@ def changes_of(path: Path) -> Iterator[tuple[ast.AST, str, str, str]]:
         yield node, " ".join(old.split()), new, changed
 
 
+def enclosing(tree: ast.AST, lines: range, prefix: str = "") -> str | None:
+    """Name of the outermost function whose body holds the lines."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef) and (found := enclosing(node, lines, f"{prefix}{node.name}.")):
+            return found
+        if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= lines[0] and lines[-1] <= node.end_lineno:
+            return prefix + node.name
+    return None
+
+
+def equivalent() -> set[tuple[str, str, str]]:
+    """Place, code and change of each listed change that has no effect."""
+    listed = yaml.safe_load((ROOT / "tests" / "equivalent_mutants.yaml").read_text()) or []
+    return {(one["in"], one["code"], one["change"]) for one in listed}
+
+
+def place(path: Path, line: int, code: str) -> str:
+    """Package, module, and function if there is one, as in the list of equivalent changes."""
+    lines = range(line, line + code.count("\n") + 1)
+    function = enclosing(ast.parse(path.read_text()), lines)
+    return f"{path.parent.name}.{path.stem}" + (f".{function}" if function else "")
+
+
 def drawn(package: str, number: int, seed: int) -> list[tuple[Path, int, str, str, str]]:
     """Random changes: file, line, code, what it becomes, and the whole changed file."""
     found = [
@@ -171,10 +197,13 @@ def main() -> int:
                 changed.write_text(before)
                 copies.put(copy)
 
-        sample = drawn(package, number, seed)
+        sample, known = drawn(package, number, seed), equivalent()
         by_file: dict[str, list[int]] = {}
         with ThreadPoolExecutor(WORKERS) as workers:
             for (path, line, old, new, _), result in zip(sample, workers.map(attempt, sample), strict=True):
+                if not result.startswith("noticed") and (place(ROOT / path, line, old), old, new) in known:
+                    print(f"equivalent: {path}:{line}\n  - {old}\n  + {new}", flush=True)
+                    continue
                 print(f"{result}: {path}:{line}\n  - {old}\n  + {new}", flush=True)
                 counts = by_file.setdefault(path.name, [0, 0])
                 counts[0] += result.startswith("noticed")
