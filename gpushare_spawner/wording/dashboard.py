@@ -6,6 +6,14 @@ AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
 LOG_IN = "Log in first, or send a token that may access this service."
 
 
+def restart_offer(node: str) -> str:
+    """Return what a restart gives a borrower whose lender has returned. ``node``: where units are free."""
+    return (
+        "The owners of the borrowed units have reclaimed them. After a restart the server would own its whole share: "
+        f"node {node} has units that nobody owns."
+    )
+
+
 def metrics_refused(scope: str) -> str:
     """Return that a viewer may not read the metrics. ``scope``: of a token that may."""
     return f"The metrics are for admins, and for tokens with the scope {scope}."

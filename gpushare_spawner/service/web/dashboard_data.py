@@ -12,8 +12,9 @@ from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
+from gpushare_spawner.service.web.restart_offer import node_to_own
 from gpushare_spawner.service.web.spawn_queue import WaitingSpawn, waiting_spawns
-from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE
+from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer
 from gpushare_spawner.wording.idle_decisions import explained, upcoming, why_none
 from gpushare_spawner.wording.pod_requests import LACKING
 
@@ -51,7 +52,7 @@ def dashboard_data(
         "viewer": {"name": viewer.name, "sees_all": viewer.sees_all},
         "nodes": [_node(snapshot.report, viewer) for snapshot in snapshots if snapshot.report is not None],
         "sessions": [
-            _session(one, snapshot.report, templates, viewer, now)
+            _session(one, snapshot.report, reports, templates, viewer, now)
             for snapshot in snapshots
             if snapshot.report is not None
             for session in snapshot.report.sessions
@@ -135,10 +136,16 @@ def _segment(segment: Segment, report: Report, viewer: Viewer) -> dict[str, Any]
 
 
 def _session(
-    one: SessionDecision, report: Report, templates: Mapping[str, Template], viewer: Viewer, now: float
+    one: SessionDecision,
+    report: Report,
+    reports: Sequence[Report],
+    templates: Mapping[str, Template],
+    viewer: Viewer,
+    now: float,
 ) -> dict[str, Any]:
     session, decision = one.session, one.decision
     template = templates.get(session.template)
+    better = node_to_own(session, template, reports)
     indices = {gpu.uuid: gpu.index for gpu in report.gpus}
     action = decision.upcoming
     told = session.notice is not None and action is not None and session.notice.tier is action.tier
@@ -171,6 +178,7 @@ def _session(
         "host_memory_needed_bytes": session.host_memory_needed_bytes,
         "host_memory_budget_bytes": session.host_memory_budget_bytes,
         "bypassing": len(session.bypassing_pids),
+        "offer": restart_offer(better) if better is not None else "",
         "lacking": LACKING if session.lacks_requests else "",
         "why": why_none(decision.no_action) if decision.no_action is not None else "",
         "next": None
