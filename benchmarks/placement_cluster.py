@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def cluster(gpus: int, seed: int, none_empty: bool = False) -> list[Report]:
-    """Nodes of eight GPUs of four models, about half full. ``none_empty``: each has at least one session."""
+    """Nodes of eight GPUs of four models, about half full. ``none_empty``: each has at least one session that works."""
     chance = random.Random(seed)
     reports = []
     for node in range((gpus + GPUS_PER_NODE - 1) // GPUS_PER_NODE):
@@ -29,7 +29,7 @@ def cluster(gpus: int, seed: int, none_empty: bool = False) -> list[Report]:
         sessions = []
         for card in cards:
             left = 100
-            while chance.random() < 0.6 or (none_empty and card is cards[0] and left == 100):
+            while chance.random() < 0.6 or (none_empty and not sessions):
                 units = chance.choice((10, 25, 50, 100))
                 if units > left:
                     break
@@ -42,7 +42,7 @@ def cluster(gpus: int, seed: int, none_empty: bool = False) -> list[Report]:
                         gpus=(card.uuid,),
                         share_units=units,
                         tier_since=0,
-                        effective_units=0 if chance.random() < 0.1 else units,
+                        effective_units=0 if chance.random() < 0.1 and (sessions or not none_empty) else units,
                         guaranteed_units=units,
                         opened_at=0,
                     )

@@ -224,6 +224,11 @@ class CapacityIndexes:
             self._indexes.move_to_end(key)
         return index
 
+    def forget(self, rating: object) -> None:
+        """Forget the indexes of a rating that will not be asked for again."""
+        for key in [key for key in self._indexes if key[1] == rating]:
+            del self._indexes[key]
+
     def obstacles(self, demand: Demand) -> tuple[Mapping[Obstacle, int], int]:
         """Return how many nodes have which obstacle, and how many nodes can take the demand."""
         return self._any_of(demand).obstacles()

@@ -70,6 +70,12 @@ class FreeCapacity:
         """Rate at most ``limit`` nodes for later calls of `best`; return how many are left."""
         return self._indexes.of(demand, rating).refresh(limit)
 
+    def forget(self, rating: object) -> None:
+        """Forget what was computed for a rating that will not be asked for again."""
+        self._indexes.forget(rating)
+        for node in self._nodes.values():
+            node.derived.pop(rating, None)
+
     def prepare_obstacles(self, demand: Demand, limit: int) -> int:
         """Find the obstacles of at most ``limit`` nodes for later calls of `obstacles`; return how many are left."""
         return self._indexes.explain(demand, limit)

@@ -74,6 +74,19 @@ def test_a_rating_can_admit_nodes_that_cannot_take_the_demand_now():
     assert capacity.obstacles(ONE)[1] == 0
 
 
+def test_what_was_computed_for_a_rating_can_be_forgotten():
+    capacity, old, new = cluster(), Fullest(), Fullest()
+    for rating in (old, new):
+        capacity.best(ONE, rating)
+        for node in capacity.nodes.values():
+            node.derived[rating] = "known"
+    capacity.forget(old)
+    assert all(list(node.derived) == [new] for node in capacity.nodes.values())
+    for rating, rated in ((old, 10), (new, 5)):
+        capacity.best(ONE, rating)
+        assert len(rating.asked) == rated
+
+
 def test_nodes_in_the_same_situation_share_one_obstacle():
     capacity, many = cluster(), Demand(10, 2)
     obstacles, _ = capacity.obstacles(many)

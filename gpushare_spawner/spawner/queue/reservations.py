@@ -265,7 +265,10 @@ class Reservations(ABC, Generic[Reserved]):
         return available
 
     def _check(self, snapshot: GpuSnapshot) -> PlacementCheck:
-        self.strategy = self._expected.strategy(self.strategy, snapshot, time.monotonic())
+        before, self.strategy = self.strategy, self._expected.strategy(self.strategy, snapshot, time.monotonic())
+        if before is not self.strategy:
+            # what it has rated is as large as the cluster
+            self.feed.ledger.capacity.forget(before)
         return PlacementCheck(snapshot, self.feed.ledger, self.strategy, self.counted)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
