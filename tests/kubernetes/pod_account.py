@@ -25,7 +25,7 @@ async def pod_account(folder: Path, url: str, token: str) -> AsyncIterator[dict[
     """
     folder.mkdir()
     (folder / "token").write_text(token)
-    key_file = _certificate(folder)
+    key_file = write_certificate(folder)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "ca.crt", key_file)
     backend = urlsplit(url)
@@ -66,8 +66,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-def _certificate(folder: Path) -> Path:
-    """Write a certificate of 127.0.0.1 that is its own CA; returns the file with its key."""
+def write_certificate(folder: Path) -> Path:
+    """Write ca.crt, a certificate of 127.0.0.1 that is its own CA; returns the file with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
