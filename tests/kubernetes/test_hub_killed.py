@@ -334,7 +334,7 @@ async def test_a_spawn_whose_pod_runs_outlives_the_hub_and_one_in_the_queue_is_l
         # nothing is reserved for the lost one: who stops makes room for it
         await stop(following, "ada")
         await start(following, "cy")
-        assert story.most_held == CAPACITY
+        assert story.most_held <= CAPACITY
     finally:
         await end(following)
 
