@@ -23,6 +23,7 @@ from gpushare_spawner.model.control import (
     TierRequest,
 )
 from gpushare_spawner.model.report import Report
+from gpushare_spawner.wording.exceptions import reason
 
 
 def default_control_socket() -> Path:
@@ -96,7 +97,7 @@ class AgentClient:
                 f"{self.socket} may only be used by the user that the agent runs as, and by root"
             ) from None
         except (OSError, ValueError) as error:
-            raise AgentUnreachable(f"the agent on {self.socket} cannot be asked: {error}") from None
+            raise AgentUnreachable(f"the agent on {self.socket} cannot be asked: {reason(error)}") from None
         if answer.error is not None:
             raise ControlRefused(answer.error)
         return answer.result

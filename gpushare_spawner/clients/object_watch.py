@@ -16,6 +16,7 @@ from kubernetes_asyncio.client import ApiException
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.clients.watch_lines import watch_lines
+from gpushare_spawner.wording.exceptions import http_status, reason
 
 Object = dict[str, Any]
 """As the API server sends it, or a part of that. Never changed here."""
@@ -202,11 +203,11 @@ class Watched:
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, ApiException) and error.status in (401, 403):
-            why = f"the API server refuses ({error.reason})"
+            why = f"the API server refuses ({http_status(error.status, error.reason)})"
         elif isinstance(error, ApiException):
-            why = f"the API server answers {error.status} ({error.reason})"
+            why = f"the API server answers {http_status(error.status, error.reason)}"
         elif isinstance(error, _BROKEN):
-            why = f"the API server cannot be reached ({str(error) or type(error).__name__})"
+            why = f"the API server cannot be reached ({reason(error)})"
         elif isinstance(error, ConfigException):
             why = f"no token ({error})"
         else:

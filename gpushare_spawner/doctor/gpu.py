@@ -32,6 +32,7 @@ from gpushare_spawner.doctor.gpu_programs import PREAMBLE, PROGRAMS, installed
 from gpushare_spawner.doctor.scripted_agent import Peer, ScriptedAgent
 from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
 from gpushare_spawner.wording.amounts import memory
+from gpushare_spawner.wording.exceptions import reason
 
 DEFAULT_SIZE = 1 << 30
 """Bytes that each program fills."""
@@ -96,9 +97,8 @@ def finding(name: str, outcome: Outcome, simulated: bool = False) -> Finding:
 
 def failed(name: str, error: Exception) -> Finding:
     """Return the finding about a program that failed."""
-    what = str(error) or type(error).__name__
     remedy = "Try it with GPUSHARE_DISABLE=1. If it fails too, driver or framework are the cause; else report it."
-    return problem(name, f"the program fails with the library: {what}", remedy)
+    return problem(name, f"the program fails with the library: {reason(error)}", remedy)
 
 
 def run(code: str, size: int, gpu: Gpu, bare: Mapping[str, str]) -> Outcome:

@@ -10,6 +10,7 @@ from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameErro
 from gpushare_spawner.notebook.process_names import named
 from gpushare_spawner.notebook.readable_status import ReadableStatus
 from gpushare_spawner.wording import agent_errors
+from gpushare_spawner.wording.exceptions import reason
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
 """The path of the session's socket; the spawner sets it. Without it the server has no share."""
@@ -47,8 +48,8 @@ def ask(path: str | None = None, timeout: float = 2.0) -> ReadableStatus:
     except TimeoutError:
         return ReadableStatus.unknown(agent_errors.no_answer(timeout))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return ReadableStatus.unknown(agent_errors.unavailable(f"{reason}: {path}"))
+        why = (error.strerror if isinstance(error, OSError) else None) or reason(error)
+        return ReadableStatus.unknown(agent_errors.unavailable(f"{why}: {path}"))
 
 
 def _ask(path: str, deadline: float) -> ReadableStatus:

@@ -13,6 +13,7 @@ from gpushare_spawner.notebook.ask import hello, session_socket
 from gpushare_spawner.notebook.kernels import KernelActivity
 from gpushare_spawner.notebook.process_names import named
 from gpushare_spawner.wording import agent_errors
+from gpushare_spawner.wording.exceptions import reason
 
 FIRST_DELAY = 0.1
 LAST_DELAY = 5.0
@@ -104,9 +105,9 @@ class SessionClient:
                 welcomed = welcomed or frame.kind is Kind.WELCOME
             self._problem = agent_errors.CLOSED
         except (OSError, FrameError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            self._problem = agent_errors.unavailable(reason)
-            self._log.debug("gpushare: the agent is unavailable: %s", reason)
+            why = getattr(error, "strerror", None) or reason(error)
+            self._problem = agent_errors.unavailable(why)
+            self._log.debug("gpushare: the agent is unavailable: %s", why)
         except _Refused as error:
             self._problem = str(error)
             self._log.debug("gpushare: %s", error)

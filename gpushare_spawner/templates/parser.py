@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.problems import Problem, problems_of
+from gpushare_spawner.wording.exceptions import reason
 
 MAX_BYTES = 1024 * 1024
 """A longer file is rejected unread: a template has a few hundred bytes, quotas a few thousand."""
@@ -269,12 +270,12 @@ def _line(marked: yaml.Event | yaml.Node) -> int:
 def _yaml_problem(error: Exception, file: str) -> Problem:
     advice = "check indentation, quotes and brackets near there"
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
-        reason = " ".join(filter(None, (error.context, error.problem)))
-        return Problem(file, mark.line + 1, "", f"is not YAML: {reason} (column {mark.column + 1})", advice)
+        why = " ".join(filter(None, (error.context, error.problem)))
+        return Problem(file, mark.line + 1, "", f"is not YAML: {why} (column {mark.column + 1})", advice)
     if isinstance(error, yaml.reader.ReaderError):
         what = f"is not YAML: the character {_character(error.character)} at position {error.position} is not allowed"
         return Problem(file, None, "", what, "remove it; YAML is plain text")
-    return Problem(file, None, "", f"is not YAML: {str(error) or type(error).__name__}", advice)
+    return Problem(file, None, "", f"is not YAML: {reason(error)}", advice)
 
 
 def _character(value: object) -> str:

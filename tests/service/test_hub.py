@@ -78,6 +78,15 @@ async def test_no_hub_at_all():
         await client.users()
 
 
+async def test_a_failure_without_a_text_is_named_all_the_same(hub, monkeypatch):
+    async def fetch(request):
+        raise TimeoutError
+
+    monkeypatch.setattr(hub._client, "fetch", fetch)
+    with pytest.raises(HubFailed, match=r"cannot be reached: TimeoutError\.$"):
+        await hub.users()
+
+
 async def test_a_missing_scope_is_not_asked_for_again(hub, hub_server):
     hub_server.faults = [403]
     with pytest.raises(ScopeMissing, match="scope"):

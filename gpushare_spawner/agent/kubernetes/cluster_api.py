@@ -13,6 +13,7 @@ import aiohttp
 
 from gpushare_spawner.clients.service_account import ServiceAccountConnection
 from gpushare_spawner.clients.watch_lines import watch_lines
+from gpushare_spawner.wording.exceptions import reason
 
 Json = dict[str, Any]
 
@@ -104,7 +105,7 @@ class ClusterApi:
         except (ValueError, KeyError, TypeError) as error:
             raise ApiFailure(0, f"the watch brought something else than events: {error}") from None
         except _BROKEN as error:
-            raise ApiFailure(0, f"the watch broke: {str(error) or type(error).__name__}") from None
+            raise ApiFailure(0, f"the watch broke: {reason(error)}") from None
         finally:
             response.close()
 
@@ -126,7 +127,7 @@ class ClusterApi:
         except ValueError:
             raise ApiFailure(0, "the API server's answer is no JSON") from None
         except _BROKEN as error:
-            raise ApiFailure(0, f"the API server's answer broke off: {str(error) or type(error).__name__}") from None
+            raise ApiFailure(0, f"the API server's answer broke off: {reason(error)}") from None
         finally:
             response.release()
         if not isinstance(answer, dict):
@@ -145,7 +146,7 @@ class ClusterApi:
         try:
             return await self._connection.request(method, path, query, content, body, timeout)
         except _BROKEN as error:
-            raise ApiFailure(0, f"the API server cannot be reached: {str(error) or type(error).__name__}") from None
+            raise ApiFailure(0, f"the API server cannot be reached: {reason(error)}") from None
 
 
 def _failure(status: int, text: str) -> ApiFailure:

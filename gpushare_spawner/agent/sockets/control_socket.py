@@ -19,6 +19,7 @@ from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.sockets.descriptors import Acceptor
 from gpushare_spawner.agent.state.session_folder import check_length
 from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
+from gpushare_spawner.wording.exceptions import reason
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class ControlSocket:
             return _failure(refusal.code, refusal.message)
         except Exception as error:
             log.exception("%s failed", request.op)
-            return _failure("internal", f"{request.op} failed: {error}")
+            return _failure("internal", f"{request.op} failed: {reason(error)}")
 
 
 async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:

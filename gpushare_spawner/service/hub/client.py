@@ -14,6 +14,8 @@ from urllib.parse import quote, urlencode
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 
+from gpushare_spawner.wording.exceptions import reason
+
 log = logging.getLogger("gpushare.service.hub")
 
 PAGINATED = "application/jupyterhub-pagination+json"
@@ -216,8 +218,8 @@ class Hub:
             except (OSError, ValueError) as error:
                 # also ssl.SSLError; tornado's StreamClosedError is an OSError
                 if attempt == attempts:
-                    raise HubFailed(f"The hub at {self.url} cannot be reached: {error}.") from None
-                problem, asked = str(error) or type(error).__name__, None
+                    raise HubFailed(f"The hub at {self.url} cannot be reached: {reason(error)}.") from None
+                problem, asked = reason(error), None
             wait = min(_MAX_PAUSE, asked if asked is not None else pause)
             log.info("%s %s: %s; trying again in %.1f s", method, path, problem, wait)
             await asyncio.sleep(wait)
@@ -231,12 +233,11 @@ class _NotFound(HubFailed):
 
 def _said(error: HTTPClientError) -> str:
     """Return the hub's message in an error, on one line."""
-    if error.response is not None and error.response.body:
-        try:
-            return str(json.loads(error.response.body)["message"])[:300].rstrip(".")
-        except (ValueError, KeyError, TypeError):
-            pass
-    return (error.message or "no reason given")[:300].rstrip(".")
+    try:
+        said = str(json.loads(error.response.body)["message"]) if error.response is not None else ""
+    except (ValueError, KeyError, TypeError):
+        said = ""
+    return (said or error.message or "no reason given")[:300].rstrip(".")
 
 
 def _retry_after(error: HTTPClientError) -> float | None:

@@ -14,6 +14,7 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, Failure, TierRequest
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
+from gpushare_spawner.wording.exceptions import http_status, reason
 
 PATCH_TIMEOUT = 10.0
 """Seconds for one patch."""
@@ -102,12 +103,14 @@ class NodeAgent:
                 raise _refusal("unknown-session", f"the pod {pod.name} of session {session} is gone") from None
             if error.status in (401, 403):
                 raise _refusal(
-                    "internal", f"the service may not patch pods in the namespace {pod.namespace}: {error.reason}"
+                    "internal",
+                    f"the service may not patch pods in the namespace {pod.namespace}: "
+                    f"{http_status(error.status, error.reason)}",
                 ) from None
             raise AgentUnreachable(f"the API server answers {error.status} to a patch of pod {pod.name}") from None
         except (aiohttp.ClientError, ConfigException, OSError) as error:
             raise AgentUnreachable(
-                f"the API server cannot be reached for a patch of pod {pod.name}: {str(error) or type(error).__name__}"
+                f"the API server cannot be reached for a patch of pod {pod.name}: {reason(error)}"
             ) from None
 
 

@@ -11,6 +11,7 @@ from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.exceptions import http_status, reason
 
 
 def may_pass(error: Exception) -> bool:
@@ -21,8 +22,8 @@ def may_pass(error: Exception) -> bool:
 
 def worded(error: Exception) -> str:
     if isinstance(error, ApiException):
-        return f"{error.status} {error.reason}"
-    return str(error) or repr(error)
+        return http_status(error.status, error.reason)
+    return reason(error)
 
 
 def api_refused(error: Exception) -> SpawnRefused:
