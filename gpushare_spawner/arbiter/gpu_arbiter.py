@@ -290,7 +290,7 @@ class GpuArbiter:
         return self._roster.waiting_sessions()
 
     def holders(self) -> tuple[str, ...]:
-        """Sessions that hold a lease, revoked ones that have not been given back included; the oldest lease first."""
+        """Sessions that hold a lease, revoked ones that have not been returned included; the oldest lease first."""
         return self._roster.holding_sessions()
 
     def session_view(self, session: str) -> SessionView:

@@ -73,7 +73,7 @@ class Client:
     quiet_since: float | None = None
     """End of its last burst, while it is quiet under its lease."""
     last_quiet: float | None = None
-    """End of its last burst, while it is quiet; kept when the lease is given back."""
+    """End of its last burst, while it is quiet; kept when the lease is returned."""
     burst_since: float = 0.0
     busy_reported: float = 0.0
     """GPU-busy seconds reported in this lease so far."""

@@ -182,7 +182,7 @@ class Program:
 
 
 async def test_a_program_under_the_library_outlives_its_agent(agent: AgentProcess) -> None:
-    """kill -9 to the agent: the program works on unarbitrated, every result right, and comes back to the next agent."""
+    """kill -9 to the agent: the program works on with right results, and comes back to the next agent."""
     opened = await agent.client.open(await request_on_first(agent, "ada"))
     program = Program(opened.environment)
     try:

@@ -192,7 +192,7 @@ async def test_a_driver_that_hangs_is_reported_and_does_not_stop_the_agent(
     agent.open()
 
 
-async def test_the_step_down_is_refused_after_a_burst(agent: Agent) -> None:
+async def test_the_downgrade_is_refused_after_a_burst(agent: Agent) -> None:
     peer = await agent.peer(agent.open())
     decided = time.time()
     peer.send(Kind.REQUEST, GIB, 0, 1, gpu=FIRST.uuid)

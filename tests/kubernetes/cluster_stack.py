@@ -48,7 +48,7 @@ class ClusterStack:
         self._nodes = nodes
         self._addresses = PodAddresses()
         here = self._addresses.next()
-        # the fragments lead the service to localhost; the block of addresses is this run's alone, and so is the port
+        # the config files lead the service to localhost; the block of addresses is this run's alone, and so is the port
         hub_port = 20_000 + int(here.split(".")[1])
         self._urls = {
             "public": f"http://{here}:8000", "proxy": f"http://{here}:8001", "hub": f"http://127.0.0.1:{hub_port}",

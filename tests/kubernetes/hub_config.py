@@ -10,7 +10,7 @@ from pathlib import Path
 
 c = get_config()  # noqa: F821
 
-_fragments = Path(__file__).resolve().parents[2] / "jupyterhub_config.d"
+_config_files = Path(__file__).resolve().parents[2] / "jupyterhub_config.d"
 _folder = Path(os.environ["HUB_FOLDER"])
 _addresses = json.loads(os.environ["HUB_ADDRESSES"])
 
@@ -46,8 +46,8 @@ c.JupyterHub.load_roles = [
 ]
 
 for _name in ("10-gpushare.py", "20-gpushare-service.py"):
-    exec(compile((_fragments / _name).read_text(), _name, "exec"))
+    exec(compile((_config_files / _name).read_text(), _name, "exec"))
 
-# The fragments take this process for a pod. There is no service account in it, or that of a pod that runs the tests.
+# The config files take this process for a pod. There is no service account in it, or that of a pod that runs the tests.
 for _environment in (os.environ, *(service.get("environment", {}) for service in c.JupyterHub.services)):
     _environment.pop("KUBERNETES_SERVICE_HOST", None)

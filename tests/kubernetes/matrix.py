@@ -22,7 +22,7 @@ HUBS = ("5.5.0", "6.1.1")
 KUBESPAWNERS = ("7.0.0", "7.1.0")
 TESTS = tuple(
     f"tests/kubernetes/test_{name}.py"
-    for name in ("spawner_is_kubespawner", "spawner_same_calls", "spawner_start", "service_fragments")
+    for name in ("spawner_is_kubespawner", "spawner_same_calls", "spawner_start", "service_config_files")
 )
 OURS = "not theirs"
 """Leaves out what runs on KubeSpawner itself, to compare with."""

@@ -80,10 +80,10 @@ async def test_a_gpu_that_comes_too_late_for_its_session_is_not_free(agent: Node
 async def test_a_pod_of_which_the_api_server_tells_late_keeps_its_socket(
     agent: NodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet knows the pod, and the agent's watch is away for a while: it looks like a pod that is nobody's."""
+    """The kubelet knows the pod, and the agent's watch is broken for a while: it looks like a pod that is nobody's."""
     monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.3)
-    with monkeypatch.context() as away:
-        away.setattr(agent.on_kubernetes.pods, "named", lambda namespace, name: None)
+    with monkeypatch.context() as broken:
+        broken.setattr(agent.on_kubernetes.pods, "named", lambda namespace, name: None)
         await agent.pod("ada")
         await agent.session(f"pod:{agent.cluster.namespace}:ada", timeout=30.0)
     socket = Path(agent.environment("ada")["GPUSHARE_SOCKET"])

@@ -89,7 +89,7 @@ async def test_killed_and_started_again_it_keeps_sessions_and_ids(agent: Cluster
     )
     await agent.session("ada", lambda session: session.tier is Tier.DOWNGRADED)
     agent.end(signal.SIGKILL)
-    # while it is away one pod goes and another comes, which nobody can serve
+    # while it is down one pod goes and another comes, which nobody can serve
     await agent.cluster.admin.delete(path("pods", agent.cluster.namespace, "ben"), grace=0)
     await agent.cluster.wait_until_gone("ben")
     await agent.start()

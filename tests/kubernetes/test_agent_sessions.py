@@ -157,7 +157,7 @@ async def test_the_restore_is_patched_as_soon_as_the_api_server_answers(agent: N
     await until_annotated(agent, "ada", Tier.ACTIVE, 25)
 
 
-async def test_a_step_down_that_work_overtook_is_undone(agent: NodeAgent) -> None:
+async def test_an_idle_action_that_work_overtook_is_undone(agent: NodeAgent) -> None:
     await agent.running("ada")
     peer = await agent.peer("ada")
     decided_on = time.time() - 60
@@ -316,7 +316,7 @@ async def test_pods_that_died_while_no_agent_ran(agent: NodeAgent) -> None:
     await agent.until(lambda: len(list(agent.folder.glob("pods/*"))) == 1)
 
 
-async def test_sessions_stay_while_the_api_server_is_away(agent: NodeAgent) -> None:
+async def test_sessions_stay_while_the_api_server_is_unavailable(agent: NodeAgent) -> None:
     await agent.running("ada")
     peer = await agent.peer("ada")
     agent.cluster.faults.rate = 1.0

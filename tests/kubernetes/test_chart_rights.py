@@ -18,7 +18,7 @@ from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import HostUseReport
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceView
+from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
 from gpushare_spawner.service.kubernetes.node import NodeAgent as SeenNode
 from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
 from gpushare_spawner.service.template_source import TemplateSource
@@ -137,7 +137,7 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
         }
         answer = await cluster.admin.create(path("serviceaccounts", cluster.namespace, "hub", "token"), request)
         async with cluster.api_client(answer["status"]["token"]) as client:
-            service = ServiceView(client, cluster.namespace)
+            service = ServiceCluster(client, cluster.namespace)
             await service.start(10)
             try:
                 node = await _seen(agent, service, lambda session: session.confirmed and not session.gpu_busy)
@@ -172,7 +172,7 @@ def _tier(agent: NodeAgent) -> Tier | None:
     return session.tier if session is not None else None
 
 
-async def _seen(agent: NodeAgent, service: ServiceView, right: Callable[[Any], bool]) -> SeenNode:
+async def _seen(agent: NodeAgent, service: ServiceCluster, right: Callable[[Any], bool]) -> SeenNode:
     """The node as the service sees it, once ada's session is so."""
     end = time.monotonic() + 20
     while True:

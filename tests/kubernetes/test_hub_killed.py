@@ -1,9 +1,9 @@
 """A hub is killed at every call to the API server, in turn, and the next one finds nothing amiss.
 
-The story that it is killed in: ada starts with 60 % of the only GPU and bea with 40 %; cy, who wants 60 %, waits in
-line; ada stops, cy gets her place; all stop. Beside its database the next hub has pods and their annotations to go by.
-Which calls there are is found out: the first hub lives through the story. Every later one first has to find all in
-order, whatever became of the one before it, and is then told the story and killed.
+The scenario: ada starts with 60 % of the only GPU and bea with 40 %; cy, who wants 60 %, waits in the queue; ada stops,
+cy gets her place; all stop. Beside its database the next hub has pods and their annotations to go by. Which calls there
+are is found out: the first hub lives through the scenario. Every later one first has to find all in order, whatever
+became of the one before it, and is then killed in the scenario.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Killer:
         self.struck.set()
 
 
-class Story:
+class Scenario:
     """The cluster, and the hubs that come and go on it."""
 
     def __init__(self, cluster: Cluster, settings: HubSettings) -> None:
@@ -102,13 +102,13 @@ class Story:
 
         await self.cluster.admin.follow(path("pods", self.cluster.namespace), listed, changed)
 
-    async def tell(self, hub: KillableHub) -> None:
-        """The story."""
+    async def run(self, hub: KillableHub) -> None:
+        """Run the scenario on this hub."""
         await start(hub, "ada")
         await start(hub, "bea")
         waiting = asyncio.create_task(start(hub, "cy"))
         try:
-            await stands_in_line(hub, "cy")
+            await waits_in_queue(hub, "cy")
             await stop(hub, "ada")
             await waiting
             await asyncio.gather(stop(hub, "cy"), stop(hub, "bea"))
@@ -116,34 +116,34 @@ class Story:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
-    async def told_while_it_starts(self, at: Call | None) -> Killer:
-        """A new hub that is killed at this call of its life; None: when the story is over."""
+    async def killed_while_it_starts(self, at: Call | None) -> Killer:
+        """A new hub that is killed at this call of its life; None: when the scenario is over."""
 
         async def whole(hub: KillableHub) -> None:
             await hub.start()
-            await self.tell(hub)
+            await self.run(hub)
 
         hub = KillableHub(self.settings)
-        return await self._told(hub, Killer(hub, self._account, at, after=False), whole(hub))
+        return await self._killed(hub, Killer(hub, self._account, at, after=False), whole(hub))
 
-    async def told(self, at: Call, after: bool) -> Killer:
-        """A new hub that finds everything in order, and is killed at this call of the story."""
+    async def killed_at(self, at: Call, after: bool) -> Killer:
+        """A new hub that finds everything in order, and is killed at this call of the scenario."""
         hub = await self.next_hub()
-        return await self._told(hub, Killer(hub, self._account, at, after), self.tell(hub))
+        return await self._killed(hub, Killer(hub, self._account, at, after), self.run(hub))
 
-    async def _told(self, hub: KillableHub, killer: Killer, story: Coroutine[Any, Any, None]) -> Killer:
+    async def _killed(self, hub: KillableHub, killer: Killer, scenario: Coroutine[Any, Any, None]) -> Killer:
         faults = self.cluster.faults
         faults.rate, faults.kinds, faults.applies_to, faults.on_done = 1.0, ("reset",), killer.arrives, killer.done
-        telling = asyncio.create_task(story)
+        running = asyncio.create_task(scenario)
         struck = asyncio.create_task(killer.struck.wait())
         try:
-            await asyncio.wait({telling, struck}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({running, struck}, return_when=asyncio.FIRST_COMPLETED)
             if not killer.struck.is_set():
-                telling.result()
+                running.result()
         finally:
-            telling.cancel()
+            running.cancel()
             struck.cancel()
-            await asyncio.gather(telling, struck, return_exceptions=True)
+            await asyncio.gather(running, struck, return_exceptions=True)
             await end(hub)
             faults.clear()
             faults.on_done = lambda ask: None
@@ -213,7 +213,7 @@ async def running(hub: KillableHub) -> list[str]:
     return found
 
 
-async def stands_in_line(hub: KillableHub, user: str) -> None:
+async def waits_in_queue(hub: KillableHub, user: str) -> None:
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(HTTPClientError):
@@ -236,9 +236,9 @@ def units_held(pods: Any) -> int:
 
 
 @pytest.fixture
-async def story(
+async def scenario(
     request: pytest.FixtureRequest, cluster: Cluster, nodes: GpuNodes, tmp_path: Path
-) -> AsyncIterator[Story]:
+) -> AsyncIterator[Scenario]:
     await nodes.add(gpus=1, capacity=CAPACITY)
     templates = tmp_path / "templates"
     templates.mkdir()
@@ -249,10 +249,10 @@ async def story(
     settings = HubSettings(
         str(tmp_path), str(templates), cluster.namespace, str(cluster.kubeconfig(token)), addresses.next()
     )
-    story = Story(cluster, settings)
-    beside = [asyncio.create_task(story.watch()), asyncio.create_task(stay_fresh(nodes))]
+    scenario = Scenario(cluster, settings)
+    beside = [asyncio.create_task(scenario.watch()), asyncio.create_task(stay_fresh(nodes))]
     with logs_of_failures(request.config, "hubs", lambda: (tmp_path / HUB_LOG).read_text()[-12000:]):
-        yield story
+        yield scenario
     for task in beside:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
@@ -264,51 +264,51 @@ def changes(call: Call) -> bool:
 
 
 CHANGES = {(verb, "pods", number) for verb in ("create", "delete") for number in (1, 2, 3)}
-"""What the story comes to, if no call has to be made twice."""
+"""What the scenario comes to, if no call has to be made twice."""
 
 
-async def test_at_every_call_in_turn(story: Story) -> None:
-    calls = (await story.told_while_it_starts(at=None)).calls
+async def test_at_every_call_in_turn(scenario: Scenario) -> None:
+    calls = (await scenario.killed_while_it_starts(at=None)).calls
     reading = [call for call in calls if not changes(call)]
     assert {call[:2] for call in reading} >= {("list", "pods"), ("watch", "pods"), ("list", "configmaps")}
     assert {*calls} >= CHANGES
     for call in reading:
-        await story.told_while_it_starts(call)
-        if await story.cluster.pods():
-            await end(await story.next_hub())
+        await scenario.killed_while_it_starts(call)
+        if await scenario.cluster.pods():
+            await end(await scenario.next_hub())
         # else it was before the first pod: the next hub starts with the same server, and is killed a call later
     killed = {False: set[Call](), True: set[Call]()}
     for call in filter(changes, calls):
         for after in killed:
-            if (await story.told(call, after)).struck.is_set():
+            if (await scenario.killed_at(call, after)).struck.is_set():
                 killed[after].add(call)
-    await end(await story.next_hub())
+    await end(await scenario.next_hub())
     assert killed[False] >= CHANGES
     assert killed[True] >= CHANGES
-    assert story.most_held == CAPACITY, "never more than there is"
+    assert scenario.most_held == CAPACITY, "never more than there is"
 
 
-async def test_while_a_spawn_waits_in_the_queue(story: Story) -> None:
-    hub = KillableHub(story.settings)
+async def test_while_a_spawn_waits_in_the_queue(scenario: Scenario) -> None:
+    hub = KillableHub(scenario.settings)
     try:
         await hub.start()
         await asyncio.gather(start(hub, "ada"), start(hub, "bea"))
         waiting = asyncio.create_task(start(hub, "cy"))
-        await stands_in_line(hub, "cy")
+        await waits_in_queue(hub, "cy")
     finally:
         await end(hub)
     with pytest.raises((OSError, HTTPClientError)):
         await waiting
-    assert await story.cluster.pod("jupyter-cy") is None
-    await end(await story.next_hub(still_running=["ada", "bea"]))
-    assert story.most_held == CAPACITY
+    assert await scenario.cluster.pod("jupyter-cy") is None
+    await end(await scenario.next_hub(still_running=["ada", "bea"]))
+    assert scenario.most_held == CAPACITY
 
 
-async def test_a_spawn_whose_pod_runs_outlives_the_hub_and_one_in_the_queue_is_lost(story: Story) -> None:
+async def test_a_spawn_whose_pod_runs_outlives_the_hub_and_one_in_the_queue_is_lost(scenario: Scenario) -> None:
     """docs/guides/kubernetes.md says so."""
-    (node,) = story.cluster.nodes.values()
-    pods = story.cluster
-    hub = KillableHub(story.settings)
+    (node,) = scenario.cluster.nodes.values()
+    pods = scenario.cluster
+    hub = KillableHub(scenario.settings)
     asked = []
     try:
         await hub.start()
@@ -317,13 +317,13 @@ async def test_a_spawn_whose_pod_runs_outlives_the_hub_and_one_in_the_queue_is_l
         asked.append(asyncio.create_task(start(hub, "eve")))
         await pods.wait_for_phase("jupyter-eve", "Running")
         asked.append(asyncio.create_task(start(hub, "cy")))
-        await stands_in_line(hub, "cy")
+        await waits_in_queue(hub, "cy")
     finally:
         await end(hub)
         results = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(result, OSError | HTTPClientError) for result in results), results
     node.programs = Listeners()
-    following = KillableHub(story.settings)
+    following = KillableHub(scenario.settings)
     try:
         await following.start()
         async with asyncio.timeout(30):
@@ -334,7 +334,7 @@ async def test_a_spawn_whose_pod_runs_outlives_the_hub_and_one_in_the_queue_is_l
         # nothing is reserved for the lost one: who stops makes room for it
         await stop(following, "ada")
         await start(following, "cy")
-        assert story.most_held <= CAPACITY
+        assert scenario.most_held <= CAPACITY
     finally:
         await end(following)
 

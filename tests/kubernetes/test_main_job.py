@@ -1,4 +1,4 @@
-"""The main job on a cluster: the story of tests/e2e/test_main_job.py, with pods instead of processes.
+"""The main job on a cluster: the course of tests/e2e/test_main_job.py, with pods instead of processes.
 
 JupyterHub as zero-to-jupyterhub configures it, with its proxy, the service and one agent for each node as processes of
 their own, each with no more rights at the API server than the charts give it; kubelets that start a real notebook

@@ -16,14 +16,14 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.kubernetes.cluster import Cluster
-from tests.kubernetes.service_room import (
+from tests.kubernetes.service_namespace import (
     HUB_RULES,
-    Room,
+    HubNamespace,
     all_of,
     as_the_hub,
     eventually,
     has,
-    make_room,
+    make_namespace,
     seen,
 )
 from tests.kubernetes.standin.client import path
@@ -32,85 +32,85 @@ from tests.service.conftest import MINUTE, clock, hub, hub_server, templates  # 
 
 
 @pytest.fixture
-async def room(cluster, clock) -> Room:  # noqa: F811
-    return await make_room(cluster, clock)
+async def namespace(cluster, clock) -> HubNamespace:  # noqa: F811
+    return await make_namespace(cluster, clock)
 
 
 @pytest.fixture
-async def nodes(room: Room) -> AsyncIterator[Cluster]:
-    async with as_the_hub(room) as running:
+async def nodes(namespace: HubNamespace) -> AsyncIterator[Cluster]:
+    async with as_the_hub(namespace) as running:
         yield running
 
 
 # -- what is seen ------------------------------------------------------------------------------------------------------
 
 
-async def test_report_and_pods_make_one_picture(room, nodes):
-    await room.open("ann")
-    await room.publish()
+async def test_report_and_pods_make_one_picture(namespace, nodes):
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     assert agent.report_age() < 5
-    await room.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, room.now(), 0))
+    await namespace.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, namespace.now(), 0))
     agent = await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
     session = (await agent.report()).session("ann")
     assert (session.effective_units, session.guaranteed_units) == (0, 0)
 
 
-async def test_a_session_is_starting_until_pod_and_agent_agree(room, nodes):
-    await room.open("new", phase="Pending")
-    room.sessions["node-a"].clear()
-    await room.publish()
+async def test_a_session_is_starting_until_pod_and_agent_agree(namespace, nodes):
+    await namespace.open("new", phase="Pending")
+    namespace.sessions["node-a"].clear()
+    await namespace.publish()
     await seen(nodes, "node-a", has("new", confirmed=False, share_units=25))
 
 
-async def test_a_session_without_its_pod_is_left_alone(room, nodes):
-    await room.open("ann")
-    await room.publish()
+async def test_a_session_without_its_pod_is_left_alone(namespace, nodes):
+    await namespace.open("ann")
+    await namespace.publish()
     await seen(nodes, "node-a", has("ann", confirmed=True))
-    await room.admin.delete(room.at("pods", "jupyter-ann"), grace=0)
+    await namespace.admin.delete(namespace.at("pods", "jupyter-ann"), grace=0)
     await seen(nodes, "node-a", has("ann", confirmed=False))
 
 
-async def test_a_pod_that_is_being_deleted_is_left_alone(room, nodes):
-    await room.open("ann")
-    await room.publish()
+async def test_a_pod_that_is_being_deleted_is_left_alone(namespace, nodes):
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    await room.admin.delete(room.at("pods", "jupyter-ann"), grace=300)
+    await namespace.admin.delete(namespace.at("pods", "jupyter-ann"), grace=300)
     await seen(nodes, "node-a", has("ann", confirmed=False))
     with pytest.raises(ControlRefused, match="no running pod"):
         await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
 
 
-async def test_a_pod_whose_annotations_are_wrong_takes_no_other_down(room, nodes, caplog):
-    await room.open("ann")
-    await room.open("bob")
-    await room.publish()
+async def test_a_pod_whose_annotations_are_wrong_takes_no_other_down(namespace, nodes, caplog):
+    await namespace.open("ann")
+    await namespace.open("bob")
+    await namespace.publish()
     await seen(nodes, "node-a", has("bob", confirmed=True))
-    await room.annotate("ann", {kubernetes.SHARE: "a lot"})
+    await namespace.annotate("ann", {kubernetes.SHARE: "a lot"})
     both = all_of(has("ann", confirmed=False), has("bob", confirmed=True))
     await seen(nodes, "node-a", both)
     (said,) = [record.message for record in caplog.records if "jupyter-ann" in record.message]
     assert "gpushare-spawner.io/share is 'a lot'" in said
 
 
-async def test_an_old_report_is_none(room, nodes, clock):  # noqa: F811
-    await room.open("ann")
-    await room.publish()
+async def test_an_old_report_is_none(namespace, nodes, clock):  # noqa: F811
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     clock.forward(kubernetes.REPORT_STALE_SECONDS + 1)
     with pytest.raises(AgentUnreachable, match="node-a: its agent has published nothing since"):
         await agent.report()
 
 
-async def test_a_node_with_sessions_and_no_report_counts_as_one_that_does_not_answer(room, nodes):
-    await room.open("ann", node="node-b")
+async def test_a_node_with_sessions_and_no_report_counts_as_one_that_does_not_answer(namespace, nodes):
+    await namespace.open("ann", node="node-b")
     await eventually(lambda: [agent.node for agent in nodes] == ["node-b"])
     with pytest.raises(AgentUnreachable, match="node-b: its agent has published no report"):
         await next(iter(nodes)).report()
 
 
-async def test_a_report_that_cannot_be_read_is_said_once(room, nodes, caplog):
-    await room.write_report("node-c", '{"version": 2}')
+async def test_a_report_that_cannot_be_read_is_said_once(namespace, nodes, caplog):
+    await namespace.write_report("node-c", '{"version": 2}')
     await eventually(lambda: [agent.node for agent in nodes] == ["node-c"])
     for _ in range(3):
         with pytest.raises(AgentUnreachable):
@@ -120,13 +120,13 @@ async def test_a_report_that_cannot_be_read_is_said_once(room, nodes, caplog):
     assert "version" in said[0]
 
 
-async def test_a_report_of_a_node_in_another_nodes_configmap_is_ignored(room, nodes, caplog):
+async def test_a_report_of_a_node_in_another_nodes_configmap_is_ignored(namespace, nodes, caplog):
     """An agent may write its own node's ConfigMap alone; what it puts in is its own choice."""
-    await room.open("ann", node="node-a")
-    await room.publish("node-a", ann={"gpu_busy": True})
+    await namespace.open("ann", node="node-a")
+    await namespace.publish("node-a", ann={"gpu_busy": True})
     await eventually(lambda: [agent.node for agent in nodes] == ["node-a"])
-    lie = Report(node="node-a", published_at=room.now() + 1, gpus=(), sessions=())
-    await room.write_report("node-b", lie.model_dump_json())
+    lie = Report(node="node-a", published_at=namespace.now() + 1, gpus=(), sessions=())
+    await namespace.write_report("node-b", lie.model_dump_json())
     await eventually(lambda: [agent.node for agent in nodes] == ["node-a", "node-b"])
     honest, liar = list(nodes)
     assert (await honest.report()).session("ann").gpu_busy
@@ -135,58 +135,60 @@ async def test_a_report_of_a_node_in_another_nodes_configmap_is_ignored(room, no
     assert [one for one in caplog.records if "gpushare-report-node-b has a report of node node-a" in one.message]
 
 
-async def test_nodes_come_and_go(room, nodes):
-    await room.publish("node-a")
-    await room.publish("node-b")
+async def test_nodes_come_and_go(namespace, nodes):
+    await namespace.publish("node-a")
+    await namespace.publish("node-b")
     await eventually(lambda: [agent.node for agent in nodes] == ["node-a", "node-b"])
-    await room.admin.delete(room.at("configmaps", kubernetes.report_name("node-a")))
+    await namespace.admin.delete(namespace.at("configmaps", kubernetes.report_name("node-a")))
     await eventually(lambda: [agent.node for agent in nodes] == ["node-b"])
 
 
-async def test_other_configmaps_and_pods_are_not_read(room, nodes):
-    await room.admin.create(room.at("configmaps"), {"metadata": {"name": "other"}, "data": {"report.json": "x"}})
+async def test_other_configmaps_and_pods_are_not_read(namespace, nodes):
+    await namespace.admin.create(
+        namespace.at("configmaps"), {"metadata": {"name": "other"}, "data": {"report.json": "x"}}
+    )
     pod = {"metadata": {"name": "other"}, "spec": {"nodeName": "n", "containers": [{"name": "a", "image": "b"}]}}
-    await room.admin.create(room.at("pods"), pod)
-    await room.publish("node-a")
+    await namespace.admin.create(namespace.at("pods"), pod)
+    await namespace.publish("node-a")
     await eventually(lambda: [agent.node for agent in nodes] == ["node-a"])
 
 
 # -- what is done ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_step_is_written_to_the_pod_with_its_guard(room, nodes):
-    await room.open("ann")
-    await room.publish()
+async def test_a_step_is_written_to_the_pod_with_its_guard(namespace, nodes):
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    idle_since = room.now() - 900
+    idle_since = namespace.now() - 900
     await agent.tier(
         TierRequest(id="ann", tier=Tier.DOWNGRADED, effective_units=10, reason="idle", if_idle_since=idle_since)
     )
-    session = await room.session("ann")
-    assert (session.tier, session.effective_units, session.tier_since) == (Tier.DOWNGRADED, 10, room.now())
+    session = await namespace.session("ann")
+    assert (session.tier, session.effective_units, session.tier_since) == (Tier.DOWNGRADED, 10, namespace.now())
     assert session.idle_since == pytest.approx(idle_since, abs=0.002)
 
 
-async def test_notices_come_and_go(room, nodes):
-    await room.open("ann")
-    await room.publish()
+async def test_notices_come_and_go(namespace, nodes):
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    coming = AnnounceRequest(id="ann", tier=Tier.RELEASED, at=room.now() + 300, reason="Idle.", effective_units=0)
+    coming = AnnounceRequest(id="ann", tier=Tier.RELEASED, at=namespace.now() + 300, reason="Idle.", effective_units=0)
     await agent.announce(coming)
-    said = (await room.session("ann")).notice
+    said = (await namespace.session("ann")).notice
     assert said == Notice(tier=Tier.RELEASED, at=coming.at, reason="Idle.", effective_units=0)
     agent = await seen(nodes, "node-a", has("ann", notice=said))
     await agent.announce(AnnounceRequest(id="ann", tier=None))
-    assert (await room.session("ann")).notice is None
+    assert (await namespace.session("ann")).notice is None
 
 
-async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(room, nodes):
+async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(namespace, nodes):
     """Twice: where the watch has brought the change already, and where only the API server knows it."""
-    await room.open("ann")
-    await room.publish()
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     step = TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle")
-    await room.annotate("ann", kubernetes.borrowed_patch(5))
+    await namespace.annotate("ann", kubernetes.borrowed_patch(5))
     with pytest.raises(ControlRefused) as refused:
         await agent.tier(step)  # at once, before the watch
     assert refused.value.code == "busy"
@@ -194,95 +196,95 @@ async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(room, nodes
     with pytest.raises(ControlRefused) as refused:
         await agent.tier(step)  # its decision was made on what was before
     assert refused.value.code == "busy"
-    assert (await room.session("ann")).tier is Tier.ACTIVE
+    assert (await namespace.session("ann")).tier is Tier.ACTIVE
 
 
-async def test_a_pods_own_status_does_not_stand_in_the_way(room, nodes):
-    await room.open("ann")
-    await room.publish()
+async def test_a_pods_own_status_does_not_stand_in_the_way(namespace, nodes):
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     before = next(iter(nodes._pods.objects.values()))["metadata"]["resourceVersion"]
     ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
-    await room.admin.patch(room.at("pods", "jupyter-ann", "status"), ready)
+    await namespace.admin.patch(namespace.at("pods", "jupyter-ann", "status"), ready)
     await eventually(lambda: next(iter(nodes._pods.objects.values()))["metadata"]["resourceVersion"] != before)
     await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
-    assert (await room.session("ann")).tier is Tier.RELEASED
+    assert (await namespace.session("ann")).tier is Tier.RELEASED
 
 
 @pytest.mark.parametrize("work", [{"gpu_busy": True}, {"waiting": True}, {"last_gpu_activity": 1_000_000.5}])
-async def test_a_step_is_refused_where_a_newer_report_shows_work(room, nodes, work):
-    await room.open("ann")
-    await room.publish()
+async def test_a_step_is_refused_where_a_newer_report_shows_work(namespace, nodes, work):
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    await room.publish(ann=work)
+    await namespace.publish(ann=work)
     await seen(nodes, "node-a", has("ann", **work))
     with pytest.raises(ControlRefused) as refused:
         await agent.tier(
             TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle", if_idle_since=1_000_000.0)
         )
     assert refused.value.code == "busy"
-    assert (await room.session("ann")).tier is Tier.ACTIVE
+    assert (await namespace.session("ann")).tier is Tier.ACTIVE
 
 
-async def test_without_the_right_to_patch_it_says_which_right(room, nodes):
-    await room.open("ann")
-    await room.publish()
+async def test_without_the_right_to_patch_it_says_which_right(namespace, nodes):
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-    await room.rights(HUB_RULES[:2])
+    await namespace.rights(HUB_RULES[:2])
     with pytest.raises(ControlRefused, match="may not patch pods in the namespace"):
         await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
 
 
 @pytest.mark.parametrize("fault", ["500", "429", "reset", "lost"])
-async def test_a_patch_that_fails_is_said_and_may_be_tried_again(room, nodes, fault):
-    await room.open("ann")
-    await room.publish()
+async def test_a_patch_that_fails_is_said_and_may_be_tried_again(namespace, nodes, fault):
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     step = TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle")
-    room.cluster.faults.fail_next("patch", "pods", fault)
+    namespace.cluster.faults.fail_next("patch", "pods", fault)
     with pytest.raises(AgentUnreachable):
         await agent.tier(step)
     if fault == "lost":
         await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
     else:
         await agent.tier(step)
-    assert (await room.session("ann")).tier is Tier.RELEASED
+    assert (await namespace.session("ann")).tier is Tier.RELEASED
 
 
-async def test_only_the_verbs_that_it_needs(room):
-    await room.rights(
+async def test_only_the_verbs_that_it_needs(namespace):
+    await namespace.rights(
         [
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]},
             {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]},
         ]
     )
-    async with as_the_hub(room) as nodes:
-        await room.open("ann")
-        await room.publish()
+    async with as_the_hub(namespace) as nodes:
+        await namespace.open("ann")
+        await namespace.publish()
         agent = await seen(nodes, "node-a", has("ann", confirmed=True))
-        room.cluster.calls.clear()
+        namespace.cluster.calls.clear()
         await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
-        room.cluster.faults.cut_watches()
+        namespace.cluster.faults.cut_watches()
         await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
-        await eventually(lambda: room.cluster.calls.get(("watch", "configmaps"), 0) > 0)
+        await eventually(lambda: namespace.cluster.calls.get(("watch", "configmaps"), 0) > 0)
     schedulers = {("watch", "nodes"), ("list", "nodes")}
-    asked = {call for call in room.cluster.calls if call not in schedulers}
+    asked = {call for call in namespace.cluster.calls if call not in schedulers}
     assert asked <= {("patch", "pods"), ("watch", "pods"), ("watch", "configmaps")}
 
 
-async def test_pods_in_namespaces_of_their_users(room):
+async def test_pods_in_namespaces_of_their_users(namespace):
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}
-    token = await room.cluster.service_account("hub-everywhere", HUB_RULES, cluster_rules=[rule])
-    await room.open("ann")
-    pod = await room.admin.get(room.at("pods", "jupyter-ann"))
-    await room.admin.delete(room.at("pods", "jupyter-ann"), grace=0)
-    theirs = await room.cluster.make_namespace("-ann")
+    token = await namespace.cluster.service_account("hub-everywhere", HUB_RULES, cluster_rules=[rule])
+    await namespace.open("ann")
+    pod = await namespace.admin.get(namespace.at("pods", "jupyter-ann"))
+    await namespace.admin.delete(namespace.at("pods", "jupyter-ann"), grace=0)
+    theirs = await namespace.cluster.make_namespace("-ann")
     metadata = {key: pod["metadata"][key] for key in ("name", "labels", "annotations")}
     spec = {"nodeName": "node-a", "containers": [{"name": "notebook", "image": "notebook"}]}
-    await room.admin.create(path("pods", theirs), {"metadata": metadata, "spec": spec})
-    await room.admin.patch(path("pods", theirs, "jupyter-ann", "status"), {"status": {"phase": "Running"}})
-    await room.publish()
-    async with as_the_hub(room, all_namespaces=True, token=token) as nodes:
+    await namespace.admin.create(path("pods", theirs), {"metadata": metadata, "spec": spec})
+    await namespace.admin.patch(path("pods", theirs, "jupyter-ann", "status"), {"status": {"phase": "Running"}})
+    await namespace.publish()
+    async with as_the_hub(namespace, all_namespaces=True, token=token) as nodes:
         agent = await seen(nodes, "node-a", has("ann", confirmed=True))
         await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
         await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
@@ -291,78 +293,78 @@ async def test_pods_in_namespaces_of_their_users(room):
 # -- when the API server is not well -----------------------------------------------------------------------------------
 
 
-async def test_watches_that_end_or_fail_are_begun_again(room, nodes):
-    await room.open("ann")
-    await room.publish()
+async def test_watches_that_end_or_fail_are_begun_again(namespace, nodes):
+    await namespace.open("ann")
+    await namespace.publish()
     await seen(nodes, "node-a", has("ann", confirmed=True))
-    room.cluster.faults.fail_next("watch", "pods", "500", times=2)
-    room.cluster.faults.fail_next("watch", "configmaps", "reset", times=2)
-    room.cluster.faults.cut_watches()
-    await room.publish(ann={"kernels_busy": 1})
-    await room.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, room.now(), 0))
+    namespace.cluster.faults.fail_next("watch", "pods", "500", times=2)
+    namespace.cluster.faults.fail_next("watch", "configmaps", "reset", times=2)
+    namespace.cluster.faults.cut_watches()
+    await namespace.publish(ann={"kernels_busy": 1})
+    await namespace.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, namespace.now(), 0))
     await seen(nodes, "node-a", has("ann", kernels_busy=1, tier=Tier.RELEASED))
 
 
-async def test_a_watch_that_is_too_old_reads_everything_anew(room, nodes):
-    await room.open("ann")
-    await room.publish()
+async def test_a_watch_that_is_too_old_reads_everything_anew(namespace, nodes):
+    await namespace.open("ann")
+    await namespace.publish()
     await seen(nodes, "node-a", has("ann", confirmed=True))
     for fault in ("500", "410"):
-        room.cluster.faults.fail_next("watch", "pods", fault, of=by_service_accounts)
-    room.cluster.faults.cut_watches()
-    await room.admin.delete(room.at("pods", "jupyter-ann"), grace=0)
-    await room.open("bob")
-    await room.publish()
+        namespace.cluster.faults.fail_next("watch", "pods", fault, of=by_service_accounts)
+    namespace.cluster.faults.cut_watches()
+    await namespace.admin.delete(namespace.at("pods", "jupyter-ann"), grace=0)
+    await namespace.open("bob")
+    await namespace.publish()
     both = all_of(has("ann", confirmed=False), has("bob", confirmed=True))
     await seen(nodes, "node-a", both)
 
 
-async def test_what_happened_while_nobody_listened_is_as_old_as_that(room, nodes):
+async def test_what_happened_while_nobody_listened_is_as_old_as_that(namespace, nodes):
     """A report that a new watch brings at once may have been published at any time since the last one broke."""
-    await room.open("ann")
-    await room.publish()
+    await namespace.open("ann")
+    await namespace.publish()
     await seen(nodes, "node-a", has("ann", confirmed=True))
-    room.cluster.faults.fail_next("watch", "configmaps", "500", times=2)
-    room.cluster.faults.cut_watches()
-    await room.publish(ann={"kernels_busy": 1})
+    namespace.cluster.faults.fail_next("watch", "configmaps", "500", times=2)
+    namespace.cluster.faults.cut_watches()
+    await namespace.publish(ann={"kernels_busy": 1})
     nodes._maps._heard -= 60  # as if it had been silent for a minute before
     agent = await seen(nodes, "node-a", has("ann", kernels_busy=1))
     assert agent.report_age() >= 60
     await asyncio.sleep(object_watch._CATCHING_UP)
-    await room.publish(ann={"kernels_busy": 2})
+    await namespace.publish(ann={"kernels_busy": 2})
     agent = await seen(nodes, "node-a", has("ann", kernels_busy=2))
     assert agent.report_age() < 5
 
 
-async def test_what_a_list_brings_has_no_known_age(room):
+async def test_what_a_list_brings_has_no_known_age(namespace):
     """Nobody knows what happened between the report and the start of the service: no server is stopped on it."""
-    await room.open("ann")
-    await room.publish()
-    async with as_the_hub(room) as nodes:
+    await namespace.open("ann")
+    await namespace.publish()
+    async with as_the_hub(namespace) as nodes:
         agent = await seen(nodes, "node-a", has("ann", confirmed=True))
         assert agent.report_age() == float("inf")
-        await room.publish(ann={"kernels_busy": 1})
+        await namespace.publish(ann={"kernels_busy": 1})
         agent = await seen(nodes, "node-a", has("ann", kernels_busy=1))
         assert agent.report_age() < 5
 
 
-async def test_without_rights_it_says_so_and_goes_on_trying(room, caplog, monkeypatch):
-    await room.open("ann")
-    await room.publish()
-    await room.rights([])
+async def test_without_rights_it_says_so_and_goes_on_trying(namespace, caplog, monkeypatch):
+    await namespace.open("ann")
+    await namespace.publish()
+    await namespace.rights([])
     monkeypatch.setattr(object_watch, "_LONGEST_PAUSE", 0.2)
-    async with as_the_hub(room, patience=0.3) as nodes:
+    async with as_the_hub(namespace, patience=0.3) as nodes:
         (agent,) = nodes
         with pytest.raises(AgentUnreachable, match=r"pods of the namespace .* cannot be read.*refuses"):
             await agent.report()
         assert sum("pods of the namespace" in record.message for record in caplog.records) == 1
-        await room.rights(HUB_RULES)
+        await namespace.rights(HUB_RULES)
         await seen(nodes, "node-a", has("ann", confirmed=True))
 
 
-async def test_a_silent_api_server_is_not_believed_for_ever(room, nodes, monkeypatch):
-    await room.open("ann")
-    await room.publish()
+async def test_a_silent_api_server_is_not_believed_for_ever(namespace, nodes, monkeypatch):
+    await namespace.open("ann")
+    await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     monkeypatch.setattr(object_watch, "LOST_AFTER", -1.0)
     with pytest.raises(AgentUnreachable):
@@ -381,14 +383,14 @@ def make_culler(nodes, hub, templates, clock):  # noqa: F811
     return make
 
 
-async def in_step(room: Room, nodes: Cluster, user: str) -> None:
+async def in_step(namespace: HubNamespace, nodes: Cluster, user: str) -> None:
     """The watch has brought what the pod says now."""
-    said = await room.session(user)
+    said = await namespace.session(user)
     await seen(nodes, "node-a", has(user, tier=said.tier, notice=said.notice))
 
 
-async def test_the_way_down(room, nodes, make_culler, hub_server, clock):  # noqa: F811
-    ann = await room.open("ann")
+async def test_the_way_down(namespace, nodes, make_culler, hub_server, clock):  # noqa: F811
+    ann = await namespace.open("ann")
     opened = clock()
     hub_server.add("ann", last_activity=opened)
     log: list[tuple[float, Tier, Tier | None]] = []
@@ -396,14 +398,14 @@ async def test_the_way_down(room, nodes, make_culler, hub_server, clock):  # noq
         clock.now = opened + minute * MINUTE
         if minute:
             # each culler is new: as after a restart, it knows nothing
-            room.sessions["node-a"]["ann"] = ann.model_copy(update={"gpu_seconds": float(minute)})
-        await room.publish()
+            namespace.sessions["node-a"]["ann"] = ann.model_copy(update={"gpu_seconds": float(minute)})
+        await namespace.publish()
         await seen(nodes, "node-a", has("ann", confirmed=True, gpu_seconds=float(minute)))
         culler = make_culler()
         await culler.round()
         await asyncio.gather(*culler._under_way.values())
-        said = await room.session("ann")
-        await in_step(room, nodes, "ann")
+        said = await namespace.session("ann")
+        await in_step(namespace, nodes, "ann")
         log.append((minute, said.tier, said.notice and said.notice.tier))
         assert bool(hub_server.deleted) == (minute == 480)
     active, down, released, stopped = Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED
@@ -416,52 +418,52 @@ async def test_the_way_down(room, nodes, make_culler, hub_server, clock):  # noq
     assert hub_server.deleted == ["/users/ann/server"]
 
 
-async def test_a_stop_waits_for_a_fresh_report(room, nodes, make_culler, hub_server, clock, monkeypatch):  # noqa: F811
+async def test_a_stop_waits_for_a_fresh_report(namespace, nodes, make_culler, hub_server, clock, monkeypatch):  # noqa: F811
     """A kernel that went to work since the report is not in it. The next report is waited for, and acted on at once."""
-    await room.open("ann")
+    await namespace.open("ann")
     hub_server.add("ann", last_activity=clock())
-    await room.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, clock(), 0))
+    await namespace.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, clock(), 0))
     clock.forward(8 * 60 * MINUTE)
     told = Notice(tier=Tier.STOPPED, at=clock(), reason="told")
-    await room.annotate("ann", kubernetes.notice_patch(told))
-    await room.publish()
+    await namespace.annotate("ann", kubernetes.notice_patch(told))
+    await namespace.publish()
     await seen(nodes, "node-a", has("ann", notice=told))
     old = time.monotonic() - 30
-    monkeypatch.setitem(nodes._maps.arrived, f"{room.namespace}/{kubernetes.report_name('node-a')}", old)
+    monkeypatch.setitem(nodes._maps.arrived, f"{namespace.name}/{kubernetes.report_name('node-a')}", old)
     culler = make_culler()
     await culler.round()
     assert hub_server.deleted == []
     assert not [asked for asked in hub_server.asked if asked[1] == "/users/ann"]
     culler.reports_changed()
     assert culler._woken.is_set()
-    await room.publish(ann={"kernels_busy": 1})
+    await namespace.publish(ann={"kernels_busy": 1})
     await seen(nodes, "node-a", has("ann", kernels_busy=1))
     await culler.round()
     assert hub_server.deleted == []
-    assert (await room.session("ann")).notice is None
+    assert (await namespace.session("ann")).notice is None
 
 
-async def test_a_node_that_is_silent_holds_up_no_other(room, nodes, make_culler, clock):  # noqa: F811
-    await room.open("ann")
-    await room.open("bob", node="node-b")
-    await room.publish("node-b")
+async def test_a_node_that_is_silent_holds_up_no_other(namespace, nodes, make_culler, clock):  # noqa: F811
+    await namespace.open("ann")
+    await namespace.open("bob", node="node-b")
+    await namespace.publish("node-b")
     clock.forward(10 * MINUTE)
-    await room.publish("node-a")
+    await namespace.publish("node-a")
     await seen(nodes, "node-a", has("ann", confirmed=True))
     await eventually(lambda: len(list(nodes)) == 2)
     await make_culler().round()
-    assert (await room.session("ann")).notice is not None
-    assert (await room.session("bob")).notice is None
+    assert (await namespace.session("ann")).notice is not None
+    assert (await namespace.session("bob")).notice is None
 
 
-async def test_a_round_asks_the_api_server_nothing_while_nothing_is_to_be_done(room, nodes, make_culler):
+async def test_a_round_asks_the_api_server_nothing_while_nothing_is_to_be_done(namespace, nodes, make_culler):
     for number in range(20):
-        await room.open(f"user-{number}")
-    await room.publish()
+        await namespace.open(f"user-{number}")
+    await namespace.publish()
     await seen(nodes, "node-a", has("user-19", confirmed=True))
     await asyncio.sleep(0.05)
     culler = make_culler()
-    room.cluster.calls.clear()
+    namespace.cluster.calls.clear()
     for _ in range(10):
         await culler.round()
-    assert room.cluster.calls == {}
+    assert namespace.cluster.calls == {}

@@ -14,7 +14,7 @@ import pytest
 from tornado.testing import bind_unused_port
 
 from gpushare_spawner.model.tier import Tier
-from tests.kubernetes.service_room import Room, make_room
+from tests.kubernetes.service_namespace import HubNamespace, make_namespace
 from tests.service.conftest import hub_server  # noqa: F401
 from tests.service.fake_hub import TOKEN
 
@@ -27,8 +27,8 @@ idle: {release_after: 4s, warn_before: 2s}
 
 
 @pytest.fixture
-async def room(cluster) -> Room:
-    return await make_room(cluster, time.time)
+async def namespace(cluster) -> HubNamespace:
+    return await make_namespace(cluster, time.time)
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -41,24 +41,24 @@ async def start(*options: str, env: dict[str, str]) -> asyncio.subprocess.Proces
     return await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE)
 
 
-async def test_an_idle_session_is_told_and_released(room, hub_server, tmp_path):  # noqa: F811
+async def test_an_idle_session_is_told_and_released(namespace, hub_server, tmp_path):  # noqa: F811
     (tmp_path / "quarter.yaml").write_text(TEMPLATE)
     socket, port = bind_unused_port()
     socket.close()
     env = environment(
         tmp_path,
-        KUBECONFIG=str(room.cluster.kubeconfig(room.token)),
+        KUBECONFIG=str(namespace.cluster.kubeconfig(namespace.token)),
         # the address of a Service: nothing can listen on it
         JUPYTERHUB_SERVICE_URL=f"http://192.0.2.1:{port}",
         JUPYTERHUB_SERVICE_PREFIX="/services/gpushare/",
     )
-    await room.open("ann")
-    await room.publish()
-    options = (f"--namespace={room.namespace}", "--ip=*", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
+    await namespace.open("ann")
+    await namespace.publish()
+    options = (f"--namespace={namespace.name}", "--ip=*", f"--url={hub_server.url}", f"--templates-dir={tmp_path}")
     service = await start(*options, env=env)
     try:
         told, end = False, time.monotonic() + 90
-        while (said := await room.session("ann")).tier is Tier.ACTIVE:
+        while (said := await namespace.session("ann")).tier is Tier.ACTIVE:
             told = told or said.notice is not None
             assert time.monotonic() < end, "it was not released"
             assert service.returncode is None, (await service.stderr.read()).decode()
@@ -73,7 +73,7 @@ async def test_an_idle_session_is_told_and_released(room, hub_server, tmp_path):
             service.terminate()
         said_at_the_end = (await service.stderr.read()).decode()
     assert await service.wait() == 0, said_at_the_end
-    assert f"agents of the namespace {room.namespace}" in said_at_the_end
+    assert f"agents of the namespace {namespace.name}" in said_at_the_end
 
 
 async def test_without_a_cluster_it_says_what_it_looked_for(hub_server, tmp_path):  # noqa: F811

@@ -17,11 +17,11 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub
-from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceView
+from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster
 from tests.service.conftest import Clock
 from tests.spawner.running_hub import until
 
-from .service_room import HUB_RULES, eventually, has, seen
+from .service_namespace import HUB_RULES, eventually, has, seen
 from .sharing_hub import GpuNodes, gpu
 from .standin.cluster import Cluster
 
@@ -69,14 +69,14 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
     token = await cluster.service_account("service", HUB_RULES)
     hub = Hub(f"{running.url}/api", TOKEN)
     async with cluster.api_client(token) as client:
-        view = ServiceView(client, cluster.namespace, clock=clock, hub=pod["metadata"]["annotations"][HUB])
-        await view.start(60)
-        culler = Culler(view, hub, lambda: {TEMPLATE.name: TEMPLATE}, CullerSettings(cull_every=1e-9), clock=clock)
+        nodes = ServiceCluster(client, cluster.namespace, clock=clock, hub=pod["metadata"]["annotations"][HUB])
+        await nodes.start(60)
+        culler = Culler(nodes, hub, lambda: {TEMPLATE.name: TEMPLATE}, CullerSettings(cull_every=1e-9), clock=clock)
 
         async def round_at(at: float, kernels_busy: int = 0) -> None:
             await report(at, kernels_busy)
             up_to_date = has("ada", confirmed=True, kernels_busy=kernels_busy)
-            await seen(view, node, lambda shown: shown.published_at == at and up_to_date(shown))
+            await seen(nodes, node, lambda shown: shown.published_at == at and up_to_date(shown))
             await culler.round()
             await asyncio.gather(*culler._under_way.values())
 
@@ -85,14 +85,14 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
             assert (await announced(cluster)) is None
             await round_at(began + 0.95 * HOUR)
             assert (await announced(cluster)) is Tier.STOPPED
-            await eventually(lambda: any(s.notice for s in sessions(view)))
+            await eventually(lambda: any(s.notice for s in sessions(nodes)))
             await round_at(began + 1.1 * HOUR, kernels_busy=1)
             assert (await announced(cluster)) is None, "a kernel works: taken back"
-            await eventually(lambda: not any(s.notice for s in sessions(view)))
+            await eventually(lambda: not any(s.notice for s in sessions(nodes)))
             assert running.spawner("ada").active
             await round_at(began + 1.2 * HOUR)
             assert (await announced(cluster)) is Tier.STOPPED
-            await eventually(lambda: any(s.notice for s in sessions(view)))
+            await eventually(lambda: any(s.notice for s in sessions(nodes)))
             await round_at(began + 1.3 * HOUR)
             await until(lambda: not running.spawner("ada").active, 60)
             await until_gone(cluster, "jupyter-ada")
@@ -100,12 +100,12 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
             assert not await nodes.held()
             assert not running.reservations.in_flight()
         finally:
-            await view.close()
+            await nodes.close()
             hub.close()
 
 
-def sessions(view: ServiceView) -> list[PodSession]:
-    return [pod.session for pods in view._pods_by_node().values() for pod in pods.values()]
+def sessions(nodes: ServiceCluster) -> list[PodSession]:
+    return [pod.session for pods in nodes._pods_by_node().values() for pod in pods.values()]
 
 
 async def announced(cluster: Cluster) -> Tier | None:

@@ -116,14 +116,14 @@ async def test_a_pod_that_goes_counts_until_it_is_gone(
     await nodes.add(gpus=1)
     hub = await make_hub()
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
-    room, node = hub.reservations, cluster.nodes[nodes.names[0]]
+    reservations, node = hub.reservations, cluster.nodes[nodes.names[0]]
     await node.stop()
     await cluster.admin.delete(path("pods", cluster.namespace, "jupyter-ada"), grace=30)
-    await until(lambda: any(pod["metadata"].get("deletionTimestamp") for pod in room.cluster.pods()))
-    assert (await room.availability_now()).check.ledger.free_units(f"GPU-{node.name}-0") == 0
+    await until(lambda: any(pod["metadata"].get("deletionTimestamp") for pod in reservations.cluster.pods()))
+    assert (await reservations.availability_now()).check.ledger.free_units(f"GPU-{node.name}-0") == 0
     await node.start()
-    await until(lambda: not list(room.cluster.pods()))
-    assert (await room.availability_now()).check.ledger.free_units(f"GPU-{node.name}-0") == 100
+    await until(lambda: not list(reservations.cluster.pods()))
+    assert (await reservations.availability_now()).check.ledger.free_units(f"GPU-{node.name}-0") == 100
 
 
 async def test_reports_that_are_stale_or_wrong_give_no_place(

@@ -41,7 +41,7 @@ def report(node: str, gpus: Sequence[GpuReport], allocations: Iterable[Allocatio
 
 
 def active(name: str, gpus: str | tuple[str, ...], units: int, borrowed: int = 0, opened_at: float = 0.0) -> Allocation:
-    """A session that holds its whole share."""
+    """A session that holds its full share."""
     return Allocation(name, (gpus,) if isinstance(gpus, str) else gpus, units, borrowed, units, opened_at)
 
 

@@ -9,7 +9,7 @@ from tests.placement.reports import active, session
 
 
 @pytest.mark.parametrize(
-    ("numbers", "complaint"),
+    ("numbers", "problem"),
     [
         ({"share_units": 0}, "ann: a share has 1 to 100 units, not 0"),
         ({"share_units": 101}, "ann: a share has 1 to 100 units, not 101"),
@@ -18,8 +18,8 @@ from tests.placement.reports import active, session
         ({"share_units": 10, "effective_units": 11}, "ann: effective_units is 11, outside 0 to 10"),
     ],
 )
-def test_contradictory_numbers_are_refused_with_the_session_and_the_number(numbers, complaint):
-    with pytest.raises(ValueError, match=f"^{complaint}$"):
+def test_contradictory_numbers_are_refused_with_the_session_and_the_number(numbers, problem):
+    with pytest.raises(ValueError, match=f"^{problem}$"):
         Allocation("ann", ("a",), **numbers)
 
 

@@ -63,9 +63,9 @@ if os.environ.get("TEST_OWN_USER_ROLE"):
     c.JupyterHub.load_roles.append({"name": "user", "description": "ours", "scopes": ["self", "read:hub"]})
 
 # as zero-to-jupyterhub does it: executed in the main file's own namespace, twice to see that it bears it
-fragment = Path(os.environ["TEST_FRAGMENT"]).read_text()
+config_file = Path(os.environ["TEST_CONFIG_FILE"]).read_text()
 for _ in range(2):
-    exec(compile(fragment, "20-gpushare-service.py", "exec"))
+    exec(compile(config_file, "20-gpushare-service.py", "exec"))
 
 for service in c.JupyterHub.services.to_dict()["extend"]:
     if service["name"] == "gpushare":

@@ -21,7 +21,7 @@ from tornado.testing import bind_unused_port
 from tornado.web import Application, RequestHandler
 
 HERE = Path(__file__).parent
-FRAGMENT = HERE.parents[1] / "jupyterhub_config.d" / "20-gpushare-service.py"
+CONFIG_FILE = HERE.parents[1] / "jupyterhub_config.d" / "20-gpushare-service.py"
 
 
 class _Anything(RequestHandler):
@@ -109,7 +109,7 @@ async def real_hub(
             sys.executable, "-m", "jupyterhub", "-f", str(HERE / "hub_config.py"),
             cwd=folder, stdout=output, stderr=output, start_new_session=True,
             env=os.environ | {
-                "TEST_FOLDER": str(folder), "TEST_FRAGMENT": str(FRAGMENT), "TEST_TOKEN": tester,
+                "TEST_FOLDER": str(folder), "TEST_CONFIG_FILE": str(CONFIG_FILE), "TEST_TOKEN": tester,
                 "TEST_SERVICE_TOKEN": service, "TEST_SERVER_PORT": str(server_port),
                 "TEST_PROXY_PORT": str(proxy_port), "TEST_HUB_PORT": str(hub_port),
                 "GPUSHARE_TEMPLATES": str(templates), "GPUSHARE_CONTROL": str(control_socket),

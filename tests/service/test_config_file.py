@@ -10,15 +10,15 @@ from traitlets import Dict, List
 from traitlets.config import Config, Configurable
 from traitlets.config.loader import PyFileConfigLoader
 
-from tests.service.real_hub import FRAGMENT
+from tests.service.real_hub import CONFIG_FILE
 
 ACCESS = "access:services!service=gpushare"
 
 
 def apply(config: Config, monkeypatch: pytest.MonkeyPatch, version: int) -> Config:
-    """Run the fragment as hubs of this version do; only `c` is there."""
+    """Run the config file as hubs of this version do; only `c` is there."""
     set_version(monkeypatch, version)
-    exec(compile(FRAGMENT.read_text(), "main file", "exec"), {"c": config})
+    exec(compile(CONFIG_FILE.read_text(), "main file", "exec"), {"c": config})
     return config
 
 
@@ -73,7 +73,7 @@ def test_an_admins_own_role_user_is_extended_and_not_defined_again(monkeypatch, 
     (tmp_path / "theirs.py").write_text(f"c.JupyterHub.load_roles.append({user})")
     for name in ("first", "second"):
         (tmp_path / f"{name}.py").write_text(f"c.JupyterHub.load_roles.append({{'name': '{name}'}})")
-    where = f"load = load_subconfig; ours, theirs = {str(FRAGMENT)!r}, 'theirs.py'"
+    where = f"load = load_subconfig; ours, theirs = {str(CONFIG_FILE)!r}, 'theirs.py'"
     (tmp_path / "main.py").write_text(f"c = get_config(); USER = {user}\n{where}\n{order}\n")
     config = PyFileConfigLoader("main.py", str(tmp_path)).load_config()
     assert roles(config)["user"] == ["self", "read:hub", ACCESS]

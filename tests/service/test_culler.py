@@ -79,7 +79,7 @@ async def test_work_takes_the_notice_back(culler, agent, clock):
     assert agent.sessions[ann].notice is None
 
 
-async def test_killed_between_decision_and_deed(culler, agent, clock):
+async def test_killed_between_decision_and_action(culler, agent, clock):
     """All that counts is in the agent's report: every round here is made by a culler that knows of no other."""
     ann = agent.add("ann")
     clock.forward(10 * MINUTE)
@@ -123,7 +123,7 @@ async def test_killed_in_the_middle_of_a_round(culler, agent, hub_server, clock)
     assert {agent.sessions[name].tier for name in names} == {Tier.DOWNGRADED}
 
 
-async def test_work_between_report_and_deed_is_respected(culler, agent, clock):
+async def test_work_between_report_and_action_is_respected(culler, agent, clock):
     ann = agent.add("ann")
     clock.forward(10 * MINUTE)
     await culler().round()

@@ -25,7 +25,7 @@ def plain(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def test_the_page_tells_each_sessions_story():
+def test_the_page_says_of_each_session_what_it_has_and_does():
     text = plain(page(shown()))
     assert "ann 0.25 GPU active 0.25 of 0.25 GPU on GPU 0 received 24 min of 25 min GPU time" in text
     assert "GPU busy 1 kernel, 1 busy 12 waits, 95 % under 194 ms 6 GiB of 16 GiB" in text

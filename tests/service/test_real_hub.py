@@ -51,7 +51,7 @@ async def test_the_service_on_a_real_hub(tmp_path, templates):
         await what_the_service_may_do_and_what_not(hub)
         await who_sees_what(hub, ann, bob)
         agent.asked.clear()
-        await the_whole_way_down(hub, agent)
+        await all_tiers_in_turn(hub, agent)
         assert "lacks the scope" not in hub.log.read_text()
 
 
@@ -118,8 +118,8 @@ async def who_sees_what(hub, ann, bob):
     assert "requested scopes" not in hub.log.read_text()
 
 
-async def the_whole_way_down(hub, agent):
-    """Told, shrunk, told, lent out, told, stopped through the hub's API."""
+async def all_tiers_in_turn(hub, agent):
+    """Notified, downgraded, notified, released, notified, stopped through the hub's API."""
     await hub.user("carl")
     assert "" in await hub.servers("carl")
     agent.add("carl", template="hasty")

@@ -86,7 +86,7 @@ class PodSession:
     tier_since: float
     """Seconds since the epoch."""
     effective_units: int
-    """What the tier leaves it, on each of its GPUs: the whole share when active."""
+    """What the tier leaves it, on each of its GPUs: the full share when active."""
     borrowed_units: int = 0
     tier: Tier = Tier.ACTIVE
     notice: Notice | None = None

@@ -89,7 +89,7 @@ def test_annotations_that_were_dealt_with_are_no_new_decision(world: World) -> N
 
 
 @pytest.mark.parametrize("doing", [replace(IDLE, busy=True), replace(IDLE, last=1500.5)])
-def test_session_that_worked_in_the_meantime_follows_no_step_down(world: World, doing: Activity) -> None:
+def test_session_that_worked_in_the_meantime_follows_no_idle_action(world: World, doing: Activity) -> None:
     world.doing = doing
     world.says(down())
     assert world.moves == []

@@ -174,7 +174,7 @@ class StandInKubelet:
                 except AdmissionError:
                     self.devices.free(pod["metadata"]["uid"])
                     raise
-            self._check_room(pod)
+            self._check_free(pod)
 
     def _check_node(self, pod: dict[str, Any]) -> None:
         wanted = pod["spec"].get("nodeSelector") or {}
@@ -182,7 +182,7 @@ class StandInKubelet:
         if any(labels.get(key) != value for key, value in wanted.items()):
             raise AdmissionError("NodeAffinity", "Pod was rejected: Predicate NodeAffinity failed")
 
-    def _check_room(self, pod: dict[str, Any]) -> None:
+    def _check_free(self, pod: dict[str, Any]) -> None:
         """cpu, memory and the number of pods. Devices are counted by their ids, not here."""
         others = [other for other in self.active_pods() if other["metadata"]["uid"] != pod["metadata"]["uid"]]
         used: dict[str, Any] = {}
@@ -193,9 +193,9 @@ class StandInKubelet:
         for name, amount in requests(pod).items():
             if is_extended(name) or name not in capacity:
                 continue
-            room = quantity(capacity[name])
-            if used.get(name, 0) + amount > room:
-                message = f"requested: {amount}, used: {used.get(name, 0)}, capacity: {room}"
+            most = quantity(capacity[name])
+            if used.get(name, 0) + amount > most:
+                message = f"requested: {amount}, used: {used.get(name, 0)}, capacity: {most}"
                 raise AdmissionError(
                     f"OutOf{name}", f"Pod was rejected: Node didn't have enough resource: {name}, {message}"
                 )

@@ -129,7 +129,7 @@ def test_tier_patch_restores_the_share_and_withdraws_the_notice() -> None:
         tier_patch(Tier.STOPPED, 0, 0)
 
 
-def test_the_guard_of_a_step_down_is_no_earlier_than_the_work_that_the_service_knows_of() -> None:
+def test_the_guard_of_an_idle_action_is_no_earlier_than_the_work_that_the_service_knows_of() -> None:
     last_work = 1767230000.0004
     down = {**SESSION.annotations(), **tier_patch(Tier.RELEASED, 1767230900, 0, idle_since=last_work)}
     session = pod_session({name: value for name, value in down.items() if value is not None})

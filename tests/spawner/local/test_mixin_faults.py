@@ -170,7 +170,9 @@ async def test_an_agent_that_comes_back_without_its_state_gets_the_sessions_agai
     assert agent.sessions["ada"].gpus == spawner._attempt.session.gpus
 
 
-async def test_a_server_that_stops_while_the_agent_is_away_is_closed_later(hub: RunningHub, agent: FakeAgent) -> None:
+async def test_a_server_that_stops_while_the_agent_is_unavailable_is_closed_later(
+    hub: RunningHub, agent: FakeAgent
+) -> None:
     await hub.start_server("ada", {"profile": "quarter-gpu"})
     await hub.started("ada")
     await agent.stop()

@@ -1,4 +1,4 @@
-"""The spawners beside the simple one, and the config fragment."""
+"""The spawners beside the simple one, and the config file."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_entry_points_name_spawners() -> None:
         assert issubclass(import_item(path.replace(":", ".")), GPUShareBase)
 
 
-# -- the fragment --
+# -- the config file --
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "gpushare-local"), ("mine", "mine")])

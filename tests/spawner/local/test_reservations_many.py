@@ -14,7 +14,7 @@ from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from tests.spawner.fake_agent import FakeAgent
-from tests.spawner.queue.test_reservations import wish
+from tests.spawner.queue.test_reservations import spawn_request
 from tests.spawner.running_hub import RunningHub, until
 
 
@@ -107,7 +107,9 @@ async def test_starts_and_stops_in_any_order_leave_nothing_reserved(agent: FakeA
     async def one(name: str) -> None:
         for _ in range(3):
             await asyncio.sleep(chance.random() * 0.05)
-            start = asyncio.ensure_future(reservations.reserve(wish(name, chance.choice((0.1, 0.25, 0.5, 1.0))), 3.0))
+            start = asyncio.ensure_future(
+                reservations.reserve(spawn_request(name, chance.choice((0.1, 0.25, 0.5, 1.0))), 3.0)
+            )
             if chance.random() < 0.3:
                 await asyncio.sleep(chance.random() * 0.05)
                 start.cancel()

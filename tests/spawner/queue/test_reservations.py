@@ -1,4 +1,4 @@
-"""Starts that wait for room: order, place, time, end."""
+"""Spawns that wait for free capacity: order, place, time, end."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.spawner.running_hub import TOKEN, RunningHub, until
 TASKS: set[asyncio.Task[Any]] = set()
 
 
-def wish(name: str, fraction: float = 0.5, **gpu: Any) -> SpawnRequest:
+def spawn_request(name: str, fraction: float = 0.5, **gpu: Any) -> SpawnRequest:
     wanted = {"fraction": fraction, **gpu} if "count" not in gpu else gpu
     template = Template.model_validate({"name": "t", "display_name": "T", "gpu": wanted})
     return SpawnRequest(Tenant(name), template)
 
 
-class Line:
+class RunningQueue:
     """Reservations on a fake agent, and the starts that a test began."""
 
     def __init__(self, agent: FakeAgent, **settings: Any) -> None:
@@ -62,152 +62,156 @@ class Line:
 
 
 @pytest.fixture
-async def line(agent: FakeAgent) -> AsyncIterator[Line]:
-    made = Line(agent)
+async def queue(agent: FakeAgent) -> AsyncIterator[RunningQueue]:
+    made = RunningQueue(agent)
     yield made
     for task in list(made.reservations._tasks):
         task.cancel()
 
 
-async def test_spawns_are_placed_in_the_order_in_which_they_came(line: Line, agent: FakeAgent) -> None:
+async def test_spawns_are_placed_in_the_order_in_which_they_came(queue: RunningQueue, agent: FakeAgent) -> None:
     for gpu in (0, 1):
         agent.occupy(f"there-{gpu}", 100, gpu)
     starts = {}
     for place, name in enumerate(("ada", "bob", "cyd")):
-        starts[name] = line.start(wish(name))
-        await line.waits(name, place)
-    assert "none is free" in line.tickets["ada"].hint
+        starts[name] = queue.start(spawn_request(name))
+        await queue.waits(name, place)
+    assert "none is free" in queue.tickets["ada"].hint
     del agent.sessions["there-1"]
     await asyncio.wait({starts["ada"], starts["bob"]})
     assert [session.gpus for session in agent.sessions.values()] == [("GPU-0",), ("GPU-1",), ("GPU-1",)]
-    await line.waits("cyd", 0)
+    await queue.waits("cyd", 0)
     assert not starts["cyd"].done()
-    line.reservations.sessions.release("ada")
+    queue.reservations.sessions.release("ada")
     assert (await starts["cyd"]).gpus[0].uuid == "GPU-1"
     assert not agent.violations
 
 
-async def test_an_empty_queue_asks_the_agent_nothing(line: Line, agent: FakeAgent) -> None:
-    await line.start(wish("ada"))
+async def test_an_empty_queue_asks_the_agent_nothing(queue: RunningQueue, agent: FakeAgent) -> None:
+    await queue.start(spawn_request("ada"))
     asked = len(agent.requests)
     await asyncio.sleep(0.3)
     assert len(agent.requests) == asked
 
 
-async def test_later_spawns_use_what_is_not_kept_for_an_earlier_one(line: Line, agent: FakeAgent) -> None:
+async def test_later_spawns_use_what_is_not_kept_for_an_earlier_one(queue: RunningQueue, agent: FakeAgent) -> None:
     agent.occupy("there-0", 50, 0)
     agent.occupy("there-1", 60, 1)
-    whole = line.start(wish("whole", count=1))
-    await line.waits("whole", 0)
+    whole = queue.start(spawn_request("whole", count=1))
+    await queue.waits("whole", 0)
     for number in range(4):
-        assert (await line.start(wish(f"small-{number}", 0.1))).gpus[0].uuid == "GPU-1"
-    late = line.start(wish("late", 0.1))
-    await line.waits("late", 1)
-    assert line.tickets["late"].hint == "Earlier spawns are placed first."
+        assert (await queue.start(spawn_request(f"small-{number}", 0.1))).gpus[0].uuid == "GPU-1"
+    late = queue.start(spawn_request("late", 0.1))
+    await queue.waits("late", 1)
+    assert queue.tickets["late"].hint == "Earlier spawns are placed first."
     agent.sessions.pop("there-0")
     assert (await whole).gpus[0].uuid == "GPU-0"
-    line.reservations.sessions.release("small-0")
+    queue.reservations.sessions.release("small-0")
     assert (await late).gpus[0].uuid == "GPU-1"
 
 
-async def test_what_is_kept_for_a_spawn_is_free_as_soon_as_it_leaves(line: Line, agent: FakeAgent) -> None:
+async def test_what_is_kept_for_a_spawn_is_free_as_soon_as_it_leaves(queue: RunningQueue, agent: FakeAgent) -> None:
     agent.occupy("there-0", 50, 0)
     agent.occupy("there-1", 100, 1)
-    whole = line.start(wish("whole", count=1))
-    await until(lambda: bool(line.reservations.feed.ledger.claims))
-    quarter = wish("quarter", 0.25).template
-    assert (await line.reservations.availability_now()).availability(quarter).kind == "wait"
+    whole = queue.start(spawn_request("whole", count=1))
+    await until(lambda: bool(queue.reservations.feed.ledger.claims))
+    quarter = spawn_request("quarter", 0.25).template
+    assert (await queue.reservations.availability_now()).availability(quarter).kind == "wait"
     whole.cancel()
     await asyncio.wait([whole])
-    assert (await line.reservations.availability_now()).availability(quarter).kind == "now"
+    assert (await queue.reservations.availability_now()).availability(quarter).kind == "now"
 
 
-async def test_spawns_for_different_models_do_not_delay_each_other(line: Line, agent: FakeAgent) -> None:
+async def test_spawns_for_different_models_do_not_delay_each_other(queue: RunningQueue, agent: FakeAgent) -> None:
     other = agent.gpus[1].model_copy(update={"model": "NVIDIA A100"})
     agent.gpus = (agent.gpus[0], other)
     agent.occupy("there", 100, 0)
-    first = line.start(wish("ada", models=["Simulated*"]))
-    await line.waits("ada", 0)
-    assert (await line.start(wish("bob", models=["*a100"]))).gpus[0].model == "NVIDIA A100"
+    first = queue.start(spawn_request("ada", models=["Simulated*"]))
+    await queue.waits("ada", 0)
+    assert (await queue.start(spawn_request("bob", models=["*a100"]))).gpus[0].model == "NVIDIA A100"
     agent.occupy("more", 50, 1)
-    line.start(wish("cyd", models=["*a100"]))
-    await line.waits("cyd", 0)
+    queue.start(spawn_request("cyd", models=["*a100"]))
+    await queue.waits("cyd", 0)
     assert not first.done()
 
 
-async def test_the_wait_ends_with_a_clear_message(line: Line, agent: FakeAgent) -> None:
+async def test_the_wait_ends_with_a_clear_message(queue: RunningQueue, agent: FakeAgent) -> None:
     for gpu in (0, 1):
         agent.occupy(f"there-{gpu}", 80, gpu)
     with pytest.raises(SpawnRefused) as refused:
-        await line.start(wish("ada"), patience=0.3)
+        await queue.start(spawn_request("ada"), patience=0.3)
     assert refused.value.status_code == 503
     said = refused.value.jupyterhub_message
     assert "No free capacity for 0.50 GPU after" in said
     assert "at most 0.20 GPU is free" in said
     assert "Nothing stays reserved" in said
     assert refused.value.headers == {"Retry-After": "60"}
-    assert line.nothing_left()
+    assert queue.nothing_left()
     assert not agent.asked("open")
 
 
-async def test_a_spawn_that_no_pass_has_come_to_yet_is_not_refused_for_its_time(line: Line, agent: FakeAgent) -> None:
+async def test_a_spawn_that_no_pass_has_come_to_yet_is_not_refused_for_its_time(
+    queue: RunningQueue, agent: FakeAgent
+) -> None:
     busy = asyncio.Event()
     agent.before = lambda request: busy.wait()
-    start = line.start(wish("ada"), patience=0.3)
+    start = queue.start(spawn_request("ada"), patience=0.3)
     await asyncio.sleep(0.5)
     assert not start.done()
     busy.set()
     assert (await start).gpus
 
 
-async def test_a_spawn_that_no_pass_ever_comes_to_is_refused_after_twice_its_time(line: Line, agent: FakeAgent) -> None:
+async def test_a_spawn_that_no_pass_ever_comes_to_is_refused_after_twice_its_time(
+    queue: RunningQueue, agent: FakeAgent
+) -> None:
     agent.before = lambda request: asyncio.Event().wait()
     with pytest.raises(SpawnRefused):
-        await asyncio.wait_for(line.start(wish("ada"), patience=0.2), 2)
-    assert line.nothing_left()
+        await asyncio.wait_for(queue.start(spawn_request("ada"), patience=0.2), 2)
+    assert queue.nothing_left()
 
 
-async def test_a_user_name_of_255_characters_of_four_bytes_gets_a_place(line: Line, agent: FakeAgent) -> None:
+async def test_a_user_name_of_255_characters_of_four_bytes_gets_a_place(queue: RunningQueue, agent: FakeAgent) -> None:
     name, server = "\U00020000" * 255, "\U00020001" * 255
-    template = wish("x").template
-    assert (await line.start(SpawnRequest(Tenant(name, server), template))).gpus
+    template = spawn_request("x").template
+    assert (await queue.start(SpawnRequest(Tenant(name, server), template))).gpus
     assert split_session_id(agent.asked("open")[0].id) == (name, server)
 
 
 async def test_a_spawn_that_cannot_be_placed_for_a_bug_holds_up_nobody(
-    line: Line, agent: FakeAgent, caplog: pytest.LogCaptureFixture
+    queue: RunningQueue, agent: FakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad = line.start(SpawnRequest(Tenant("ada\n"), Template.model_validate({"name": "t", "display_name": "T"})))
-    good = line.start(wish("bob"))
+    bad = queue.start(SpawnRequest(Tenant("ada\n"), Template.model_validate({"name": "t", "display_name": "T"})))
+    good = queue.start(spawn_request("bob"))
     assert (await asyncio.wait_for(good, 5)).gpus
     with pytest.raises(SpawnRefused, match="internal error"):
         await bad
     assert "Placing ada" in caplog.text
-    line.reservations.sessions.release("bob")
-    await until(line.nothing_left)
+    queue.reservations.sessions.release("bob")
+    await until(queue.nothing_left)
 
 
 async def test_a_spawn_is_refused_when_the_queue_is_full(agent: FakeAgent) -> None:
-    line = Line(agent, queue_length=1)
+    queue = RunningQueue(agent, queue_length=1)
     agent.occupy("there-0", 80, 0)
     agent.occupy("there-1", 80, 1)
-    line.start(wish("ada"))
-    await line.waits("ada", 0)
+    queue.start(spawn_request("ada"))
+    await queue.waits("ada", 0)
     with pytest.raises(SpawnRefused, match="The queue is full \\(1 spawn\\)"):
-        await line.start(wish("bob"))
+        await queue.start(spawn_request("bob"))
     # one that fits is not turned away because others wait
-    assert (await line.start(wish("cyd", 0.1))).gpus
+    assert (await queue.start(spawn_request("cyd", 0.1))).gpus
 
 
-async def test_a_cancelled_wait_leaves_nothing(line: Line, agent: FakeAgent) -> None:
+async def test_a_cancelled_wait_leaves_nothing(queue: RunningQueue, agent: FakeAgent) -> None:
     agent.occupy("there-0", 100, 0)
     agent.occupy("there-1", 100, 1)
-    waiting = line.start(wish("ada"))
-    await line.waits("ada", 0)
-    behind = line.start(wish("bob"))
-    await line.waits("bob", 1)
+    waiting = queue.start(spawn_request("ada"))
+    await queue.waits("ada", 0)
+    behind = queue.start(spawn_request("bob"))
+    await queue.waits("bob", 1)
     waiting.cancel()
-    await line.waits("bob", 0)
+    await queue.waits("bob", 0)
     agent.sessions.clear()
     await behind
     assert list(agent.sessions) == ["bob"]
@@ -215,7 +219,7 @@ async def test_a_cancelled_wait_leaves_nothing(line: Line, agent: FakeAgent) -> 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_a_spawn_that_is_cancelled_while_the_agent_opens_leaves_nothing(
-    line: Line, agent: FakeAgent, moment: str
+    queue: RunningQueue, agent: FakeAgent, moment: str
 ) -> None:
     opening, go_on = asyncio.Event(), asyncio.Event()
 
@@ -225,19 +229,21 @@ async def test_a_spawn_that_is_cancelled_while_the_agent_opens_leaves_nothing(
             await go_on.wait()
 
     setattr(agent, moment, hold)
-    start = line.start(wish("ada"))
+    start = queue.start(spawn_request("ada"))
     await opening.wait()
     start.cancel()
     await asyncio.wait({start})
     go_on.set()
     await until(lambda: bool(agent.asked("close")))
-    await until(line.nothing_left)
+    await until(queue.nothing_left)
     assert not agent.sessions
-    assert not line.reservations.sessions.in_flight
+    assert not queue.reservations.sessions.in_flight
 
 
-async def test_the_same_server_again_waits_until_its_old_session_is_closed(line: Line, agent: FakeAgent) -> None:
-    await line.start(wish("ada"))
+async def test_the_same_server_again_waits_until_its_old_session_is_closed(
+    queue: RunningQueue, agent: FakeAgent
+) -> None:
+    await queue.start(spawn_request("ada"))
     closing = asyncio.Event()
 
     async def slow(request: Any) -> None:
@@ -246,87 +252,93 @@ async def test_the_same_server_again_waits_until_its_old_session_is_closed(line:
             await asyncio.sleep(0.2)
 
     agent.before = slow
-    line.reservations.sessions.release("ada")
+    queue.reservations.sessions.release("ada")
     await closing.wait()
-    await line.start(wish("ada", 1.0))
+    await queue.start(spawn_request("ada", 1.0))
     assert [request.op for request in agent.requests if request.op != "report"] == ["open", "close", "open"]
     assert agent.sessions["ada"].share_units == 100
 
 
-async def test_a_close_that_was_tried_before_does_not_hit_the_new_session(line: Line, agent: FakeAgent) -> None:
-    """The agent is away when a session is closed; the server is started again before the next try."""
-    await line.start(wish("ada"))
+async def test_a_close_that_was_tried_before_does_not_hit_the_new_session(
+    queue: RunningQueue, agent: FakeAgent
+) -> None:
+    """The agent is unavailable when a session is closed; the server is started again before the next try."""
+    await queue.start(spawn_request("ada"))
     await agent.stop()
-    line.reservations.sessions.release("ada")
+    queue.reservations.sessions.release("ada")
     await asyncio.sleep(0.1)
-    again = line.start(wish("ada"))
+    again = queue.start(spawn_request("ada"))
     await agent.start()
     await again
-    await until(lambda: line.reservations.sessions.all_closed)
+    await until(lambda: queue.reservations.sessions.all_closed)
     await asyncio.sleep(0.3)
     assert list(agent.sessions) == ["ada"]
 
 
-async def test_a_session_from_before_does_not_block_its_own_server(line: Line, agent: FakeAgent) -> None:
+async def test_a_session_from_before_does_not_block_its_own_server(queue: RunningQueue, agent: FakeAgent) -> None:
     agent.occupy("ada", 100, 0)
     agent.occupy("there", 100, 1)
-    assert (await line.start(wish("ada", 1.0))).gpus[0].uuid == "GPU-0"
+    assert (await queue.start(spawn_request("ada", 1.0))).gpus[0].uuid == "GPU-0"
 
 
 @pytest.mark.parametrize("code", ["no-capacity", "unknown-gpu", "unhealthy-gpu", "exists"])
-async def test_a_place_that_the_agent_refuses_is_looked_for_again(line: Line, agent: FakeAgent, code: Any) -> None:
+async def test_a_place_that_the_agent_refuses_is_looked_for_again(
+    queue: RunningQueue, agent: FakeAgent, code: Any
+) -> None:
     agent.refuse["open"] = [code]
-    assert (await line.start(wish("ada"))).gpus
+    assert (await queue.start(spawn_request("ada"))).gpus
     assert len(agent.asked("open")) == 2
     assert agent.sessions["ada"].share_units == 50
 
 
-async def test_a_session_that_the_agent_refuses_for_good_ends_the_wait(line: Line, agent: FakeAgent) -> None:
+async def test_a_session_that_the_agent_refuses_for_good_ends_the_wait(queue: RunningQueue, agent: FakeAgent) -> None:
     agent.refuse["open"] = ["internal"]
     with pytest.raises(SpawnRefused, match="the test says internal"):
-        await line.start(wish("ada"))
-    assert line.nothing_left()
-    assert not line.reservations.sessions.in_flight
+        await queue.start(spawn_request("ada"))
+    assert queue.nothing_left()
+    assert not queue.reservations.sessions.in_flight
 
 
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (wish("ada", count=3), "no node has more than 2"),
-        (wish("ada", models=["*A100*"]), "Available models: Simulated GPU 16 GiB"),
-        (wish("ada", memory={"guarantee": "40Gi"}), "No GPU is of a model"),
+        (spawn_request("ada", count=3), "no node has more than 2"),
+        (spawn_request("ada", models=["*A100*"]), "Available models: Simulated GPU 16 GiB"),
+        (spawn_request("ada", memory={"guarantee": "40Gi"}), "No GPU is of a model"),
     ],
 )
-async def test_what_can_never_fit_does_not_wait(line: Line, agent: FakeAgent, wanted: SpawnRequest, says: str) -> None:
+async def test_what_can_never_fit_does_not_wait(
+    queue: RunningQueue, agent: FakeAgent, wanted: SpawnRequest, says: str
+) -> None:
     agent.occupy("there", 100, 0)
     with pytest.raises(SpawnRefused) as refused:
-        await line.start(wanted)
+        await queue.start(wanted)
     assert refused.value.status_code == 409
     assert says in refused.value.jupyterhub_message
 
 
-async def test_an_agent_that_restarts_is_waited_for(line: Line, agent: FakeAgent) -> None:
+async def test_an_agent_that_restarts_is_waited_for(queue: RunningQueue, agent: FakeAgent) -> None:
     await agent.stop()
-    start = line.start(wish("ada"))
-    await until(lambda: "ada" in line.tickets and "does not answer" in line.tickets["ada"].hint)
+    start = queue.start(spawn_request("ada"))
+    await until(lambda: "ada" in queue.tickets and "does not answer" in queue.tickets["ada"].hint)
     await agent.start()
     assert (await start).gpus
 
 
-async def test_a_spawn_is_refused_when_the_agent_stays_away(agent: FakeAgent) -> None:
-    line = Line(agent, agent_patience=0.2)
+async def test_a_spawn_is_refused_when_the_agent_stays_unavailable(agent: FakeAgent) -> None:
+    queue = RunningQueue(agent, agent_patience=0.2)
     await agent.stop()
     with pytest.raises(SpawnRefused) as refused:
-        await line.start(wish("ada"))
+        await queue.start(spawn_request("ada"))
     assert "The GPU agent of this machine does not answer" in refused.value.jupyterhub_message
     assert refused.value.status_code == 503
-    assert line.nothing_left()
+    assert queue.nothing_left()
 
 
-async def test_a_share_on_lent_units_is_marked_as_borrowed(line: Line, agent: FakeAgent) -> None:
+async def test_a_share_on_lent_units_is_marked_as_borrowed(queue: RunningQueue, agent: FakeAgent) -> None:
     for gpu in (0, 1):
         agent.occupy(f"idle-{gpu}", 100, gpu, tier="released", effective_units=0, guaranteed_units=0)
-    got = await line.start(wish("ada"))
+    got = await queue.start(spawn_request("ada"))
     assert got.opened_with.borrowed_units == 50
 
 
@@ -375,9 +387,9 @@ async def progress_of(hub: RunningHub, name: str, said: str) -> dict[str, Any]:
     headers = {"Authorization": f"token {TOKEN}"}
     async with aiohttp.ClientSession(headers=headers) as session, session.get(address) as stream, asyncio.timeout(10):
         # the stream goes on while the spawn waits: leaving the block ends it
-        async for line in stream.content:
-            if line.startswith(b"data:"):
-                event: dict[str, Any] = json.loads(line.removeprefix(b"data:"))
+        async for queue in stream.content:
+            if queue.startswith(b"data:"):
+                event: dict[str, Any] = json.loads(queue.removeprefix(b"data:"))
                 if said in event["message"]:
                     return event
     raise AssertionError(f"the stream ended without {said!r}")

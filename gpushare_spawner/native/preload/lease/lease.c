@@ -13,7 +13,7 @@
 
 /* docs/reference/protocol.md: after so long without an answer the work runs anyway. */
 #define ANSWER_PATIENCE (30 * SECOND)
-/* A lease that is not used for this long is given back. */
+/* A lease that is not used for this long is returned. */
 #define QUIET_RELEASE (1 * SECOND)
 /* Work that does not end while the program's own threads wait at the gate may be waiting for them: the gate is opened
    for a moment, and shut again. How long that takes: pace_patience. */
@@ -23,12 +23,12 @@
 #define MARK_PASSES (50 * MILLISECOND)
 
 enum lease_state {
-    UNARBITRATED, /* open */
-    NONE,         /* shut, nobody waits */
-    ASKED,        /* REQUEST sent */
-    PAGING_IN,    /* granted; the gate opens when the memory is there */
-    HELD,         /* open */
-    SHUTTING,     /* shut; waiting until the device is quiet */
+    WITHOUT_AGENT, /* open */
+    NONE,          /* shut, nobody waits */
+    ASKED,         /* REQUEST sent */
+    PAGING_IN,     /* granted; the gate opens when the memory is there */
+    HELD,          /* open */
+    SHUTTING,      /* shut; waiting until the device is quiet */
 };
 
 static struct lease {
@@ -63,10 +63,10 @@ void leases_forget(void) {
     memset(leases, 0, sizeof leases);
 }
 
-void lease_unarbitrated(struct gpu *gpu) {
+void lease_without_agent(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     pager_cut(gpu);
-    *lease = (struct lease){.state = UNARBITRATED, .bursts = lease->bursts};
+    *lease = (struct lease){.state = WITHOUT_AGENT, .bursts = lease->bursts};
     pace_begin(gpu, 0);
     gate_open(gpu);
 }
@@ -145,11 +145,11 @@ static void hold(struct gpu *gpu) {
 void lease_granted(struct gpu *gpu, const struct frame *frame) {
     struct lease *lease = lease_of(gpu);
     atomic_fetch_add(&gpu->progress, 1);
-    if (frame->f[0] == 0) { /* still in line, and not forgotten */
+    if (frame->f[0] == 0) { /* still waiting, and not forgotten */
         lease->asked_at = clock_now();
         return;
     }
-    if (lease->state == UNARBITRATED) return;
+    if (lease->state == WITHOUT_AGENT) return;
     if (frame->f[0] == lease->last_id) return; /* its pace: crossed with our giving it back */
     lease->id = frame->f[0];
     lease->pace = frame->f[3];
@@ -186,7 +186,7 @@ static void shut(struct gpu *gpu, uint32_t reason, uint64_t page_out) {
 
 void lease_revoked(struct gpu *gpu, const struct frame *frame) {
     struct lease *lease = lease_of(gpu);
-    if (frame->f[0] != lease->id || lease->state == UNARBITRATED || lease->state == NONE || lease->state == ASKED) {
+    if (frame->f[0] != lease->id || lease->state == WITHOUT_AGENT || lease->state == NONE || lease->state == ASKED) {
         /* crossed with our giving the lease back; the memory is wanted all the same */
         if (frame->f[1] && frame->f[0] == lease->last_id && (lease->state == NONE || lease->state == ASKED))
             begin_page_out(gpu, frame->f[1], frame->f[0]);
@@ -279,7 +279,7 @@ uint64_t lease_step(struct gpu *gpu) {
     uint64_t moving_next = moving ? now + STEP : UINT64_MAX, next = UINT64_MAX;
 
     switch (lease->state) {
-    case UNARBITRATED: break;
+    case WITHOUT_AGENT: break;
     case NONE:
         if (atomic_load(&gpu->waiters) || works_unseen(gpu, now, &next)) {
             ask(gpu);

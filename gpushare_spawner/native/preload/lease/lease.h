@@ -6,7 +6,7 @@
 #include "driver/gpus.h"
 
 /* No agent, or a GPU that is not the session's: the gate is open and nothing is asked. */
-void lease_unarbitrated(struct gpu *gpu);
+void lease_without_agent(struct gpu *gpu);
 
 /* An agent that arbitrates this GPU has said WELCOME: from now on work needs a lease. */
 void lease_begin(struct gpu *gpu);

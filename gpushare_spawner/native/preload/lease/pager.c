@@ -33,56 +33,56 @@ static uint64_t walks;
 /* Parts that were moved to the host and not back since. A prefetch gives pages to memory that never had any
    ("populated on the destination", says CUDA's manual), so only these are fetched: memory that a program reserved
    and never touched stays without pages. Only the background thread looks here. */
-static struct away {
+static struct paged_out {
     uint64_t number; /* of the allocation: another one may lie at the same address later; 0: free */
     CUdeviceptr at;
     size_t bytes;
-} *away;
-static size_t away_room, away_count; /* the room is a power of two */
+} *paged_out;
+static size_t paged_out_slots, paged_out_count; /* the slots is a power of two */
 
-static size_t away_slot(const struct away *table, size_t room, CUdeviceptr at) {
-    size_t slot = (size_t)((at >> 16) * 0x9E3779B97F4A7C15ull >> 32) & (room - 1);
-    while (table[slot].number && table[slot].at != at) slot = (slot + 1) & (room - 1);
+static size_t paged_out_slot(const struct paged_out *table, size_t slots, CUdeviceptr at) {
+    size_t slot = (size_t)((at >> 16) * 0x9E3779B97F4A7C15ull >> 32) & (slots - 1);
+    while (table[slot].number && table[slot].at != at) slot = (slot + 1) & (slots - 1);
     return slot;
 }
 
 static void away_add(CUdeviceptr at, size_t bytes, uint64_t number) {
-    if (away_count * 2 >= away_room) {
-        size_t room = away_room ? away_room * 2 : 256;
-        struct away *larger = calloc(room, sizeof *larger);
+    if (paged_out_count * 2 >= paged_out_slots) {
+        size_t slots = paged_out_slots ? paged_out_slots * 2 : 256;
+        struct paged_out *larger = calloc(slots, sizeof *larger);
         if (!larger) return; /* it is fetched by faults then */
-        away_count = 0;
-        for (size_t i = 0; i < away_room; i++) {
-            if (!away[i].number || !away[i].bytes) continue; /* it is back */
-            larger[away_slot(larger, room, away[i].at)] = away[i];
-            away_count++;
+        paged_out_count = 0;
+        for (size_t i = 0; i < paged_out_slots; i++) {
+            if (!paged_out[i].number || !paged_out[i].bytes) continue; /* it is back */
+            larger[paged_out_slot(larger, slots, paged_out[i].at)] = paged_out[i];
+            paged_out_count++;
         }
-        free(away);
-        away = larger;
-        away_room = room;
+        free(paged_out);
+        paged_out = larger;
+        paged_out_slots = slots;
     }
-    size_t slot = away_slot(away, away_room, at);
-    away_count += !away[slot].number;
-    away[slot] = (struct away){number, at, bytes};
+    size_t slot = paged_out_slot(paged_out, paged_out_slots, at);
+    paged_out_count += !paged_out[slot].number;
+    paged_out[slot] = (struct paged_out){number, at, bytes};
 }
 
-static struct away *away_find(CUdeviceptr at, uint64_t number) {
-    if (!away_count) return NULL;
-    struct away *found = &away[away_slot(away, away_room, at)];
+static struct paged_out *paged_out_find(CUdeviceptr at, uint64_t number) {
+    if (!paged_out_count) return NULL;
+    struct paged_out *found = &paged_out[paged_out_slot(paged_out, paged_out_slots, at)];
     return found->number == number && found->bytes ? found : NULL;
 }
 
-/* Nothing is away any more: what is left belongs to memory that was freed. */
-static void away_clear(void) {
-    free(away);
-    away = NULL;
-    away_room = away_count = 0;
+/* Nothing is paged out any more: what is left belongs to memory that was freed. */
+static void paged_out_clear(void) {
+    free(paged_out);
+    paged_out = NULL;
+    paged_out_slots = paged_out_count = 0;
 }
 
 void pager_forget(void) {
     __builtin_memset(moves, 0, sizeof moves);
-    away = NULL;
-    away_room = away_count = 0;
+    paged_out = NULL;
+    paged_out_slots = paged_out_count = 0;
 }
 
 void pager_start(struct gpu *gpu, bool to_device, uint64_t bytes) {
@@ -146,7 +146,7 @@ static void close_window(struct move *move) {
 static bool visit(void *closure, CUcontext handle, CUdeviceptr at, size_t bytes, uint64_t number) {
     struct move *move = closure;
     if (move->begun >= move->wanted || move->in_window >= WINDOW) return false;
-    struct away *gone = move->to_device ? away_find(at, number) : NULL;
+    struct paged_out *gone = move->to_device ? paged_out_find(at, number) : NULL;
     if (move->to_device && !gone) return true; /* never moved out: it is on the GPU, or was never touched */
     if (gone && bytes > gone->bytes) bytes = gone->bytes;
     if (!move->context || move->context->handle != handle) {
@@ -192,7 +192,7 @@ bool pager_step(struct gpu *gpu, struct pager_result *result) {
     }
     if (move->under_way || !(move->cut || move->ended || move->begun >= move->wanted)) return false;
     move->active = false;
-    if (move->to_device && move->ended && !move->cut && gpu_count == 1) away_clear();
+    if (move->to_device && move->ended && !move->cut && gpu_count == 1) paged_out_clear();
     *result = (struct pager_result){move->begun, clock_now() - move->since};
     return true;
 }

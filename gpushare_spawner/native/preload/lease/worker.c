@@ -96,7 +96,7 @@ static void connection_lost(const char *why) {
     uint64_t chance = (now ^ (uint64_t)getpid() << 20) * 0x9E3779B97F4A7C15ull >> 32;
     session.retry_at = now + wait - (wait / 4 * chance >> 32);
     for (int i = 0; i < gpu_count; i++) {
-        lease_unarbitrated(&gpus[i]);
+        lease_without_agent(&gpus[i]);
         allowance_end(&gpus[i]);
     }
     first_try_over();
@@ -140,7 +140,7 @@ static void greeting_complete(void) {
             lease_begin(gpu);
             allowance_begin(gpu, session.agent_grants);
         } else {
-            lease_unarbitrated(gpu);
+            lease_without_agent(gpu);
             allowance_end(gpu);
         }
     }

@@ -8,7 +8,7 @@
 /* Waits until the process owns the engine (at once if it does already). Takes and leaves the GPU's lock. */
 void turns_wait(struct state *state, int gpu, uint32_t slot);
 
-/* Gives the engine to the next in line, or to nobody. With the lock held; only by the owner. */
+/* Gives the engine to the next process in its queue, or to nobody. With the lock held; only by the owner. */
 void turns_pass_on(struct state *state, int gpu);
 
 /* True when another waits and the owner has had its slice at instant `now`. With the lock held. */

@@ -12,7 +12,7 @@ from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 FOLDER = Path(__file__).parents[2] / "jupyterhub_config.d"
-FRAGMENTS = [FOLDER / "10-gpushare.py", FOLDER / "20-gpushare-service.py"]
+CONFIG_FILES = [FOLDER / "10-gpushare.py", FOLDER / "20-gpushare-service.py"]
 KUBE = "gpushare_spawner.spawner.kubernetes.spawner.GPUShareSpawner"
 VARIABLES = ("GPUSHARE_CONTROL", "GPUSHARE_TEMPLATES", "GPUSHARE_NAMESPACE", "GPUSHARE_SERVICE_URL", "KUBECONFIG")
 
@@ -27,7 +27,7 @@ def in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_zero_to_jupyterhub(base_url: str = "/", **more: dict[str, Any]) -> Config:
-    """What its main file has set when it executes the fragments, in its own namespace."""
+    """What its main file has set when it executes the config files, in its own namespace."""
     config = Config(more)
     config.JupyterHub.spawner_class = "kubespawner.KubeSpawner"
     config.JupyterHub.hub_bind_url = "http://:8081"
@@ -39,14 +39,14 @@ def by_zero_to_jupyterhub(base_url: str = "/", **more: dict[str, Any]) -> Config
         raise AssertionError("that one is zero-to-jupyterhub's")
 
     namespace = {"c": config, "get_config": get_config, "__file__": "/usr/local/etc/jupyterhub/jupyterhub_config.py"}
-    for fragment in FRAGMENTS:
-        exec(compile(fragment.read_text(), fragment.name, "exec"), namespace)
+    for file in CONFIG_FILES:
+        exec(compile(file.read_text(), file.name, "exec"), namespace)
     return config
 
 
 def by_a_config_file(folder: Path, text: str = "") -> Config:
-    """A config file of one's own that loads the fragments, as The Littlest JupyterHub loads those in its folder."""
-    loads = "".join(f"load_subconfig({str(fragment)!r})\n" for fragment in FRAGMENTS)
+    """A config file of one's own that loads these, as The Littlest JupyterHub loads those in its folder."""
+    loads = "".join(f"load_subconfig({str(file)!r})\n" for file in CONFIG_FILES)
     (folder / "jupyterhub_config.py").write_text(f"c = get_config()\n{loads}\n{text}\n")
     return PyFileConfigLoader("jupyterhub_config.py", str(folder)).load_config()
 
@@ -92,7 +92,7 @@ def test_a_plain_hub_in_a_cluster(tmp_path):
     ours = service(config)
     assert ours["command"][4:] == ["--end-with-hub", "--namespace=jhub"]
     assert ours["url"] == "http://127.0.0.1:10190"
-    hub = JupyterHub(config=config)  # the traits take what the fragments give
+    hub = JupyterHub(config=config)  # the traits take what the config files give
     assert [one["name"] for one in hub.services] == ["gpushare"]
     assert {role["name"] for role in hub.load_roles} >= {"gpushare-service"}
 
@@ -130,7 +130,7 @@ ROLE = '{"name": "user", "scopes": ["self", "read:hub"]}'
 )
 async def test_the_hub_that_is_installed_lets_everybody_open_the_board(tmp_path, before, after, others):
     """JupyterHub 5 does not start where a role is defined twice; 6 forgets what is added to a role of one's own."""
-    loads = "".join(f"load_subconfig({str(fragment)!r})\n" for fragment in FRAGMENTS)
+    loads = "".join(f"load_subconfig({str(file)!r})\n" for file in CONFIG_FILES)
     (tmp_path / "jupyterhub_config.py").write_text(f"c = get_config()\n{before}\n{loads}\n{after}\n")
     config = PyFileConfigLoader("jupyterhub_config.py", str(tmp_path)).load_config()
     config.JupyterHub.db_url = f"sqlite:///{tmp_path}/hub.sqlite"

@@ -26,12 +26,12 @@ HUB_RULES = [
 ]
 
 
-class Room:
+class HubNamespace:
     """A namespace with agents and users; what they do to the API server."""
 
     def __init__(self, cluster: TestCluster, token: str, now: Callable[[], float]) -> None:
         self.cluster = cluster
-        self.namespace = cluster.namespace
+        self.name = cluster.namespace
         self.admin = cluster.admin
         self.token = token
         """Of the hub's service account."""
@@ -40,17 +40,15 @@ class Room:
 
     def at(self, plural: str, name: str = "", subresource: str = "") -> str:
         """A path in the namespace."""
-        return path(plural, self.namespace, name, subresource)
+        return path(plural, self.name, name, subresource)
 
     async def rights(self, rules: list[dict[str, Any]]) -> None:
         """What the hub may do from now on."""
-        metadata = {"name": "hub", "namespace": self.namespace}
-        await self.admin.update(
-            path("roles", self.namespace, "hub", group=RBAC), {"metadata": metadata, "rules": rules}
-        )
+        metadata = {"name": "hub", "namespace": self.name}
+        await self.admin.update(path("roles", self.name, "hub", group=RBAC), {"metadata": metadata, "rules": rules})
         # a real API server knows it a moment later
         may_patch = any("pods" in rule["resources"] and "patch" in rule["verbs"] for rule in rules)
-        asked = {"namespace": self.namespace, "verb": "patch", "resource": "pods"}
+        asked = {"namespace": self.name, "verb": "patch", "resource": "pods"}
         where = path("selfsubjectaccessreviews", group="authorization.k8s.io/v1")
         async with KubeClient(self.cluster.credentials(self.token)) as client:
             for _ in range(600):
@@ -116,19 +114,19 @@ class Room:
         return kubernetes.pod_session(pod["metadata"]["annotations"])
 
 
-async def make_room(cluster: TestCluster, now: Callable[[], float]) -> Room:
+async def make_namespace(cluster: TestCluster, now: Callable[[], float]) -> HubNamespace:
     """The test cluster's namespace, with a service account ``hub`` that has the hub's rights."""
     await cluster.name_nodes("node-a", "node-b")
-    return Room(cluster, await cluster.service_account("hub", HUB_RULES), now)
+    return HubNamespace(cluster, await cluster.service_account("hub", HUB_RULES), now)
 
 
 @contextlib.asynccontextmanager
 async def as_the_hub(
-    room: Room, patience: float = 60.0, all_namespaces: bool = False, token: str = ""
+    namespace: HubNamespace, patience: float = 60.0, all_namespaces: bool = False, token: str = ""
 ) -> AsyncIterator[Cluster]:
     """What the service sees."""
-    async with room.cluster.api_client(token or room.token) as client:
-        seen = Cluster(client, room.namespace, all_namespaces=all_namespaces, clock=room.now)
+    async with namespace.cluster.api_client(token or namespace.token) as client:
+        seen = Cluster(client, namespace.name, all_namespaces=all_namespaces, clock=namespace.now)
         await seen.start(patience)
         try:
             yield seen

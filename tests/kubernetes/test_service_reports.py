@@ -16,23 +16,23 @@ from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, trimmed
-from tests.kubernetes.service_room import Room, as_the_hub, eventually, has, make_room, seen
+from tests.kubernetes.service_namespace import HubNamespace, as_the_hub, eventually, has, make_namespace, seen
 from tests.service.conftest import MINUTE, clock, hub, hub_server, templates  # noqa: F401
 
 OURS, THEIRS = "http://hub:8081/hub/api", "http://other-hub:8081/hub/api"
 
 
 @pytest.fixture
-async def room(cluster, clock) -> Room:  # noqa: F811
-    return await make_room(cluster, clock)
+async def namespace(cluster, clock) -> HubNamespace:  # noqa: F811
+    return await make_namespace(cluster, clock)
 
 
-async def test_an_agent_that_is_gone_is_not_believed_because_this_clock_is_behind(room, clock, monkeypatch):  # noqa: F811
-    await room.open("ann")
+async def test_an_agent_that_is_gone_is_not_believed_because_this_clock_is_behind(namespace, clock, monkeypatch):  # noqa: F811
+    await namespace.open("ann")
     clock.forward(3600)
-    await room.publish()
+    await namespace.publish()
     clock.forward(-3600)
-    async with as_the_hub(room) as nodes:
+    async with as_the_hub(namespace) as nodes:
         agent = await seen(nodes, "node-a", has("ann", confirmed=True))
         monkeypatch.setattr(kubernetes, "REPORT_STALE_SECONDS", 0.2)
         await asyncio.sleep(0.3)
@@ -40,16 +40,16 @@ async def test_an_agent_that_is_gone_is_not_believed_because_this_clock_is_behin
             await agent.report()
 
 
-async def test_pods_of_another_hub_are_left_alone(room, clock):  # noqa: F811
+async def test_pods_of_another_hub_are_left_alone(namespace, clock):  # noqa: F811
     """Two hubs in a namespace, or two with a namespace for each user, may both have a user of that name."""
     for user, hub_of_user in (("ann", OURS), ("bob", THEIRS), ("eve", None)):
-        await room.open(user)
-        await room.annotate(user, {kubernetes.HUB: hub_of_user})
-    await room.open("zoe", node="node-of-theirs")
-    await room.annotate("zoe", {kubernetes.HUB: THEIRS})
-    await room.publish()
-    async with room.cluster.api_client(room.token) as client:
-        nodes = Cluster(client, room.namespace, clock=clock, hub=OURS)
+        await namespace.open(user)
+        await namespace.annotate(user, {kubernetes.HUB: hub_of_user})
+    await namespace.open("zoe", node="node-of-theirs")
+    await namespace.annotate("zoe", {kubernetes.HUB: THEIRS})
+    await namespace.publish()
+    async with namespace.cluster.api_client(namespace.token) as client:
+        nodes = Cluster(client, namespace.name, clock=clock, hub=OURS)
         await nodes.start(10)
         try:
             agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -63,23 +63,23 @@ async def test_pods_of_another_hub_are_left_alone(room, clock):  # noqa: F811
             await nodes.close()
 
 
-async def test_two_services_at_once_take_each_step_once(room, hub, templates, clock):  # noqa: F811
+async def test_two_services_at_once_take_each_step_once(namespace, hub, templates, clock):  # noqa: F811
     """As while a hub's pod is replaced: of two patches on the same version of a pod the API server takes one."""
-    await room.open("ann")
+    await namespace.open("ann")
     opened = clock()
-    async with as_the_hub(room) as first, as_the_hub(room) as second:
+    async with as_the_hub(namespace) as first, as_the_hub(namespace) as second:
         cullers = [
             Culler(nodes, hub, lambda: templates, CullerSettings(cull_every=1e-9), clock=clock)
             for nodes in (first, second)
         ]
         for minute in (10, 15, 40, 45):
             clock.now = opened + minute * MINUTE
-            await room.publish(ann={"gpu_seconds": float(minute)})
-            said = await room.session("ann")
+            await namespace.publish(ann={"gpu_seconds": float(minute)})
+            said = await namespace.session("ann")
             up_to_date = has("ann", gpu_seconds=float(minute), tier=said.tier, notice=said.notice)
             await asyncio.gather(*(seen(nodes, "node-a", up_to_date) for nodes in (first, second)))
             await asyncio.gather(*(culler.round() for culler in cullers))
-        assert (await room.session("ann")).tier is Tier.RELEASED
+        assert (await namespace.session("ann")).tier is Tier.RELEASED
     for counted in ("actions", "notices"):
         for tier in (Tier.DOWNGRADED, Tier.RELEASED):
             assert sum(getattr(culler.counters, counted)[tier] for culler in cullers) == 1, (counted, tier)
@@ -107,11 +107,11 @@ def test_of_a_pod_is_kept_what_is_looked_at():
 
 
 @pytest.mark.parametrize("problem", [ConfigException("Token file exists but empty."), RuntimeError("what is this")])
-async def test_no_failure_ends_a_watch_for_good(room, monkeypatch, caplog, problem):
+async def test_no_failure_ends_a_watch_for_good(namespace, monkeypatch, caplog, problem):
     """The kubelet replaces the token's file now and then; a call that finds none is tried again, like any other."""
-    await room.open("ann")
-    await room.publish()
-    async with as_the_hub(room) as nodes:
+    await namespace.open("ann")
+    await namespace.publish()
+    async with as_the_hub(namespace) as nodes:
         agent = await seen(nodes, "node-a", has("ann", confirmed=True))
         broken = AsyncMock(side_effect=problem)
         with monkeypatch.context() as patch:
@@ -120,12 +120,12 @@ async def test_no_failure_ends_a_watch_for_good(room, monkeypatch, caplog, probl
                 await agent.announce(AnnounceRequest(id="ann", tier=None))
 
             def both_have_failed() -> bool:
-                room.cluster.faults.cut_watches()  # again and again: one may only just be beginning
+                namespace.cluster.faults.cut_watches()  # again and again: one may only just be beginning
                 return bool(nodes._pods.problem and nodes._maps.problem)
 
             await eventually(both_have_failed)
             assert str(problem) in nodes._pods.problem
-        await room.publish(ann={"kernels_busy": 1})
+        await namespace.publish(ann={"kernels_busy": 1})
         await seen(nodes, "node-a", has("ann", kernels_busy=1))
         await eventually(lambda: nodes._pods.problem == nodes._maps.problem == "")
     assert sum("the pods of the namespace" in record.message for record in caplog.records) == 1
