@@ -223,7 +223,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     # -- the form --
 
     def _remember_submitted(self, options: dict[str, Any]) -> None:
-        """For the form that the hub shows again if the start is refused."""
+        """For the form that the hub shows again if the spawn is refused."""
         _submitted.set(options)
 
     def _chosen_before(self) -> dict[str, Any]:
@@ -251,7 +251,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         Raises SpawnRefused, and then nothing is reserved.
         """
         if self._attempt.phase is not SpawnPhase.NEW:
-            # the spawner of a script: a hub clears the state before each start
+            # the spawner of a script: a hub clears the state before each spawn
             self._forget_attempt()
         attempt = self._attempt
         with refusals_reported(self), attempt.placing():
@@ -263,7 +263,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     async def _accepted_choice(self) -> Choice:
         """Return what the options stand for. Raises SpawnRefused.
 
-        The hub saves options before anybody has checked them, and takes them again for a start without options.
+        The hub saves options before anybody has checked them, and takes them again for a spawn without options.
         Refused ones are replaced there by those that were accepted last.
         """
         accepted: dict[tuple[str, str], Any] = self._shared(("accepted-options",), dict)
@@ -280,9 +280,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         return choice
 
     def _show_template(self, name: str) -> None:
-        """Name the template in the options that the hub's API shows: a start without options has none there.
+        """Name the template in the options that the hub's API shows: a spawn without options has none there.
 
-        The hub's database keeps the options as they were given: the next start without options takes the default again.
+        The hub's database keeps the options as they were given: the next spawn without options takes the default again.
         """
         if name and not self.user_options.get("profile"):
             self.user_options = {**self.user_options, "profile": name}

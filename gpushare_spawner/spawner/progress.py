@@ -1,4 +1,4 @@
-"""What a start has to say while it waits and is placed: one teller, any number of listeners."""
+"""What a spawn has to say while it waits and is placed: one teller, any number of listeners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpushare_spawner.wording.queue import instead, waiting
 
 
 class SpawnProgress:
-    """The events of one start, in JupyterHub's form for ``progress()``; a listener who comes late gets them all."""
+    """The events of one spawn, in JupyterHub's form for ``progress()``; a listener who comes late gets them all."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class SpawnProgress:
     def tell(
         self, *paragraphs: str, progress: int | None = None, at: float | None = None, position: int | None = None
     ) -> None:
-        """Add plain text, and how far the start is (0 to 100). Empty paragraphs are left out.
+        """Add plain text, and how far the spawn is (0 to 100). Empty paragraphs are left out.
 
         ``at``: the instant (seconds since the epoch) that stands for ``{time}`` in the first paragraph.
         ``position``: that in the queue, first = 1, for programs; None: the spawn does not wait.

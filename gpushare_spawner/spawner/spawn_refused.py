@@ -1,4 +1,4 @@
-"""A start that is refused for a reason that the person should read."""
+"""A spawn that is refused for a reason that the person should read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def forget_failure(settings: dict[str, Any]) -> None:
     """Keep a refusal from counting as a failed start on JupyterHub 5.
 
     There ``consecutive_failure_limit`` counts every start that raises, refusals too, and the hub ends when it is
-    reached (zero-to-jupyterhub sets it to 5). The hub adds one after the start has raised, so one is taken off here.
+    reached (zero-to-jupyterhub sets it to 5). The hub adds one after the spawn has raised, so one is taken off here.
     """
     if _SPAWN_EXCEPTION is None:
         settings["failure_count"] = settings.get("failure_count", 0) - 1

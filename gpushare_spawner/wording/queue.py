@@ -36,7 +36,7 @@ def waiting(ahead: int, share: Share, hint: str, minutes: int | None) -> str:
         f"{position(ahead)}{what}.",
         hint,
         f"Estimated wait: about {duration(minutes * 60)}." if minutes is not None else "",
-        "If the server cannot start by {time}, this start is cancelled.",
+        "If the server cannot start by {time}, the spawn is cancelled.",
     ]
     return " ".join(part for part in said if part)
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording.amounts import unbroken
+from gpushare_spawner.wording.amounts import clock, unbroken
 from tests.notebook.jupyter import TOKEN, running
 from tests.notebook.scripted_agent import ScriptedAgent
 
@@ -84,7 +84,7 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
     # by the minute, on 24 hours, as everywhere
     wait_for(
         toast,
-        f"Your GPU share will be downgraded to 0.10 GPU at {time.strftime('%H:%M', time.localtime(due))}: it is idle",
+        f"Your GPU share will be downgraded to 0.10 GPU at {clock(due, time.time())}: it is idle",
     )
     assert len(texts(toast)) == 1
 
@@ -95,10 +95,10 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
     wait_for(toast, "will be downgraded", there=False)  # what was announced has come
     assert len(texts(toast)) == 1, "the notification was updated"
 
-    later = time.localtime(time.time() + 48 * 3600)
-    script.step = (Tier.RELEASED, time.mktime(later), 0)
-    day = f"{later.tm_mday} {time.strftime('%b', later)}"
-    wait_for(toast, f"Your GPU share will be released at {time.strftime('%H:%M', later)} on {day}: it is idle")
+    later = time.time() + 48 * 3600
+    script.step = (Tier.RELEASED, later, 0)
+    assert " on " in clock(later, time.time())
+    wait_for(toast, f"Your GPU share will be released at {clock(later, time.time())}: it is idle")
     wait_for(toast, "was downgraded", there=False)
     script.step, script.tier, script.effective = None, Tier.RELEASED, 0
     wait_for(toast, "Your GPU share was released: it was idle.")

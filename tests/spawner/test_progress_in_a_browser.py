@@ -55,7 +55,7 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     assert first == (
         "First in queue. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is free on any GPU. "
         "Estimated wait: about 4 min. "
-        f"If the server cannot start by {clock(ends.timestamp(), time.time())}, this start is cancelled."
+        f"If the server cannot start by {clock(ends.timestamp(), time.time())}, the spawn is cancelled."
     )
     assert f"on {ends.astimezone().day} " in first, "the wait ends in two days"
     assert await page.text("#gpushare-heading") == "Waiting for a GPU"

@@ -14,24 +14,24 @@ def test_the_first_spawn_in_the_queue_has_position_1():
 def test_a_waiting_spawn_is_told_its_position_the_reason_and_when_the_wait_ends():
     assert queue.waiting(2, Share(25), "Earlier spawns are placed first.", None) == (
         "Position 3 in queue, waiting for 0.25 GPU. Earlier spawns are placed first. "
-        "If the server cannot start by {time}, this start is cancelled."
+        "If the server cannot start by {time}, the spawn is cancelled."
     )
     assert queue.waiting(0, Share(25), "", None) == (
-        "First in queue, waiting for 0.25 GPU. If the server cannot start by {time}, this start is cancelled."
+        "First in queue, waiting for 0.25 GPU. If the server cannot start by {time}, the spawn is cancelled."
     )
 
 
 def test_a_waiting_spawn_is_told_the_amount_once():
     why = "Not enough free capacity: this needs 0.25 GPU, and none is free."
     assert queue.waiting(0, Share(25), why, None) == (
-        f"First in queue. {why} If the server cannot start by {{time}}, this start is cancelled."
+        f"First in queue. {why} If the server cannot start by {{time}}, the spawn is cancelled."
     )
 
 
 def test_a_waiting_spawn_is_told_the_estimate_where_there_is_one():
     assert queue.waiting(0, Share(25), "", 75) == (
         "First in queue, waiting for 0.25 GPU. Estimated wait: about 1 h 15 min. "
-        "If the server cannot start by {time}, this start is cancelled."
+        "If the server cannot start by {time}, the spawn is cancelled."
     )
 
 

@@ -45,7 +45,7 @@ class Card:
     units: int
     """Width of the share's part of the bar, per cent; 0 without a GPU."""
     borrowed: int
-    """Units of these that a start now would borrow."""
+    """Units of these that a spawn now would borrow."""
     guaranteed: str
     maximum: str
     idle_actions: Sequence[str]

@@ -37,7 +37,7 @@ class PodCleanup:
         self._log = log
 
     def give_back(self, share: PodShare, perhaps_created: bool) -> None:
-        """The start has failed, or the server is gone: its place is free, once no pod can have it any more."""
+        """The spawn has failed, or the server is gone: its place is free, once no pod can have it any more."""
         if not perhaps_created:
             self._reservations.give_back(share)
             return

@@ -75,14 +75,14 @@ class KubeSpawnerPrivate:
         """Return an admin's replacement of KubeSpawner's form, with our entries in it."""
         return str(self._spawner._render_options_form(entries))
 
-    # -- a start --
+    # -- a spawn --
 
     async def start_pod(self) -> Any:
         """Start the server as KubeSpawner does: volumes, pod, and a wait until it runs. Return its address."""
         return await self._inherited._start()
 
     def forget_last_start(self) -> None:
-        """Make `progress` wait for the start to come: to it a finished one means that it is over."""
+        """Make `progress` wait for the spawn to come: to it a finished one means that it is over."""
         self._spawner._start_future = None
 
     @property

@@ -64,7 +64,7 @@ def cards(templates: Sequence[Template], own: Sequence[Mapping[str, Any]]) -> tu
 
 
 def default_card(offered: Sequence[Profile], own_default: str | None) -> Profile | None:
-    """The card of a start that names none.
+    """The card of a spawn that names none.
 
     ``own_default`` is the slug of the profile that the admin marked as default. It counts first, then the template
     marked so, then KubeSpawner's rule (its first profile), then the first template.

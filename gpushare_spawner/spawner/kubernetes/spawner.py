@@ -72,7 +72,7 @@ from gpushare_spawner.wording.cards import CLUSTER_UNREADABLE
 _TEMPLATES = "/etc/gpushare/templates"
 
 _TEMPLATES_FOR = 0.5
-"""Seconds for which templates are not looked for again: one start asks for them many times."""
+"""Seconds for which templates are not looked for again: one spawn asks for them many times."""
 
 
 class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
@@ -311,7 +311,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     def start(self) -> Any:
         """KubeSpawner's start. A pod with a share that its node does not admit is tried on another node."""
         if self._attempt.phase not in (SpawnPhase.NEW, SpawnPhase.READY):
-            # the spawner of a script: a hub clears the state before each start
+            # the spawner of a script: a hub clears the state before each spawn
             self._forget_attempt()
         return super().start()
 

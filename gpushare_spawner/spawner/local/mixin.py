@@ -69,7 +69,7 @@ class GPUShareMixin(GPUShareBase):
         20.0,
         min=0,
         help="""
-        Seconds that a start waits for an agent that does not answer at all, before it is refused.
+        Seconds that a spawn waits for an agent that does not answer at all, before it is refused.
 
         Restarting the agent takes a second or two; nobody should see it. Templates without a GPU never wait for it.
         """,
@@ -243,7 +243,7 @@ class GPUShareMixin(GPUShareBase):
         return status
 
     async def stop(self, now: bool = False) -> None:
-        """Stop the server, then close its session. A start that still waits for its share is called off."""
+        """Stop the server, then close its session. A spawn that still waits for its share is called off."""
         attempt = self._attempt
         if attempt.call_off():
             # no process yet; what spawners do to pid 0 would hit the hub's own process group

@@ -1,4 +1,4 @@
-"""kubespawner_override on any spawner: set traits for one start, and put them back afterwards."""
+"""kubespawner_override on any spawner: set traits for one spawn, and put them back afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpushare_spawner.wording import spawn_options as words
 
 
 class Overrides:
-    """The traits of one spawner that a start has changed, with what they were before."""
+    """The traits of one spawner that a spawn has changed, with what they were before."""
 
     def __init__(self, spawner: Spawner, also: Collection[str] = ()) -> None:
         """``also``: names of plain attributes that may be set like traits."""

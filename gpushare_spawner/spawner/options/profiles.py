@@ -113,7 +113,7 @@ def _dict(entry: Any) -> dict[str, Any]:
 
 
 def default_of(offered: Sequence[Profile]) -> Profile | None:
-    """The profile of a start that names none: the one marked default, else the first; None if there is none at all."""
+    """The profile of a spawn that names none: the one marked default, else the first; None if there is none at all."""
     return next((profile for profile in offered if profile.default), offered[0] if offered else None)
 
 

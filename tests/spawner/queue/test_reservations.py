@@ -24,6 +24,7 @@ from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.queue.queue import Reservation, SpawnRequest, Ticket
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from gpushare_spawner.wording.amounts import universal_clock
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.running_hub import TOKEN, RunningHub, until
 
@@ -411,19 +412,19 @@ async def test_the_api_tells_a_waiting_spawn_the_estimate_and_what_would_start_n
     assert instant is not None
     ends = datetime.fromisoformat(instant[1])
     assert ends.timestamp() == pytest.approx(began + 600, abs=15)
+    by = universal_clock(ends.timestamp(), began)
     assert event["message"] == (
         "First in queue. Not enough free capacity: this needs 0.50 GPU, and at most 0.30 GPU is free on any GPU. "
-        f"Estimated wait: about 4 min. If the server cannot start by {ends:%H:%M} UTC, this start is cancelled. "
+        f"Estimated wait: about 4 min. If the server cannot start by {by}, the spawn is cancelled. "
         "These templates would start now: "
         "CPU only, 0.25 GPU. To start one of them instead, stop this server and choose again."
     )
-    assert "this start is cancelled.<br>These templates" in event["html_message"]
+    assert "the spawn is cancelled.<br>These templates" in event["html_message"]
     assert event["queue_position"] == 1
     agent.occupy("there-0", 90, 0)
     event = await progress_of(hub, "ada", "at most 0.10 GPU is free")
     assert event["message"].endswith(
-        "UTC, this start is cancelled. "
-        "CPU only would start now. To start it instead, stop this server and choose again."
+        "UTC, the spawn is cancelled. CPU only would start now. To start it instead, stop this server and choose again."
     )
 
 
