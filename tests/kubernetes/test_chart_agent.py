@@ -82,6 +82,13 @@ def test_every_object_is_named_labelled_and_in_the_releases_namespace(values):
         assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "gpushare"
 
 
+def test_the_chart_passes_helms_lint_as_strictly_as_a_release_asks_it():
+    found = helm_python.lint(AGENT_CHART, strict=True, namespace="default")
+    assert found["errors"] == []
+    # 1 is information: the chart has no icon
+    assert {message["severity"] for message in found["messages"]} <= {1}
+
+
 def test_no_object_reaches_beyond_the_namespace_but_the_policies_and_the_right_to_read_capacity():
     kinds = {item["kind"] for values in ALL.values() for item in render(values)} - CLUSTER_WIDE
     assert kinds == {
