@@ -24,6 +24,7 @@ from gpushare_spawner.spawner import hub_shared
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice, choose
+from gpushare_spawner.spawner.queue.queue import Alternative
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
 from gpushare_spawner.templates.folder import TemplateFolder, default_folder
@@ -237,8 +238,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """What a spawn would meet now; None where that cannot be known in time."""
         reservations = self.reservations
         unknown: tuple[type[Exception], ...] = (TimeoutError, *reservations.unreachable)
+        asking = reservations.availability_now(0.5, lambda template: self._ineligible_for(template)())
         try:
-            return await asyncio.wait_for(reservations.availability_now(max_age=0.5), self.form_timeout)
+            return await asyncio.wait_for(asking, self.form_timeout)
         except unknown as error:
             self.log.warning("The form is shown without availability: %s", str(error) or "no answer in time")
             return None
@@ -303,6 +305,14 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             running=self._running(),
             others=frozenset(others),
         )
+
+    def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
+        """Return a function that returns the nodes which keep out a server of this template, whatever is free there."""
+        return frozenset
+
+    def _alternatives(self) -> tuple[Alternative, ...]:
+        """The other templates that the user may start, for the page of a spawn that waits."""
+        return tuple(Alternative(one, self._ineligible_for(one)) for one in self._attempt.alternatives)
 
     def _forget_attempt(self) -> None:
         self._attempt.cancel()

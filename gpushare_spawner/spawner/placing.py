@@ -10,9 +10,8 @@ import logging
 import time
 from typing import TypeVar
 
-from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.progress import SpawnProgress
-from gpushare_spawner.spawner.queue.queue import Reservation, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import Alternative, Reservation, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.wording import queue as words
 
@@ -24,7 +23,7 @@ async def reserve_share(
     request: SpawnRequest,
     patience: float,
     progress: SpawnProgress,
-    alternatives: tuple[Template, ...],
+    alternatives: tuple[Alternative, ...],
 ) -> Reserved:
     """Return a reservation, after a wait of at most ``patience`` seconds; ``progress`` hears of the position.
 

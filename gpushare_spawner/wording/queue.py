@@ -16,6 +16,7 @@ LENT_DETAIL = (
 UNKNOWN = "Unknown"
 UNKNOWN_DETAIL = "Free capacity is unknown at the moment."
 NO_SUITABLE_GPU = "No suitable GPU"
+NO_SUITABLE_NODE = "No suitable node"
 EARLIER_FIRST = "Earlier spawns are placed first."
 
 

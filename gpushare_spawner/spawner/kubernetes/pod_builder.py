@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kubernetes_asyncio.client.models import (
@@ -14,15 +14,12 @@ from kubernetes_asyncio.client.models import (
     V1NodeSelectorTerm,
     V1Pod,
     V1ResourceRequirements,
-    V1Toleration,
 )
 from kubespawner.utils import get_k8s_model
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, PodConstraints, memory_bytes, millicores
-from gpushare_spawner.placement import Requested
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB
 from gpushare_spawner.sharing.base import PodSpec
 from gpushare_spawner.sharing.native_pod import NOTEBOOK, NativePodLayer
-from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import pod_requests
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
@@ -55,51 +52,6 @@ def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1Pod:
     changed = layer.render(fragment(pod))
     changed["metadata"]["annotations"].update({RESERVATION: share.token, HUB: hub})
     return put_back(pod, changed)
-
-
-def pinned_node(node_selector: Mapping[str, str], extra_pod_config: Mapping[str, Any]) -> str:
-    """Return the node that the admin's settings pin a server to; empty where they do not."""
-    pinned = node_selector.get(HOSTNAME_LABEL)
-    for key in ("nodeSelector", "node_selector"):
-        pinned = (extra_pod_config.get(key) or {}).get(HOSTNAME_LABEL, pinned)
-    return str(pinned or "")
-
-
-def pod_constraints(
-    node_selector: Mapping[str, str],
-    terms: Sequence[Any],
-    tolerations: Sequence[Any],
-    extra_pod_config: Mapping[str, Any],
-) -> PodConstraints | None:
-    """Return what a pod with such settings demands of nodes; None where `extra_pod_config` may change that.
-
-    ``terms``: alternatives of required node affinity; these and ``tolerations`` as models or dicts.
-    """
-    if any(key in extra_pod_config for key in ("nodeSelector", "node_selector", "affinity", "tolerations")):
-        return None
-    return PodConstraints.of(
-        node_selector,
-        [get_k8s_model(V1NodeSelectorTerm, term).to_dict(serialize=True) for term in terms],
-        [get_k8s_model(V1Toleration, toleration).to_dict(serialize=True) for toleration in tolerations],
-    )
-
-
-def requested(
-    guarantees: Mapping[str, Any], limits: Mapping[str, Any], side: Sequence[Any], init: Sequence[Any]
-) -> Requested:
-    """Return what a pod with such settings requests of its node. ``side`` and ``init``: containers beside its own."""
-    own = {
-        "name": NOTEBOOK,
-        "resources": {
-            "requests": {name: amount for name, amount in guarantees.items() if amount is not None},
-            "limits": {name: amount for name, amount in limits.items() if amount is not None},
-        },
-    }
-    # containers that an admin wrote as models are rare, and the scheduler counts them all the same
-    others = [container for container in side if isinstance(container, Mapping)]
-    before = [container for container in init if isinstance(container, Mapping)]
-    amounts = pod_requests({"spec": {"containers": [own, *others], "initContainers": before}})
-    return Requested(millicores(amounts), memory_bytes(amounts), pods=1)
 
 
 def fragment(pod: V1Pod) -> PodSpec:

@@ -28,7 +28,6 @@ from kubernetes_asyncio.client.models import V1Pod
 from traitlets import default, validate
 
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.placement import Requested
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.attempt import SpawnPhase
 from gpushare_spawner.spawner.base import GPUShareBase, applied_when_placed
@@ -50,9 +49,10 @@ from gpushare_spawner.spawner.kubernetes.form import (
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.options import NAMES, choose, choose_template, names_template
-from gpushare_spawner.spawner.kubernetes.pod_builder import (
-    WITHOUT_GPU,
-    build_pod,
+from gpushare_spawner.spawner.kubernetes.pod_builder import WITHOUT_GPU, build_pod
+from gpushare_spawner.spawner.kubernetes.pod_settings import (
+    CONSTRAINING,
+    REQUESTING,
     pinned_node,
     pod_constraints,
     requested,
@@ -270,35 +270,32 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         """Get a share, after a wait of at most ``patience`` seconds if need be; ``progress`` hears of it."""
         await self._watch()
         await self._clear_way()
-        node = pinned_node(self.node_selector, self.extra_pod_config)
-        request = SpawnRequest(Tenant(self.user.name, self.name), template, self._kube.expanded(node) if node else "")
-        request = replace(request, requested=self._requested(), ineligible=self._ineligible())
-        request = replace(request, left_out=functools.partial(self.reservations.exclusions.of, request))
-        share = await reserve_share(self.reservations, request, patience, progress, self._attempt.alternatives)
+        request, alternatives = self._request(template), self._alternatives()
+        share = await reserve_share(self.reservations, request, patience, progress, alternatives)
         report_placement(share, share.placement.node, progress, self.log, self._log_name)
         return share
 
-    def _requested(self) -> Requested:
-        """What the pod will request, by the settings as the template's choice has left them."""
-        return requested(
-            {"cpu": self.cpu_guarantee, "memory": self.mem_guarantee, **self.extra_resource_guarantees},
-            {"cpu": self.cpu_limit, "memory": self.mem_limit, **self.extra_resource_limits},
-            self.extra_containers,
-            self.init_containers,
+    def _request(self, template: Template) -> SpawnRequest:
+        """What the spawn asks of placement, by the settings as the template's choice has left them."""
+        settings = {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
+        node = pinned_node(settings)
+        request = SpawnRequest(
+            Tenant(self.user.name, self.name),
+            template,
+            self._kube.expanded(node) if node else "",
+            requested(settings),
+            ineligible=self._ineligible(settings),
         )
+        return replace(request, left_out=functools.partial(self.reservations.exclusions.of, request))
 
-    def _ineligible(self) -> Callable[[], frozenset[str]]:
-        """Returns what says which nodes keep the pod out, by the settings as the template's choice has left them."""
-        if self.modify_pod_hook is not None:
-            # it may add tolerations: the scheduler decides
-            return frozenset
-        constraints = pod_constraints(
-            self.node_selector,
-            self._kube.sorted_values(self.node_affinity_required),
-            self._kube.sorted_values(self.tolerations),
-            self.extra_pod_config,
-        )
+    def _ineligible(self, settings: Mapping[str, Any]) -> Callable[[], frozenset[str]]:
+        """Return a function that returns the nodes which keep out a pod with these settings."""
+        constraints = pod_constraints(settings, self._kube.sorted_values)
         return functools.partial(self.reservations.cluster.ineligible, constraints) if constraints else frozenset
+
+    def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
+        settings = self._attempt.overrides.instead(Profile.of_template(template), CONSTRAINING)
+        return self._ineligible(settings) if settings is not None else frozenset
 
     async def _clear_way(self) -> None:
         await self._cleanup.remove_leftover(self._pod(), self._stop_pod)

@@ -191,7 +191,7 @@ class GPUShareMixin(GPUShareBase):
             return
         request = SpawnRequest(Tenant(self.user.name, self.name, self._uid()), template)
         reservation = await reserve_share(
-            self.reservations, request, self.queue_timeout, attempt.progress, attempt.alternatives
+            self.reservations, request, self.queue_timeout, attempt.progress, self._alternatives()
         )
         attempt.reserved(reservation)
         report_placement(reservation, "", attempt.progress, self.log, self._log_name)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from jupyterhub.spawner import Spawner
 from jupyterhub.utils import recursive_update
 from traitlets import TraitError
 
-from gpushare_spawner.spawner.options.profiles import resource_override
+from gpushare_spawner.spawner.options.profiles import Profile, resource_override
 from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_options as words
@@ -51,14 +51,28 @@ class Overrides:
                 value = value(self._spawner)
             current = getattr(self._spawner, name)
             self._before.setdefault(name, current)
-            if isinstance(value, Mapping) and isinstance(current, dict):
-                merged = copy.deepcopy(current)
-                recursive_update(merged, copy.deepcopy(dict(value)))
-                value = merged
+            value = _merged(current, value)
             try:
                 setattr(self._spawner, name, value)
             except TraitError as error:
                 raise self._wrong(where, f"{name!r} cannot be {value!r}: {error}") from None
+
+    def instead(self, profile: Profile, names: Sequence[str]) -> Mapping[str, Any] | None:
+        """Return what these traits would be if this profile had been chosen; nothing is set.
+
+        None where only a spawn can tell: a value is a function, or a choice on the profile's card sets one of them.
+        """
+        chosen_later = [override for option in profile.options.values() for override in _overrides_of(option)]
+        if any(name in override for override in chosen_later for name in names):
+            return None
+        traits: dict[str, Any] = {}
+        for name in names:
+            value = profile.override.get(name)
+            if callable(value):
+                return None
+            before = self._before.get(name, getattr(self._spawner, name))
+            traits[name] = _merged(before, value) if name in profile.override else before
+        return traits
 
     def undo(self) -> None:
         """Put back what the traits were before the first `apply`."""
@@ -70,3 +84,18 @@ class Overrides:
         # the admin's mistake, not the person's: say so, and put it into the hub's log
         self._spawner.log.error("%s: %s", where, why)
         return SpawnRefused(words.cannot_apply(where, why), reason="bad-template", status=500)
+
+
+def _merged(current: Any, value: Any) -> Any:
+    """Return the value that a trait gets: a dict is merged into the one that is there."""
+    if not isinstance(value, Mapping) or not isinstance(current, dict):
+        return value
+    merged = copy.deepcopy(current)
+    recursive_update(merged, copy.deepcopy(dict(value)))
+    return merged
+
+
+def _overrides_of(option: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the settings that the choices of an option ask for."""
+    for choice in (*(option.get("choices") or {}).values(), option.get("unlisted_choice") or {}):
+        yield choice.get("kubespawner_override") or {}

@@ -67,6 +67,15 @@ class SpawnRequest:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """Another template that the user of a queued spawn may start."""
+
+    template: Template
+    ineligible: Callable[[], frozenset[str]] = frozenset
+    """Returns the nodes that cannot take its pod whatever is free there."""
+
+
+@dataclass(frozen=True)
 class Reservation:
     """A share that has been put aside, until its server runs or it is released."""
 
@@ -96,7 +105,7 @@ class Ticket:
     request: SpawnRequest
     joined: float
     """Seconds on a monotonic clock."""
-    alternatives: tuple[Template, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     """The other templates that the user may start."""
     result: asyncio.Future[Reservation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     ahead: int | None = None

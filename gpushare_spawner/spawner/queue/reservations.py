@@ -233,8 +233,7 @@ class Reservations(ABC, Generic[Reserved]):
         minutes = await self._estimates.minutes(check, self.queue, now, time.time(), breaks)
         available = AvailabilityNow(check, self.queue, self.where)
         for ticket in waiting:
-            for template in ticket.alternatives:
-                await breaks.through(available.preparing(template))
+            await breaks.through(available.preparing_startable(ticket.alternatives))
             await breaks.pause_if_due()
             ticket.publish(now, minutes.get(ticket), available.startable(ticket.alternatives, ticket.claimant))
 
@@ -255,13 +254,16 @@ class Reservations(ABC, Generic[Reserved]):
 
     # -- what is free --
 
-    async def availability_now(self, max_age: float = 0.0) -> AvailabilityNow:
-        """What a spawn would meet now. Raises one of `unreachable`."""
+    async def availability_now(
+        self, max_age: float = 0.0, ineligible: Callable[[Template], frozenset[str]] = lambda _: frozenset()
+    ) -> AvailabilityNow:
+        """What a spawn would meet now. Raises one of `unreachable`.
+
+        ``ineligible`` returns the nodes that cannot take a server of a template whatever is free there.
+        """
         snapshot = await self.snapshot(max_age)
-        available = AvailabilityNow(self._check(snapshot), self.queue, self.where)
-        breaks = LoopBreaks()
-        for template in self._expected.offered():
-            await breaks.through(available.preparing(template))
+        available = AvailabilityNow(self._check(snapshot), self.queue, self.where, ineligible)
+        await LoopBreaks().through(available.preparing(self._expected.offered()))
         return available
 
     def _check(self, snapshot: GpuSnapshot) -> PlacementCheck:

@@ -15,13 +15,12 @@ from kubernetes_asyncio.client.models import (
     V1ObjectMeta,
     V1Pod,
     V1PodSpec,
-    V1Toleration,
 )
 from kubespawner.utils import get_k8s_model
 
-from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, NodeFacts, pod_session
+from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, pod_session
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
-from gpushare_spawner.spawner.kubernetes.pod_builder import build_pod, pinned_node, pod_constraints
+from gpushare_spawner.spawner.kubernetes.pod_builder import build_pod
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 from .parts import share
@@ -82,33 +81,3 @@ def test_the_node_s_name_goes_into_each_term_of_an_admin_s_affinity(as_models: b
     named = [{"key": "metadata.name", "operator": "In", "values": ["node-a"]}]
     required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert required["nodeSelectorTerms"] == [{**term, "matchFields": named} for term in theirs]
-
-
-def test_what_settings_demand_of_nodes_is_the_same_for_models_and_dicts() -> None:
-    toleration = {"key": "gpu", "operator": "Exists", "toleration_seconds": 5}
-    term = {"match_expressions": [{"key": "a", "operator": "In", "values": ["b"]}]}
-    by_dict = pod_constraints({"zone": "x"}, [term], [toleration], {})
-    models = [V1NodeSelectorTerm(match_expressions=term["match_expressions"])], [V1Toleration(**toleration)]
-    assert by_dict == pod_constraints({"zone": "x"}, *models, {})
-    assert by_dict is not None
-    assert by_dict.accept(NodeFacts("n", {"zone": "x", "a": "b"}, (("gpu", "", "NoSchedule"),)))
-    assert not by_dict.accept(NodeFacts("n", {"zone": "x"}))
-
-
-def test_nothing_is_ruled_out_where_extra_pod_config_may_change_what_is_demanded() -> None:
-    for key in ("nodeSelector", "tolerations", "affinity"):
-        assert pod_constraints({}, [], [], {key: {}}) is None
-
-
-@pytest.mark.parametrize(
-    ("selector", "extra", "node"),
-    [
-        ({}, {}, ""),
-        ({HOSTNAME_LABEL: "a"}, {}, "a"),
-        ({HOSTNAME_LABEL: "a"}, {"nodeSelector": {HOSTNAME_LABEL: "b"}}, "b"),
-        ({}, {"node_selector": {HOSTNAME_LABEL: "c"}}, "c"),
-        ({"zone": "x"}, {"node_selector": None}, ""),
-    ],
-)
-def test_the_node_that_settings_pin_a_server_to(selector: dict[str, str], extra: dict[str, Any], node: str) -> None:
-    assert pinned_node(selector, extra) == node
