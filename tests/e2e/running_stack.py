@@ -33,6 +33,14 @@ NOISE = re.compile(r" 200 GET |xsrf cookie|404 GET /hub/health")
 E2E_CONFIG = """
 import os
 
+from jupyterhub.services import service
+
+
+class OftenChecked(service._ServiceSpawner):
+    poll_interval = 2  # seconds, and no setting: a hub looks every 30 s whether its services run
+
+
+service._ServiceSpawner = OftenChecked
 c.JupyterHub.services.append({"name": "e2e", "api_token": os.environ["GPUSHARE_E2E_TOKEN"]})
 c.JupyterHub.load_roles.append({
     "name": "e2e",
