@@ -172,7 +172,7 @@ def think_time(chance: random.Random) -> float:
     part = chance.random()
     for (low, short), (high, long) in itertools.pairwise(THINK_QUANTILES):
         if part <= high:
-            return 60 * short * (long / short) ** ((part - low) / (high - low))
+            return 60 * short * math.pow(long / short, (part - low) / (high - low))
     raise AssertionError(part)
 
 
@@ -285,13 +285,13 @@ def immediate_return(settings: ArbiterSettings, seed: int = 1) -> Returns:
     return Returns(len(cluster.returns), soon, len(cluster.starts), all_soon)
 
 
-def one_job(job: tuple[str, object]) -> object:
+def one_job(job: tuple[str, Any]) -> object:
     """One part of the benchmark, in a process of its own."""
     name, argument = job
     if name == "largest":
         return largest(str(argument))
     if name == "delays":
-        load, sessions, settings, seed = argument  # type: ignore[misc]
+        load, sessions, settings, seed = argument
         return start_delays(sessions, load, settings, seed)
     return immediate_return(replace(SETTINGS, period=30.0), int(str(argument)))
 
@@ -307,7 +307,7 @@ def main() -> int:
     mixed = replace(LOADS["mixed"], horizon=MIXED_HORIZON)
     every = [(load, sessions) for load in LOADS for sessions in COUNTS] if options.full else []
     # the long ones first: the last job of a pool leaves a core without work
-    parts: dict[str, list[tuple[str, object]]] = {
+    parts: dict[str, list[tuple[str, Any]]] = {
         "largest": [("largest", load) for load in LOADS],
         "now": [("delays", (mixed, 12, SETTINGS, seed)) for seed in SEEDS],
         "old": [("delays", (mixed, 12, before, seed)) for seed in SEEDS],

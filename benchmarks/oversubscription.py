@@ -268,7 +268,6 @@ def scaled_settings() -> ArbiterSettings:
         pause=standard.pause / SCALE,
         short_burst=standard.short_burst / SCALE,
         max_debt=standard.max_debt / SCALE,
-        quiet_refund=standard.quiet_refund / SCALE,
         measured_from=round(standard.measured_from / SCALE),
         page_out_step=round(standard.page_out_step / SCALE),
     )
@@ -304,7 +303,7 @@ def measure(parallel: int) -> dict[str, dict[str, float]]:
     first += [(kind, column) for kind in ("first_come", "solo") for column in COLUMNS]
     last = [("arbiter", column) for column in reversed(COLUMNS)]
     last += [("unscheduled", "small_50"), ("unscheduled", "small_90")]
-    makespans = {}
+    makespans: dict[tuple[str, str], float] = {}
     for pairs, at_once in ((first, parallel), (last, max(1, parallel // 2))):
         with ThreadPoolExecutor(at_once) as pool:
             done = pool.map(lambda pair: KINDS[pair[0]](pair[1]), pairs)

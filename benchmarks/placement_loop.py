@@ -40,7 +40,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
-from gpushare_spawner.spawner.queue.queue import SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import Alternative, SpawnRequest, Ticket
 
 NAMESPACE = "hub"
 REPORTS_KEY = (REPORTS, NAMESPACE)
@@ -195,7 +195,7 @@ class SimulatedHub:
 
     def joined(self, ticket: Ticket) -> None:
         """As the spawner does."""
-        ticket.alternatives = tuple(self.templates)
+        ticket.alternatives = tuple(map(Alternative, self.templates))
 
     def run(self, share: PodShare) -> None:
         """The pod of a reservation runs."""

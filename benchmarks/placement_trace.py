@@ -16,11 +16,13 @@ import math
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.placement import (
@@ -34,6 +36,7 @@ from gpushare_spawner.placement import (
     Workload,
     workload_of,
 )
+from gpushare_spawner.placement.capacity_index import Best
 
 TRACES = ("default", "gpushare40", "gpushare100")
 SEEDS = range(42, 52)
@@ -151,7 +154,9 @@ class Fgd(StrandingAwareFgd):
         return -int(100 / (1 + math.exp(thousandths / MILLI)))
 
 
-STRATEGIES = {"sfgd": StrandingAwareFgd, "fgd": Fgd, "best_fit": lambda workload: BestFit()}
+STRATEGIES: dict[str, Callable[[Workload], Any]] = {
+    "sfgd": StrandingAwareFgd, "fgd": Fgd, "best_fit": lambda workload: BestFit(),
+}  # fmt: skip
 
 
 def arrivals(pods: Sequence[Pod], gpus: int, seed: int) -> list[Pod]:
@@ -181,6 +186,7 @@ def allocated(data: Path, trace: str, seed: int, name: str) -> float:
         ledger.put_resources(node.name, NodeResources(*left[node.name]))
     gpus = sum(node.gpus for node in nodes)
     given = 0
+    placed: Placement | Best | None
     for number, pod in enumerate(arrivals(pods, gpus, seed)):
         demand = pod.demand()
         if pod.gpus:
