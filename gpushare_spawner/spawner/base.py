@@ -160,6 +160,10 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """What ``user_options`` stand for. Raises SpawnRefused."""
 
     @abstractmethod
+    def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
+        """Return a function that returns the nodes which keep out a server of this template, whatever is free there."""
+
+    @abstractmethod
     async def _get_ready(self, choice: Choice) -> None:
         """Set the traits that the choice asks for, and get its share. Raises SpawnRefused."""
 
@@ -305,10 +309,6 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             running=self._running(),
             others=frozenset(others),
         )
-
-    def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
-        """Return a function that returns the nodes which keep out a server of this template, whatever is free there."""
-        return frozenset
 
     def _alternatives(self) -> tuple[Alternative, ...]:
         """The other templates that the user may start, for the page of a spawn that waits."""

@@ -69,14 +69,14 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
     token = await cluster.service_account("service", HUB_RULES)
     hub = Hub(f"{running.url}/api", TOKEN)
     async with cluster.api_client(token) as client:
-        nodes = ServiceCluster(client, cluster.namespace, clock=clock, hub=pod["metadata"]["annotations"][HUB])
-        await nodes.start(60)
-        culler = Culler(nodes, hub, lambda: {TEMPLATE.name: TEMPLATE}, CullerSettings(cull_every=1e-9), clock=clock)
+        watched = ServiceCluster(client, cluster.namespace, clock=clock, hub=pod["metadata"]["annotations"][HUB])
+        await watched.start(60)
+        culler = Culler(watched, hub, lambda: {TEMPLATE.name: TEMPLATE}, CullerSettings(cull_every=1e-9), clock=clock)
 
         async def round_at(at: float, kernels_busy: int = 0) -> None:
             await report(at, kernels_busy)
             up_to_date = has("ada", confirmed=True, kernels_busy=kernels_busy)
-            await seen(nodes, node, lambda shown: shown.published_at == at and up_to_date(shown))
+            await seen(watched, node, lambda shown: shown.published_at == at and up_to_date(shown))
             await culler.round()
             await asyncio.gather(*culler._under_way.values())
 
@@ -85,27 +85,27 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
             assert (await announced(cluster)) is None
             await round_at(began + 0.95 * HOUR)
             assert (await announced(cluster)) is Tier.STOPPED
-            await eventually(lambda: any(s.notice for s in sessions(nodes)))
+            await eventually(lambda: any(s.notice for s in sessions(watched)))
             await round_at(began + 1.1 * HOUR, kernels_busy=1)
             assert (await announced(cluster)) is None, "a kernel works: taken back"
-            await eventually(lambda: not any(s.notice for s in sessions(nodes)))
+            await eventually(lambda: not any(s.notice for s in sessions(watched)))
             assert running.spawner("ada").active
             await round_at(began + 1.2 * HOUR)
             assert (await announced(cluster)) is Tier.STOPPED
-            await eventually(lambda: any(s.notice for s in sessions(nodes)))
+            await eventually(lambda: any(s.notice for s in sessions(watched)))
             await round_at(began + 1.3 * HOUR)
             await until(lambda: not running.spawner("ada").active, 60)
             await until_gone(cluster, "jupyter-ada")
             assert culler.counters.actions == {Tier.STOPPED: 1}
-            assert not await nodes.held()
+            assert not await watched.held()
             assert not running.reservations.in_flight()
         finally:
-            await nodes.close()
+            await watched.close()
             hub.close()
 
 
-def sessions(nodes: ServiceCluster) -> list[PodSession]:
-    return [pod.session for pods in nodes._pods_by_node().values() for pod in pods.values()]
+def sessions(watched: ServiceCluster) -> list[PodSession]:
+    return [pod.session for pods in watched._pods_by_node().values() for pod in pods.values()]
 
 
 async def announced(cluster: Cluster) -> Tier | None:

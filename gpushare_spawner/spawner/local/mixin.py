@@ -12,6 +12,7 @@ from jupyterhub.utils import maybe_future
 from traitlets import Float, List, Unicode, Union
 
 from gpushare_spawner.clients.agent import AgentClient, default_control_socket
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.native_process import NativeProcessLayer
 from gpushare_spawner.spawner.attempt import SpawnPhase
@@ -195,6 +196,10 @@ class GPUShareMixin(GPUShareBase):
         )
         attempt.reserved(reservation)
         report_placement(reservation, "", attempt.progress, self.log, self._log_name)
+
+    def _ineligible_for(self, template: Template) -> Callable[[], frozenset[str]]:
+        # the machine has one node, and it takes every server
+        return frozenset
 
     def _uid(self) -> int:
         try:
