@@ -97,7 +97,7 @@ async def test_an_idle_server_is_told_and_then_stopped_by_its_hub(
             await until(lambda: not running.spawner("ada").active, 60)
             await until_gone(cluster, "jupyter-ada")
             assert culler.counters.actions == {Tier.STOPPED: 1}
-            assert not await watched.held()
+            assert not await nodes.held()
             assert not running.reservations.in_flight()
         finally:
             await watched.close()
