@@ -233,7 +233,7 @@ class LoopWatch:
 async def six_at_once(kind: str, templates: Path) -> dict[str, float]:
     """What six users who open the form and start do to the loop of a hub that has just begun, and then once more."""
     namespace = os.environ["POD_NAMESPACE"]
-    found = {}
+    found: dict[str, Any] = {}
     for when in ("first", "again"):
         spawners = [
             make(KubeSpawner if kind == "plain" else GPUShareSpawner, namespace, f"{when}-{number}", templates)
