@@ -26,7 +26,7 @@ def cluster(gpus: int, seed: int, none_empty: bool = False) -> list[Report]:
         cards = [
             GpuReport(index=i % GPUS_PER_NODE, uuid=f"GPU-{i:06}", model=model, memory_bytes=80 * GIB) for i in here
         ]
-        sessions = []
+        sessions: list[SessionReport] = []
         for card in cards:
             left = 100
             while chance.random() < 0.6 or (none_empty and not sessions):

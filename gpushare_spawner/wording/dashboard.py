@@ -9,7 +9,7 @@ LOG_IN = "Log in first, or send a token that may access this service."
 def restart_offer(node: str) -> str:
     """Return what a restart gives a borrower whose lender has returned. ``node``: where units are free."""
     return (
-        "The owners of the borrowed units have reclaimed them. After a restart the server would own its whole share: "
+        "The owners of the borrowed units have reclaimed them. After a restart the server would own its full share: "
         f"node {node} has units that nobody owns."
     )
 

@@ -79,7 +79,7 @@ def test_a_session_that_has_its_units_or_is_idle_gets_no_offer(changes: dict[str
 
 
 def test_the_dashboard_makes_the_offer() -> None:
-    said = "After a restart the server would own its whole share"
+    said = "After a restart the server would own its full share"
     assert said not in page(shown())
     dashboard = shown(afternoon(borrower(gpus=("GPU-0",))))
     (told,) = [one["offer"] for one in dashboard["sessions"] if one["user"] == "hugo"]

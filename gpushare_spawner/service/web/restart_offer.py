@@ -1,4 +1,4 @@
-"""Whether a borrower whose lender has returned could own its whole share after a restart."""
+"""Whether a borrower whose lender has returned could own its full share after a restart."""
 
 from __future__ import annotations
 
