@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the mutation tester over pure packages: .ci/mutation.py placement idle arbiter
+"""Runs the mutation tester over pure packages: .ci/mutation.py placement quota idle arbiter
 
 mutmut makes small changes to the code, one at a time, and runs the tests that reach the changed function. A change that
 no test notices survives: a test is missing, or the change is equivalent to the code. Equivalent ones stand in
@@ -17,7 +17,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 MUTMUT = Path(sys.executable).parent / "mutmut"
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.yaml"
-PACKAGES = ("placement", "idle", "arbiter")
+PACKAGES = ("placement", "quota", "idle", "arbiter")
 WANTED = 90.0
 """Percent of the changes that tests have to notice."""
 NOTICED = ("killed", "timeout", "suspicious", "segfault", "caught by type check")

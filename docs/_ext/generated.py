@@ -4,6 +4,7 @@
 |---|---|---|
 | gpushare-settings | a name of the entry points `jupyterhub.spawners` | the settings that our spawner adds |
 | gpushare-template-fields | | the fields of a compute template |
+| gpushare-quota-fields | file or Group | the fields of quotas.yaml, or of an entry of it |
 | gpushare-commands | | every subcommand of gpushare, with its options |
 | gpushare-metrics | agent-without-token, agent-with-token or service | its metric families |
 | gpushare-addresses | service, agent or notebook | what answers there |
@@ -49,11 +50,11 @@ def command_parser(name: str) -> argparse.ArgumentParser:
         return cli.subcommand_parser(name)
 
 
-def template_schema() -> dict[str, Any]:
-    """The JSON Schema as `gpushare templates schema` prints it."""
+def template_schema(of: str = "template") -> dict[str, Any]:
+    """The JSON Schema as `gpushare templates schema` prints it. ``of``: template or quotas."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        cli.main(["templates", "schema"])
+        cli.main(["templates", "schema", of])
     schema: dict[str, Any] = json.loads(out.getvalue())
     return schema
 
@@ -145,6 +146,11 @@ class TemplateFields(Generated):
         return reference_text.template_fields(template_schema())
 
 
+class QuotaFields(Generated):
+    def text(self, argument: str) -> str:
+        return reference_text.quota_fields(template_schema("quotas"), argument)
+
+
 class Commands(Generated):
     def text(self, argument: str) -> str:
         return "\n".join(reference_text.command(command_parser(name)) for name in cli.COMMANDS)
@@ -170,6 +176,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     for name, directive in (
         ("settings", Settings),
         ("template-fields", TemplateFields),
+        ("quota-fields", QuotaFields),
         ("commands", Commands),
         ("metrics", Metrics),
         ("addresses", Addresses),

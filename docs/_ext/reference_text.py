@@ -82,6 +82,15 @@ def template_fields(schema: dict[str, Any]) -> str:
     return table(("field", "value", "not given", "meaning"), _fields(schema, schema, ""))
 
 
+def quota_fields(schema: dict[str, Any], part: str) -> str:
+    """A table of the fields of one part of the quota file: ``file``, or the name of a definition in its schema."""
+    if part == "file":
+        rows = (row for row in _fields(schema, schema, "") if "." not in row[0])
+    else:
+        rows = _fields(schema["$defs"][part], schema, "")
+    return table(("field", "value", "not given", "meaning"), rows)
+
+
 def _fields(part: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
     for name, field in part["properties"].items():
         kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]

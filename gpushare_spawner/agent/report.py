@@ -51,6 +51,7 @@ def session_report(
         user=request.user,
         server=request.server,
         template=request.template,
+        quota=request.quota,
         gpus=request.gpus,
         share_units=request.share_units,
         borrowed_units=record.borrowed_units,

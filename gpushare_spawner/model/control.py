@@ -50,6 +50,8 @@ class OpenRequest(_Request):
     uid: int
     """The user id that can connect to the session's socket."""
     template: str
+    quota: str = ""
+    """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
     gpus: Annotated[tuple[str, ...], Field(min_length=1)]
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
     borrowed_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0

@@ -14,7 +14,6 @@ from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.quantity import Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.model.template import Fraction
 
 HALF_LIFE_SECONDS = 86400.0
 """The default of `Quotas.half_life`, one day. Notebooks are used by the day: what a group used beyond its quota in a
@@ -68,9 +67,6 @@ class PerUser(_Part):
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
     """Servers with a GPU that one user can have at a time in this quota, of all templates together. Not given: any
     number."""
-    fraction_per_gpu: Fraction | None = None
-    """How much of one GPU the servers of one user can have together, whatever quotas they are in: a bound on the weight
-    of one user among the users of a GPU. Servers with whole GPUs do not count. Not given: no bound."""
 
 
 class Amounts(_Part):

@@ -110,6 +110,8 @@ class SessionReport(_Part):
     user: str
     server: str = ""
     template: str
+    quota: str = ""
+    """The account that the share is charged to, see `quota.Account`; empty: there were no quotas when it was opened."""
     gpus: tuple[str, ...]
     """UUIDs of the GPUs that the share lies on."""
     share_units: Units

@@ -39,6 +39,11 @@ class Share:
         """The share in GPUs: 0.25 for 25 units, 2.0 for two whole GPUs."""
         return self.units * self.count / UNITS_PER_GPU
 
+    @property
+    def total_units(self) -> int:
+        """The units on all GPUs together."""
+        return self.units * self.count
+
     def __str__(self) -> str:
         if self.units == UNITS_PER_GPU:
             return f"{self.count} GPU" if self.count == 1 else f"{self.count} GPUs"

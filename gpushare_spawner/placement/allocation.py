@@ -26,6 +26,10 @@ class Allocation:
     """Seconds since the epoch; of two borrowers the older one is served first."""
     uncounted: Requested = NOTHING
     """What it takes of its node that the node's free CPU, memory and pods do not count yet."""
+    user: str = ""
+    """Whose session it is; empty: unknown."""
+    quota: str = ""
+    """The account that it is charged to, see `quota.Account`; empty: none was chosen."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.share_units <= UNITS_PER_GPU:
@@ -49,6 +53,8 @@ class Allocation:
             borrowed_units=min(report.borrowed_units, report.share_units),
             effective_units=min(report.effective_units, report.share_units),
             opened_at=report.opened_at,
+            user=report.user,
+            quota=report.quota,
         )
 
     @property

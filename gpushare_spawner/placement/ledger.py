@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -40,6 +40,8 @@ class Ledger:
     def __init__(self) -> None:
         self.capacity = FreeCapacity()
         """The GPUs and what is left on them; strategies read it, only the ledger changes it."""
+        self.observers: list[Callable[[str, Allocation | None], None]] = []
+        """Called with each session whose allocation has changed; None: it is gone, or replaced in the next call."""
         self._allocations: dict[str, Allocation] = {}
         self._on_gpu: dict[str, dict[str, Allocation]] = {}
         self._guaranteed: dict[str, dict[str, int]] = {}
@@ -269,6 +271,7 @@ class Ledger:
 
     def _enter(self, allocation: Allocation, touched: dict[str, None], resources: dict[str, None]) -> None:
         self._allocations[allocation.session] = allocation
+        self._tell(allocation.session, allocation)
         for gpu in allocation.gpus:
             self._on_gpu.setdefault(gpu, {})[allocation.session] = allocation
             touched[gpu] = None
@@ -277,6 +280,7 @@ class Ledger:
 
     def _strike(self, allocation: Allocation, touched: dict[str, None], resources: dict[str, None]) -> None:
         del self._allocations[allocation.session]
+        self._tell(allocation.session, None)
         for gpu in set(allocation.gpus):
             held = self._on_gpu[gpu]
             del held[allocation.session]
@@ -285,6 +289,10 @@ class Ledger:
             touched[gpu] = None
         if allocation.uncounted is not NOTHING:
             resources.update(self._nodes_of(allocation))
+
+    def _tell(self, session: str, allocation: Allocation | None) -> None:
+        for observer in self.observers:
+            observer(session, allocation)
 
     def _nodes_of(self, allocation: Allocation) -> dict[str, None]:
         return {self.capacity.gpus[gpu].node: None for gpu in allocation.gpus if gpu in self.capacity.gpus}

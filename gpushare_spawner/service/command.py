@@ -242,6 +242,7 @@ async def _run_until_stopped(
         counters=culler.counters,
         notes=lambda: [*lacking, *templates.problems],
         pending=pending.now,
+        quotas=templates.quotas,
         settings=settings,
     )
     server = _listen(sources, options.ip)

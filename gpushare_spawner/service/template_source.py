@@ -1,12 +1,14 @@
-"""The templates in force, by name, for the culler and the dashboard."""
+"""The templates in force, by name, and the quotas, for the culler and the dashboard."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.folder import TemplateFolder
+from gpushare_spawner.templates.quota_file import QuotaFile
 
 
 class TemplateSource:
@@ -14,6 +16,7 @@ class TemplateSource:
 
     def __init__(self, path: Path) -> None:
         self._folder = TemplateFolder(path)
+        self._quotas = QuotaFile(path)
 
     def __call__(self) -> Mapping[str, Template]:
         return {template.name: template for template in self._folder.load()}
@@ -21,4 +24,12 @@ class TemplateSource:
     @property
     def problems(self) -> list[str]:
         """What is wrong in the folder, one sentence each."""
-        return [f"Template {problem}" for problem in self._folder.load().problems]
+        quotas = self._quotas.load()
+        return [
+            *(f"Template {problem}" for problem in self._folder.load().problems),
+            *(f"Quotas {problem}" for problem in (*quotas.problems, *quotas.warnings)),
+        ]
+
+    def quotas(self) -> Quotas | None:
+        """Return the quotas in force; None: there are none."""
+        return self._quotas.load().quotas

@@ -29,6 +29,8 @@ class Tenant:
     """The server's name; the default server has none."""
     uid: int = 0
     """The user id of the server's processes; not used in a cluster."""
+    quota: str = ""
+    """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
 
     @property
     def session(self) -> str:

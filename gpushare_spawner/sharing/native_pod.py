@@ -80,6 +80,7 @@ def _session(
     return PodSession(
         session=tenant.session,
         template=template.name,
+        quota=tenant.quota,
         share_units=units,
         gpus=placement.gpus,
         gpu_indices=tuple(gpu_indices[gpu] for gpu in placement.gpus),

@@ -43,6 +43,7 @@ def open_request(
         server=tenant.server,
         uid=tenant.uid,
         template=template.name,
+        quota=tenant.quota,
         gpus=placement.gpus,
         share_units=template.gpu.share.units,
         borrowed_units=placement.borrowed,

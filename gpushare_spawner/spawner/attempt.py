@@ -50,6 +50,8 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """What was chosen; None before that, and for a server that an earlier hub process started."""
         self.template_name = ""
         """The template's name, which outlives the hub process; empty for a profile of the admin's own."""
+        self.quota = ""
+        """The account that the share is charged to; empty: there are no quotas."""
         self.alternatives: tuple[Template, ...] = ()
         """The other templates that the user may start."""
         self.reservation: Reserved | None = None
@@ -75,6 +77,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """Note what was chosen. Only templates are remembered with the server's state."""
         self.profile = choice.profile
         self.alternatives = choice.alternatives
+        self.quota = choice.quota
         self.template_name = choice.profile.slug if choice.profile.template is not None else ""
 
     def apply(self, choice: Choice) -> None:
@@ -136,7 +139,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """
         self.give_back()
         self.overrides.undo()
-        self.profile, self.template_name, self.alternatives = None, "", ()
+        self.profile, self.template_name, self.quota, self.alternatives = None, "", "", ()
         if self.phase is not SpawnPhase.PLACING:
             self.phase = SpawnPhase.ENDED
             self.progress.end()

@@ -18,19 +18,27 @@ from traitlets import Float, Integer, List, Unicode
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Strategy, check_strategy
+from gpushare_spawner.quota import Account, Accounts
+from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner import hub_shared
 from gpushare_spawner.spawner.attempt import SpawnAttempt, SpawnPhase
 from gpushare_spawner.spawner.options.profiles import Profile
 from gpushare_spawner.spawner.options.validation import Choice, choose
 from gpushare_spawner.spawner.queue.queue import Alternative
+from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
 from gpushare_spawner.templates.folder import TemplateFolder, default_folder
+from gpushare_spawner.templates.quota_file import QuotaFile
 
 TEMPLATES_MAX_AGE = 10.0
-"""Seconds for which the templates that placement expects are not read again."""
+"""Seconds for which the templates that placement expects, and the quotas for the queue, are not read again."""
+QUOTAS_MAX_AGE = 1.0
+"""Seconds for which the quotas are not read again for a form or a choice; one form asks for each card."""
 
 _submitted: ContextVar[dict[str, Any] | None] = ContextVar("_submitted", default=None)
 """What the request at hand submitted. After an error the hub renders the form again with the default server's spawner,
@@ -174,6 +182,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """The folder of compute templates, one for all spawners of the hub."""
         return self._shared(("templates", self.templates_dir), lambda: TemplateFolder(self.templates_dir, self.log))
 
+    @property
+    def quota_file(self) -> QuotaFile:
+        """The quotas beside the templates, one for all spawners of the hub."""
+        return self._shared(("quotas", self.templates_dir), lambda: QuotaFile(self.templates_dir, self.log))
+
     def _shared(self, key: tuple[str, ...], make: Callable[[], _Shared]) -> _Shared:
         return hub_shared.shared(self.user, key, make)
 
@@ -188,6 +201,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             "queue_length": self.queue_length,
             "place_every": self.queue_poll_interval,
             "templates": self._offered_templates(),
+            "quotas": self._quotas_in_force(),
         }
 
     def _offered_templates(self) -> Callable[[], Iterable[Template]]:
@@ -195,6 +209,12 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         folder = self.template_folder
         # every pass over the queue asks
         return lambda: folder.load(max_age=TEMPLATES_MAX_AGE).templates
+
+    def _quotas_in_force(self) -> Callable[[], Quotas | None]:
+        """Return a function that returns the quotas of now. It keeps no spawner alive."""
+        file = self.quota_file
+        # every pass over the queue asks
+        return lambda: file.load(max_age=TEMPLATES_MAX_AGE).quotas
 
     def _strategy(self) -> Strategy:
         strategy = self.placement_strategy
@@ -215,6 +235,16 @@ class GPUShareBase(_Part):  # type: ignore[misc]
 
     def _allowed(self, profiles: Iterable[Profile]) -> list[Profile]:
         return [profile for profile in profiles if profile.allows(self.user.name, self.group_names)]
+
+    def _accounts(self) -> tuple[Account, ...]:
+        """The accounts that the user may charge a server to, the default first; empty where there are no quotas."""
+        quotas = self.quota_file.load(max_age=QUOTAS_MAX_AGE).quotas
+        return Accounts(quotas).of_user(self.user.name, self.group_names) if quotas is not None else ()
+
+    def _quota_choices(self, share: Share) -> list[QuotaChoice]:
+        """What the user can charge a server with this share to, and what it would be there as far as that is known."""
+        tenants = ((account, Tenant(self.user.name, self.name, quota=account.key)) for account in self._accounts())
+        return [QuotaChoice(account, self.reservations.quotas.admission(tenant, share)) for account, tenant in tenants]
 
     def _running(self) -> Counter[str]:
         """The user's other servers that run or are starting, by template."""
@@ -308,6 +338,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             groups=self.group_names,
             running=self._running(),
             others=frozenset(others),
+            accounts=self._accounts(),
         )
 
     def _alternatives(self) -> tuple[Alternative, ...]:

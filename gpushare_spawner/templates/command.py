@@ -119,7 +119,8 @@ def _quota_warnings(quotas: QuotasInForce, gpus: int | None) -> list[str]:
 def _number_of(quotas: QuotasInForce) -> str:
     if quotas.quotas is None:
         return ""
-    count = len(quotas.quotas.users) + sum(max(1, len(group.teams)) for group in quotas.quotas.groups.values())
+    count = int("default" in quotas.quotas.model_fields_set)
+    count += len(quotas.quotas.users) + sum(max(1, len(group.teams)) for group in quotas.quotas.groups.values())
     return f", {plural(count, 'quota')}"
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.wording.amounts import gpu_share
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.quota import Account, AccountKind, Admission, Limit, Refused
+from gpushare_spawner.wording.amounts import gpu_share, plural
+
+LABEL = "Quota"
+"""The label of the choice between several quotas on the form."""
+OVER_QUOTA_WAITS = "Your start is over quota: starts within their quota come first."
 
 
 def exceeded_departments(quotas: Quotas) -> Mapping[str, str]:
@@ -34,3 +40,59 @@ def exceeds_cluster(quotas: Quotas, capacity: int) -> str | None:
         f"the guarantees add up to {gpu_share(guaranteed)}; there are {gpu_share(capacity)}: "
         "not all quotas can have what they are guaranteed"
     )
+
+
+def name_of(account: Account) -> str:
+    """Return how an account is named in a sentence: "the quota of group optics"."""
+    match account.kind:
+        case AccountKind.GROUP:
+            return f"the quota of group {account.name}"
+        case AccountKind.USER:
+            return f"the quota of user {account.name}"
+        case _:
+            return f"the default quota of user {account.name}"
+
+
+def exceeded(account: Account, refused: Refused, units: int) -> str:
+    """Return that a limit of a quota refuses a server. ``units``: of 1 %, what the server needs on all its GPUs."""
+    most, used, needs = refused.most, refused.used, gpu_share(units)
+    match refused.limit:
+        case Limit.MAXIMUM | Limit.DEPARTMENT:
+            whose = name_of(account) if refused.limit is Limit.MAXIMUM else f"department {account.department}"
+            return (
+                f"This needs {needs}, and {whose} is limited to {gpu_share(most)}, of which {gpu_share(used)} "
+                f"{'is' if used <= UNITS_PER_GPU else 'are'} in use. Choose a smaller share, or try again when a "
+                "server of this quota has stopped."
+            )
+        case Limit.SERVERS:
+            return (
+                f"{plural(used, 'server')} with a GPU {'uses' if used == 1 else 'use'} {name_of(account)}, "
+                f"which is limited to {most}. Try again when one of them has stopped."
+            )
+        case Limit.USER_SERVERS:
+            return (
+                f"You have {plural(used, 'server')} with a GPU in {name_of(account)}, which allows {most} for each "
+                "user. Stop one first, or choose a template without a GPU."
+            )
+
+
+def on_card(admission: Admission) -> str:
+    """Return what a quota means for a start now, as a phrase for a card."""
+    refused = admission.refused
+    if refused is not None:
+        limits = {
+            Limit.MAXIMUM: f"{gpu_share(refused.used)} of at most {gpu_share(refused.most)} in use",
+            Limit.DEPARTMENT: f"department: {gpu_share(refused.used)} of at most {gpu_share(refused.most)} in use",
+            Limit.SERVERS: f"{refused.used} of at most {plural(refused.most, 'server')} in use",
+            Limit.USER_SERVERS: f"you have {refused.used} of at most {plural(refused.most, 'server')}",
+        }
+        return f"no start now: {limits[refused.limit]}"
+    if admission.in_quota:
+        return f"in quota, {gpu_share(admission.left)} left"
+    return "over quota: starts within their quota come first"
+
+
+def choice(account: Account, admission: Admission | None) -> str:
+    """Return an account as a choice on the form. ``admission``: what a start would be there now; None: unknown."""
+    name = account.name if account.kind is AccountKind.GROUP else "your own"
+    return f"{name}: {on_card(admission)}" if admission is not None else name

@@ -43,6 +43,11 @@ def unknown_template(template: str, allowed: Iterable[str]) -> str:
     return f"There is no template {shown(template)}. You may use: {', '.join(allowed) or 'none'}."
 
 
+def unknown_quota(quota: object, known: Iterable[str]) -> str:
+    """Return that the user has no such quota. ``known``: names of those that this user may use."""
+    return f"You have no quota {shown(quota)}. You may use: {', '.join(known)}."
+
+
 def unknown_option(option: object, profile: str, known: Iterable[str]) -> str:
     """Return that the profile has no such option. ``known``: the options that it has."""
     return f"Unknown option {shown(option)}; {profile} has: {', '.join(known)}."

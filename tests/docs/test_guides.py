@@ -42,10 +42,15 @@ def commands(page: Path, section: str = "") -> list[str]:
 
 @functools.cache
 def options_of(command: str) -> set[str]:
-    """All options of a subcommand of gpushare."""
+    """All options of a subcommand of gpushare, and of its own subcommands."""
     parser = argparse.ArgumentParser()
     COMMANDS[command][1]().configure(parser)
-    return set(parser._option_string_actions)
+    parsers = [parser]
+    for one in parsers:
+        for action in one._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    return {option for one in parsers for option in one._option_string_actions}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

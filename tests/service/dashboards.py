@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
@@ -89,11 +90,12 @@ def shown(
     viewer: Viewer = ADMIN,
     notes: tuple[str, ...] = (),
     pending: Sequence[HubServer] | None = (),
+    quotas: Quotas | None = None,
 ) -> dict[str, Any]:
     """The dashboard of that afternoon."""
     snapshots = [NodeSnapshot(None, report if report is not None else afternoon())]
     decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings())
-    return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes, pending)
+    return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes, pending, quotas)
 
 
 def page(dashboard: dict[str, Any], prefix: str = "/services/gpushare/") -> str:

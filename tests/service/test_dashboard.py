@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
@@ -73,6 +74,21 @@ def test_admins_are_told_what_is_wrong_with_an_agent_and_users_only_that_it_is()
     assert user["problems"] == ["An agent is unavailable, so sessions can be missing here."]
     assert "An agent is unavailable" in page(user)
     assert "Sessions are unknown while an agent is unavailable." in page(user)
+
+
+def test_a_session_over_quota_is_marked_and_its_quota_is_named():
+    quotas = Quotas.model_validate({"groups": {"optics": {"guarantee": 0.25}}, "users": {"erin": {"guarantee": 1}}})
+    older = session("zoe", quota="group:optics", opened_at=NOW - 9000, gpus=("GPU-1",))
+    newer = session("yan", quota="group:optics", opened_at=NOW - 8000, gpus=("GPU-1",))
+    data = shown(afternoon(older, newer), quotas=quotas)
+    found = {one["user"]: (one["quota"], one["in_quota"]) for one in data["sessions"]}
+    assert found["zoe"] == ("the quota of group optics", True)
+    assert found["yan"] == ("the quota of group optics", False)
+    assert found["ann"] == ("the default quota of user ann", False), "opened before there were quotas"
+    html = page(data)
+    assert "More than the quota of group optics guarantees: starts within their quota come first" in html
+    assert html.count(">over quota<") == sum(not in_quota for _, in_quota in found.values())
+    assert ">over quota<" not in page(shown(afternoon(older, newer)))
 
 
 def test_a_dashboard_without_anything():

@@ -64,3 +64,12 @@ def test_what_cannot_be_rendered_is_an_error() -> None:
         layer(gpus=("GPU-z",))
     with pytest.raises(ValueError, match="the pod has no container"):
         layer().render({})
+
+
+def test_the_account_that_the_share_is_charged_to_stands_in_the_annotations() -> None:
+    placement = Placement("node-1", ("GPU-a",))
+    charged = NativePodLayer(Tenant("ada", quota="group:optics"), QUARTER, placement, {"GPU-a": 0}, since=1000.0)
+    annotations = charged.render(POD)["metadata"]["annotations"]
+    assert annotations["gpushare-spawner.io/quota"] == "group:optics"
+    assert pod_session(annotations).quota == "group:optics"
+    assert "gpushare-spawner.io/quota" not in layer().render(POD)["metadata"]["annotations"]

@@ -142,6 +142,7 @@ class FakeAgent:
             user=request.user,
             server=request.server,
             template=request.template,
+            quota=request.quota,
             gpus=request.gpus,
             share_units=request.share_units,
             borrowed_units=request.borrowed_units,

@@ -24,7 +24,7 @@ groups:
     guarantee: 6
     maximum: 10
     teams:
-      optics: {guarantee: 3.5, servers: 12, per_user: {servers: 2, fraction_per_gpu: 0.5}}
+      optics: {guarantee: 3.5, servers: 12, per_user: {servers: 2}}
       theory: {guarantee: 2.5, weight: 2}
   ml-course: {guarantee: 2, maximum: 4, weight: 0.5}
 users:
@@ -97,8 +97,8 @@ def test_a_department_without_a_guarantee_is_guaranteed_what_its_teams_are():
         ("users: {ada: 1}", "quotas.yaml:1: users.ada: must have fields, not 1; its fields are guarantee, maximum,"),
         ("users:\n  a: {servers: 0}", "quotas.yaml:2: users.a.servers: 0 is too small; write at least 1"),
         (
-            "users:\n  a: {per_user: {fraction_per_gpu: 2}}",
-            "quotas.yaml:2: users.a.per_user.fraction_per_gpu: 2 is out of range; write a fraction of one GPU",
+            "users:\n  a: {per_user: {servers: x}}",
+            "quotas.yaml:2: users.a.per_user.servers: must be a whole number",
         ),
         ("- ada", "quotas.yaml:1: has a list, not fields; begin with a line like  groups:"),
         ("", "quotas.yaml: the file is empty; write at least  groups: {}  or delete the file"),
@@ -111,7 +111,7 @@ def test_a_wrong_field_is_said_with_line_and_advice(source, expected):
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-FIELDS = st.sampled_from(["guarantee", "maximum", "weight", "servers", "per_user", "teams", "fraction_per_gpu", "x"])
+FIELDS = st.sampled_from(["guarantee", "maximum", "weight", "servers", "per_user", "teams", "x"])
 NESTED = st.recursive(VALUES, lambda inner: st.dictionaries(FIELDS, inner, max_size=3), max_leaves=8)
 
 
@@ -184,7 +184,7 @@ def check(tmp_path: Path, quotas: str, *options: str) -> int:
 
 def test_check_reads_the_quotas_too(tmp_path, capsys):
     assert check(tmp_path, GOOD, "--gpus", "9") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 template, 4 quotas, no problems."
+    assert capsys.readouterr().out.splitlines()[-1] == "1 template, 5 quotas, no problems."
     assert check(tmp_path, "users:\n  ada: {guarantee: x}") == 1
     assert "quotas.yaml:2: users.ada.guarantee: 'x' is not" in capsys.readouterr().out
 

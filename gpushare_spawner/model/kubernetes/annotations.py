@@ -24,6 +24,8 @@ SESSION = PREFIX + "session"
 """Annotation: the session's id (`model.session_id`). Label of the same name: "true" on every pod with a share."""
 TEMPLATE = PREFIX + "template"
 """Annotation: the compute template's name."""
+QUOTA = PREFIX + "quota"
+"""Annotation: the account that the share is charged to, see `quota.Account`; absent: there were no quotas."""
 SHARE = PREFIX + "share"
 """Annotation: the units of 1 % that the session is entitled to, on each of its GPUs."""
 GPU = PREFIX + "gpu"
@@ -96,6 +98,8 @@ class PodSession:
     """What CUDA shows as each GPU's total: a part of it, or bytes."""
     oversubscribe: bool = True
     """Whether allocations may move to host memory."""
+    quota: str = ""
+    """The account that the share is charged to; empty: none was chosen."""
 
     def annotations(self) -> dict[str, str]:
         """For the pod's metadata. The inverse of `pod_session`."""
@@ -112,6 +116,8 @@ class PodSession:
             written[IDLE_SINCE] = _written_guard(self.idle_since)
         if self.memory_limit != WHOLE_MEMORY:
             written[MEMORY_LIMIT] = self.memory_limit
+        if self.quota:
+            written[QUOTA] = self.quota
         if not self.oversubscribe:
             written[OVERSUBSCRIBE] = "false"
         if self.notice is not None:
@@ -187,6 +193,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         idle_since=idle_since,
         memory_limit=memory_limit,
         oversubscribe=oversubscribe,
+        quota=given.get(QUOTA, ""),
     )
 
 

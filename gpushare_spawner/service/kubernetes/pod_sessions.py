@@ -127,6 +127,7 @@ def _with(session: SessionReport, pod: SessionPod) -> SessionReport:
     return session.model_copy(
         update={
             "template": said.template,
+            "quota": said.quota,
             "share_units": said.share_units,
             "borrowed_units": said.borrowed_units,
             "tier": said.tier,
@@ -149,6 +150,7 @@ def _new(pod: SessionPod) -> SessionReport:
         user=user,
         server=server,
         template=said.template,
+        quota=said.quota,
         gpus=said.gpus,
         share_units=said.share_units,
         borrowed_units=said.borrowed_units,

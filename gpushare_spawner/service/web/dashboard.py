@@ -16,6 +16,7 @@ from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler, authenticated
 
 from gpushare_spawner import __version__
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
@@ -49,6 +50,8 @@ class DashboardSources:
     """Sentences for admins: missing scopes, templates with errors."""
     pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown
     """Returns the servers that the hub is starting; None: unknown."""
+    quotas: Callable[[], Quotas | None] = lambda: None
+    """Returns those in force; None: there are none."""
     settings: CullerSettings = field(default_factory=CullerSettings)
     clock: Callable[[], float] = time.time
 
@@ -140,7 +143,8 @@ class _Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyter
         snapshots, decisions, templates, now = await self.sources.now()
         viewer = Viewer(self.current_user["name"] if self.current_user.get("kind") == "user" else "", self.may(SEE_ALL))
         pending = await self.sources.pending()
-        return dashboard_data(snapshots, decisions, templates, viewer, now, self.sources.notes(), pending)
+        notes, quotas = self.sources.notes(), self.sources.quotas()
+        return dashboard_data(snapshots, decisions, templates, viewer, now, notes, pending, quotas)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = (kwargs.get("exc_info") or (None, None))[1]
@@ -168,10 +172,11 @@ class ReportJson(_Page):
     """The dashboard as JSON, for programs. 403 without a login.
 
     `nodes`: each with its GPUs, their share units (`owned`, `borrowed`, `lent`, `free`) and its budget of host memory.
-    `sessions`: those that the client may see, with tier, units, memory, entitled and received GPU time, and `next`: the
-    next idle action, with its time. `others`: the number of other sessions. `queue`: the spawns that wait for a GPU,
-    with position, user, template and time (`spawns`, as far as the client may see them), and the number of others; null
-    if the hub does not say. `problems`: what cannot be shown and why.
+    `sessions`: those that the client may see, with tier, units, memory, entitled and received GPU time, `quota` and
+    `in_quota` (null without quotas), and `next`: the next idle action, with its time. `others`: the number of other
+    sessions. `queue`: the spawns that wait for a GPU, with position, user, template and time (`spawns`, as far as the
+    client may see them), and the number of others; null if the hub does not say.
+    `problems`: what cannot be shown and why.
     """
 
     async def get(self) -> None:

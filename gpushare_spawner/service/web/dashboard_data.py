@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.quota import QuotaUsage
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.restart_offer import node_to_own
@@ -17,6 +20,7 @@ from gpushare_spawner.service.web.spawn_queue import WaitingSpawn, waiting_spawn
 from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer
 from gpushare_spawner.wording.idle_decisions import explained, upcoming, why_none
 from gpushare_spawner.wording.pod_requests import LACKING
+from gpushare_spawner.wording.quotas import name_of
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,15 @@ def dashboard_data(
     now: float,
     notes: Sequence[str] = (),
     pending: Sequence[HubServer] | None = None,
+    quotas: Quotas | None = None,
 ) -> dict[str, Any]:
     """Return data for JSON. Units are 1 % of a GPU, sizes bytes, times seconds. ``notes``: for viewers who see all.
 
     ``pending``: the servers that the hub is starting, the longest first; None: unknown. Without any report it is
-    unknown which of them wait.
+    unknown which of them wait. ``quotas``: those in force.
     """
     reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+    usage = quota_use(quotas, reports) if quotas is not None else None
     by_session = {(one.node, one.session.id): one for one in decisions}
     visible = [one for one in decisions if viewer.may_see(one.session)]
     return {
@@ -52,7 +58,7 @@ def dashboard_data(
         "viewer": {"name": viewer.name, "sees_all": viewer.sees_all},
         "nodes": [_node(snapshot.report, viewer) for snapshot in snapshots if snapshot.report is not None],
         "sessions": [
-            _session(one, snapshot.report, reports, templates, viewer, now)
+            _session(one, snapshot.report, reports, templates, viewer, now) | _quota(session, usage)
             for snapshot in snapshots
             if snapshot.report is not None
             for session in snapshot.report.sessions
@@ -133,6 +139,14 @@ def _segment(segment: Segment, report: Report, viewer: Viewer) -> dict[str, Any]
         "server": session.server if session is not None and seen else None,
         "own": session is not None and session.user == viewer.name,
     }
+
+
+def _quota(session: SessionReport, usage: QuotaUsage | None) -> dict[str, Any]:
+    """The quota that a session is charged to, in words, and whether it is in quota; None without quotas."""
+    if usage is None:
+        return {"quota": None, "in_quota": None}
+    account = usage.accounts.find(session.quota, session.user)
+    return {"quota": name_of(account), "in_quota": usage.in_quota(session.id)}
 
 
 def _session(

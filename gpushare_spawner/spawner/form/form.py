@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,10 +10,14 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of
+from gpushare_spawner.spawner.options.validation import QUOTA_OPTION
 from gpushare_spawner.spawner.queue.availability import NO_GPU_NEEDED, UNKNOWN, Availability, AvailabilityNow, models_of
+from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
 from gpushare_spawner.wording import cards as card_texts
+from gpushare_spawner.wording import quotas as quota_texts
 from gpushare_spawner.wording.amounts import unbroken
 
 OTHER = "unlisted-choice"
@@ -56,6 +60,8 @@ class Card:
     now: Availability | None
     """None for a profile without a template: nothing is known of what it needs."""
     options: Sequence[Option]
+    quota: str
+    """What the user's only quota says about a start now; empty: the user has several to choose from, or none."""
 
 
 class Form:
@@ -71,17 +77,19 @@ class Form:
         availability_now: AvailabilityNow | None,
         unavailable: str = card_texts.AGENT_SILENT,
         enforces_resources: bool = True,
+        quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
     ) -> str:
         """HTML to go inside the hub's form element. ``chosen`` are user options, to be shown as they were chosen.
 
         ``unavailable`` is why nothing is known of the GPUs, as half a sentence. ``enforces_resources``: whether the
-        spawner holds servers to a template's CPU and memory; the cards show them only then.
+        spawner holds servers to a template's CPU and memory; the cards show them only then. ``quotas``: what the user
+        can charge a server with a share to.
         """
         default = default_of(offered)
         slug = chosen.get("profile")
         if not isinstance(slug, str) or slug not in {profile.slug for profile in offered}:
             slug = default.slug if default is not None else None
-        cards = [_card(profile, slug, chosen, availability_now, enforces_resources) for profile in offered]
+        cards = [_card(profile, slug, chosen, availability_now, enforces_resources, quotas) for profile in offered]
         asks_gpu = any(card.units for card in cards)
         return self._environment.get_template("form.html").render(
             cards=cards, unavailable=unavailable if asks_gpu and availability_now is None else ""
@@ -127,6 +135,7 @@ def _card(
     options: Mapping[str, Any],
     availability_now: AvailabilityNow | None,
     enforces_resources: bool,
+    quotas: Callable[[Share], Sequence[QuotaChoice]],
 ) -> Card:
     checked = profile.slug == chosen
     template = profile.template
@@ -134,6 +143,8 @@ def _card(
     gpu = template.gpu if template is not None else None
     memory = min((found.memory_bytes for found in now.gpus), default=None) if now is not None else None
     borrowed = now.borrowed if now is not None else 0
+    options_here = options if checked else {}
+    accounts = quotas(gpu.share) if gpu is not None and QUOTA_OPTION not in profile.options else ()
     return Card(
         profile=profile,
         checked=checked,
@@ -148,8 +159,10 @@ def _card(
         models=card_texts.gpu_models(gpu.share, models_of(now.gpus)) if gpu is not None and now is not None else "",
         now=now,
         options=[
-            _option(profile, name, option, options if checked else {}) for name, option in profile.options.items()
+            *([_quota_option(profile, accounts, options_here)] if len(accounts) > 1 else []),
+            *(_option(profile, name, option, options_here) for name, option in profile.options.items()),
         ],
+        quota=quota_texts.on_card(accounts[0].admission) if len(accounts) == 1 and accounts[0].admission else "",
     )
 
 
@@ -157,6 +170,17 @@ def _now(template: Template, availability_now: AvailabilityNow | None) -> Availa
     if template.gpu is None:
         return NO_GPU_NEEDED
     return availability_now.availability(template) if availability_now is not None else UNKNOWN
+
+
+def _quota_option(profile: Profile, accounts: Sequence[QuotaChoice], chosen: Mapping[str, Any]) -> Option:
+    names = [one.account.name for one in accounts]
+    wanted = chosen.get(QUOTA_OPTION)
+    return Option(
+        field=f"profile-option-{profile.slug}--{QUOTA_OPTION}",
+        label=quota_texts.LABEL,
+        choices=[(one.account.name, quota_texts.choice(one.account, one.admission)) for one in accounts],
+        selected=wanted if isinstance(wanted, str) and wanted in names else names[0],
+    )
 
 
 def _option(profile: Profile, name: str, option: Mapping[str, Any], chosen: Mapping[str, Any]) -> Option:

@@ -99,6 +99,8 @@ class PodReservations(Reservations[PodShare]):
             borrowed_units=placement.borrowed,
             effective_units=share.units,
             opened_at=time.time(),
+            user=ticket.request.tenant.user,
+            quota=ticket.request.tenant.quota,
             uncounted=Requested(request.cpu, request.memory, pods=1),
         )
         self._in_flight[token] = allocation

@@ -204,7 +204,9 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         if self._has_own_form():
             return self._kube.rendered_form(entries_of(cards, offer, availability_now))
         chosen = shown_as_chosen(self._chosen_before(), cards, offer)
-        return Form(self.form_template_paths).render(cards, chosen, availability_now, self.unavailable)
+        return Form(self.form_template_paths).render(
+            cards, chosen, availability_now, self.unavailable, quotas=self._quota_choices
+        )
 
     async def _availability_if_watched(self) -> Any:
         try:
@@ -280,7 +282,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         settings = {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
         node = pinned_node(settings)
         request = SpawnRequest(
-            Tenant(self.user.name, self.name),
+            Tenant(self.user.name, self.name, quota=self._attempt.quota),
             template,
             self._kube.expanded(node) if node else "",
             requested(settings),

@@ -165,7 +165,12 @@ class GPUShareMixin(GPUShareBase):
         offered = self._allowed(await self.offered())
         form = Form(self.form_template_paths)
         return form.render(
-            offered, self._chosen_before(), await self._availability_now(), self.unavailable, self.enforces_resources
+            offered,
+            self._chosen_before(),
+            await self._availability_now(),
+            self.unavailable,
+            self.enforces_resources,
+            self._quota_choices,
         )
 
     def _read_form(self, form_data: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +195,7 @@ class GPUShareMixin(GPUShareBase):
         attempt.overrides.apply_choice(choice)
         if template is None or template.gpu is None:
             return
-        request = SpawnRequest(Tenant(self.user.name, self.name, self._uid()), template)
+        request = SpawnRequest(Tenant(self.user.name, self.name, self._uid(), attempt.quota), template)
         reservation = await reserve_share(
             self.reservations, request, self.queue_timeout, attempt.progress, self._alternatives()
         )

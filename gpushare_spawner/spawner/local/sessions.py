@@ -57,6 +57,8 @@ class AgentSessions:
             effective_units=request.share_units,
             opened_at=time.time(),
             uncounted=uncounted,
+            user=request.user,
+            quota=request.quota,
         )
         try:
             opened = await self._client.open(request)

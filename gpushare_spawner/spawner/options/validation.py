@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.quota import Account
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of, replaced
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import spawn_options as words
 
 MAX_TEXT = 1000
 """Longest text that an unlisted choice may have."""
+
+QUOTA_OPTION = "quota"
+"""The user option that names the group whose quota is used, or the user for their own."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Choice:
     """Settings of the spawner that the choices ask for, in the order of the card's options."""
     alternatives: tuple[Template, ...] = ()
     """The other templates that the user may start."""
+    quota: str = ""
+    """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
 
 
 def choose(
@@ -35,11 +41,12 @@ def choose(
     groups: frozenset[str],
     running: Mapping[str, int],
     others: frozenset[str] = frozenset(),
+    accounts: Sequence[Account] = (),
 ) -> Choice:
     """The choice that ``options`` stand for. Raises SpawnRefused, with a sentence for the person, for anything wrong.
 
     ``running`` counts the user's other servers that run or are starting, by profile. ``others`` are names of options
-    that belong to the admin's own hooks.
+    that belong to the admin's own hooks. ``accounts``: those of the user, the default first; empty: no quotas.
     """
     if options is None:
         options = {}
@@ -47,15 +54,17 @@ def choose(
         raise SpawnRefused(words.not_an_object(options), reason="bad-options")
     offered = [profile for profile in profiles if profile.allows(user, groups)]
     profile = _profile(options, profiles, offered)
+    ours = ["profile", *([QUOTA_OPTION] if accounts else [])]
     unknown = [
-        name for name in options if name != "profile" and name not in others and _option(name) not in profile.options
+        name for name in options if name not in ours and name not in others and _option(name) not in profile.options
     ]
     if unknown:
-        known = ["profile", *profile.options]
+        known = list(dict.fromkeys([*ours, *profile.options]))
         raise SpawnRefused(words.unknown_option(unknown[0], profile.display_name, known), reason="unknown-option")
     limit = _limit(profile)
     if limit is not None and not _within_limit(profile, running):
         raise SpawnRefused(words.limit_reached(limit, profile.display_name), reason="per-user-limit", status=409)
+    account = _account(profile, options, accounts)
     return Choice(
         profile,
         tuple(_chosen(profile, name, option, options) for name, option in profile.options.items()),
@@ -64,7 +73,22 @@ def choose(
             for other in offered
             if other.template is not None and other is not profile and _within_limit(other, running)
         ),
+        account.key if account is not None else "",
     )
+
+
+def _account(profile: Profile, options: Mapping[str, Any], accounts: Sequence[Account]) -> Account | None:
+    """Return the account that was chosen, or the user's first one; None for a profile without a GPU."""
+    if not accounts or profile.template is None or profile.template.gpu is None:
+        return None
+    # a profile's own option of that name is not ours
+    name = None if QUOTA_OPTION in profile.options else options.get(QUOTA_OPTION)
+    if name is None or name == "":
+        return accounts[0]
+    for account in accounts:
+        if account.name == name:
+            return account
+    raise SpawnRefused(words.unknown_quota(name, [account.name for account in accounts]), reason="unknown-quota")
 
 
 def _profile(options: Mapping[str, Any], profiles: Sequence[Profile], offered: Sequence[Profile]) -> Profile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpushare_spawner.model.placement import Placement
@@ -155,7 +155,7 @@ class Ticket:
 
 
 class SpawnQueue:
-    """Spawns in the order in which they came.
+    """Spawns in the order in which they are served: that in which they came, unless quotas say otherwise (`arrange`).
 
     Policy: first come, first served among those that fit. A spawn that does not fit is passed by later ones that do.
     The first one that could use some node has GPUs kept for it meanwhile: see `placer`.
@@ -164,7 +164,7 @@ class SpawnQueue:
     def __init__(self, length: int) -> None:
         self.length = length
         self._tickets: dict[int, Ticket] = {}
-        """By identity, first come first: two tickets may request the same."""
+        """By identity, in the order in which they are served: two tickets may request the same."""
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -186,6 +186,11 @@ class SpawnQueue:
         ticket = Ticket(request, now)
         self._tickets[id(ticket)] = ticket
         return ticket
+
+    def arrange(self, order: Iterable[Ticket]) -> None:
+        """Put the tickets in another order. ``order``: tickets of the queue; those that are not in it stay behind."""
+        arranged = {id(ticket): ticket for ticket in order if ticket in self}
+        self._tickets = arranged | {key: one for key, one in self._tickets.items() if key not in arranged}
 
     def leave(self, ticket: Ticket) -> None:
         """Leave the queue; nothing happens if it is not in it."""

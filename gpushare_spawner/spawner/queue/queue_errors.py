@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from gpushare_spawner.quota import Account, Refused
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording import refusals as words
 from gpushare_spawner.wording.amounts import duration
+from gpushare_spawner.wording.quotas import exceeded
 
 
 def queue_full(request: SpawnRequest, length: int) -> SpawnRefused:
@@ -17,6 +19,11 @@ def waited_too_long(request: SpawnRequest, waited: float, hint: str) -> SpawnRef
     """``waited``: seconds; ``hint``: what it waited for, as a sentence, or nothing."""
     message = words.waited_too_long(request.share, duration(waited), hint)
     return SpawnRefused(message, reason="no-capacity", status=503, retry_after=60)
+
+
+def quota_exceeded(request: SpawnRequest, account: Account, refused: Refused) -> SpawnRefused:
+    """A limit of the account's quota refuses the server."""
+    return SpawnRefused(exceeded(account, refused, request.share.total_units), reason="quota", status=409)
 
 
 def impossible(request: SpawnRequest, where: str, why: str) -> SpawnRefused:

@@ -14,18 +14,27 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gpushare_spawner.model.placement import Placement
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, Strategy
+from gpushare_spawner.quota.fair_share import PREPAID_SECONDS
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.expected_workload import ExpectedWorkload
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
-from gpushare_spawner.spawner.queue.queue_errors import nothing_known, placing_failed, waited_too_long
+from gpushare_spawner.spawner.queue.queue_errors import (
+    nothing_known,
+    placing_failed,
+    quota_exceeded,
+    waited_too_long,
+)
+from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.spawner.queue.wait_estimate import WaitEstimates
+from gpushare_spawner.wording.quotas import OVER_QUOTA_WAITS
 
 Reserved = TypeVar("Reserved", bound=Reservation)
 
@@ -35,7 +44,7 @@ class Reservations(ABC, Generic[Reserved]):
 
     One serves all spawners of a hub that use the same GPUs. ``place_every``: seconds between two passes over the queue;
     while it is empty, nothing is asked. ``patience``: seconds that a spawn waits while nothing is known of the GPUs.
-    ``templates``: returns those that can be spawned.
+    ``templates``: returns those that can be spawned; ``quotas``: those in force, None where there are none.
     """
 
     where: ClassVar[str]
@@ -55,11 +64,14 @@ class Reservations(ABC, Generic[Reserved]):
         place_every: float = 1.5,
         patience: float = 20.0,
         templates: Callable[[], Iterable[Template]] = tuple,
+        quotas: Callable[[], Quotas | None] = lambda: None,
     ) -> None:
         self.log = log
         self.feed = feed or LedgerFeed()
         """The ledger of all shares that are known, and those in flight. `snapshot` brings it up to date."""
         self.strategy = strategy or BestFit()
+        self.quotas = QueueQuotas(self.feed.ledger, log, quotas)
+        """Who has used how much, and the order in the queue by that."""
         self._expected = ExpectedWorkload(templates)
         self.queue = SpawnQueue(queue_length)
         self.place_every = place_every
@@ -70,6 +82,7 @@ class Reservations(ABC, Generic[Reserved]):
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._placing: asyncio.Task[None] | None = None
+        self._sampling: asyncio.Task[None] | None = None
         self._unavailable_since: float | None = None
         self._has_placed = False
         """Whether a whole pass over the queue has been made: indexes of the cluster's nodes exist since then."""
@@ -178,6 +191,8 @@ class Reservations(ABC, Generic[Reserved]):
         snapshot = await self._prepare(await self.snapshot())
         check = self._check(snapshot)
         placer = Placer(check, self.feed, self.queue, self.where)
+        self._count_quotas(snapshot)
+        self.queue.arrange(self.quotas.order(self.queue))
         breaks = LoopBreaks(makes_lasting_objects=not self._has_placed)
         for ticket in self.queue:
             await breaks.pause_if_due()
@@ -195,8 +210,26 @@ class Reservations(ABC, Generic[Reserved]):
                 # one spawn that cannot be placed must not hold up those behind it
                 self.log.exception("Placing %s failed", ticket.request.session)
                 ticket.refuse(placing_failed())
+        self.quotas.note_use()
         await self._tell_those_that_wait(check, breaks)
         self._has_placed = True
+
+    def _count_quotas(self, snapshot: GpuSnapshot) -> None:
+        """Bring the quotas up to date, and see to it that this is done again while something is over quota."""
+        self.quotas.bring_up_to_date(len(snapshot.gpus) * UNITS_PER_GPU)
+        if self.quotas.usage is not None and (self._sampling is None or self._sampling.done()):
+            self._sampling = self.in_background(self._sample_quotas())
+
+    async def _sample_quotas(self) -> None:
+        """Notice the end of sessions over quota while no spawn waits, so that they do not count any longer."""
+        while True:
+            await asyncio.sleep(PREPAID_SECONDS)
+            if not self.quotas.anything_over_quota:
+                return
+            with contextlib.suppress(*self.unreachable):
+                async with self._lock:
+                    snapshot = await self.snapshot()
+                    self.quotas.bring_up_to_date(len(snapshot.gpus) * UNITS_PER_GPU)
 
     def _is_held_up(self, ticket: Ticket) -> bool:
         """Note why a spawn cannot be placed yet, whatever is free; return whether that is so."""
@@ -210,8 +243,15 @@ class Reservations(ABC, Generic[Reserved]):
         """Place one spawn if it fits. Return False where the snapshot has turned out to be wrong."""
         if self._is_held_up(ticket):
             return True
+        request = ticket.request
+        admission = self.quotas.admission(request.tenant, request.share)
+        if admission is not None and admission.refused is not None:
+            ticket.refuse(quota_exceeded(request, admission.account, admission.refused))
+            return True
         placement = placer.place(ticket)
         if placement is None:
+            if admission is not None and not admission.in_quota:
+                ticket.hint = f"{ticket.hint} {OVER_QUOTA_WAITS}"
             ticket.considered.set()
             await placer.claim(ticket, breaks)
             return True
@@ -220,6 +260,8 @@ class Reservations(ABC, Generic[Reserved]):
         if allocation is None:
             return False
         placer.gave(allocation)
+        if admission is not None:
+            self.quotas.admitted(admission, request.share)
         self._expected.spawned(ticket.request.template.name, time.monotonic())
         self._estimates.placed(ticket, ticket.request.models(snapshot), time.monotonic())
         return True
@@ -262,6 +304,7 @@ class Reservations(ABC, Generic[Reserved]):
         ``ineligible`` returns the nodes that cannot take a server of a template whatever is free there.
         """
         snapshot = await self.snapshot(max_age)
+        self._count_quotas(snapshot)
         available = AvailabilityNow(self._check(snapshot), self.queue, self.where, ineligible)
         await LoopBreaks().through(available.preparing(self._expected.offered()))
         return available

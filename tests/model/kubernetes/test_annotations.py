@@ -52,6 +52,7 @@ def sessions(draw) -> PodSession:
         borrowed_units=draw(some.integers(0, share)),
         memory_limit=draw(some.sampled_from(["100%", "80%", "12Gi"])),
         oversubscribe=draw(some.booleans()),
+        quota=draw(some.text()),
         tier=draw(some.sampled_from([Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED])),
         notice=draw(some.none() | some.builds(Notice, reason=some.text(), at=some.floats(0, 1e12))),
     )

@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.quota import Accounts
+from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.form.form import Form
 from gpushare_spawner.spawner.local.process import GPUShareLocalSpawner, GPUShareSimpleSpawner
 from gpushare_spawner.spawner.local.reservations import AgentReservations
 from gpushare_spawner.spawner.local.systemd import GPUShareSystemdSpawner
 from gpushare_spawner.spawner.options.profiles import Profile, profiles
+from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
 from tests.spawner.fake_agent import FakeAgent
 from tests.spawner.options.test_validation import PAGES
 from tests.spawner.running_hub import Browser, RunningHub, until
@@ -340,3 +345,62 @@ async def test_spawns_that_wait_count_on_the_forms_of_others(make_hub: Any, agen
     browser = Browser(hub)
     await browser.log_in("ada")
     assert "Position 3 in queue" in (await browser.open("/hub/spawn/ada")).body.decode()
+
+
+def choices(quotas: dict[str, Any], groups: set[str], reservations: AgentReservations) -> Any:
+    accounts = Accounts(Quotas.model_validate(quotas)).of_user("ada", groups)
+
+    def of(share: Share) -> list[QuotaChoice]:
+        tenants = [Tenant("ada", quota=account.key) for account in accounts]
+        admissions = [reservations.quotas.admission(tenant, share) for tenant in tenants]
+        return [QuotaChoice(account, admission) for account, admission in zip(accounts, admissions, strict=True)]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("quota", "says"),
+    [
+        ({"guarantee": 1}, "Quota in quota, 1 GPU left"),
+        ({}, "Quota over quota: starts within their quota come first"),
+        ({"maximum": 0.1}, "Quota no start now: 0 GPU of at most 0.10 GPU in use"),
+    ],
+)
+async def test_a_card_says_what_the_users_quota_means_for_a_start_now(
+    agent: FakeAgent, quota: dict[str, Any], says: str
+) -> None:
+    quotas = {"users": {"ada": quota}}
+    reservations = AgentReservations(
+        AgentClient(agent.socket), logging.getLogger("test"), quotas=lambda: Quotas.model_validate(quotas)
+    )
+    available = await reservations.availability_now()
+    page = Page(Form().render(offered(QUARTER), {}, available, quotas=choices(quotas, set(), reservations)))
+    assert says in page.text
+
+
+async def test_a_user_with_several_quotas_chooses_one_on_the_card(agent: FakeAgent) -> None:
+    quotas = {"users": {"ada": {"guarantee": 1}}, "groups": {"optics": {}}}
+    reservations = AgentReservations(
+        AgentClient(agent.socket), logging.getLogger("test"), quotas=lambda: Quotas.model_validate(quotas)
+    )
+    offer = choices(quotas, {"optics"}, reservations)
+    unknown = Page(Form().render(offered(QUARTER), {}, None, quotas=offer))
+    assert "your own optics" in unknown.text
+    available = await reservations.availability_now()
+    page = Page(Form().render(offered(QUARTER), {}, available, quotas=offer))
+    assert "your own: in quota, 1 GPU left optics: over quota" in page.text
+    assert page.selected == ["ada"]
+    again = {"profile": "quarter", "quota": "optics"}
+    assert Page(Form().render(offered(QUARTER), again, available, quotas=offer)).selected == ["optics"]
+    assert Form.read({"profile": ["quarter"], "profile-option-quarter--quota": ["optics"]}) == again
+
+
+async def test_a_profiles_own_option_named_quota_is_not_ours(agent: FakeAgent) -> None:
+    own = {"quota": {"display_name": "Disk", "choices": {"big": {"kubespawner_override": {}}}}}
+    quotas = {"users": {"ada": {}}, "groups": {"optics": {}}}
+    reservations = AgentReservations(
+        AgentClient(agent.socket), logging.getLogger("test"), quotas=lambda: Quotas.model_validate(quotas)
+    )
+    offer = choices(quotas, {"optics"}, reservations)
+    page = Page(Form().render(offered({**QUARTER, "profile_options": own}), {}, None, quotas=offer))
+    assert page.selected == ["big"]

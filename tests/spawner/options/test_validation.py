@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.quota import Accounts
 from gpushare_spawner.spawner.options.profiles import Profile, ProfileError, profiles
 from gpushare_spawner.spawner.options.validation import Choice, choose
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
@@ -192,3 +194,39 @@ def test_a_template_becomes_a_profile_in_kubespawners_conventions() -> None:
         },
         "profile_options": {},
     }
+
+
+ACCOUNTS = Accounts(Quotas.model_validate({"users": {"ada": {}}, "groups": {"optics": {}, "ml": {}}})).of_user(
+    "ada", {"ml", "optics"}
+)
+
+
+def charged(options: dict[str, Any]) -> str:
+    return choose(options, OFFERED, user="ada", groups=frozenset(), running={}, accounts=ACCOUNTS).quota
+
+
+@pytest.mark.parametrize(
+    ("options", "quota"),
+    [
+        ({}, "user:ada"),
+        ({"quota": ""}, "user:ada"),
+        ({"quota": "ml"}, "group:ml"),
+        ({"profile": "quarter", "quota": "optics"}, "group:optics"),
+        ({"profile": "cpu", "quota": "optics"}, ""),
+    ],
+)
+def test_a_server_with_a_gpu_is_charged_to_the_quota_that_was_chosen(options: dict[str, Any], quota: str) -> None:
+    assert charged(options) == quota
+
+
+@pytest.mark.parametrize("quota", ["physics", 3, ["ml"]])
+def test_a_quota_that_the_user_does_not_have_is_refused(quota: Any) -> None:
+    with pytest.raises(SpawnRefused, match="You may use: ada, optics, ml") as refused:
+        charged({"quota": quota})
+    assert refused.value.status_code == 400
+
+
+def test_there_is_no_option_quota_where_there_are_no_quotas() -> None:
+    with pytest.raises(SpawnRefused, match="Unknown option 'quota'"):
+        chosen({"quota": "ml"})
+    assert chosen({}).quota == ""

@@ -33,6 +33,7 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
             server=server,
             uid=0,
             template=said.template,
+            quota=said.quota,
             gpus=_in_order(said, devices),
             share_units=said.share_units,
             borrowed_units=said.borrowed_units,

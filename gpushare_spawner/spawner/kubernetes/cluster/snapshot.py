@@ -23,6 +23,7 @@ from gpushare_spawner.model.kubernetes import (
     pod_session,
 )
 from gpushare_spawner.model.report import Notice, Report
+from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement import Allocation, LedgerFeed, Source
 from gpushare_spawner.sharing.native_pod import notebook_container
@@ -343,6 +344,8 @@ class ClusterSnapshots:
             borrowed_units=self.whole_devices(session.borrowed_units),
             effective_units=self.whole_devices(session.effective_units),
             opened_at=created_at(pod),
+            user=split_session_id(session.session)[0],
+            quota=session.quota,
         )
         return allocation, session.notice
 

@@ -1,0 +1,145 @@
+"""Applies the quotas in force to the queue: the order of its spawns, and the limits that refuse one.
+
+The rules stand in the package `quota`. What is used comes from the ledger, so a hub that is restarted knows it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.placement import Allocation, Ledger
+from gpushare_spawner.quota import Account, Accounts, Admission, Asking, Charge, FairShare, QuotaUsage, admit, ordered
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.wording.quotas import exceeds_cluster
+
+
+@dataclass(frozen=True)
+class QuotaChoice:
+    """An account that a user can choose."""
+
+    account: Account
+    admission: Admission | None
+    """What a server would be there now; None: unknown."""
+
+
+class QueueQuotas:
+    """The accounts of one ledger.
+
+    ``read`` returns the quotas in force, None where there are none. ``clock``: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        log: logging.Logger,
+        read: Callable[[], Quotas | None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._ledger = ledger
+        self._read = read
+        self._clock = clock
+        self._quotas: Quotas | None = None
+        self._usage: QuotaUsage | None = None
+        self._fair: FairShare | None = None
+        self._over_quota: dict[str, int] = {}
+        self._capacity = 0
+        self._log = log
+        self._warned = ""
+        ledger.observers.append(self._changed)
+
+    @property
+    def usage(self) -> QuotaUsage | None:
+        """What each account uses; None where there are no quotas. Up to date after `bring_up_to_date`."""
+        return self._usage
+
+    def bring_up_to_date(self, capacity: int) -> None:
+        """Read the quotas in force, and count what was used over quota since the last call.
+
+        ``capacity``: units of 1 % of all GPUs. The ledger is up to date already.
+        """
+        quotas, self._capacity = self._read(), capacity
+        if quotas is None:
+            self._quotas = self._usage = self._fair = None
+            return
+        if quotas != self._quotas:
+            self._take_over(quotas)
+        self._warn(quotas)
+        if self._fair is None:
+            self._fair = self._past_use(quotas)
+        else:
+            self._fair.half_life = quotas.half_life
+            self._fair.advance(self._clock(), self._over_quota, capacity)
+        self.note_use()
+
+    def _warn(self, quotas: Quotas) -> None:
+        """Log once that guarantees exceed the GPUs that are known."""
+        exceeds = (exceeds_cluster(quotas, self._capacity) or "") if self._capacity else ""
+        if exceeds and exceeds != self._warned:
+            self._log.warning("Quotas: %s", exceeds)
+        self._warned = exceeds
+
+    def note_use(self) -> None:
+        """Note what is used over quota from now on, until the next call."""
+        self._over_quota = self._usage.over_quota() if self._usage is not None else {}
+
+    @property
+    def anything_over_quota(self) -> bool:
+        """Whether something was over quota when that was noted last."""
+        return bool(self._over_quota)
+
+    def order(self, tickets: Iterable[Ticket]) -> list[Ticket]:
+        """Return the tickets in the order in which they are served. ``tickets``: first come first."""
+        first_come = sorted(tickets, key=lambda ticket: ticket.joined)
+        if self._usage is None or self._fair is None:
+            return first_come
+        asking = [
+            Asking(ticket, self._account(self._usage, ticket.request.tenant), ticket.request.share.total_units)
+            for ticket in first_come
+            if not ticket.result.done()
+        ]
+        return ordered(asking, self._usage, self._fair, self._capacity)
+
+    def admission(self, tenant: Tenant, share: Share) -> Admission | None:
+        """Return what a server would be now, in or over quota, and the limit that refuses it; None: no quotas."""
+        if self._usage is None:
+            return None
+        return admit(self._usage, self._account(self._usage, tenant), tenant.user, share.total_units)
+
+    def admitted(self, admission: Admission, share: Share) -> None:
+        """Count the entry penalty of a spawn that was placed over quota."""
+        if self._fair is not None and not admission.in_quota:
+            self._fair.admitted(admission.account.key, share.total_units, self._capacity)
+
+    def _account(self, usage: QuotaUsage, tenant: Tenant) -> Account:
+        return usage.accounts.find(tenant.quota, tenant.user)
+
+    def _take_over(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+        self._usage = QuotaUsage(Accounts(quotas))
+        for session, allocation in self._ledger.allocations.items():
+            self._changed(session, allocation)
+
+    def _past_use(self, quotas: Quotas) -> FairShare:
+        """Count what the sessions that are over quota have used since they began: this hub has not watched them."""
+        fair, now = FairShare(quotas.half_life), self._clock()
+        fair.advance(now, {}, self._capacity)
+        if self._usage is not None:
+            for charge in self._usage.over_quota_sessions():
+                fair.past(charge.account.key, charge.units, self._capacity, now - charge.opened_at)
+        return fair
+
+    def _changed(self, session: str, allocation: Allocation | None) -> None:
+        if self._usage is None:
+            return
+        if allocation is None:
+            self._usage.drop(session)
+            return
+        account = self._usage.accounts.find(allocation.quota, allocation.user)
+        units = allocation.share_units * len(allocation.gpus)
+        self._usage.put(Charge(session, allocation.user, account, units, allocation.opened_at))

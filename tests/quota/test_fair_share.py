@@ -1,0 +1,92 @@
+"""Use over quota of late: decayed, measured in the whole cluster, with an entry penalty."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare_spawner.model.quota import Quota
+from gpushare_spawner.quota import Account, FairShare
+from gpushare_spawner.quota.fair_share import rank
+
+A, B = "group:a", "group:b"
+DAY = 86400.0
+
+
+def test_use_counts_half_after_the_half_life():
+    fair = FairShare(DAY)
+    fair.advance(0.0, {}, 400)
+    fair.advance(DAY, {A: 100}, 400)
+    assert fair.used(A) == pytest.approx(0.25 * 0.5)
+    fair.advance(2 * DAY, {}, 400)
+    assert fair.used(A) == pytest.approx(0.25 * 0.25)
+    assert fair.used(B) == 0
+
+
+def test_lasting_use_counts_as_its_part_of_the_cluster():
+    fair = FairShare(DAY)
+    fair.advance(0.0, {}, 400)
+    fair.advance(40 * DAY, {A: 100}, 400)
+    assert fair.used(A) == pytest.approx(0.25)
+
+
+def test_an_account_without_use_is_forgotten():
+    fair = FairShare(DAY)
+    fair.advance(0.0, {}, 400)
+    fair.advance(DAY, {A: 100}, 400)
+    fair.advance(60 * DAY, {}, 400)
+    assert fair.used(A) == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 5 * DAY), st.integers(0, 400)), max_size=8), st.integers(1, 6))
+def test_the_average_does_not_depend_on_how_often_it_is_brought_up_to_date(spans, pieces):
+    whole, often = FairShare(DAY), FairShare(DAY)
+    whole.advance(0.0, {}, 400)
+    often.advance(0.0, {}, 400)
+    now = 0.0
+    for seconds, units in spans:
+        for piece in range(1, pieces + 1):
+            often.advance(now + seconds * piece / pieces, {A: units}, 400)
+        now += seconds
+        whole.advance(now, {A: units}, 400)
+    assert often.used(A) == pytest.approx(whole.used(A), abs=1e-6)
+    assert 0 <= whole.used(A) <= 1
+
+
+def test_a_clock_that_was_set_back_counts_nothing_twice():
+    fair = FairShare(DAY)
+    fair.advance(DAY, {}, 400)
+    fair.advance(0.0, {A: 400}, 400)
+    assert fair.used(A) == 0
+    fair.advance(DAY, {A: 400}, 400)
+    assert fair.used(A) == 0
+
+
+def test_use_that_began_before_the_hub_started_counts_as_if_it_had_been_watched():
+    watched, restarted = FairShare(DAY), FairShare(DAY)
+    watched.advance(0.0, {}, 400)
+    watched.advance(7200.0, {A: 50}, 400)
+    restarted.past(A, 50, 400, 7200.0)
+    assert restarted.used(A) == pytest.approx(watched.used(A))
+
+
+def test_an_admitted_spawn_pays_five_minutes_at_once():
+    paid, used = FairShare(DAY), FairShare(DAY)
+    paid.admitted(A, 50, 400)
+    used.past(A, 50, 400, 300.0)
+    assert paid.used(A) == pytest.approx(used.used(A)) == paid.penalty(50, 400)
+
+
+def test_without_known_gpus_nothing_counts():
+    fair = FairShare(DAY)
+    fair.admitted(A, 50, 0)
+    assert fair.used(A) == 0
+
+
+def test_weights_divide_use_and_weight_0_comes_last():
+    heavy, idle = (Account(f"group:{weight}", Quota(weight=weight)) for weight in (2.0, 0.0))
+    assert rank(heavy, 0.5) == rank(Account(A, Quota()), 0.25) == 0.25
+    assert rank(idle, 0.0) == math.inf

@@ -1,0 +1,85 @@
+"""The order of spawns that wait: in quota first, the others by fair share."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.quota import Accounts, Asking, Charge, FairShare, QuotaUsage, ordered
+
+ACCOUNTS = Accounts(
+    Quotas.model_validate(
+        {
+            "groups": {
+                "a": {"guarantee": 1},
+                "b": {"weight": 1},
+                "c": {"weight": 3},
+                "idle": {"weight": 0},
+                "physics": {"guarantee": 1, "teams": {"optics": {}, "theory": {}}},
+            }
+        }
+    )
+)
+CAPACITY = 800
+
+
+def asking(*spawns: tuple[str, int]) -> list[Asking[int]]:
+    return [Asking(n, ACCOUNTS.find(f"group:{group}", ""), units) for n, (group, units) in enumerate(spawns)]
+
+
+def served(*spawns: tuple[str, int], usage: QuotaUsage | None = None, fair: FairShare | None = None) -> list[int]:
+    return ordered(asking(*spawns), usage or QuotaUsage(ACCOUNTS), fair or FairShare(86400.0), CAPACITY)
+
+
+def test_spawns_in_quota_come_first_and_each_counts_for_the_next():
+    assert served(("b", 50), ("a", 75), ("a", 50), ("a", 25)) == [1, 3, 0, 2]
+
+
+def test_what_runs_counts():
+    usage = QuotaUsage(ACCOUNTS)
+    usage.put(Charge("s", "eve", ACCOUNTS.find("group:a", ""), 100, 0.0))
+    assert served(("b", 50), ("a", 50), usage=usage) == [0, 1]
+    assert served(("b", 50), ("a", 50)) == [1, 0]
+
+
+def test_teams_share_what_is_left_of_their_department():
+    assert served(("b", 1), ("optics", 60), ("theory", 60), ("theory", 40)) == [1, 3, 0, 2]
+
+
+def test_the_account_that_used_less_of_late_is_served_first():
+    fair = FairShare(86400.0)
+    fair.admitted("group:b", 400, CAPACITY)
+    assert served(("b", 50), ("b", 50), ("c", 50), fair=fair) == [2, 0, 1]
+
+
+def test_accounts_take_turns_by_their_weights():
+    spawns = [("b", 50)] * 8 + [("c", 50)] * 8
+    first = served(*spawns)[:8]
+    assert Counter(spawns[number][0] for number in first) == {"b": 2, "c": 6}
+
+
+def test_weight_0_is_served_when_no_other_asks():
+    assert served(("idle", 50), ("b", 50), ("c", 50))[-1] == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "c", "idle", "optics", "theory"]), st.integers(1, 200)), max_size=12)
+)
+def test_every_spawn_is_served_once_and_equal_ones_of_an_account_in_the_order_in_which_they_came(spawns):
+    order = served(*spawns)
+    assert sorted(order) == list(range(len(spawns)))
+    for group in {group for group, _ in spawns}:
+        for units in {units for _, units in spawns}:
+            same = [number for number in order if spawns[number] == (group, units)]
+            assert same == sorted(same)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["b", "c"]), st.just(50)), max_size=16))
+def test_the_order_changes_no_usage(spawns):
+    usage, fair = QuotaUsage(ACCOUNTS), FairShare(86400.0)
+    served(*spawns, usage=usage, fair=fair)
+    assert len(usage) == 0
+    assert all(fair.used(one.account.key) == 0 for one in asking(*spawns))

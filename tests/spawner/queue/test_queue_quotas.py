@@ -1,0 +1,241 @@
+"""Quotas in the queue: who is served first, who is refused, and what is known after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.placement import Allocation, Ledger
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.local.reservations import AgentReservations
+from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
+from gpushare_spawner.spawner.spawn_refused import SpawnRefused
+from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.running_hub import until
+
+QUOTAS = Quotas.model_validate(
+    {
+        "groups": {
+            "a": {"guarantee": 1},
+            "b": {},
+            "few": {"guarantee": 2, "per_user": {"servers": 1}},
+            "little": {"maximum": 0.5},
+        }
+    }
+)
+CAPACITY = 400
+
+
+def request(user: str, group: str, fraction: float = 0.5, template: str = "t") -> SpawnRequest:
+    made = Template.model_validate({"name": template, "display_name": "T", "gpu": {"fraction": fraction}})
+    return SpawnRequest(Tenant(user, quota=f"group:{group}"), made)
+
+
+def allocation(session: str, group: str, units: int = 100, at: float = 0.0) -> Allocation:
+    return Allocation(session, (f"GPU-{session}",), units, 0, units, at, user=session, quota=f"group:{group}")
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Desk:
+    """A ledger and its quotas, which a test can change."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.ledger = Ledger()
+        self.in_force: Quotas | None = QUOTAS
+        self.quotas = self.restarted()
+
+    def restarted(self) -> QueueQuotas:
+        return QueueQuotas(self.ledger, logging.getLogger("hub"), lambda: self.in_force, self.clock)
+
+    async def served(self, *spawns: SpawnRequest) -> list[str]:
+        queue = SpawnQueue(50)
+        for number, spawn in enumerate(spawns):
+            queue.join(spawn, number)
+        queue.arrange(self.quotas.order(queue))
+        return [ticket.request.session for ticket in queue]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+async def test_spawns_in_quota_are_served_before_earlier_ones_over_quota(desk: Desk) -> None:
+    desk.quotas.bring_up_to_date(CAPACITY)
+    spawns = (request("x", "b"), request("y", "a"), request("z", "a", 0.75))
+    assert await desk.served(*spawns) == ["y", "x", "z"]
+
+
+async def test_the_order_is_that_in_which_they_came_without_quotas_and_again_when_they_end(desk: Desk) -> None:
+    spawns = (request("x", "b"), request("y", "a"))
+    assert await desk.served(*spawns) == ["x", "y"]
+    queue = SpawnQueue(50)
+    for number, spawn in enumerate(spawns):
+        queue.join(spawn, number)
+    for in_force, expected in ((QUOTAS, ["y", "x"]), (None, ["x", "y"])):
+        desk.in_force = in_force
+        desk.quotas.bring_up_to_date(CAPACITY)
+        queue.arrange(desk.quotas.order(queue))
+        assert [ticket.request.session for ticket in queue] == expected
+
+
+async def test_a_ticket_that_joins_meanwhile_stays_in_the_queue() -> None:
+    queue = SpawnQueue(50)
+    first, second = (queue.join(request(name, "a"), 0.0) for name in "xy")
+    gone = queue.join(request("z", "a"), 0.0)
+    queue.leave(gone)
+    queue.arrange([second, gone])
+    assert list(queue) == [second, first]
+
+
+async def test_what_the_ledger_has_counts_and_what_leaves_it_no_longer(desk: Desk) -> None:
+    desk.quotas.bring_up_to_date(CAPACITY)
+    desk.ledger.add(allocation("s", "a"))
+    assert await desk.served(request("x", "b"), request("y", "a")) == ["x", "y"]
+    desk.ledger.replace(allocation("s", "a", 50))
+    assert await desk.served(request("x", "b"), request("y", "a")) == ["y", "x"]
+    desk.ledger.remove("s")
+    assert desk.quotas.usage is not None
+    assert len(desk.quotas.usage) == 0
+
+
+async def test_changed_quotas_count_what_runs_already(desk: Desk) -> None:
+    desk.ledger.add(allocation("s", "a"))
+    desk.quotas.bring_up_to_date(CAPACITY)
+    desk.in_force = Quotas.model_validate({"groups": {"a": {"guarantee": 2}}})
+    desk.quotas.bring_up_to_date(CAPACITY)
+    assert await desk.served(request("x", "b"), request("y", "a")) == ["y", "x"]
+
+
+async def test_use_over_quota_of_late_decides_between_those_over_quota(desk: Desk) -> None:
+    desk.ledger.add(allocation("s", "b", at=desk.clock.now))
+    desk.quotas.bring_up_to_date(CAPACITY)
+    desk.clock.now += 3600
+    desk.ledger.remove("s")
+    desk.quotas.bring_up_to_date(CAPACITY)
+    assert await desk.served(request("x", "b"), request("y", "little")) == ["y", "x"]
+
+
+async def test_a_restarted_hub_counts_what_sessions_that_run_have_used_over_quota(desk: Desk) -> None:
+    desk.ledger.add(allocation("s", "b", at=desk.clock.now))
+    desk.quotas.bring_up_to_date(CAPACITY)
+    desk.clock.now += 3600
+    desk.quotas.bring_up_to_date(CAPACITY)
+    before = desk.quotas._fair
+    again = desk.restarted()
+    again.bring_up_to_date(CAPACITY)
+    assert before is not None
+    assert again._fair is not None
+    assert before.used("group:b") > 0
+    assert again._fair.used("group:b") == pytest.approx(before.used("group:b"))
+
+
+async def test_a_spawn_that_was_placed_over_quota_pays_at_once(desk: Desk) -> None:
+    desk.quotas.bring_up_to_date(CAPACITY)
+    admission = desk.quotas.admission(Tenant("x", quota="group:b"), Share(50))
+    assert admission is not None
+    desk.quotas.admitted(admission, Share(50))
+    assert await desk.served(request("x", "b"), request("y", "little")) == ["y", "x"]
+
+
+async def test_without_quotas_nothing_is_admitted_or_refused(desk: Desk) -> None:
+    desk.in_force = None
+    desk.quotas.bring_up_to_date(CAPACITY)
+    assert desk.quotas.admission(Tenant("x"), Share(50)) is None
+    assert not desk.quotas.anything_over_quota
+
+
+async def test_guarantees_beyond_the_gpus_are_logged_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    for capacity in (0, CAPACITY, 200, 200, CAPACITY):
+        desk.quotas.bring_up_to_date(capacity)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Quotas: the guarantees add up to 3 GPUs; there are 2 GPUs: not all quotas can have what they are guaranteed"
+    ]
+
+
+# -- through the real queue --
+
+
+class Hub:
+    """Reservations on a fake agent."""
+
+    def __init__(self, agent: FakeAgent) -> None:
+        self.tickets: dict[str, Ticket] = {}
+        self.reservations = AgentReservations(
+            AgentClient(agent.socket, 1.0), logging.getLogger("test"), place_every=0.05, quotas=lambda: QUOTAS
+        )
+
+    def start(self, spawn: SpawnRequest) -> asyncio.Task[Reservation]:
+        made = self.reservations.reserve(spawn, 10.0, lambda ticket: self.tickets.update({spawn.session: ticket}))
+        return asyncio.ensure_future(made)
+
+
+@pytest.fixture
+async def hub(agent: FakeAgent) -> AsyncIterator[Hub]:
+    made = Hub(agent)
+    yield made
+    for task in list(made.reservations._tasks):
+        task.cancel()
+
+
+async def test_a_spawn_in_quota_gets_the_units_that_come_free_before_earlier_ones(hub: Hub, agent: FakeAgent) -> None:
+    for gpu in (0, 1):
+        agent.occupy(f"there-{gpu}", 100, gpu)
+    over = hub.start(request("x", "b"))
+    await until(lambda: "x" in hub.tickets and hub.tickets["x"].status is not None)
+    assert hub.tickets["x"].hint.endswith("Your start is over quota: starts within their quota come first.")
+    inside = hub.start(request("y", "a"))
+    await until(lambda: hub.tickets["x"].ahead == 1)
+    assert "over quota" not in hub.tickets["y"].hint
+    agent.occupy("there-1", 50, 1)
+    assert (await inside).gpus[0].uuid == "GPU-1"
+    assert not over.done()
+    assert agent.sessions["y"].quota == "group:a"
+    del agent.sessions["there-1"]
+    await over
+
+
+async def test_a_spawn_beyond_the_maximum_is_refused_with_the_quota_named(hub: Hub) -> None:
+    await hub.start(request("x", "little", 0.25))
+    with pytest.raises(SpawnRefused) as refused:
+        await hub.start(request("y", "little", 0.5))
+    assert refused.value.status_code == 409
+    assert refused.value.jupyterhub_message == (
+        "This needs 0.50 GPU, and the quota of group little is limited to 0.50 GPU, of which 0.25 GPU is in use. "
+        "Choose a smaller share, or try again when a server of this quota has stopped."
+    )
+
+
+async def test_servers_of_a_user_count_over_all_templates(hub: Hub) -> None:
+    await hub.start(request("x", "few", 0.25, "one"))
+    spawn = request("x", "few", 0.1, "two")
+    with pytest.raises(SpawnRefused, match="allows 1 for each user") as refused:
+        await hub.start(SpawnRequest(Tenant("x", "second", quota="group:few"), spawn.template))
+    assert refused.value.status_code == 409
+    await hub.start(request("z", "few", 0.25, "one"))
+
+
+async def test_of_two_spawns_at_once_only_one_gets_what_a_maximum_leaves(hub: Hub) -> None:
+    results = await asyncio.gather(*(hub.start(request(name, "little", 0.5)) for name in "xy"), return_exceptions=True)
+    assert sorted(isinstance(result, SpawnRefused) for result in results) == [False, True]
+
+
+async def test_a_hub_that_is_restarted_knows_the_quota_of_what_runs(hub: Hub, agent: FakeAgent) -> None:
+    await hub.start(request("x", "little", 0.5))
+    with pytest.raises(SpawnRefused):
+        await Hub(agent).start(request("y", "little", 0.5))
