@@ -11,7 +11,7 @@ from gpushare_spawner.wording.amounts import gpu_share, plural
 
 LABEL = "Quota"
 """The label of the choice between several quotas on the form."""
-OVER_QUOTA_WAITS = "Your start is over quota: starts within their quota come first."
+OVER_QUOTA_WAITS = "Your spawn is over quota: spawns in quota come first."
 
 
 def exceeded_departments(quotas: Quotas) -> Mapping[str, str]:
@@ -77,7 +77,7 @@ def exceeded(account: Account, refused: Refused, units: int) -> str:
 
 
 def on_card(admission: Admission) -> str:
-    """Return what a quota means for a start now, as a phrase for a card."""
+    """Return what a quota means for a spawn now, as a phrase for a card."""
     refused = admission.refused
     if refused is not None:
         limits = {
@@ -86,13 +86,13 @@ def on_card(admission: Admission) -> str:
             Limit.SERVERS: f"{refused.used} of at most {plural(refused.most, 'server')} in use",
             Limit.USER_SERVERS: f"you have {refused.used} of at most {plural(refused.most, 'server')}",
         }
-        return f"no start now: {limits[refused.limit]}"
+        return f"no spawn now: {limits[refused.limit]}"
     if admission.in_quota:
         return f"in quota, {gpu_share(admission.left)} left"
-    return "over quota: starts within their quota come first"
+    return "over quota: spawns in quota come first"
 
 
 def choice(account: Account, admission: Admission | None) -> str:
-    """Return an account as a choice on the form. ``admission``: what a start would be there now; None: unknown."""
+    """Return an account as a choice on the form. ``admission``: what a spawn would be there now; None: unknown."""
     name = account.name if account.kind is AccountKind.GROUP else "your own"
     return f"{name}: {on_card(admission)}" if admission is not None else name

@@ -86,7 +86,7 @@ def test_a_session_over_quota_is_marked_and_its_quota_is_named():
     assert found["yan"] == ("the quota of group optics", False)
     assert found["ann"] == ("the default quota of user ann", False), "opened before there were quotas"
     html = page(data)
-    assert "More than the quota of group optics guarantees: starts within their quota come first" in html
+    assert "More than the quota of group optics guarantees: spawns in quota come first" in html
     assert html.count(">over quota<") == sum(not in_quota for _, in_quota in found.values())
     assert ">over quota<" not in page(shown(afternoon(older, newer)))
 

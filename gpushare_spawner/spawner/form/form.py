@@ -61,7 +61,7 @@ class Card:
     """None for a profile without a template: nothing is known of what it needs."""
     options: Sequence[Option]
     quota: str
-    """What the user's only quota says about a start now; empty: the user has several to choose from, or none."""
+    """What the user's only quota says about a spawn now; empty: the user has several to choose from, or none."""
 
 
 class Form:

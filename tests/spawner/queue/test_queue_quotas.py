@@ -198,7 +198,7 @@ async def test_a_spawn_in_quota_gets_the_units_that_come_free_before_earlier_one
         agent.occupy(f"there-{gpu}", 100, gpu)
     over = hub.start(request("x", "b"))
     await until(lambda: "x" in hub.tickets and hub.tickets["x"].status is not None)
-    assert hub.tickets["x"].hint.endswith("Your start is over quota: starts within their quota come first.")
+    assert hub.tickets["x"].hint.endswith("Your spawn is over quota: spawns in quota come first.")
     inside = hub.start(request("y", "a"))
     await until(lambda: hub.tickets["x"].ahead == 1)
     assert "over quota" not in hub.tickets["y"].hint
