@@ -110,7 +110,7 @@ class Simulation:
         self.capacity = gpus * UNITS_PER_GPU
         self.idle_while_waiting = 0.0
         self.phases = [Phase() for _ in PHASES]
-        self._hours = hours
+        self._length = hours * HOUR
         self._chance = random.Random(seed)
         self._guarantees = {group: round(part * self.capacity) for group, part in GUARANTEES.items()}
         quotas = Quotas.model_validate(
@@ -155,7 +155,7 @@ class Simulation:
         for group, shares in self._users.items():
             for user in range(len(shares)):
                 self._later(self._chance.expovariate(1 / PAUSE_SECONDS), "comes", f"{group}:{user}")
-        end = len(PHASES) * self._hours * HOUR
+        end = len(PHASES) * self._length
         while self._events and self._events[0][0] < end:
             at, _, what, who = heapq.heappop(self._events)
             self._pass_time(at)
@@ -168,7 +168,7 @@ class Simulation:
 
     @property
     def _phase(self) -> int:
-        return min(len(PHASES) - 1, int(self.now / (self._hours * HOUR)))
+        return min(len(PHASES) - 1, int(self.now / self._length))
 
     def _later(self, seconds: float, what: str, who: str) -> None:
         self._number += 1
@@ -177,7 +177,7 @@ class Simulation:
     def _pass_time(self, until: float) -> None:
         """Count the time up to an event, phase by phase."""
         while self.now < until:
-            change = (self._phase + 1) * self._hours * HOUR
+            change = (self._phase + 1) * self._length
             step = min(until, change) if self._phase + 1 < len(PHASES) else until
             seconds = step - self.now
             if sum(self._asked.values()) >= self.capacity:
@@ -196,7 +196,7 @@ class Simulation:
         shares = self._users[group]
         active = PHASES[self._phase][group] * self._guarantees[group] / UNITS_PER_GPU
         if sum(shares[: int(number)]) >= active:
-            next_phase = (self._phase + 1) * self._hours * HOUR - self.now
+            next_phase = (self._phase + 1) * self._length - self.now
             self._later(next_phase + self._chance.expovariate(1 / PAUSE_SECONDS), "comes", who)
             return
         share = shares[int(number)]
