@@ -1,0 +1,90 @@
+"""Which GPUs are kept for a request that waits."""
+
+from __future__ import annotations
+
+from gpushare_spawner.placement import Claim, Ledger, NodeResources, Requested, able_nodes, cheapest_claim
+from tests.placement.reports import active, gpu, report, request
+
+CORE = 1000
+
+
+def test_a_claim_is_for_what_the_request_asks_of_each_gpu_and_of_the_node():
+    ledger = Ledger.of([report("n", [gpu("a"), gpu("b", 1), gpu("c", 2)], [active("ada", "b", 60)])])
+    wanted = request(count=2, cpu=3 * CORE, memory=2**30)
+    assert cheapest_claim(ledger.capacity, wanted) == Claim("n", ("a", "c"), 100, Requested(3 * CORE, 2**30, 1))
+
+
+def test_whole_gpus_can_be_claimed():
+    ledger = Ledger.of([report("n", [gpu("a")], [active("ada", "a", 25)])])
+    claim = cheapest_claim(ledger.capacity, request(100))
+    assert claim is not None
+    assert claim.gpus == ("a",)
+
+
+def test_gpus_that_are_too_small_or_of_another_model_or_unhealthy_are_not_claimed():
+    small, unhealthy = [gpu("s", capacity=99)], [gpu("u", healthy=False)]
+    others = [report("small", small), report("unhealthy", unhealthy), report("other", [gpu("t", model="T4")])]
+    ledger = Ledger.of(others)
+    assert cheapest_claim(ledger.capacity, request(100, "A100")) is None
+    assert able_nodes(ledger.capacity, request(100, "A100")) == set()
+    assert able_nodes(ledger.capacity, request(99, "A100")) == {"small"}
+
+
+def test_the_node_on_which_least_has_to_become_free_is_claimed():
+    most, least = [active("ada", "a", 90)], [active("bob", "b", 30)]
+    ledger = Ledger.of([report("n1", [gpu("a")], most), report("n2", [gpu("b")], least)])
+    claim = cheapest_claim(ledger.capacity, request(80))
+    assert claim is not None
+    assert claim.node == "n2"
+
+
+def test_the_gpus_of_a_node_on_which_least_has_to_become_free_are_claimed():
+    held = [active("ada", "a", 50), active("bob", "b", 40), active("eve", "c", 60)]
+    ledger = Ledger.of([report("n", [gpu("a"), gpu("b", 1), gpu("c", 2)], held)])
+    claim = cheapest_claim(ledger.capacity, request(count=2))
+    assert claim is not None
+    assert claim.gpus == ("b", "a")
+
+
+def test_units_that_lack_on_all_claimed_gpus_count():
+    node = report("n1", [gpu("a"), gpu("b", 1)], [active("ada", "a", 50), active("kim", "b", 50)])
+    other = report("n2", [gpu("c"), gpu("d", 1)], [active("bob", "d", 90)])
+    claim = cheapest_claim(Ledger.of([node, other]).capacity, request(count=2))
+    assert claim is not None
+    assert claim.node == "n2"  # 90 units lack there, and 100 on the other
+
+
+def test_what_is_free_beyond_a_request_does_not_count():
+    node = report("n1", [gpu("a")], [active("ada", "a", 60)])
+    other = report("n2", [gpu("b")], [active("bob", "b", 70)])
+    claim = cheapest_claim(Ledger.of([other, node]).capacity, request(20))
+    assert claim is not None
+    assert claim.node == "n1", "nothing lacks on either: the first by name"
+
+
+def test_a_node_that_lacks_cpu_memory_or_pods_comes_after_one_that_lacks_units():
+    for lacking in (NodeResources(cpu=CORE - 1), NodeResources(memory=2**30 - 1), NodeResources(pods=0)):
+        ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("ada", "b", 90)])])
+        ledger.put_resources("n1", lacking)
+        claim = cheapest_claim(ledger.capacity, request(50, cpu=CORE, memory=2**30))
+        assert claim is not None
+        assert claim.node == "n2", lacking
+
+
+def test_a_node_that_has_just_enough_of_everything_comes_first():
+    ledger = Ledger.of([report("n1", [gpu("a")], [active("ada", "a", 60)]), report("n2", [gpu("b")])])
+    ledger.put_resources("n1", NodeResources())
+    ledger.put_resources("n2", NodeResources(cpu=CORE, memory=2**30, pods=1))
+    claim = cheapest_claim(ledger.capacity, request(50, cpu=CORE, memory=2**30))
+    assert claim is not None
+    assert claim.node == "n2"
+
+
+def test_a_node_that_the_request_must_not_use_is_not_claimed():
+    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")])])
+    nodes = [
+        cheapest_claim(ledger.capacity, request(50, **where))
+        for where in ({"left_out": frozenset({"n1"})}, {"ineligible": frozenset({"n1"})}, {"node": "n2"})
+    ]
+    assert [claim and claim.node for claim in nodes] == ["n2", "n2", "n2"]
+    assert able_nodes(ledger.capacity, request(50, ineligible=frozenset({"n1"}))) == {"n2"}

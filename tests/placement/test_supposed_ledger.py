@@ -1,0 +1,93 @@
+"""What would be free if announced idle actions happened, and where a request would fit first."""
+
+from __future__ import annotations
+
+from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import Ledger, SupposedLedger, first_to_fit
+from tests.placement.reports import active, gpu, report, request
+
+
+def stop(at: float) -> Notice:
+    return Notice(tier=Tier.STOPPED, at=at, reason="idle")
+
+
+def downgrade(at: float, to: int) -> Notice:
+    return Notice(tier=Tier.DOWNGRADED, at=at, reason="idle", effective_units=to)
+
+
+def two_nodes() -> Ledger:
+    """Each with one GPU that one session holds whole."""
+    held = {"n1": active("ada", "a", 100), "n2": active("bob", "b", 100)}
+    return Ledger.of([report("n1", [gpu("a")], [held["n1"]]), report("n2", [gpu("b")], [held["n2"]])])
+
+
+def test_the_action_that_comes_first_decides():
+    claim = first_to_fit(two_nodes(), request(50), [("ada", stop(200)), ("bob", stop(100))])
+    assert claim is not None
+    assert (claim.node, claim.gpus, claim.units) == ("n2", ("b",), 50)
+
+
+def test_an_action_that_frees_too_little_helps_nobody():
+    announced = [("ada", downgrade(100, to=51)), ("bob", downgrade(200, to=50))]
+    claim = first_to_fit(two_nodes(), request(50), announced)
+    assert claim is not None
+    assert claim.node == "n2"
+    assert first_to_fit(two_nodes(), request(51), announced) is None
+
+
+def test_two_actions_on_one_node_add_up():
+    held = [active("ada", "a", 50), active("bob", "a", 50)]
+    ledger = Ledger.of([report("n", [gpu("a")], held)])
+    assert first_to_fit(ledger, request(80), [("ada", stop(1))]) is None
+    claim = first_to_fit(ledger, request(80), [("ada", stop(1)), ("bob", stop(2))])
+    assert claim is not None
+    assert claim.node == "n"
+
+
+def test_sessions_that_the_ledger_does_not_know_are_passed_over():
+    announced = [("gone", stop(1)), ("ada", stop(2))]
+    claim = first_to_fit(two_nodes(), request(100), announced)
+    assert claim is not None
+    assert claim.node == "n1"
+
+
+def test_a_node_that_the_request_must_not_use_does_not_count():
+    announced = [("ada", stop(1)), ("bob", stop(2))]
+    for where in ({"left_out": frozenset({"n1"})}, {"node": "n2"}):
+        claim = first_to_fit(two_nodes(), request(50, **where), announced)
+        assert claim is not None
+        assert claim.node == "n2"
+
+
+def test_the_ledger_itself_stays_as_it_is():
+    ledger = two_nodes()
+    assert first_to_fit(ledger, request(50), [("ada", stop(1))]) is not None
+    assert ledger.free_units("a") == 0
+    assert list(ledger.allocations) == ["ada", "bob"]
+    assert not ledger.claims
+
+
+def test_an_action_that_frees_nothing_names_no_node():
+    supposed = SupposedLedger(two_nodes())
+    assert supposed.happens("ada", downgrade(1, to=100)) is None
+    assert supposed.happens("nobody", stop(1)) is None
+    assert supposed.happens("ada", stop(1)) == "n1"
+    assert supposed.happens("ada", stop(1)) is None, "it is gone"
+
+
+def test_what_is_placed_counts_for_the_next_one():
+    supposed = SupposedLedger(two_nodes())
+    supposed.happens("ada", stop(1))
+    assert supposed.place("eve", request(60), "n1") is not None
+    assert supposed.place("max", request(60), "n1") is None
+    assert supposed.place("max", request(40), "n1") is not None
+    assert supposed.place("kim", request(1), "n1") is None
+
+
+def test_a_name_that_is_placed_anew_gives_up_what_it_claimed_before():
+    supposed = SupposedLedger(two_nodes())
+    supposed.happens("ada", stop(1))
+    assert supposed.place("eve", request(60), "n1") is not None
+    assert supposed.place("eve", request(80), "n1") is not None
+    assert supposed.place("max", request(30), "n1") is None
