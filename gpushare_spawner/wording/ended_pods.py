@@ -8,9 +8,9 @@ _BY_REASON = {
     "NodeShutdown": "was shut down",
     "Terminated": "was shut down",
     "Evicted": "evicted the server",
-    "Preempting": "needed the capacity for a more important pod",
-    "NodeAffinity": "is no longer one that the server may run on",
-    "TopologyAffinityError": "could not give the server CPUs and GPU that belong together",
+    "Preempting": "needed the capacity for a pod of higher priority",
+    "NodeAffinity": "no longer matches the server's node selector or affinity",
+    "TopologyAffinityError": "could not give the server CPUs and a GPU of one NUMA node",
 }
 """By the kubelet's reason for a failed pod (kubernetes pkg/kubelet)."""
 

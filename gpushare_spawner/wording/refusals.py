@@ -17,6 +17,7 @@ NO_REPORT_YET = "No GPU agent has reported yet."
 AGENT_SILENT = "The GPU agent of this machine does not answer"
 ALLOCATIONS_UNKNOWN = "The allocations on the cluster's GPUs are unknown"
 """Why nothing can be placed, without a full stop: see `nothing_known`."""
+_SMALLER = "Choose a template with a smaller share."
 
 
 def capacity(why: Unplaceable) -> str:
@@ -26,7 +27,10 @@ def capacity(why: Unplaceable) -> str:
         case Reason.NO_GPUS:
             return "No GPU is known: no agent has reported one. Ask the admin whether the agent is running."
         case Reason.NO_MODEL:
-            return f"No GPU is of a model that the template asks for. Available models: {', '.join(why.models)}."
+            return (
+                "No GPU is of a model that the template asks for. "
+                f"Available models: {', '.join(why.models)}. Choose another template, or ask the admin."
+            )
         case Reason.INELIGIBLE:
             return (
                 "The nodes with suitable GPUs accept no server of this template, because of their taints or labels. "
@@ -34,19 +38,22 @@ def capacity(why: Unplaceable) -> str:
             )
         case Reason.NOT_ADMITTED:
             nodes = ", ".join(why.left_out)
-            return f"{nodes} did not admit this server just now, and no other node has {_amount(share)} free."
+            return f"{nodes} did not admit this server just now, and no other node has {share} free."
         case Reason.NODES_FULL:
             shortages = "; ".join(_shortage(shortage, why) for shortage in why.shortages)
             return f"Nodes with {_amount(share)} free lack another resource: {shortages}."
         case Reason.UNHEALTHY if share.count == 1:
-            return f"No suitable GPU is healthy ({why.suitable} found). The agent's log says why."
+            return f"No suitable GPU is healthy ({why.suitable} found). Ask the admin: the agent's log says why."
         case Reason.UNHEALTHY:
-            return f"Too few suitable GPUs are healthy: this needs {_amount(share)}. The agent's log says why."
+            return (
+                f"Too few suitable GPUs are healthy: this needs {_amount(share)}. "
+                "Ask the admin: the agent's log says why."
+            )
         case Reason.TOO_BIG if share.count == 1:
-            return f"This needs {share}, and a GPU here can give at most {gpu_share(why.most_units)}."
+            return f"This needs {share}, and a GPU here can give at most {gpu_share(why.most_units)}. {_SMALLER}"
         case Reason.TOO_BIG:
             found = f"no node has more than {why.most_count} of one model" if why.most_count else "none is usable"
-            return f"This needs {_amount(share)}, and {found}."
+            return f"This needs {_amount(share)}, and {found}. {_SMALLER}"
         case _ if share.count == 1:
             free = f"at most {gpu_share(why.best_units)} is free on any GPU" if why.best_units else "none is free"
             return f"Not enough free capacity: this needs {share}, and {free}."
@@ -105,7 +112,7 @@ def impossible(template: str, where: str, node: str, why: str) -> str:
 
 def node_left_alone(node: str) -> str:
     """Return that a node that has just not admitted a server gets none for some seconds."""
-    return f"{node} did not admit a server just now, so no server is placed there for a moment."
+    return f"{node} did not admit a server just now, so no server is placed there for some seconds."
 
 
 def nodes_without_reports(nodes: Sequence[str], age: float) -> str:

@@ -1,4 +1,4 @@
-"""A released session's pod gives back requested CPU and memory, and gets them again, as the hub's service account."""
+"""The requests of a released session's pod are lowered and restored, as the hub's service account may do it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
-from tests.kubernetes.service_room import HUB_RULES, Room, as_the_hub, eventually, has, make_room, seen
+from tests.kubernetes.service_namespace import (
+    HUB_RULES,
+    HubNamespace,
+    as_the_hub,
+    eventually,
+    has,
+    make_namespace,
+    seen,
+)
 from tests.service.conftest import clock  # noqa: F401
 
 GIB = 2**30
@@ -38,10 +46,10 @@ IDLE = HostUseReport(cpu_millicores=0, memory_bytes=0)
 
 
 class Releases:
-    """A room in which released sessions give back requests; `look` is called by hand."""
+    """A namespace in which requests of released sessions are lowered; `look` is called by hand."""
 
-    def __init__(self, room: Room, seen: Cluster, requests: ReleasedRequests) -> None:
-        self.room = room
+    def __init__(self, namespace: HubNamespace, seen: Cluster, requests: ReleasedRequests) -> None:
+        self.namespace = namespace
         self.seen = seen
         self.requests = requests
         self.templates = {"quarter": QUARTER}
@@ -52,27 +60,27 @@ class Releases:
         share = {"gpushare-spawner.io/gpu-0": "25"}
         container = {"name": "notebook", "image": "notebook"}
         container |= {"resources": {"requests": {**FULL.written(), **share}, "limits": {**limits, **share}}}
-        await self.room.open("ann", containers=[container])
+        await self.namespace.open("ann", containers=[container])
         await self.granted(FULL)
-        await self.room.publish()
+        await self.namespace.publish()
 
     async def granted(self, requests: Requests) -> None:
         """The node's word."""
         state = {"name": "notebook", "image": "notebook", "imageID": "", "ready": True, "restartCount": 0}
         status = {"containerStatuses": [{**state, "resources": {"requests": requests.written()}}]}
-        await self.room.admin.patch(self.room.at("pods", "jupyter-ann", "status"), {"status": status})
+        await self.namespace.admin.patch(self.namespace.at("pods", "jupyter-ann", "status"), {"status": status})
 
     async def tier(self, tier: Tier, use: HostUseReport | None = IDLE) -> None:
         """The service releases, or the agent restores, and the agent reports it."""
         units = 0 if tier is Tier.RELEASED else 25
-        await self.room.annotate("ann", kubernetes.tier_patch(tier, self.room.now(), units))
-        await self.room.publish(
+        await self.namespace.annotate("ann", kubernetes.tier_patch(tier, self.namespace.now(), units))
+        await self.namespace.publish(
             ann={"tier": tier, "effective_units": units, "host_use": use if tier is Tier.RELEASED else None}
         )
         await seen(self.seen, "node-a", has("ann", tier=tier, host_use=use if tier is Tier.RELEASED else None))
 
     async def pod(self) -> dict[str, Any]:
-        return await self.room.admin.get(self.room.at("pods", "jupyter-ann"))
+        return await self.namespace.admin.get(self.namespace.at("pods", "jupyter-ann"))
 
     async def asked(self) -> Requests | None:
         """What the pod requests of CPU and memory now."""
@@ -86,16 +94,16 @@ class Releases:
 
 
 @pytest.fixture
-async def room(cluster, clock) -> Room:  # noqa: F811
-    room = await make_room(cluster, clock)
-    await room.rights(RIGHTS)
-    return room
+async def namespace(cluster, clock) -> HubNamespace:  # noqa: F811
+    namespace = await make_namespace(cluster, clock)
+    await namespace.rights(RIGHTS)
+    return namespace
 
 
 @pytest.fixture
-async def releases(room: Room) -> AsyncIterator[Releases]:
-    async with as_the_hub(room) as running, room.cluster.api_client(room.token) as client:
-        found = Releases(room, running, None)
+async def releases(namespace: HubNamespace) -> AsyncIterator[Releases]:
+    async with as_the_hub(namespace) as running, namespace.cluster.api_client(namespace.token) as client:
+        found = Releases(namespace, running, None)
         found.requests = ReleasedRequests(CoreV1Api(client), running, lambda: found.templates, clock=lambda: found.now)
         yield found
 
@@ -175,7 +183,7 @@ async def test_a_template_that_is_taken_back_restores_the_requests(releases: Rel
 
 
 async def test_an_api_server_without_resize_is_left_alone_and_said_once(releases: Releases, caplog) -> None:
-    server = releases.room.cluster.server
+    server = releases.namespace.cluster.server
     if server is None:
         pytest.skip("a real API server has what it has")
     server.in_place_resize = False
@@ -195,21 +203,21 @@ async def test_an_api_server_without_resize_is_left_alone_and_said_once(releases
     assert await releases.asked() == LOW
 
 
-async def test_a_refused_way_back_is_said_and_tried_again(releases: Releases, room: Room, caplog) -> None:
+async def test_refused_requests_are_logged_and_tried_again(releases: Releases, namespace: HubNamespace, caplog) -> None:
     await releases.open()
     await releases.tier(Tier.RELEASED)
     await releases.look()
     await releases.granted(LOW)
     await releases.tier(Tier.ACTIVE, None)
-    await room.rights(HUB_RULES)  # refused with 403, as by a quota
+    await namespace.rights(HUB_RULES)  # refused with 403, as by a quota
     await releases.look()
     await releases.look()
     assert await releases.asked() == LOW
     said = [record.message for record in caplog.records if "the API server refuses requests of" in record.message]
     assert len(said) == 1
-    assert "cpu 1000m and memory 4294967296" in said[0]
+    assert "1 CPU and 4 GiB of memory" in said[0]
     await seen(releases.seen, "node-a", has("ann", lacks_requests=True))
-    await room.rights(RIGHTS)
+    await namespace.rights(RIGHTS)
     await releases.look()
     assert await releases.asked() == LOW, "not at once"
     releases.now += 31.0

@@ -306,7 +306,7 @@ def test_an_agent_that_dies_while_asked(tmp_path, monkeypatch):
 
 def test_a_server_that_waits_for_what_it_gave_back_says_so():
     now = replace(of(), lacks_requests=True)
-    said = "the server runs with less guaranteed CPU and memory"
+    said = "less guaranteed CPU and memory"
     for text in (share_status.explanation, lambda status: share_status.page(status, now=0.0)):
         assert said in text(now)
         assert said not in text(of())

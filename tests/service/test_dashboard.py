@@ -112,7 +112,7 @@ def test_no_line_breaks_between_a_number_and_its_unit_on_the_page():
 
 
 def test_a_server_that_waits_for_what_it_gave_back_is_told_so():
-    said = "It gets them again when capacity is free."
+    said = "They are restored when capacity is free."
     assert said not in plain(page(shown()))
     assert plain(page(shown(afternoon(session("jo", gpus=("GPU-1",), lacks_requests=True))))).count(said) == 1
 

@@ -18,23 +18,27 @@ from gpushare_spawner.wording import refusals
         ),
         (
             Unplaceable(Reason.NO_MODEL, Share(1), models=("A100", "T4")),
-            "No GPU is of a model that the template asks for. Available models: A100, T4.",
+            "No GPU is of a model that the template asks for. Available models: A100, T4. "
+            "Choose another template, or ask the admin.",
         ),
         (
             Unplaceable(Reason.UNHEALTHY, Share(1), suitable=2),
-            "No suitable GPU is healthy (2 found). The agent's log says why.",
+            "No suitable GPU is healthy (2 found). Ask the admin: the agent's log says why.",
         ),
         (
             Unplaceable(Reason.UNHEALTHY, Share(count=2), suitable=2),
-            "Too few suitable GPUs are healthy: this needs 2 GPUs on one node. The agent's log says why.",
+            "Too few suitable GPUs are healthy: this needs 2 GPUs on one node. "
+            "Ask the admin: the agent's log says why.",
         ),
         (
             Unplaceable(Reason.TOO_BIG, Share(count=3), most_count=1),
-            "This needs 3 GPUs on one node, and no node has more than 1 of one model.",
+            "This needs 3 GPUs on one node, and no node has more than 1 of one model. "
+            "Choose a template with a smaller share.",
         ),
         (
             Unplaceable(Reason.TOO_BIG, Share(51), most_units=50),
-            "This needs 0.51 GPU, and a GPU here can give at most 0.50 GPU.",
+            "This needs 0.51 GPU, and a GPU here can give at most 0.50 GPU. "
+            "Choose a template with a smaller share.",
         ),
         (
             Unplaceable(Reason.INELIGIBLE, Share(50)),
@@ -43,7 +47,7 @@ from gpushare_spawner.wording import refusals
         ),
         (
             Unplaceable(Reason.NOT_ADMITTED, Share(count=2), left_out=("node-a", "node-b")),
-            "node-a, node-b did not admit this server just now, and no other node has 2 GPUs on one node free.",
+            "node-a, node-b did not admit this server just now, and no other node has 2 GPUs free.",
         ),
         (
             Unplaceable(

@@ -26,16 +26,17 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
-from gpushare_spawner.wording.pod_requests import requests_refused, resize_unknown
+from gpushare_spawner.wording import pod_requests as words
+from gpushare_spawner.wording.exceptions import http_status, reason
 
 log = logging.getLogger("gpushare.service.requests")
 
 LOOK_EVERY = 10.0
-"""Seconds between two looks at all pods where no watch brings anything: use and templates change too."""
+"""Seconds between two checks of all pods where no watch brings anything: use and templates change too."""
 SHORTEST_PAUSE = 0.2
-"""Seconds between two looks, so that many changes at once make one look."""
+"""Seconds between two checks, so that many changes at once cause one check."""
 RETRY_AFTER = 30.0
-"""Seconds after which a change that the API server refused is tried again: a quota may have got room."""
+"""Seconds after which a change that the API server refused is tried again: a quota can be larger by then."""
 ASK_AGAIN_AFTER = 600.0
 """Seconds after which an API server without pods/resize is asked again: it may have been upgraded."""
 RESIZE = "pods/resize"
@@ -86,7 +87,7 @@ class ReleasedRequests:
             try:
                 await self.look()
             except Exception:
-                log.exception("The requests of released sessions could not be looked at; retrying")
+                log.exception("Cannot check the requests of released sessions; retrying")
             await asyncio.sleep(SHORTEST_PAUSE)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY):
@@ -146,15 +147,15 @@ class ReleasedRequests:
                     _content_type="application/strategic-merge-patch+json",
                     _request_timeout=PATCH_TIMEOUT,
                 )
-                log.info("Pod %s (%s) requests %s", name, pod.session.tier, _said(wanted))
+                log.info("Pod %s (%s) now requests %s", name, pod.session.tier, words.requests(wanted))
             else:
                 await self._annotate(pod, None)
         except ApiException as error:
             if error.status in (404, 409):
                 return  # gone, or changed meanwhile: the watch brings it
-            self._refuse(name, requests_refused(_said(wanted), _reason(error)))
+            self._refuse(name, words.requests_refused(wanted, _reason(error)))
         except (aiohttp.ClientError, ConfigException, OSError) as error:
-            self._refuse(name, requests_refused(_said(wanted), str(error) or type(error).__name__))
+            self._refuse(name, words.requests_not_sent(wanted, reason(error)))
         else:
             self._refused.pop(name, None)
             self._done[name] = pod.version
@@ -184,7 +185,7 @@ class ReleasedRequests:
                 return False
             known = any(resource.name == RESIZE for resource in resources.resources)
             if not known and self._known is None:
-                log.warning("%s", resize_unknown())
+                log.warning("%s", words.resize_unknown())
             self._known, self._asked_at = known, self._clock()
         return self._known is True
 
@@ -193,13 +194,9 @@ def _name(pod: SessionPod) -> str:
     return f"{pod.namespace}/{pod.name}"
 
 
-def _said(requests: Requests) -> str:
-    return " and ".join(f"{name} {amount}" for name, amount in requests.written().items())
-
-
 def _reason(error: ApiException) -> str:
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         said: Any = json.loads(error.body or b"").get("message")
         if said:
             return str(said)
-    return f"{error.status} {error.reason}"
+    return http_status(error.status, error.reason)
