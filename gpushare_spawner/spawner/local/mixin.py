@@ -72,7 +72,7 @@ class GPUShareMixin(GPUShareBase):
         help="""
         Seconds that a spawn waits for an agent that does not answer at all, before it is refused.
 
-        Restarting the agent takes a second or two; nobody should see it. Templates without a GPU never wait for it.
+        A restart of the agent takes a second or two, which users should not notice. Templates without a GPU do not wait.
         """,
     ).tag(config=True)
 
