@@ -173,8 +173,8 @@ class Idle(_Part):
     release_resources: ReleaseResources | None = None
     """The CPU and host memory that a released session's server still requests on Kubernetes, so that other servers can
     start on the node. Limits stay, and the server never requests less than it uses. The next GPU work restores the
-    requests; where the node is full by then, the server has less guaranteed CPU and memory until capacity is free. Needs
-    `release_after` and guarantees in `resources`. Not given: requests stay."""
+    requests; where the node is full by then, the server has less guaranteed CPU and memory until capacity is free.
+    Needs `release_after` and guarantees in `resources`. Not given: requests stay."""
     stop_after: Seconds | None = None
     """The server is stopped after this long without GPU work, busy kernels or other activity. Not given: never."""
     warn_before: Seconds = 300.0

@@ -84,8 +84,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         help="""
         How many spawns may wait for free GPU capacity. The next one is refused at once, with a sentence that says so.
 
-        0: no spawn waits. Queued spawns count against ``JupyterHub.concurrent_spawn_limit`` (100 by default): leave some
-        for those that do not wait.
+        0: no spawn waits. Queued spawns count against ``JupyterHub.concurrent_spawn_limit`` (100 by default): leave
+        some for those that do not wait.
         """,
     ).tag(config=True)
 
@@ -93,7 +93,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         600.0,
         min=0,
         help="""
-        Seconds that a spawn waits for free GPU capacity at most. Then it fails with a message, and nothing stays reserved.
+        Seconds that a spawn waits for free GPU capacity at most. Then it fails with a message, and nothing stays
+        reserved.
 
         The wait is not part of ``Spawner.start_timeout``.
         """,
@@ -112,8 +113,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         ``choose(request, capacity)`` of ``gpushare_spawner.placement.Strategy``.
 
         The default wastes least: after each placement as little capacity as possible is left that the templates cannot
-        use, weighted by how often each was spawned recently. ``gpushare_spawner.placement.BestFit`` fills the fullest GPU on which the share fits,
-        ``gpushare_spawner.placement.Spread`` takes the emptiest one.
+        use, weighted by how often each was spawned recently. ``gpushare_spawner.placement.BestFit`` takes the fullest
+        GPU on which the share fits, ``gpushare_spawner.placement.Spread`` the emptiest one.
         """,
     ).tag(config=True)
 
@@ -131,8 +132,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         1.0,
         min=0.05,
         help="""
-        Seconds that the form waits for the free capacity. Without an answer by then the form is shown without it, and says
-        that free capacity is unknown.
+        Seconds that the form waits for the free capacity. Without an answer by then the form is shown without it, and
+        says that free capacity is unknown.
         """,
     ).tag(config=True)
 

@@ -36,5 +36,5 @@ def resize_unknown() -> str:
     """Return that `release_resources` has no effect here, for the log."""
     return (
         "Templates have idle.release_resources, which has no effect on this cluster: its API server has no "
-        "pods/resize, which needs Kubernetes 1.33 or later. Upgrade the cluster, or remove the field from the templates."
+        "pods/resize, which needs Kubernetes 1.33 or later. Upgrade the cluster, or remove the field."
     )

@@ -37,8 +37,7 @@ from gpushare_spawner.wording import refusals
         ),
         (
             Unplaceable(Reason.TOO_BIG, Share(51), most_units=50),
-            "This needs 0.51 GPU, and a GPU here can give at most 0.50 GPU. "
-            "Choose a template with a smaller share.",
+            "This needs 0.51 GPU, and a GPU here can give at most 0.50 GPU. Choose a template with a smaller share.",
         ),
         (
             Unplaceable(Reason.INELIGIBLE, Share(50)),

@@ -72,7 +72,8 @@ class GPUShareMixin(GPUShareBase):
         help="""
         Seconds that a spawn waits for an agent that does not answer at all, before it is refused.
 
-        A restart of the agent takes a second or two, which users should not notice. Templates without a GPU do not wait.
+        A restart of the agent takes a second or two, which users should not notice. Templates without a GPU do not
+        wait.
         """,
     ).tag(config=True)
 
