@@ -277,7 +277,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         try:
             return await asyncio.wait_for(asking, self.form_timeout)
         except unknown as error:
-            self.log.warning("The form is shown without availability: %s", str(error) or "no answer in time")
+            self.log.warning("The form is shown without free capacity: %s", str(error) or "no answer in time")
             return None
 
     # -- a spawn --

@@ -141,8 +141,10 @@ def page(status: ShareStatus, now: float) -> str:
     for number, gpu in enumerate(status.gpus):
         prefix = f"GPU {number}: " if gpus > 1 else ""
         others = f"{gpu.sessions - 1}" if gpu.sessions > 1 else "none"
-        # this session counts there too
-        working = f"; with work now, this one included: {gpu.sessions_with_work}" if gpu.sessions_with_work else ""
+        # this session counts among those with work too
+        count = gpu.sessions_with_work if gpu.sessions > 1 else 0
+        verb = "has" if count == 1 else "have"
+        working = f"; {count} of {gpu.sessions} sessions on the GPU {verb} work now" if count else ""
         rows += [
             (f"{prefix}memory", _memory(gpu)),
             (f"{prefix}lease", {"none": "none: no GPU work"}.get(gpu.lease, gpu.lease)),

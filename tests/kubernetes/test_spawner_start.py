@@ -138,4 +138,4 @@ async def test_reports_that_are_stale_or_wrong_give_no_place(
     assert "The allocations on the cluster's GPUs are unknown" in json.loads(response.body)["message"]
     log = capsys.readouterr().err
     assert "the last one is 3 min" in log
-    assert "is no report of an agent" in log
+    assert "not a report that this version can read" in log

@@ -251,6 +251,21 @@ def test_the_command_in_words(agent, capsys):
     assert "{time}" not in said
 
 
+@pytest.mark.parametrize(
+    ("sessions", "with_work", "said"),
+    [
+        (1, 0, "none"),
+        (1, 1, "none"),
+        (3, 0, "2"),
+        (3, 1, "2; 1 of 3 sessions on the GPU has work now"),
+        (3, 3, "2; 3 of 3 sessions on the GPU have work now"),
+    ],
+)
+def test_other_sessions_and_how_many_sessions_have_work(sessions: int, with_work: int, said: str) -> None:
+    page = share_status.page(of(sessions=sessions, with_work=with_work), now=0.0)
+    assert f"other sessions  {said}" in page.splitlines()
+
+
 def test_the_command_in_json(agent, capsys):
     assert main(["status", "--json", "--socket", str(agent.path)]) == 0
     said = json.loads(capsys.readouterr().out)

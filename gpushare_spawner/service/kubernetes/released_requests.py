@@ -181,7 +181,7 @@ class ReleasedRequests:
             try:
                 resources = await self._api.get_api_resources(_request_timeout=PATCH_TIMEOUT)
             except (ApiException, aiohttp.ClientError, ConfigException, OSError) as error:
-                log.warning("The API server does not say whether it has %s: %s", RESIZE, error)
+                log.warning("The API server does not say whether it has %s; retrying: %s", RESIZE, error)
                 return False
             known = any(resource.name == RESIZE for resource in resources.resources)
             if not known and self._known is None:

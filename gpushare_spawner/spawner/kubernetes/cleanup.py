@@ -64,12 +64,12 @@ class PodCleanup:
             )
 
     async def remove_leftover(self, pod: Mapping[str, Any] | None, stop: Callable[[], Awaitable[None]]) -> None:
-        """Remove a server's own pod that an earlier start left, with ``stop``.
+        """Remove a server's own pod that an earlier spawn left, with ``stop``.
 
         KubeSpawner would do it when it creates the new one; until then it would hold what this one waits for.
         """
         if pod is not None and holds_share(pod) and not pod["metadata"].get("deletionTimestamp"):
-            self._log.warning("Removing pod %s, which an earlier start of this server left", pod["metadata"]["name"])
+            self._log.warning("Removing pod %s, which an earlier spawn of this server left", pod["metadata"]["name"])
             await self.remove_own(pod["metadata"]["name"], stop)
 
     async def remove_own(self, name: str, stop: Callable[[], Awaitable[None]]) -> None:

@@ -212,7 +212,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         try:
             await asyncio.wait_for(self._watch(), self.form_timeout)
         except TimeoutError:
-            self.log.warning("The form is shown without availability: pods are not watched in time")
+            self.log.warning("The form is shown without free capacity: the watch of pods was not ready in time")
             return None
         return await self._availability_now()
 

@@ -84,7 +84,7 @@ class SessionRecovery:
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 60.0)
             except Exception:
-                self._log.exception("Sessions of an earlier hub could not be looked for")
+                self._log.exception("Cannot look for sessions of an earlier hub")
                 return
 
     async def sweep(self, runs: Callable[[str, str], bool]) -> list[str]:

@@ -35,7 +35,7 @@ class GPUShareTLJHSpawner(GPUShareSystemdSpawner, UserCreatingSpawner):  # type:
         try:
             ensure_user(name)
         except (OSError, subprocess.CalledProcessError) as error:
-            self.log.error("TLJH cannot make the user %s: %s", name, error)
+            self.log.error("TLJH cannot create the user %s: %s", name, error)
             raise SpawnRefused(words.user_not_made(name), reason="no-user", status=500) from error
         # UserCreatingSpawner.start sets the same
         self.username_template = name

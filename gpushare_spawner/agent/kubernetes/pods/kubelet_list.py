@@ -81,7 +81,7 @@ class KubeletList:
             age = now - grant.made_at
             if grant.devices not in listed and (age > GONE_AFTER or not grant.asked_for):
                 log.info(
-                    "%d devices of GPU %s were allocated and no pod holds them; they are free again",
+                    "%d devices of GPU %s were allocated and no pod has them; they are free again",
                     len(grant.devices),
                     grant.gpu,
                 )

@@ -134,9 +134,9 @@ class ClusterCapacity:
                     raise ApiException(status=answer.status, reason=answer.reason)
         except (ApiException, ClientError, OSError, TimeoutError) as error:
             self._log.info(
-                "Free CPU and memory of nodes are not known (%s): nodes are chosen by their GPUs, and another one is "
-                "tried where the scheduler refuses a pod. The right to list and watch nodes and pods, in a ClusterRole "
-                "for the hub's service account, lets the hub know them.",
+                "Free CPU and memory of nodes are not known (%s): the hub chooses a node by its GPUs, and tries "
+                "another one where the scheduler refuses the pod. Give the hub's service account the right to "
+                "list and watch nodes and pods, in a ClusterRole, and the hub reads them.",
                 str(error).splitlines()[0] if str(error) else type(error).__name__,
             )
             return False

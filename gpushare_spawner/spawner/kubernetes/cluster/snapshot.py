@@ -61,7 +61,7 @@ class _SeenPod:
     allocation: Allocation
     announced: Notice | None
     odd: bool = False
-    """Its annotations will not do, so it counts by its limits: its GPUs may be known only later."""
+    """Its annotations are wrong, so its limits count: its GPUs may be known only later."""
 
 
 class ClusterSnapshots:
@@ -273,7 +273,7 @@ class ClusterSnapshots:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or REPORT_KEY
-            self.log.error("ConfigMap %s is no report of an agent (%s: %s)", key, where, first["msg"])
+            self.log.error("ConfigMap %s: not a report that this version can read: %s: %s", key, where, first["msg"])
             return None
         if (problem := misplaced_report(config_map["metadata"]["name"], report)) is not None:
             self.log.error("%s: this report is ignored", problem)
@@ -358,7 +358,7 @@ class ClusterSnapshots:
         name = _name(pod)
         if name not in self._told:
             self._told.add(name)
-            self.log.error("Pod %s counts by its limits, its annotations will not do: %s", name, problem)
+            self.log.error("Pod %s: its annotations are wrong, so its limits count instead: %s", name, problem)
         spec = pod["spec"]
         node = node_of(spec)
         limits = (notebook_container(spec).get("resources") or {}).get("limits") or {}
