@@ -32,7 +32,7 @@ RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     python3 -m pip list --format=freeze > /tmp/constraints.txt \
     && python3 -m pip install --no-cache-dir --constraint /tmp/constraints.txt /wheel/*.whl \
     && rm /tmp/constraints.txt
-# No config file: without helm-values/jupyterhub.yaml, or `load_subconfig` in your own file, the hub is as it was.
+# No config file: without helm-values/jupyterhub.yaml, or `load_subconfig` in your own file, the hub keeps its spawner.
 # zero-to-jupyterhub's own user, by number: that is what `runAsNonRoot` can check
 USER 1000
 

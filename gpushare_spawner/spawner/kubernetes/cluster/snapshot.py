@@ -207,7 +207,7 @@ class ClusterSnapshots:
             self.log.warning("%s; shares are placed without it", error)
 
     def distrust(self, node: str) -> None:
-        """Leave a node alone for a moment: it did not admit a pod that it should have had room for."""
+        """Leave a node alone for a moment: it did not admit a pod that fitted by its report."""
         self._distrusted[node] = time.monotonic() + DISTRUST_SECONDS
 
     def pods(self) -> Iterable[Mapping[str, Any]]:
