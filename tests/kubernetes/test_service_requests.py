@@ -225,6 +225,19 @@ async def test_refused_requests_are_logged_and_tried_again(releases: Releases, n
     assert await releases.asked() == FULL
 
 
+async def test_a_refused_way_down_is_tried_again(releases: Releases, namespace: HubNamespace) -> None:
+    await releases.open()
+    await releases.tier(Tier.RELEASED)
+    await namespace.rights(HUB_RULES)
+    await releases.look()
+    assert kubernetes.REQUESTS in (await releases.pod())["metadata"]["annotations"]
+    assert await releases.asked() == FULL
+    await namespace.rights(RIGHTS)
+    releases.now += 31.0
+    await releases.look()
+    assert await releases.asked() == LOW
+
+
 async def test_a_change_makes_it_look_at_once(releases: Releases) -> None:
     await releases.open()
     task = asyncio.create_task(releases.requests.run())

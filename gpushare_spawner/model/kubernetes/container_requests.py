@@ -89,12 +89,13 @@ class ContainerRequests:
         """Return what a released session's container is to request.
 
         ``cpu`` and ``memory``: what the template leaves it, in millicores and bytes; None: what it has. Never less than
-        is ``used``. Requests that were lowered before only rise, so that use that goes up and down costs no patches.
+        is ``used``. Requests that are lowered only rise, so that use that goes up and down costs no patches.
         """
         full = self.full or self.asked
         left = Requests(full.cpu if cpu is None else cpu, full.memory if memory is None else memory)
         wanted = left.largest(used).smallest(full)
-        return wanted if self.full is None else wanted.largest(self.asked.smallest(full))
+        # full: written down, and not lowered yet, because the API server refused that or the service was restarted
+        return wanted if self.asked.covers(full) else wanted.largest(self.asked)
 
     def patch(self, requests: Requests) -> dict[str, Any]:
         """Return the strategic merge patch for pods/resize. Always both: a request that is left out becomes the

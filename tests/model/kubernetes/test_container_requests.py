@@ -122,6 +122,12 @@ def test_lowered_requests_only_rise() -> None:
     assert found.released(100, GIB, Requests(300, 0)) == Requests(300, 2 * GIB)
 
 
+def test_requests_that_were_written_down_and_not_lowered_yet_go_down() -> None:
+    found = container_requests(pod(FULL, full=written(FULL)))
+    assert found is not None
+    assert found.released(100, GIB, Requests(0, 0)) == LOW
+
+
 def test_both_requests_stand_in_every_patch() -> None:
     found = container_requests(pod())
     assert found is not None
