@@ -22,6 +22,11 @@ from gpushare_spawner.spawner.queue.queue_errors import impossible, queue_full
 from gpushare_spawner.wording.refusals import not_admitted
 
 
+MOST_MOVES = 5
+"""How often announced idle actions may move what is kept for a spawn to another node. Ours: users come back before
+such an action, others fill the node that was kept before, and so the spawn could wait for ever."""
+
+
 class Placer:
     """One pass over the queue, first come first.
 
@@ -59,7 +64,7 @@ class Placer:
         """Keep GPUs for a ticket that waits, where it is the first in the queue that could use their node.
 
         The GPUs are those that will fit it first by announced idle actions; where none of these helps, those of which
-        least has to become free.
+        least has to become free. After `MOST_MOVES` the latter: of those less has to become free from pass to pass.
         """
         check = self._check
         request = check.counted_request(ticket.request.placement(check.snapshot))
@@ -68,9 +73,13 @@ class Placer:
         able = able_nodes(capacity, request)
         if ticket.result.done() or ticket not in self._queue or able <= self._reached:
             return
-        claim = first_to_fit(check.ledger, request, check.snapshot.announced) or cheapest_claim(capacity, request)
+        claim = None
+        if ticket.moves < MOST_MOVES:
+            claim = first_to_fit(check.ledger, request, check.snapshot.announced)
+        claim = claim or cheapest_claim(capacity, request)
         if claim is not None:
             self._reached |= able
+            ticket.keeps(claim.node)
             self._feed.claim(ticket.claimant, claim)
 
     def gave(self, allocation: Allocation) -> None:

@@ -120,11 +120,20 @@ class Ticket:
     """Set when `status` changes, and when the wait ends."""
     considered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a pass over the queue has decided about it, on GPUs that are known."""
+    kept: str = ""
+    """The node of the GPUs that were kept for it last; empty: none were."""
+    moves: int = 0
+    """How often that node became another one."""
 
     @property
     def claimant(self) -> str:
         """The name of its claim in the ledger."""
         return f"{self.request.session}#{id(self)}"
+
+    def keeps(self, node: str) -> None:
+        """Note the node of the GPUs that are kept for it."""
+        self.moves += self.kept not in ("", node)
+        self.kept = node
 
     def says(self, ahead: int, hint: str) -> None:
         """Note the position and what the spawn waits for. `publish` tells the user."""

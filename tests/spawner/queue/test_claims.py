@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Claim
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
@@ -68,6 +69,24 @@ async def test_a_known_idle_action_decides_which_gpu_is_kept() -> None:
     machine.announced.clear()
     assert await one_pass(machine) == {}
     assert claims(machine) == ["b"]
+
+
+async def test_idle_actions_that_are_called_off_again_and_again_do_not_keep_a_spawn_waiting() -> None:
+    machine = Machine(length=99)
+    ends = {machine.hold("ba"[turn % 2], 50, f"s{turn}").session: turn for turn in range(3, 7)}
+    machine.join("big", count=1)
+    for turn in range(1, 30):
+        machine.held = [held for held in machine.held if ends[held.session] > turn]
+        # the users of one GPU are told, and work again before it happens; then those of the other
+        told, stop = f"GPU-{'ab'[turn % 2]}", Notice(tier=Tier.STOPPED, at=300.0, reason="idle", effective_units=0)
+        machine.announced = [(held.session, stop) for held in machine.held if held.gpus == (told,)]
+        machine.join(f"small{turn}", 0.5)
+        placed = await one_pass(machine)
+        # a part of the other GPU comes free meanwhile, each time when it is not kept
+        ends |= {name: turn + 4 for name in placed}
+        if "big" in placed:
+            return
+    raise AssertionError("passed by all others")
 
 
 async def test_of_several_idle_actions_the_first_one_that_makes_it_fit_decides() -> None:
