@@ -169,6 +169,23 @@ async def test_a_pod_that_arrives_while_the_cluster_is_read_is_never_missing(mon
     assert (await cluster.ledger()).free_units("GPU-n-0") == 75
 
 
+async def test_a_reading_that_its_form_no_longer_waits_for_counts_every_pod(monkeypatch: Any) -> None:
+    cluster = Cluster()
+    await cluster.ledger()
+    monkeypatch.setattr(LoopBreaks, "pause_if_due", lambda self: asyncio.sleep(0))
+    for number in range(10):
+        cluster.pod(f"p{number}", "GPU-n-0", units=10)
+        cluster.bind(f"p{number}", "n", 1000)
+    for turns in range(12):
+        form = asyncio.ensure_future(cluster.reservations.snapshot())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        form.cancel()
+        assert await asyncio.gather(form, return_exceptions=True)
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 0
+    assert (await cluster.ledger()).capacity.nodes["n"].resources.cpu == 54_000
+
+
 async def test_a_pod_whose_annotations_will_not_do_counts_by_its_limits_once_its_gpu_is_known() -> None:
     cluster = Cluster()
     del cluster.reports.resources["n"]

@@ -90,6 +90,8 @@ class ClusterSnapshots:
         self._capacity = capacity
         self._inventory = GpuInventory()
         self._reading = asyncio.Lock()
+        self._readings: set[asyncio.Task[GpuSnapshot]] = set()
+        """The event loop keeps only weak references to tasks."""
         self._config_maps = ChangedObjects()
         self._reports: dict[str, tuple[str, Report | None]] = {}
         self._counted: dict[str, Report] = {}
@@ -117,6 +119,24 @@ class ClusterSnapshots:
         ``in_flight`` returns the allocations of all reservations. What was read at most ``max_age`` seconds ago will
         do.
         """
+        # a form that has waited too long is cancelled: changes that it was reading would never be counted
+        reading = asyncio.ensure_future(self._read_changes(max_age, reserved, in_flight))
+        self._readings.add(reading)
+        reading.add_done_callback(self._has_read)
+        return await asyncio.shield(reading)
+
+    def _has_read(self, reading: asyncio.Task[GpuSnapshot]) -> None:
+        self._readings.discard(reading)
+        # fetched here: whoever asked may have left
+        if not reading.cancelled():
+            reading.exception()
+
+    async def _read_changes(
+        self,
+        max_age: float,
+        reserved: Callable[[], Mapping[str, Allocation]],
+        in_flight: Callable[[], Iterable[Allocation]],
+    ) -> GpuSnapshot:
         async with self._reading:
             if self._last is not None and time.monotonic() - self._last[0] < max_age:
                 return self._last[1]
