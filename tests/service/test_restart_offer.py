@@ -9,8 +9,9 @@ import pytest
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.web.restart_offer import node_to_own
-from tests.service.dashboards import TEMPLATES, afternoon, page, session, shown
+from tests.service.dashboards import NOW, TEMPLATES, afternoon, page, session, shown
 
 QUARTER = TEMPLATES["quarter"]
 
@@ -63,7 +64,8 @@ def test_the_templates_models_count() -> None:
 
 def test_several_gpus_are_of_one_node_and_model() -> None:
     two = borrower(gpus=("x", "y"))
-    assert node_to_own(two, QUARTER, [node("a"), node("b", gpus=2)]) == "b"
+    pair = Template(name="quarter", display_name="2 GPUs", gpu={"count": 2})
+    assert node_to_own(two, pair, [node("a"), node("b", gpus=2)]) == "b"
 
 
 @pytest.mark.parametrize(
@@ -85,3 +87,16 @@ def test_the_dashboard_makes_the_offer() -> None:
     (told,) = [one["offer"] for one in dashboard["sessions"] if one["user"] == "hugo"]
     assert "node workstation has units that nobody owns" in told
     assert page(dashboard).count(said) == 1
+
+
+def test_there_is_no_offer_while_a_spawn_waits() -> None:
+    waits = HubServer("zoe", "", ready=False, pending="spawn", started=NOW - 60, profile="quarter")
+    dashboard = shown(afternoon(borrower(gpus=("GPU-0",))), pending=(waits,))
+    assert not [one["offer"] for one in dashboard["sessions"] if one["offer"]]
+
+
+def test_the_template_counts_as_it_is_now() -> None:
+    memory = Template(name="quarter", display_name="0.25 GPU", gpu={"fraction": 0.25, "memory": {"guarantee": "20Gi"}})
+    assert node_to_own(borrower(), memory, [node("a"), node("b", memory_bytes=2**36)]) == "b"
+    half = Template(name="quarter", display_name="0.5 GPU", gpu={"fraction": 0.5})
+    assert node_to_own(borrower(), half, [full("a", 75), full("b", 50)]) == "b"

@@ -50,6 +50,9 @@ def dashboard_data(
     unknown which of them wait. ``quotas``: those in force.
     """
     reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+    waiting = waiting_spawns(pending or (), reports, templates)
+    # a session that is restarted waits behind them, and what is free may be kept for one of them
+    restarts_on = () if waiting else reports
     usage = quota_use(quotas, reports) if quotas is not None else None
     by_session = {(one.node, one.session.id): one for one in decisions}
     visible = [one for one in decisions if viewer.may_see(one.session)]
@@ -58,16 +61,14 @@ def dashboard_data(
         "viewer": {"name": viewer.name, "sees_all": viewer.sees_all},
         "nodes": [_node(snapshot.report, viewer) for snapshot in snapshots if snapshot.report is not None],
         "sessions": [
-            _session(one, snapshot.report, reports, templates, viewer, now) | _quota(session, usage)
+            _session(one, snapshot.report, restarts_on, templates, viewer, now) | _quota(session, usage)
             for snapshot in snapshots
             if snapshot.report is not None
             for session in snapshot.report.sessions
             if viewer.may_see(session) and (one := by_session.get((snapshot.report.node, session.id))) is not None
         ],
         "others": len(decisions) - len(visible),
-        "queue": _queue(waiting_spawns(pending, reports, templates), viewer, now)
-        if pending is not None and reports
-        else None,
+        "queue": _queue(waiting, viewer, now) if pending is not None and reports else None,
         "complete": all(snapshot.report is not None for snapshot in snapshots),
         "problems": _problems(snapshots, viewer) + (list(notes) if viewer.sees_all else []),
     }
@@ -152,14 +153,14 @@ def _quota(session: SessionReport, usage: QuotaUsage | None) -> dict[str, Any]:
 def _session(
     one: SessionDecision,
     report: Report,
-    reports: Sequence[Report],
+    restarts_on: Sequence[Report],
     templates: Mapping[str, Template],
     viewer: Viewer,
     now: float,
 ) -> dict[str, Any]:
     session, decision = one.session, one.decision
     template = templates.get(session.template)
-    better = node_to_own(session, template, reports)
+    better = node_to_own(session, template, restarts_on)
     indices = {gpu.uuid: gpu.index for gpu in report.gpus}
     action = decision.upcoming
     told = session.notice is not None and action is not None and session.notice.tier is action.tier

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import suits
 
 
 def node_to_own(session: SessionReport, template: Template | None, reports: Iterable[Report]) -> str | None:
@@ -15,12 +16,14 @@ def node_to_own(session: SessionReport, template: Template | None, reports: Iter
     its units.
 
     Units that idle sessions lend do not count: a session that restarts on them would borrow again. The session's own
-    units count as free, since a restart gives them back. CPU and memory of nodes are not looked at.
+    units count as free, since a restart gives them back. The template counts as it is now. CPU and
+    memory of nodes are not looked at.
     """
     if session.tier is not Tier.ACTIVE or session.borrowed_now >= session.borrowed_units:
         return None
     if template is None or template.gpu is None:
         return None
+    share = template.gpu.share  # the template may have been changed since the session started
     for report in reports:
         free: Counter[str] = Counter()
         for gpu in report.gpus:
@@ -29,8 +32,9 @@ def node_to_own(session: SessionReport, template: Template | None, reports: Iter
                 for one in report.sessions
                 if gpu.uuid in one.gpus and one.id != session.id
             )
-            if gpu.healthy and template.gpu.accepts(gpu.model) and gpu.capacity_units - owned >= session.share_units:
+            fits = gpu.healthy and gpu.capacity_units - owned >= share.units
+            if fits and suits(template.gpu, gpu.model, gpu.memory_bytes):
                 free[gpu.model] += 1
-        if any(gpus >= len(session.gpus) for gpus in free.values()):
+        if any(gpus >= share.count for gpus in free.values()):
             return report.node
     return None

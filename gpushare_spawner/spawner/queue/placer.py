@@ -21,7 +21,6 @@ from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.queue_errors import impossible, queue_full
 from gpushare_spawner.wording.refusals import not_admitted
 
-
 MOST_MOVES = 5
 """How often announced idle actions may move what is kept for a spawn to another node. Ours: users come back before
 such an action, others fill the node that was kept before, and so the spawn could wait for ever."""

@@ -83,7 +83,7 @@ async def test_idle_actions_that_are_called_off_again_and_again_do_not_keep_a_sp
         machine.join(f"small{turn}", 0.5)
         placed = await one_pass(machine)
         # a part of the other GPU comes free meanwhile, each time when it is not kept
-        ends |= {name: turn + 4 for name in placed}
+        ends |= dict.fromkeys(placed, turn + 4)
         if "big" in placed:
             return
     raise AssertionError("passed by all others")
