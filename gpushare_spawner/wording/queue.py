@@ -47,10 +47,13 @@ def instead(startable: Sequence[str]) -> str:
     if not startable:
         return ""
     if len(startable) == 1:
-        return f"{startable[0]} would start now. To start it instead, stop this server and choose again."
+        return (
+            f"{startable[0]} would start now. "
+            "To start it instead, stop this server on the hub's home page and choose again."
+        )
     return (
         f"These templates would start now: {', '.join(startable)}. "
-        "To start one of them instead, stop this server and choose again."
+        "To start one of them instead, stop this server on the hub's home page and choose again."
     )
 
 

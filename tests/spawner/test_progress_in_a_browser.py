@@ -62,7 +62,7 @@ async def test_the_page_of_a_waiting_spawn_leads_to_a_template_that_starts_now(
     assert "UTC" not in await page.text("body")
     assert second == (
         "These templates would start now: CPU only, 0.25 GPU. "
-        "To start one of them instead, stop this server and choose again."
+        "To start one of them instead, stop this server on the hub's home page and choose again."
     )
     # the page's own button, and the form after it
     await page.click("#stop-server-btn")

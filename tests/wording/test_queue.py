@@ -38,11 +38,11 @@ def test_a_waiting_spawn_is_told_the_estimate_where_there_is_one():
 def test_the_user_of_a_waiting_spawn_is_told_what_would_start_now():
     assert queue.instead(()) == ""
     assert queue.instead(("CPU only",)) == (
-        "CPU only would start now. To start it instead, stop this server and choose again."
+        "CPU only would start now. To start it instead, stop this server on the hub's home page and choose again."
     )
     assert queue.instead(("CPU only", "0.10 GPU")) == (
         "These templates would start now: CPU only, 0.10 GPU. "
-        "To start one of them instead, stop this server and choose again."
+        "To start one of them instead, stop this server on the hub's home page and choose again."
     )
 
 
