@@ -7,9 +7,9 @@ IP ?= 127.0.0.1
 TESTS ?=
 # What to mutate: make mutation PACKAGE=idle, or several in quotes
 PACKAGE ?= placement idle arbiter
-# How many test files run at a time: make test WORKERS=3. Most tests wait for processes; those that measure time need a
-# core to themselves, so there are no more files than cores on a machine with two. Tests of one file share what they started.
-WORKERS ?= 2
+# How many test files run at a time: make test WORKERS=2. Most tests wait for processes, so that three files use two cores
+# well. Tests of one file share what they started.
+WORKERS ?= 3
 
 .PHONY: demo test mutation check docs format helm-values lock venv clean
 .NOTPARALLEL:

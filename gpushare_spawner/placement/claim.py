@@ -41,18 +41,15 @@ class LeastLacking:
     """
 
     def admits(self, demand: Demand, node: NodeCapacity) -> bool:
-        """Whether the node's healthy GPUs could take the demand if they were empty, and the node is eligible."""
-        return node.name not in demand.ineligible and bool(_candidates(demand, node))
+        """Whether the node could take the demand if it were empty: its healthy GPUs, its CPU and its memory."""
+        could_have = node.resources.can_ever_have(demand.cpu, demand.memory)
+        return could_have and node.name not in demand.ineligible and bool(_candidates(demand, node))
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
         """How many kinds of resources lack, how many units lack, and the first by index."""
         lacking, gpus = min(_candidates(demand, node), key=lambda found: (found[0], found[1][0].rank))
         free = node.resources
-        short = (
-            (free.cpu is not None and free.cpu < demand.cpu)
-            + (free.memory is not None and free.memory < demand.memory)
-            + (free.pods is not None and free.pods < 1)
-        )
+        short = free.lacks_cpu(demand.cpu) + free.lacks_memory(demand.memory) + free.lacks_pods()
         return Rated((short, lacking, gpus[0].rank), tuple(gpu.uuid for gpu in gpus))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,33 @@ class NodeResources:
     """Bytes of host memory."""
     pods: int | None = None
     """Pods that the node can still take."""
+    most_cpu: int | None = field(default=None, compare=False)
+    """Millicores that are free while nothing runs there. It changes with a node's machine only, so it is no news."""
+    most_memory: int | None = field(default=None, compare=False)
+    """Bytes that are free while nothing runs there."""
+
+    @classmethod
+    def of_empty_node(cls, cpu: int | None, memory: int | None, pods: int | None = None) -> NodeResources:
+        """Return what is free on a node where nothing runs."""
+        return cls(cpu, memory, pods, cpu, memory)
+
+    def can_ever_have(self, cpu: int, memory: int) -> bool:
+        """Whether so much would be free if nothing ran there; true where that is not known."""
+        return (self.most_cpu is None or cpu <= self.most_cpu) and (
+            self.most_memory is None or memory <= self.most_memory
+        )
+
+    def lacks_cpu(self, cpu: int) -> bool:
+        """Whether less is free than a pod asks for. One that asks for none fits where too much is taken already."""
+        return self.cpu is not None and self.cpu < cpu > 0
+
+    def lacks_memory(self, memory: int) -> bool:
+        """Whether less is free than a pod asks for."""
+        return self.memory is not None and self.memory < memory > 0
+
+    def lacks_pods(self) -> bool:
+        """Whether the node takes no more pods."""
+        return self.pods is not None and self.pods < 1
 
     def less(self, requested: Requested) -> NodeResources:
         """Return what is left; it can be less than nothing."""
@@ -48,6 +75,8 @@ class NodeResources:
             None if self.cpu is None else self.cpu - requested.cpu,
             None if self.memory is None else self.memory - requested.memory,
             None if self.pods is None else self.pods - requested.pods,
+            self.most_cpu,
+            self.most_memory,
         )
 
     def more(self, requested: Requested) -> NodeResources:

@@ -104,10 +104,10 @@ def _units_free(demand: Demand, node: NodeCapacity) -> bool:
 
 def _lacking_resource(demand: Demand, node: NodeCapacity) -> Lacking | None:
     free = node.resources
-    if free.cpu is not None and free.cpu < demand.cpu:
+    if free.lacks_cpu(demand.cpu):
         return Lacking.CPU
-    if free.memory is not None and free.memory < demand.memory:
+    if free.lacks_memory(demand.memory):
         return Lacking.MEMORY
-    if free.pods is not None and free.pods < 1:
+    if free.lacks_pods():
         return Lacking.PODS
     return None

@@ -42,7 +42,7 @@ def report(node: str, gpus: Sequence[GpuReport], allocations: Iterable[Allocatio
 
 def active(name: str, gpus: str | tuple[str, ...], units: int, borrowed: int = 0, opened_at: float = 0.0) -> Allocation:
     """A session that holds its full share."""
-    return Allocation(name, (gpus,) if isinstance(gpus, str) else gpus, units, borrowed, units, opened_at)
+    return Allocation(name, (gpus,) if isinstance(gpus, str) else gpus, units, borrowed, units, opened_at, user=name)
 
 
 def request(units: int = 100, *models: str, count: int = 1, **other: Any) -> PlacementRequest:

@@ -45,7 +45,7 @@ def test_numbers_beyond_the_share_are_cut_to_it_and_a_gpu_counts_once():
     report = session(active("ann", "a", 40)).model_copy(
         update={"gpus": ("a", "b", "a"), "borrowed_units": 50, "effective_units": 60}
     )
-    assert Allocation.of(report) == Allocation("ann", ("a", "b"), 40, borrowed_units=40, effective_units=40)
+    assert Allocation.of(report) == Allocation("ann", ("a", "b"), 40, borrowed_units=40, effective_units=40, user="ann")
 
 
 def test_the_older_session_comes_first_and_the_name_decides_between_equals():

@@ -88,3 +88,21 @@ def test_a_node_that_the_request_must_not_use_is_not_claimed():
     ]
     assert [claim and claim.node for claim in nodes] == ["n2", "n2", "n2"]
     assert able_nodes(ledger.capacity, request(50, ineligible=frozenset({"n1"}))) == {"n2"}
+
+
+def test_a_node_that_could_not_take_the_request_if_it_were_empty_is_not_claimed():
+    ledger = Ledger.of([report("n", [gpu("a")], [active("ada", "a", 25)])])
+    ledger.put_resources("n", NodeResources.of_empty_node(8 * CORE, 2**30).less(Requested(cpu=CORE)))
+    assert able_nodes(ledger.capacity, request(25, cpu=8 * CORE, memory=2**30)) == {"n"}
+    for too_much in ({"cpu": 8 * CORE + 1}, {"memory": 2**30 + 1}):
+        assert cheapest_claim(ledger.capacity, request(25, **too_much)) is None
+        assert able_nodes(ledger.capacity, request(25, **too_much)) == set()
+
+
+def test_a_request_without_cpu_and_memory_fits_beside_a_claim_on_more_than_is_free():
+    ledger = Ledger.of([report("n", [gpu("a")])])
+    ledger.put_resources("n", NodeResources(cpu=CORE, memory=2**30))
+    ledger.claim("first", Claim("n", ("a",), 25, Requested(2 * CORE, 2**31, 1)))
+    assert ledger.place(request(50)) is not None
+    assert ledger.place(request(50, cpu=1)) is None
+    assert ledger.place(request(50, memory=1)) is None

@@ -54,8 +54,9 @@ class Hub(RuleBasedStateMachine):
         assert len(set(placement.gpus)) == share.count
         assert {NODE[uuid] for uuid in placement.gpus} == {placement.node}
         number = next(self.numbers)
+        name, opened_at = f"s{number}", float(number // 2)
         allocation = Allocation(
-            f"s{number}", placement.gpus, share.units, placement.borrowed, share.units, opened_at=float(number // 2)
+            name, placement.gpus, share.units, placement.borrowed, share.units, opened_at, user=name
         )
         assert all(self.ledger.free_units(uuid) >= share.units for uuid in placement.gpus)
         self.ledger.add(allocation)

@@ -26,7 +26,7 @@ class Machine:
     def here(cls) -> Machine:
         """Return the machine that this process runs on."""
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return cls(NodeResources(cpu=(os.cpu_count() or 1) * MILLICORES, memory=memory))
+        return cls(NodeResources.of_empty_node((os.cpu_count() or 1) * MILLICORES, memory))
 
     def left(self, report: Report, templates: Iterable[Template]) -> NodeResources:
         """Return what the sessions of a report leave: what their templates guarantee now is taken.

@@ -190,7 +190,7 @@ def kept_node(node: Object) -> Object:
     return {
         "metadata": _identity(node),
         "facts": NodeFacts.of(node),
-        "allocatable": NodeResources(
+        "allocatable": NodeResources.of_empty_node(
             millicores(allocatable) if "cpu" in allocatable else None,
             memory_bytes(allocatable) if "memory" in allocatable else None,
             int(allocatable["pods"]) if "pods" in allocatable else None,
