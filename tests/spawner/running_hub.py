@@ -15,7 +15,6 @@ from urllib.parse import urlencode
 
 from jupyterhub.app import JupyterHub
 from jupyterhub.proxy import Proxy
-from jupyterhub.utils import random_port
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest, HTTPResponse
@@ -23,6 +22,7 @@ from traitlets.config import Config
 
 from gpushare_spawner.spawner.local.process import GPUShareSimpleSpawner
 from gpushare_spawner.spawner.local.reservations import AgentReservations
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 TOKEN = "token-of-the-test"
@@ -74,7 +74,7 @@ class RunningHub:
     def __init__(self, folder: Path, templates: Path, agent_socket: Path, configure: Callable[[Config], None]) -> None:
         self.folder = folder
         config = Config()
-        config.JupyterHub.hub_port = random_port()
+        config.JupyterHub.hub_port = free_port()
         config.JupyterHub.spawner_class = GPUShareSimpleSpawner
         config.JupyterHub.authenticator_class = "dummy"
         config.JupyterHub.proxy_class = RoutesInMemory
