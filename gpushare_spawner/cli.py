@@ -71,7 +71,7 @@ def _demo() -> Part:
 COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
     "agent": ("run the agent of a GPU machine", _agent),
     "service": ("run the idle culler and the dashboard, as a JupyterHub service", _service),
-    "templates": ("check compute templates, or print their JSON Schema", _templates),
+    "templates": ("check compute templates and quotas, or print their JSON Schemas", _templates),
     "status": ("show this notebook server's GPU share, tier and memory", _status),
     "doctor": ("check this GPU machine, and say how to solve problems", _doctor),
     "config-path": ("print the paths of the shipped config files, templates and unit files", _config_path),

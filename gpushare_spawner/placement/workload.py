@@ -44,7 +44,7 @@ NO_WORKLOAD = Workload()
 
 
 class RecentSpawns:
-    """How often each template was spawned of late; older spawns count less."""
+    """How often each template was spawned recently; older spawns count less."""
 
     def __init__(self, half_life: float = HALF_LIFE_SECONDS) -> None:
         self._half_life = half_life

@@ -1,7 +1,7 @@
 """Who may use how much of the GPUs, and in which order. Pure rules over `model.quota`: time is an argument.
 
 `Accounts` finds the account that a server is charged to, `QuotaUsage` keeps what each account uses, `FairShare` what it
-used over quota of late, and `ordered` sorts the spawns that wait.
+used over quota recently, and `ordered` sorts the spawns that wait.
 """
 
 from gpushare_spawner.quota.account import Account, AccountKind, Accounts

@@ -1,4 +1,4 @@
-"""What accounts used over quota of late: the order of those who ask for more.
+"""What accounts used over quota recently: the order of those who ask for more.
 
 As in Kueue's admission fair sharing, usage decays with a half-life, is divided by the weight, and a spawn that is
 admitted pays an entry penalty at once. As in KAI, it is measured in parts of the whole cluster.

@@ -29,7 +29,7 @@ def ordered(asking: Iterable[Asking[Spawn]], usage: QuotaUsage, fair: FairShare,
     """Return the spawns in the order in which they are served. ``asking``: first come first.
 
     In quota is each that its account's guarantee holds beside the earlier ones of the account; these come first, in the
-    order in which they came. Of the others the account with the least use over quota of late, by its weight, is served
+    order in which they came. Of the others the account with the least use over quota recently, by its weight, is served
     next; what it is served counts at once. ``capacity``: units of all GPUs.
     """
     left: dict[str, Left] = {}

@@ -67,8 +67,8 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         help="""
         Folder of compute templates: one YAML file for each, see the templates reference.
 
-        Files are read again when they change; the hub needs no restart. A file with a mistake takes no other down, and
-        the hub's log says which, where and what would be right; ``gpushare templates check`` says the same.
+        Files are read again when they change; the hub needs no restart. A file with a mistake does not affect the
+        others: the hub's log says which, where and what would be right, and ``gpushare templates check`` says the same.
 
         Default: ``$GPUSHARE_TEMPLATES``, else ``/etc/gpushare/templates``.
         """,

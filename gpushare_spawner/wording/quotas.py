@@ -23,7 +23,7 @@ def exceeded_departments(quotas: Quotas) -> Mapping[str, str]:
             if limit is not None and group.teams_units > limit:
                 said[name] = (
                     f"the teams are guaranteed {gpu_share(group.teams_units)} together, more than the department's "
-                    f"{field} of {gpu_share(limit)}; not all teams can have what they are guaranteed"
+                    f"{field} of {gpu_share(limit)}: lower the teams' guarantees, or raise the department's {field}"
                 )
     return said
 
@@ -37,8 +37,7 @@ def exceeds_cluster(quotas: Quotas, capacity: int) -> str | None:
     if guaranteed <= capacity:
         return None
     return (
-        f"the guarantees add up to {gpu_share(guaranteed)}; there are {gpu_share(capacity)}: "
-        "not all quotas can have what they are guaranteed"
+        f"the guarantees add up to {gpu_share(guaranteed)}, and there are {gpu_share(capacity)}: lower some guarantees"
     )
 
 
@@ -66,8 +65,8 @@ def exceeded(account: Account, refused: Refused, units: int) -> str:
             )
         case Limit.SERVERS:
             return (
-                f"{plural(used, 'server')} with a GPU {'uses' if used == 1 else 'use'} {name_of(account)}, "
-                f"which is limited to {most}. Try again when one of them has stopped."
+                f"No more than {plural(most, 'server')} with a GPU can use {name_of(account)}, and {used} "
+                f"{'is' if used == 1 else 'are'} running. Try again when one of them has stopped."
             )
         case Limit.USER_SERVERS:
             return (
@@ -86,7 +85,7 @@ def on_card(admission: Admission) -> str:
             Limit.SERVERS: f"{refused.used} of at most {plural(refused.most, 'server')} in use",
             Limit.USER_SERVERS: f"you have {refused.used} of at most {plural(refused.most, 'server')}",
         }
-        return f"no spawn now: {limits[refused.limit]}"
+        return f"you cannot start now: {limits[refused.limit]}"
     if admission.in_quota:
         return f"in quota, {gpu_share(admission.left)} left"
     return "over quota: spawns in quota come first"

@@ -1,4 +1,4 @@
-"""Use over quota of late: decayed, measured in the whole cluster, with an entry penalty."""
+"""Use over quota recently: decayed, measured in the whole cluster, with an entry penalty."""
 
 from __future__ import annotations
 

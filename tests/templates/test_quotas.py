@@ -192,7 +192,7 @@ def test_check_reads_the_quotas_too(tmp_path, capsys):
 def test_check_warns_of_guarantees_that_cannot_be_kept(tmp_path, capsys):
     assert check(tmp_path, GOOD, "--gpus", "8") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].startswith("quotas.yaml: the guarantees add up to 9 GPUs; there are 8 GPUs: ")
+    assert lines[-2].startswith("quotas.yaml: the guarantees add up to 9 GPUs, and there are 8 GPUs: ")
     assert check(tmp_path, "groups:\n  a:\n    guarantee: 1\n    teams: {b: {guarantee: 2}}") == 0
     warning = "quotas.yaml:3: groups.a: the teams are guaranteed 2 GPUs together, more than the department's guarantee"
     assert warning in capsys.readouterr().out

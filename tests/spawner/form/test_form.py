@@ -363,7 +363,7 @@ def choices(quotas: dict[str, Any], groups: set[str], reservations: AgentReserva
     [
         ({"guarantee": 1}, "Quota in quota, 1 GPU left"),
         ({}, "Quota over quota: spawns in quota come first"),
-        ({"maximum": 0.1}, "Quota no spawn now: 0 GPU of at most 0.10 GPU in use"),
+        ({"maximum": 0.1}, "Quota you cannot start now: 0 GPU of at most 0.10 GPU in use"),
     ],
 )
 async def test_a_card_says_what_the_users_quota_means_for_a_start_now(

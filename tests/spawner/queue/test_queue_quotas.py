@@ -164,7 +164,7 @@ async def test_guarantees_beyond_the_gpus_are_logged_once(desk: Desk, caplog: py
     for capacity in (0, CAPACITY, 200, 200, CAPACITY):
         desk.quotas.bring_up_to_date(capacity)
     assert [record.getMessage() for record in caplog.records] == [
-        "Quotas: the guarantees add up to 3 GPUs; there are 2 GPUs: not all quotas can have what they are guaranteed"
+        "Quotas: the guarantees add up to 3 GPUs, and there are 2 GPUs: lower some guarantees"
     ]
 
 
