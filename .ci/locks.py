@@ -4,6 +4,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / ".ci" / "locks"
@@ -36,6 +37,6 @@ def fitting(extra: str) -> Path | None:
         return None
 
 
-def project() -> dict:
+def project() -> dict[str, Any]:
     """pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())

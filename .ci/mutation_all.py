@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
+from typing import Any
 
 import coverage
 import mutation_sample
@@ -76,7 +77,7 @@ def every_change(package: str, modules: list[str]) -> list[Change]:
         path = ROOT / "gpushare_spawner" / package / f"{module}.py"
         tree = ast.parse(path.read_text())
         for node, old, new, text in mutation_sample.changes_of(path):
-            lines = range(node.lineno, node.end_lineno + 1)
+            lines = mutation_sample.lines_of(node)
             found.append(
                 Change(f"{package}.{module}", path, lines, old, new, text, mutation_sample.enclosing(tree, lines))
             )
@@ -103,11 +104,12 @@ def code_of_or_none(source: CodeType, function: str) -> CodeType | None:
 
 def function_of(change: Change) -> FunctionType:
     """The function as it was imported, without what stands around it."""
-    found = importlib.import_module(f"gpushare_spawner.{change.module}")
+    found: Any = importlib.import_module(f"gpushare_spawner.{change.module}")
     for name in str(change.function).split("."):
         found = vars(found)[name]
         found = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
-    return found
+    function: FunctionType = found
+    return function
 
 
 class InForks:

@@ -44,7 +44,11 @@ OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorD
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
-def changes(tree: ast.AST):
+Part = ast.expr | ast.stmt
+"""What a change replaces."""
+
+
+def changes(tree: ast.AST) -> Iterator[tuple[Part, str]]:
     """Pairs of a node and the source that replaces it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
@@ -77,30 +81,31 @@ def mutable(tree: ast.Module) -> ast.Module:
     """The tree without imports, annotations, docstrings and texts with values in them."""
 
     class Strip(ast.NodeTransformer):
-        def visit_Raise(self, node):
+        def visit_Raise(self, node: ast.Raise) -> None:
             return None
 
-        def visit_Import(self, node):
+        def visit_Import(self, node: ast.AST) -> None:
             return None
 
         visit_ImportFrom = visit_JoinedStr = visit_Import
 
-        def visit_arg(self, node):
+        def visit_arg(self, node: ast.arg) -> ast.arg:
             node.annotation = None
             return node
 
-        def visit_FunctionDef(self, node):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
             node.returns = None
             return self.generic_visit(node)
 
-        def visit_AnnAssign(self, node):
+        def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
             node.annotation = ast.Name("Annotation")
             return self.generic_visit(node)
 
-    return Strip().visit(tree)
+    stripped: ast.Module = Strip().visit(tree)
+    return stripped
 
 
-def changes_of(path: Path) -> Iterator[tuple[ast.AST, str, str, str]]:
+def changes_of(path: Path) -> Iterator[tuple[Part, str, str, str]]:
     """Every change to a file: the node, its code, what it becomes, and the whole changed file."""
     text = path.read_text()
     source = text.encode()
@@ -109,10 +114,15 @@ def changes_of(path: Path) -> Iterator[tuple[ast.AST, str, str, str]]:
         starts.append(starts[-1] + len(line))
     for node, new in changes(mutable(ast.parse(text))):
         begin = starts[node.lineno - 1] + node.col_offset
-        end = starts[node.end_lineno - 1] + node.end_col_offset
+        end = starts[lines_of(node)[-1] - 1] + (node.end_col_offset or 0)
         old = source[begin:end].decode()
         changed = (source[:begin] + new.encode() + source[end:]).decode()
         yield node, " ".join(old.split()), new, changed
+
+
+def lines_of(node: Part) -> range:
+    """The lines of a node of parsed text, the first line being 1."""
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def enclosing(tree: ast.AST, lines: range, prefix: str = "") -> str | None:
@@ -120,7 +130,7 @@ def enclosing(tree: ast.AST, lines: range, prefix: str = "") -> str | None:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef) and (found := enclosing(node, lines, f"{prefix}{node.name}.")):
             return found
-        if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= lines[0] and lines[-1] <= node.end_lineno:
+        if isinstance(node, ast.FunctionDef) and node.body[0].lineno <= lines[0] and lines[-1] in lines_of(node):
             return prefix + node.name
     return None
 
@@ -169,7 +179,8 @@ def main() -> int:
     package, number, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     folder = ROOT / "tests" / package
     slow = [f"tests/{package}/{name}" for name in SLOW.get(package, [])]
-    fast = [path for file in sorted(folder.glob("test_*.py")) if (path := str(file.relative_to(ROOT))) not in slow]
+    files = [str(file.relative_to(ROOT)) for file in sorted(folder.glob("test_*.py"))]
+    fast = [file for file in files if file not in slow]
     with tempfile.TemporaryDirectory(prefix="mutation-") as scratch:
         copies: SimpleQueue[str] = SimpleQueue()
         for worker in range(WORKERS):
@@ -182,7 +193,7 @@ def main() -> int:
         if not passes(str(Path(scratch, "0")), fast, FAST_LIMIT):
             raise RuntimeError("the fast tests fail, or take too long, without any change")
 
-        def attempt(change) -> str:
+        def attempt(change: tuple[Path, int, str, str, str]) -> str:
             path, _, _, _, text = change
             copy = copies.get()
             changed = Path(copy, path)
@@ -200,12 +211,12 @@ def main() -> int:
         sample, known = drawn(package, number, seed), equivalent()
         by_file: dict[str, list[int]] = {}
         with ThreadPoolExecutor(WORKERS) as workers:
-            for (path, line, old, new, _), result in zip(sample, workers.map(attempt, sample), strict=True):
-                if not result.startswith("noticed") and (place(ROOT / path, line, old), old, new) in known:
-                    print(f"equivalent: {path}:{line}\n  - {old}\n  + {new}", flush=True)
+            for (file, line, old, new, _), result in zip(sample, workers.map(attempt, sample), strict=True):
+                if not result.startswith("noticed") and (place(ROOT / file, line, old), old, new) in known:
+                    print(f"equivalent: {file}:{line}\n  - {old}\n  + {new}", flush=True)
                     continue
-                print(f"{result}: {path}:{line}\n  - {old}\n  + {new}", flush=True)
-                counts = by_file.setdefault(path.name, [0, 0])
+                print(f"{result}: {file}:{line}\n  - {old}\n  + {new}", flush=True)
+                counts = by_file.setdefault(file.name, [0, 0])
                 counts[0] += result.startswith("noticed")
                 counts[1] += 1
     for name, (noticed, of) in sorted(by_file.items()):

@@ -6,7 +6,7 @@ make test TESTS="--junitxml=times.xml" && python3 .ci/test_times.py times.xml
 
 import sys
 import xml.etree.ElementTree as ET
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 
@@ -15,11 +15,11 @@ def main(reports: list[str]) -> int:
     if not reports:
         print(__doc__, file=sys.stderr)
         return 2
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for report in reports:
         for case in ET.parse(report).iter("testcase"):
             seconds[f"{case.get('classname', '').replace('.', '/')}.py"] += float(case.get("time", 0))
-    for name, took in seconds.most_common():
+    for name, took in sorted(seconds.items(), key=lambda known: -known[1]):
         if took >= 5 and Path(name).is_file():
             print(f"{took:7.1f} {name}")
     return 0

@@ -54,4 +54,4 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
-html_sidebars = {"index": [], "tutorial/index": []}
+html_sidebars: dict[str, list[str]] = {"index": [], "tutorial/index": []}

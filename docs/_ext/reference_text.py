@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from prometheus_client.core import Metric
+from tornado.routing import PathMatches
 from tornado.web import Application, RequestHandler
 from traitlets import HasTraits
 
@@ -84,10 +85,10 @@ def template_fields(schema: dict[str, Any]) -> str:
 
 def quota_fields(schema: dict[str, Any], part: str) -> str:
     """A table of the fields of one part of the quota file: ``file``, or the name of a definition in its schema."""
-    if part == "file":
-        rows = (row for row in _fields(schema, schema, "") if "." not in row[0])
-    else:
-        rows = _fields(schema["$defs"][part], schema, "")
+    whole_file = part == "file"
+    rows = _fields(schema if whole_file else schema["$defs"][part], schema, "")
+    if whole_file:
+        rows = iter([row for row in rows if "." not in row[0]])
     return table(("field", "value", "not given", "meaning"), rows)
 
 
@@ -181,7 +182,7 @@ def metrics(families: Iterable[Metric]) -> str:
         (
             f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
             family.type,
-            ", ".join(f"`{label}`" for label in family._labelnames),
+            ", ".join(f"`{label}`" for label in family._labelnames),  # type: ignore[attr-defined]  # all families have it
             plain(family.documentation),
         )
         for family in sorted(families, key=lambda family: family.name)
@@ -196,6 +197,7 @@ def addresses(application: Application) -> str:
     """What an application answers: each route with its method and the docstring of its handler."""
     said = []
     for rule in application.wildcard_router.rules:
+        assert isinstance(rule.matcher, PathMatches)
         handler, path = rule.target, rule.matcher.regex.pattern.rstrip("$")
         if not handler.__module__.startswith(OURS):
             continue
