@@ -23,13 +23,10 @@ class SupposedLedger:
 
     def happens(self, session: str, announced: Notice) -> str | None:
         """Count the units that an idle action frees; return their node, None where it frees none."""
-        known = self._ledger.allocations.get(session)
-        if known is None or not known.gpus:
+        name = _node_of(self._ledger, session)
+        if name is None:
             return None
-        gpu = self._ledger.capacity.gpus.get(known.gpus[0])
-        if gpu is None:
-            return None
-        node = self._node(gpu.node)
+        node = self._node(name)
         allocation = node.allocations.get(session)
         if allocation is None:
             return None
@@ -39,7 +36,7 @@ class SupposedLedger:
             node.replace(allocation.with_effective(announced.effective_units))
         else:
             return None
-        return gpu.node
+        return name
 
     def place(self, name: str, request: PlacementRequest, node: str) -> Claim | None:
         """Count a request as placed on one node, instead of what this name claims.
@@ -74,20 +71,26 @@ def first_to_fit(ledger: Ledger, request: PlacementRequest, announced: Iterable[
     """
     on_node: dict[str, list[tuple[str, Notice]]] = {}
     for session, action in announced:
-        known = ledger.allocations.get(session)
-        gpu = ledger.capacity.gpus.get(known.gpus[0]) if known is not None and known.gpus else None
-        if gpu is not None:
-            on_node.setdefault(gpu.node, []).append((session, action))
+        node = _node_of(ledger, session)
+        if node is not None:
+            on_node.setdefault(node, []).append((session, action))
     hopeful = [
         action for node, actions in on_node.items() if _may_fit(ledger, request, node, actions) for action in actions
     ]
     supposed = SupposedLedger(ledger)
     for session, action in sorted(hopeful, key=lambda known: known[1].at):
-        node = supposed.happens(session, action)
-        claim = supposed.place("", request, node) if node is not None else None
+        there = supposed.happens(session, action)
+        claim = supposed.place("", request, there) if there is not None else None
         if claim is not None:
             return claim
     return None
+
+
+def _node_of(ledger: Ledger, session: str) -> str | None:
+    """The node of a session's GPUs; None where the ledger has no allocation of it, or does not know its GPUs."""
+    known = ledger.allocations.get(session)
+    gpu = ledger.capacity.gpus.get(known.gpus[0]) if known is not None and known.gpus else None
+    return gpu.node if gpu is not None else None
 
 
 def _may_fit(ledger: Ledger, request: PlacementRequest, name: str, actions: Iterable[tuple[str, Notice]]) -> bool:

@@ -85,17 +85,8 @@ class NodeAgent:
         return now
 
     async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
-        # the API server refuses (409) if the pod has changed since this version, for example by the agent
-        body = {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}}
         try:
-            # the client's types leave out `_content_type`, which its generated code reads
-            await self._api.patch_namespaced_pod(  # type: ignore[call-arg]
-                pod.name,
-                pod.namespace,
-                body,
-                _content_type="application/merge-patch+json",
-                _request_timeout=PATCH_TIMEOUT,
-            )
+            await patch_annotations(self._api, pod, annotations)
         except ApiException as error:
             if error.status == 409:
                 raise _refusal("busy", f"session {session} has changed in the meantime") from None
@@ -112,6 +103,20 @@ class NodeAgent:
             raise AgentUnreachable(
                 f"the API server cannot be reached for a patch of pod {pod.name}: {reason(error)}"
             ) from None
+
+
+async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
+    """Merge annotations into a pod's. Raises what the client raises; ApiException 409 if the pod has changed since this
+    version, for example by the agent."""
+    body = {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}}
+    # the client's types leave out `_content_type`, which its generated code reads
+    await api.patch_namespaced_pod(  # type: ignore[call-arg]
+        pod.name,
+        pod.namespace,
+        body,
+        _content_type="application/merge-patch+json",
+        _request_timeout=PATCH_TIMEOUT,
+    )
 
 
 def _refusal(code: str, message: str) -> ControlRefused:

@@ -24,7 +24,7 @@ from gpushare_spawner.model.kubernetes import ContainerRequests, Requests
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT
+from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT, patch_annotations
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.wording import pod_requests as words
 from gpushare_spawner.wording.exceptions import http_status, reason
@@ -139,7 +139,7 @@ class ReleasedRequests:
         try:
             if wanted != now.asked:
                 if now.full is None:
-                    await self._annotate(pod, now.asked)
+                    await patch_annotations(self._api, pod, kubernetes.requests_patch(now.asked))
                 await self._api.patch_namespaced_pod_resize(  # type: ignore[call-arg]
                     pod.name,
                     pod.namespace,
@@ -149,7 +149,7 @@ class ReleasedRequests:
                 )
                 log.info("Pod %s (%s) now requests %s", name, pod.session.tier, words.requests(wanted))
             else:
-                await self._annotate(pod, None)
+                await patch_annotations(self._api, pod, kubernetes.requests_patch(None))
         except ApiException as error:
             if error.status in (404, 409):
                 return  # gone, or changed meanwhile: the watch brings it
@@ -164,17 +164,6 @@ class ReleasedRequests:
         if self._refused.get(name, ("", 0.0))[0] != why:
             log.warning("Pod %s: %s", name, why)
         self._refused[name] = why, self._clock() + RETRY_AFTER
-
-    async def _annotate(self, pod: SessionPod, full: Requests | None) -> None:
-        # the API server refuses (409) if the pod has changed since this version
-        body = {"metadata": {"resourceVersion": pod.version, "annotations": kubernetes.requests_patch(full)}}
-        await self._api.patch_namespaced_pod(  # type: ignore[call-arg]
-            pod.name,
-            pod.namespace,
-            body,
-            _content_type="application/merge-patch+json",
-            _request_timeout=PATCH_TIMEOUT,
-        )
 
     async def _api_has_resize(self) -> bool:
         if not self._known and (self._known is None or self._clock() - self._asked_at > ASK_AGAIN_AFTER):

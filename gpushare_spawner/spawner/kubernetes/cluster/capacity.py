@@ -24,6 +24,7 @@ from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN
 from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import pod_requests
 from gpushare_spawner.spawner.kubernetes.cluster.pods import FINISHED, RESERVATION, annotation, phase
+from gpushare_spawner.wording.exceptions import reason
 
 ASK_AGAIN_SECONDS = 300.0
 """After the API server has refused to show nodes and pods. Ours: an admin who grants the right sees an effect soon."""
@@ -137,7 +138,7 @@ class ClusterCapacity:
                 "Free CPU and memory of nodes are not known (%s): the hub chooses a node by its GPUs, and tries "
                 "another one where the scheduler refuses the pod. Give the hub's service account the right to "
                 "list and watch nodes and pods, in a ClusterRole, and the hub reads them.",
-                str(error).splitlines()[0] if str(error) else type(error).__name__,
+                reason(error).splitlines()[0],
             )
             return False
         return True
