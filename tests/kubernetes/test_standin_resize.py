@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kubernetes_asyncio.client import ApiException, CoreV1Api
 
-from .standin.client import path
+from .standin.client import ApiStatus, path
 from .standin.cluster import Cluster, a_pod
 
 SHARE = "gpushare-spawner.io/gpu-0"
@@ -96,3 +96,51 @@ async def test_an_ordinary_patch_changes_no_resources(cluster: Cluster, api: Cor
         "ada", cluster.namespace, body, _content_type="application/strategic-merge-patch+json"
     )
     assert "pod updates may not change fields other than" in await refused(patch)
+
+
+# quotas and ranges of the namespace
+
+
+async def forbidden(call: Any) -> str:
+    with pytest.raises(ApiException) as caught:
+        await call
+    assert caught.value.status == 403
+    return str(caught.value.body)
+
+
+async def test_a_resize_must_be_within_the_quota_and_gives_back_to_it(cluster: Cluster, api: CoreV1Api) -> None:
+    if cluster.server is None:
+        pytest.skip("a real quota is in force only once a controller has seen it")
+    quota = {"metadata": {"name": "team"}, "spec": {"hard": {"requests.cpu": "1500m"}}}
+    await cluster.admin.create(path("resourcequotas", cluster.namespace), quota)
+    await make(cluster, {"cpu": "1", "memory": "1Gi"})
+    bob = a_pod("bob", nodeSelector={"nowhere": "yes"})
+    bob["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "900m"}}
+    where = path("pods", cluster.namespace)
+    with pytest.raises(ApiStatus, match=r"exceeded quota: team, requested: requests\.cpu=900m, used: requests\.cpu=1"):
+        await cluster.admin.create(where, bob)
+    await resize(api, cluster, {"requests": {"cpu": "100m", "memory": "1Gi"}})
+    await cluster.admin.create(where, bob)
+    said = await forbidden(resize(api, cluster, {"requests": {"cpu": "1", "memory": "1Gi"}}))
+    assert "exceeded quota: team" in said
+
+
+async def test_a_resize_must_be_within_the_limit_range(cluster: Cluster, api: CoreV1Api) -> None:
+    limits = [{"type": "Container", "min": {"cpu": "200m"}, "defaultRequest": {"memory": "64Mi"}}]
+    await cluster.admin.create(
+        path("limitranges", cluster.namespace), {"metadata": {"name": "small"}, "spec": {"limits": limits}}
+    )
+    await make(cluster, {"cpu": "1"})
+    pod = await cluster.admin.get(path("pods", cluster.namespace, "ada"))
+    assert pod["spec"]["containers"][0]["resources"]["requests"]["memory"] == "64Mi"
+    said = await forbidden(resize(api, cluster, {"requests": {"cpu": "100m", "memory": "64Mi"}}))
+    assert "minimum cpu usage per Container is 200m, but request is 100m" in said
+
+
+async def test_an_older_server_has_no_such_subresource(cluster: Cluster, api: CoreV1Api) -> None:
+    if cluster.server is None:
+        pytest.skip("a real API server has what it has")
+    cluster.server.in_place_resize = False
+    await make(cluster, {"cpu": "1", "memory": "1Gi"})
+    with pytest.raises(ApiException, match="the server could not find the requested resource"):
+        await resize(api, cluster, {"requests": {"cpu": "100m", "memory": "1Gi"}})

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from . import admission, defaults, deletion, immutable, patches, resize, validation
+from . import admission, defaults, deletion, immutable, patches, quotas, resize, validation
 from .access import MASTERS, Access, Ask, User
 from .admission import Write
 from .answers import fail, json_answer, raw_answer
@@ -242,6 +242,8 @@ class StandInApiServer:
             self._check_namespace(target, metadata)
         for name in _SERVER_FIELDS:
             metadata.pop(name, None)
+        if kind is PODS:
+            quotas.fill_in(self.store, item)
         defaults.fill_in(kind, item)
         validation.check(kind, item)
         if kind is PODS:
@@ -258,6 +260,8 @@ class StandInApiServer:
         if user is not None:
             write = Write(user, "CREATE", kind, metadata.get("namespace", ""), metadata["name"])
             admission.admit(self.store, write, None, item)
+        if kind is PODS:
+            quotas.check(self.store, item)
         if query.get("dryRun"):
             metadata["resourceVersion"] = str(self.store.version)
             return Stored(item)
@@ -328,9 +332,11 @@ class StandInApiServer:
         if not target.subresource:
             immutable.check_update(kind, before, after)
         elif target.subresource == "resize":
-            resize.check_quality(target.name, _quality(before["spec"]), _quality(after["spec"]))
+            resize.check_quality(target.name, resize.quality(before["spec"]), resize.quality(after["spec"]))
         validation.check_size(json.dumps(after).encode())
         admission.admit(self.store, _write(user, "UPDATE", target), before, after)
+        if target.subresource == "resize":
+            quotas.check(self.store, after)
         if after == before or request.query.get("dryRun"):
             return Stored(after) if after != before else stored
         if deletion.is_finished(after):
@@ -493,24 +499,12 @@ def _allowed_change(kind: Kind, subresource: str, before: dict[str, Any], change
 
 def _first_status(kind: Kind, item: dict[str, Any]) -> dict[str, Any]:
     if kind is PODS:
-        return {"phase": "Pending", "qosClass": _quality(item["spec"])}
+        return {"phase": "Pending", "qosClass": resize.quality(item["spec"])}
     if kind is NAMESPACES:
         return {"phase": "Active"}
     if kind.plural == "persistentvolumeclaims":
         return {"phase": "Pending"}
     return item.get("status") or {} if kind is NODES else {}
-
-
-def _quality(spec: dict[str, Any]) -> str:
-    sides = [container.get("resources") or {} for container in spec["containers"]]
-    named = [{**(side.get("limits") or {}), **(side.get("requests") or {})} for side in sides]
-    if not any({"cpu", "memory"} & set(names) for names in named):
-        return "BestEffort"
-    guaranteed = all(
-        {"cpu", "memory"} <= set(side.get("limits") or {}) and side.get("limits") == side.get("requests")
-        for side in sides
-    )
-    return "Guaranteed" if guaranteed else "Burstable"
 
 
 def _invalid_options(field: str, message: str) -> ApiError:

@@ -64,6 +64,8 @@ POLICIES = Kind(
 POLICY_BINDINGS = Kind(
     "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", _ADMISSION, namespaced=False
 )
+RESOURCE_QUOTAS = Kind("resourcequotas", "ResourceQuota", has_status=True)
+LIMIT_RANGES = Kind("limitranges", "LimitRange")
 PRIORITY_CLASSES = Kind("priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False)
 
 KINDS = (
@@ -86,6 +88,8 @@ KINDS = (
     Kind("deployments", "Deployment", "apps", has_status=True),
     Kind("ingresses", "Ingress", "networking.k8s.io", has_status=True),
     Kind("networkpolicies", "NetworkPolicy", "networking.k8s.io"),
+    RESOURCE_QUOTAS,
+    LIMIT_RANGES,
     PRIORITY_CLASSES,
     POLICIES,
     POLICY_BINDINGS,

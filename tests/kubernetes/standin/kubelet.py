@@ -19,11 +19,12 @@ import aiohttp
 from .client import ApiStatus, KubeClient, path
 from .devices import AdmissionError, Devices
 from .loopback import PodAddresses
+from .node_resize import Resizes, check_free
 from .plugin_socket import PluginSocket
 from .pod_resources import BLIND_SECONDS, PodResourcesSocket
 from .pod_worker import PodWorker
 from .programs import Processes, Programs
-from .quantities import is_extended, quantity
+from .quantities import quantity
 from .scheduler import now, requests
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,10 @@ class KubeletSettings:
     """Seconds between a change of devices and the node's status; a kubelet's own is 10."""
     restart_backoff: float = 10.0
     """Seconds before a container that has ended is started again; doubled each time."""
+    resize_seconds: float = 0.0
+    """Seconds until a granted resize is in force."""
+    resize_retry: float = 180.0
+    """Seconds until a resize that was not granted is tried again where nothing has changed."""
     image_environment: Mapping[str, str] = field(default_factory=image_environment)
     image_command: tuple[str, ...] = ()
     """What a container without a command runs."""
@@ -85,6 +90,10 @@ class StandInKubelet:
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._admission = asyncio.Lock()
+        self._resizes = Resizes(
+            lambda: self._workers.values(), self._check_resize, self._admission,
+            self.settings.resize_retry, self.settings.resize_seconds,
+        )  # fmt: skip
         self._published: dict[str, str] = {}
         self._started_before = False
 
@@ -130,6 +139,7 @@ class StandInKubelet:
         self._tasks = [
             _task(self.client.follow(path("pods"), self._all_pods, self._pod, fields=selector)),
             _task(self._publish()),
+            _task(self._resizes.run()),
         ]
 
     async def stop(self) -> None:
@@ -183,22 +193,25 @@ class StandInKubelet:
             raise AdmissionError("NodeAffinity", "Pod was rejected: Predicate NodeAffinity failed")
 
     def _check_free(self, pod: dict[str, Any]) -> None:
-        """cpu, memory and the number of pods. Devices are counted by their ids, not here."""
-        others = [other for other in self.active_pods() if other["metadata"]["uid"] != pod["metadata"]["uid"]]
-        used: dict[str, Any] = {}
-        for other in others:
-            for name, amount in requests(other).items():
-                used[name] = used.get(name, 0) + amount
+        others = [
+            worker.granted.asks(worker.pod)
+            for uid, worker in self._workers.items()
+            if not worker.ended and uid != pod["metadata"]["uid"]
+        ]
         capacity = {"cpu": self.settings.cpu, "memory": self.settings.memory, "pods": self.settings.pods}
-        for name, amount in requests(pod).items():
-            if is_extended(name) or name not in capacity:
-                continue
-            most = quantity(capacity[name])
-            if used.get(name, 0) + amount > most:
-                message = f"requested: {amount}, used: {used.get(name, 0)}, capacity: {most}"
-                raise AdmissionError(
-                    f"OutOf{name}", f"Pod was rejected: Node didn't have enough resource: {name}, {message}"
-                )
+        check_free(requests(pod), others, capacity)
+
+    def _check_resize(self, worker: PodWorker, pod: dict[str, Any]) -> None:
+        """Raises AdmissionError: a kubelet asks its device manager again at each resize."""
+        self._check_free(pod)
+        for container in pod["spec"]["containers"]:
+            for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
+                if name in self.devices.offers:
+                    self.devices.missing(worker.uid, container["name"], name, int(quantity(amount)))
+
+    def pod_ended(self) -> None:
+        """What a pod of this node held is free."""
+        self._resizes.wake()
 
     async def _all_pods(self, pods: list[dict[str, Any]]) -> None:
         known = {pod["metadata"]["uid"] for pod in pods}
@@ -233,9 +246,14 @@ class StandInKubelet:
                 worker.delete(0)
             self._workers[uid] = worker
             worker.update(pod)
-            worker.start().add_done_callback(lambda _: self._workers.pop(uid, None))
+            worker.start().add_done_callback(lambda _: self._forget(uid))
         else:
             worker.update(pod)
+            self._resizes.wake()
+
+    def _forget(self, uid: str) -> None:
+        self._workers.pop(uid, None)
+        self.pod_ended()
 
     def _devices_changed(self) -> None:
         self._changed.set()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .client import ApiStatus, path
 from .container_environment import MissingReference, container_environment, expand, in_place
 from .devices import AdmissionError
+from .node_resize import CONDITIONS, Granted
 from .programs import Launch, Running
 from .scheduler import now, record_event
 
@@ -79,8 +80,12 @@ class PodWorker:
     _gone: bool = False
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    _phase: str = "Pending"
+    """What was written last."""
+
     def __post_init__(self) -> None:
         spec = self.pod["spec"]
+        self.granted = Granted.of(self.pod)
         self.containers = [Container(each) for each in spec["containers"]]
         waiting = ("PodInitializing", "")
         self.init_containers = [Container(each, init=True) for each in spec.get("initContainers") or []]
@@ -91,6 +96,11 @@ class PodWorker:
     @property
     def uid(self) -> str:
         return str(self.pod["metadata"]["uid"])
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its status says Running, so that its resources can be changed in place."""
+        return self._phase == "Running" and not self.ended
 
     @property
     def folder(self) -> Path:
@@ -224,6 +234,7 @@ class PodWorker:
     async def _finish(self, phase: str) -> None:
         self.ended = True
         self.kubelet.devices.free(self.uid)
+        self.kubelet.pod_ended()
         await self._write(phase)
         await self._deleted.wait()
 
@@ -355,15 +366,22 @@ class PodWorker:
     def _make_folders(self) -> None:
         (self.folder / "home").mkdir(parents=True, exist_ok=True)
 
+    async def write_again(self) -> None:
+        """The pod's status, after a change of its resources."""
+        await self._write(self._phase)
+
     async def _write(self, phase: str) -> None:
         """The pod's status."""
+        self._phase = phase
         ready = all(container.running is not None for container in self.containers)
         initialized = all(each.ended is not None and each.ended["exitCode"] == 0 for each in self.init_containers)
         conditions = [
             condition
             for condition in (self.pod.get("status") or {}).get("conditions") or []
-            if condition["type"] not in ("Initialized", "Ready", "ContainersReady", "PodReadyToStartContainers")
+            if condition["type"]
+            not in ("Initialized", "Ready", "ContainersReady", "PodReadyToStartContainers", *CONDITIONS)
         ]
+        conditions += self.granted.conditions()
         for kind, value in (("Initialized", initialized), ("Ready", ready), ("ContainersReady", ready)):
             conditions.append({"type": kind, "status": str(value), "lastTransitionTime": now()})
         status: dict[str, Any] = {
@@ -371,13 +389,22 @@ class PodWorker:
             "conditions": conditions,
             "hostIP": "127.0.0.1",
             "startTime": (self.pod.get("status") or {}).get("startTime") or now(),
-            "containerStatuses": [container.status(self.uid) for container in self.containers],
+            "containerStatuses": [
+                container.status(self.uid) | self._resources_of(container) for container in self.containers
+            ],
         }
         if self.init_containers:
             status["initContainerStatuses"] = [container.status(self.uid) for container in self.init_containers]
         if phase != "Pending" or self.init_containers:
             status |= {"podIP": self.address, "podIPs": [{"ip": self.address}]}
         await self._patch(status)
+
+    def _resources_of(self, container: Container) -> dict[str, Any]:
+        """What a container's status says of its resources: those in force only of one that runs."""
+        name = container.spec["name"]
+        allocated = self.granted.allocated[name].get("requests")
+        found = {"allocatedResources": allocated} if allocated else {}
+        return found | ({"resources": self.granted.in_force[name]} if container.running is not None else {})
 
     async def _patch(self, status: dict[str, Any]) -> None:
         metadata = self.pod["metadata"]

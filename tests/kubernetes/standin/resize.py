@@ -40,6 +40,19 @@ def check_quality(name: str, before: str, after: str) -> None:
         raise invalid(PODS.kind, name, [("metadata", why)])
 
 
+def quality(spec: dict[str, Any]) -> str:
+    """The QoS class of a pod."""
+    sides = [container.get("resources") or {} for container in spec["containers"]]
+    named = [{**(side.get("limits") or {}), **(side.get("requests") or {})} for side in sides]
+    if not any({"cpu", "memory"} & set(names) for names in named):
+        return "BestEffort"
+    guaranteed = all(
+        {"cpu", "memory"} <= set(side.get("limits") or {}) and side.get("limits") == side.get("requests")
+        for side in sides
+    )
+    return "Guaranteed" if guaranteed else "Burstable"
+
+
 def _fixed(resources: dict[str, Any]) -> dict[str, Any]:
     return {
         side: {name: amount for name, amount in (resources.get(side) or {}).items() if name not in RESIZABLE}
