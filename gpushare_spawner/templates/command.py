@@ -23,6 +23,7 @@ from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasI
 from gpushare_spawner.templates.schema import quota_schema, template_schema
 from gpushare_spawner.wording.amounts import memory, plural
 from gpushare_spawner.wording.cards import idle_actions
+from gpushare_spawner.wording.pod_requests import perhaps_not_requested
 from gpushare_spawner.wording.quotas import exceeds_cluster
 
 SCHEMAS = {"template": template_schema, "quotas": quota_schema}
@@ -100,7 +101,7 @@ def check(folder: Path, gpus: int | None = None) -> int:
         out.print(f"{folder}: no templates. Template files end in .yaml or .yml.")
         return 1
     for template in templates:
-        if (note := _note(template)) is not None:
+        for note in filter(None, (_memory_note(template), _requests_note(template))):
             out.print(Text(_printable(f"{templates.files[template.name]}: {note}"), style="yellow"), soft_wrap=True)
     for warning in _quota_warnings(quotas, gpus):
         out.print(Text(_printable(warning), style="yellow"), soft_wrap=True)
@@ -155,7 +156,7 @@ def _access(template: Template) -> str:
     return ", ".join([*groups, *template.access.users]) or "all users"
 
 
-def _note(template: Template) -> str | None:
+def _memory_note(template: Template) -> str | None:
     """Return how the servers' host memory limits the guaranteed GPU memory on GPUs of up to `LARGEST_GPU`."""
     limit = template.resources.memory.limit
     gpu = template.gpu
@@ -173,6 +174,20 @@ def _note(template: Template) -> str | None:
         "cannot be paged out to host memory is refused. Set the limit to at least the guarantee and what the programs "
         "need themselves."
     )
+
+
+def _requests_note(template: Template) -> str | None:
+    """Return that servers of the template can lack a request, without which none is lowered on Kubernetes."""
+    if template.idle.release_resources is None:
+        return None
+    cpu, host, override = template.resources.cpu, template.resources.memory, template.kubespawner_override
+    # a limit alone is requested in full
+    given = {
+        "cpu": (cpu.guarantee, cpu.limit, override.get("cpu_guarantee"), override.get("cpu_limit")),
+        "memory": (host.guarantee, host.limit, override.get("mem_guarantee"), override.get("mem_limit")),
+    }
+    missing = [name for name, amounts in given.items() if all(amount is None for amount in amounts)]
+    return perhaps_not_requested(missing) if missing else None
 
 
 def _printable(text: str) -> str:

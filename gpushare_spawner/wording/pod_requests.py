@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpushare_spawner.model.kubernetes import Requests
 from gpushare_spawner.wording.amounts import memory
 
@@ -30,6 +32,55 @@ def requests_refused(wanted: Requests, why: str) -> str:
 def requests_not_sent(wanted: Requests, why: str) -> str:
     """Return that the API server could not be asked for other requests, for the log. ``why``: the error."""
     return f"the API server cannot be asked for requests of {requests(wanted)}: {why}. {_KEPT}"
+
+
+DISCOVERY_WORKS = "The API server has said whether it can resize pods (pods/resize)"
+"""For the log, after `discovery_failed`."""
+GUARANTEED = (
+    "the pod's QoS class is Guaranteed, and Kubernetes keeps that class. Set a limit of CPU or memory that is more "
+    "than its guarantee"
+)
+REQUESTS_UNREADABLE = "its annotation gpushare-spawner.io/requests cannot be read. Restart the server"
+_FIELDS = {
+    "cpu": ("CPU", "resources.cpu.guarantee", "KubeSpawner.cpu_guarantee"),
+    "memory": ("memory", "resources.memory.guarantee", "KubeSpawner.mem_guarantee"),
+}
+
+
+def discovery_failed(why: str) -> str:
+    """Return that the API server did not answer what it has, for the log. ``why``: its status, or the error."""
+    return (
+        f"The API server does not say whether it can resize pods (pods/resize): {why}. Released sessions keep their "
+        "CPU and memory requests meanwhile; the service tries again."
+    )
+
+
+def without_effect(pod: str, template: str, why: str) -> str:
+    """Return that a template's release_resources does nothing for a pod (namespace/name), for the log."""
+    return (
+        f"idle.release_resources of template {template} has no effect on the pod {pod}: {why}. It is logged once for "
+        "each template and cause."
+    )
+
+
+def not_requested(names: Sequence[str]) -> str:
+    """Return that a container requests no cpu, no memory, or neither."""
+    missing, fields = _missing(names)
+    return f"its container requests no {missing}. Give the template {fields}"
+
+
+def perhaps_not_requested(names: Sequence[str]) -> str:
+    """Return that a template gives no such request, and so can have a release_resources without effect."""
+    missing, fields = _missing(names)
+    configured = " and ".join(_FIELDS[name][2] for name in names)
+    return (
+        f"idle.release_resources has no effect on servers that request no {missing}, and this template gives them no "
+        f"such request. Give it {fields}, unless the hub's configuration does ({configured})."
+    )
+
+
+def _missing(names: Sequence[str]) -> tuple[str, str]:
+    return " and no ".join(_FIELDS[name][0] for name in names), " and ".join(_FIELDS[name][1] for name in names)
 
 
 def resize_unknown() -> str:

@@ -16,6 +16,7 @@ from gpushare_spawner.model.report import HostUseReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.cluster import Cluster
+from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.service.kubernetes.released_requests import ReleasedRequests
 from tests.kubernetes.service_namespace import (
     HUB_RULES,
@@ -57,12 +58,20 @@ class Releases:
 
     async def open(self, limits: Mapping[str, str] = MappingProxyType({"cpu": "4", "memory": "16Gi"})) -> None:
         """ann's pod, with a share, which requests `FULL`."""
-        share = {"gpushare-spawner.io/gpu-0": "25"}
-        container = {"name": "notebook", "image": "notebook"}
-        container |= {"resources": {"requests": {**FULL.written(), **share}, "limits": {**limits, **share}}}
-        await self.namespace.open("ann", containers=[container])
+        await self.make({"requests": FULL.written(), "limits": dict(limits)})
         await self.granted(FULL)
         await self.namespace.publish()
+
+    async def make(self, resources: dict[str, dict[str, str]]) -> None:
+        """ann's pod, with a share and these requests and limits."""
+        share = {"gpushare-spawner.io/gpu-0": "25"}
+        sides = {side: {**resources.get(side, {}), **share} for side in ("requests", "limits")}
+        await self.namespace.open("ann", containers=[{"name": "notebook", "image": "notebook", "resources": sides}])
+
+    async def resize(self, requests: Requests) -> None:
+        """Somebody else does."""
+        body = {"spec": {"containers": [{"name": "notebook", "resources": {"requests": requests.written()}}]}}
+        await self.namespace.admin.patch(self.namespace.at("pods", "jupyter-ann", "resize"), body, "strategic")
 
     async def granted(self, requests: Requests) -> None:
         """The node's word."""
@@ -251,3 +260,62 @@ async def test_a_change_makes_it_look_at_once(releases: Releases) -> None:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_requests_that_another_writer_has_changed_since_are_not_overwritten(releases: Releases) -> None:
+    """An admin or an autoscaler resizes the pod, and the watch has not brought it yet."""
+    await releases.open()
+    await releases.tier(Tier.RELEASED)
+    await releases.look()
+    await releases.granted(LOW)
+    await releases.tier(Tier.ACTIVE, None)
+    before = _Frozen(releases.seen)
+    theirs = Requests(2000, 8 * GIB)
+    await releases.resize(theirs)
+    async with releases.namespace.cluster.api_client(releases.namespace.token) as client:
+        late = ReleasedRequests(CoreV1Api(client), before, lambda: releases.templates, clock=lambda: releases.now)
+        await late.look()
+    assert await releases.asked() == theirs
+    await releases.granted(theirs)
+    await releases.look()
+    assert await releases.asked() == theirs, "more than the template gives is left"
+    assert kubernetes.REQUESTS not in (await releases.pod())["metadata"]["annotations"]
+
+
+class _Frozen:
+    """Pods as a watch had them at one instant; the reports are current."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.pods = list(cluster.all_pods())
+        self.report = cluster.report
+
+    def all_pods(self) -> list[SessionPod]:
+        return self.pods
+
+
+@pytest.mark.parametrize(
+    ("resources", "why"),
+    [
+        ({"requests": {"cpu": "1"}}, "its container requests no memory. Give the template resources.memory.guarantee"),
+        ({"requests": {"memory": "1Gi"}}, "its container requests no CPU. Give the template resources.cpu.guarantee"),
+        (
+            {"requests": FULL.written(), "limits": FULL.written()},
+            "the pod's QoS class is Guaranteed, and Kubernetes keeps that class",
+        ),
+    ],
+)
+async def test_a_pod_that_keeps_its_requests_is_logged_once_with_the_reason(
+    releases: Releases, caplog: pytest.LogCaptureFixture, resources: dict[str, dict[str, str]], why: str
+) -> None:
+    await releases.make(resources)
+    for _ in range(2):
+        await releases.look()
+    said = [
+        record.message for record in caplog.records if "idle.release_resources of template quarter" in record.message
+    ]
+    assert len(said) == 1
+    assert f"/jupyter-ann: {why}" in said[0]
+    caplog.clear()
+    releases.requests = ReleasedRequests(CoreV1Api(None), releases.seen, dict)
+    await releases.look()
+    assert not caplog.records, "no template wants it"

@@ -47,6 +47,23 @@ def test_check_names_a_memory_limit_that_does_not_hold_what_is_guaranteed(tmp_pa
     assert "limit (16 GiB) is less than the guaranteed GPU memory on GPUs of more than 64 GiB" in said[1]
 
 
+def test_check_names_a_release_resources_that_can_be_without_effect(tmp_path: Path, capsys) -> None:
+    template = (
+        "name: {0}\ndisplay_name: {0}\ngpu: {{fraction: 0.25}}\nresources: {1}\n"
+        "idle: {{release_after: 45m, release_resources: {{cpu: 100m}}}}\n"
+    )
+    override = "kubespawner_override: {mem_guarantee: 1G}\n"
+    for name, memory, more in (("half", "{}", ""), ("limit", "{limit: 80Gi}", ""), ("override", "{}", override)):
+        text = template.format(name, f"{{cpu: {{guarantee: 1}}, memory: {memory}}}")
+        (tmp_path / f"{name}.yaml").write_text(text + more)
+    assert main(["templates", "check", str(tmp_path)]) == 0
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "release_resources" in line]
+    assert said.startswith("half.yaml: idle.release_resources has no effect on servers that request no memory")
+    assert (
+        "Give it resources.memory.guarantee, unless the hub's configuration does (KubeSpawner.mem_guarantee)." in said
+    )
+
+
 def test_check_of_a_folder_without_templates(tmp_path, capsys):
     assert main(["templates", "check", str(tmp_path)]) == 1
     assert "no templates" in capsys.readouterr().out

@@ -36,6 +36,7 @@ from gpushare_spawner.model.kubernetes.container_requests import (
     ContainerRequests,
     Requests,
     container_requests,
+    missing_requests,
     requests_patch,
     share_container,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "memory_bytes",
     "millicores",
     "misplaced_report",
+    "missing_requests",
     "node_of",
     "notice_patch",
     "pinned",

@@ -81,6 +81,12 @@ class ContainerRequests:
         return self.full is not None and not self.granted.covers(self.full)
 
     @property
+    def whole(self) -> Requests | None:
+        """What the container is to request while its session is not released: what the template gives, or more where
+        somebody else has raised it. None: the requests were not lowered."""
+        return None if self.full is None else self.full.largest(self.asked)
+
+    @property
     def restored(self) -> bool:
         """Whether requests that were lowered are what the template gives again."""
         return self.full is not None and self.asked.covers(self.full) and not self.lacking
@@ -97,10 +103,12 @@ class ContainerRequests:
         # full: written down, and not lowered yet, because the API server refused that or the service was restarted
         return wanted if self.asked.covers(full) else wanted.largest(self.asked)
 
-    def patch(self, requests: Requests) -> dict[str, Any]:
+    def patch(self, requests: Requests, version: str) -> dict[str, Any]:
         """Return the strategic merge patch for pods/resize. Always both: a request that is left out becomes the
-        limit."""
-        return {"spec": {"containers": [{"name": self.container, "resources": {"requests": requests.written()}}]}}
+        limit. ``version``: the pod's resourceVersion; the API server refuses the patch of another version, which
+        somebody else may have resized."""
+        container = {"name": self.container, "resources": {"requests": requests.written()}}
+        return {"metadata": {"resourceVersion": version}, "spec": {"containers": [container]}}
 
 
 def container_requests(pod: Mapping[str, Any]) -> ContainerRequests | None:
@@ -127,6 +135,12 @@ def container_requests(pod: Mapping[str, Any]) -> ContainerRequests | None:
         full=full,
         changeable=status.get("qosClass") == _BURSTABLE,
     )
+
+
+def missing_requests(pod: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return which of cpu and memory a pod's container with the GPU share does not request."""
+    asked = ((share_container(pod) or {}).get("resources") or {}).get("requests") or {}
+    return tuple(name for name in ("cpu", "memory") if name not in asked)
 
 
 def share_container(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:

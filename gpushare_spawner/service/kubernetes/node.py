@@ -105,18 +105,20 @@ class NodeAgent:
             ) from None
 
 
-async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
-    """Merge annotations into a pod's. Raises what the client raises; ApiException 409 if the pod has changed since this
-    version, for example by the agent."""
+async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mapping[str, str | None]) -> str:
+    """Merge annotations into a pod's, and return its new resourceVersion. Raises what the client raises; ApiException
+    409 if the pod has changed since this version, for example by the agent."""
     body = {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}}
     # the client's types leave out `_content_type`, which its generated code reads
-    await api.patch_namespaced_pod(  # type: ignore[call-arg]
+    patched = await api.patch_namespaced_pod(  # type: ignore[call-arg]
         pod.name,
         pod.namespace,
         body,
         _content_type="application/merge-patch+json",
         _request_timeout=PATCH_TIMEOUT,
     )
+    version: str = patched.metadata.resource_version
+    return version
 
 
 def _refusal(code: str, message: str) -> ControlRefused:

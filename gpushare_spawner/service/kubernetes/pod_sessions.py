@@ -33,6 +33,8 @@ class SessionPod:
     session: PodSession
     requests: ContainerRequests | None = None
     """None: its container with the share does not request both CPU and memory."""
+    not_requested: tuple[str, ...] = ()
+    """Which of cpu and memory that container does not request."""
 
     @classmethod
     def of(cls, pod: dict[str, Any]) -> SessionPod:
@@ -47,6 +49,7 @@ class SessionPod:
             runs=status.get("phase") == "Running" and not metadata.get("deletionTimestamp"),
             session=kubernetes.pod_session(metadata.get("annotations")),
             requests=kubernetes.container_requests(pod),
+            not_requested=kubernetes.missing_requests(pod),
         )
 
     @property

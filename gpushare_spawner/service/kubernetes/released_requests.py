@@ -26,6 +26,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT, patch_annotations
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
+from gpushare_spawner.service.kubernetes.resize_api import ResizeApi
 from gpushare_spawner.wording import pod_requests as words
 from gpushare_spawner.wording.exceptions import http_status, reason
 
@@ -37,9 +38,6 @@ SHORTEST_PAUSE = 0.2
 """Seconds between two checks, so that many changes at once cause one check."""
 RETRY_AFTER = 30.0
 """Seconds after which a change that the API server refused is tried again: a quota can be larger by then."""
-ASK_AGAIN_AFTER = 600.0
-"""Seconds after which an API server without pods/resize is asked again: it may have been upgraded."""
-RESIZE = "pods/resize"
 
 
 class Nodes(Protocol):
@@ -68,9 +66,9 @@ class ReleasedRequests:
         self._templates = templates
         self._clock = clock
         self._woken = asyncio.Event()
-        self._known: bool | None = None
-        """Whether the API server has pods/resize; None: not asked yet."""
-        self._asked_at = 0.0
+        self._resize_api = ResizeApi(api, clock, log)
+        self._without_effect: set[tuple[str, str]] = set()
+        """Templates whose release_resources has no effect on a pod, and why: each is logged once."""
         self._done: dict[str, str] = {}
         """By pod: the version for which a patch was sent. The watch has not shown its effect while it is the same."""
         self._refused: dict[str, tuple[str, float]] = {}
@@ -96,7 +94,10 @@ class ReleasedRequests:
     async def look(self) -> None:
         """Bring each pod's requests to what its session's tier leaves it."""
         templates = self._templates()
-        due = [(pod, pod.requests) for pod in self._nodes.all_pods() if pod.runs and pod.requests is not None]
+        running = [pod for pod in self._nodes.all_pods() if pod.runs]
+        for pod in running:
+            self._tell_without_effect(pod, templates.get(pod.session.template))
+        due = [(pod, pod.requests) for pod in running if pod.requests is not None]
         names = {_name(pod) for pod, _ in due}
         self._done = {name: version for name, version in self._done.items() if name in names}
         self._refused = {name: refusal for name, refusal in self._refused.items() if name in names}
@@ -108,17 +109,17 @@ class ReleasedRequests:
                 continue
             if _name(pod) in self._refused and self._clock() < self._refused[_name(pod)][1]:
                 continue
-            if not await self._api_has_resize():
+            if not await self._resize_api.available():
                 return
             await self._change(pod, now, wanted)
 
     def _wanted(self, pod: SessionPod, now: ContainerRequests, template: Template | None) -> Requests | None:
         """What the pod is to request; None: nothing is to be done."""
         if pod.session.tier is not Tier.RELEASED:
-            return now.full
+            return now.whole
         kept = template.idle.release_resources if template is not None else None
         if kept is None or not now.changeable:
-            return now.full
+            return now.whole
         used = self._used(pod)
         if used is None:
             return None
@@ -135,15 +136,15 @@ class ReleasedRequests:
         return None if use is None else Requests(use.cpu_millicores, use.memory_bytes)
 
     async def _change(self, pod: SessionPod, now: ContainerRequests, wanted: Requests) -> None:
-        name = _name(pod)
+        name, version = _name(pod), pod.version
         try:
             if wanted != now.asked:
                 if now.full is None:
-                    await patch_annotations(self._api, pod, kubernetes.requests_patch(now.asked))
+                    version = await patch_annotations(self._api, pod, kubernetes.requests_patch(now.asked))
                 await self._api.patch_namespaced_pod_resize(  # type: ignore[call-arg]
                     pod.name,
                     pod.namespace,
-                    now.patch(wanted),
+                    now.patch(wanted, version),
                     _content_type="application/strategic-merge-patch+json",
                     _request_timeout=PATCH_TIMEOUT,
                 )
@@ -165,18 +166,19 @@ class ReleasedRequests:
             log.warning("Pod %s: %s", name, why)
         self._refused[name] = why, self._clock() + RETRY_AFTER
 
-    async def _api_has_resize(self) -> bool:
-        if not self._known and (self._known is None or self._clock() - self._asked_at > ASK_AGAIN_AFTER):
-            try:
-                resources = await self._api.get_api_resources(_request_timeout=PATCH_TIMEOUT)
-            except (ApiException, aiohttp.ClientError, ConfigException, OSError) as error:
-                log.warning("The API server does not say whether it has %s; retrying: %s", RESIZE, error)
-                return False
-            known = any(resource.name == RESIZE for resource in resources.resources)
-            if not known and self._known is None:
-                log.warning("%s", words.resize_unknown())
-            self._known, self._asked_at = known, self._clock()
-        return self._known is True
+    def _tell_without_effect(self, pod: SessionPod, template: Template | None) -> None:
+        """Log once for each template where Kubernetes can lower no requests of its pods."""
+        if template is None or template.idle.release_resources is None:
+            return
+        if pod.requests is None:
+            why = words.not_requested(pod.not_requested) if pod.not_requested else words.REQUESTS_UNREADABLE
+        elif not pod.requests.changeable:
+            why = words.GUARANTEED
+        else:
+            return
+        if (template.name, why) not in self._without_effect:
+            self._without_effect.add((template.name, why))
+            log.warning("%s", words.without_effect(_name(pod), template.name, why))
 
 
 def _name(pod: SessionPod) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import REQUESTS, Requests, container_requests, requests_patch
+from gpushare_spawner.model.kubernetes import REQUESTS, Requests, container_requests, missing_requests, requests_patch
 
 GIB = 2**30
 FULL = Requests(1000, 4 * GIB)
@@ -115,6 +115,25 @@ def test_a_released_container_keeps_what_it_uses_and_never_more_than_it_had(
     assert found.released(cpu, memory, used) == wanted
 
 
+@pytest.mark.parametrize(
+    ("asked", "whole"), [(LOW, FULL), (Requests(3000, GIB), Requests(3000, 4 * GIB)), (Requests(3000, 9 * GIB), None)]
+)
+def test_requests_that_somebody_else_has_raised_are_not_lowered_on_return(
+    asked: Requests, whole: Requests | None
+) -> None:
+    found = container_requests(pod(asked, full=written(FULL)))
+    assert found is not None
+    assert found.whole == (whole or asked)
+
+
+def test_which_requests_a_container_lacks() -> None:
+    assert missing_requests(pod()) == ()
+    assert missing_requests(pod(asked=None)) == ("cpu", "memory")
+    half = pod()
+    del half["spec"]["containers"][1]["resources"]["requests"]["memory"]
+    assert missing_requests(half) == ("memory",)
+
+
 def test_lowered_requests_only_rise() -> None:
     found = container_requests(pod(Requests(250, 2 * GIB), full=written(FULL)))
     assert found is not None
@@ -131,8 +150,8 @@ def test_requests_that_were_written_down_and_not_lowered_yet_go_down() -> None:
 def test_both_requests_stand_in_every_patch() -> None:
     found = container_requests(pod())
     assert found is not None
-    requests = {"cpu": "100m", "memory": str(GIB)}
-    assert found.patch(LOW) == {"spec": {"containers": [{"name": "notebook", "resources": {"requests": requests}}]}}
+    container = {"name": "notebook", "resources": {"requests": {"cpu": "100m", "memory": str(GIB)}}}
+    assert found.patch(LOW, "7") == {"metadata": {"resourceVersion": "7"}, "spec": {"containers": [container]}}
 
 
 def test_the_annotation_is_read_as_it_was_written() -> None:
