@@ -86,7 +86,7 @@ if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(
         {
             "name": "gpushare-service",
             "description": "The idle culler for shared GPUs: lists servers and stops idle ones",
-            "scopes": ["list:users", "read:servers", "delete:servers"],
+            "scopes": ["list:users", "read:servers", "delete:servers", "read:users:groups"],
             "services": ["gpushare"],
         }
     )

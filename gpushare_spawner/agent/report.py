@@ -59,6 +59,7 @@ def session_report(
         tier_since=record.tier_since,
         effective_units=record.effective_units,
         guaranteed_units=session.guaranteed_units,
+        yields=record.yields_until is not None,
         opened_at=record.opened_at,
         confirmed=record.owner is not None,
         pid=record.process.pid if record.process is not None else None,

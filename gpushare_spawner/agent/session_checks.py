@@ -53,6 +53,8 @@ class SessionChecks:
             confirm_within = session.record.request.confirm_within
             self._registry.end(session.id, f"not confirmed within {confirm_within:g} s")
             return
+        if session.record.yields_until is not None and now >= session.record.yields_until:
+            self._registry.tiers.stop_yielding([session], "no spawn in quota came for the units that it gave up")
         if session.socket is None and self._registry.listen(session) is None:
             log.info("session %s: its socket was created", session.id)
         if session.memory is not None:

@@ -6,6 +6,7 @@
 from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.idle.overdue import Overdue, overdue
 from gpushare_spawner.idle.policy import Decision, IdleAction, decide
+from gpushare_spawner.idle.reclaim import Claim
 from gpushare_spawner.idle.schedule import NoAction
 
-__all__ = ["Decision", "IdleAction", "NoAction", "Observation", "Overdue", "decide", "overdue"]
+__all__ = ["Claim", "Decision", "IdleAction", "NoAction", "Observation", "Overdue", "decide", "overdue"]

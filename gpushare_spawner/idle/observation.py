@@ -29,6 +29,8 @@ class Observation:
     last_kernel_activity: float | None = None
     hub_last_activity: float | None = None
     """The server's last activity by the hub. None: unknown; then the server is not stopped."""
+    yields: bool = False
+    """What its tier took is kept for spawns in quota."""
     notice: Notice | None = None
     """The notice that the session's user has."""
 
@@ -46,6 +48,7 @@ class Observation:
             kernels_busy=session.kernels_busy or 0,
             last_kernel_activity=session.last_kernel_activity,
             hub_last_activity=hub_last_activity,
+            yields=session.yields,
             notice=session.notice,
         )
 

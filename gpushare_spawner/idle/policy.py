@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpushare_spawner.idle.observation import Observation
+from gpushare_spawner.idle.reclaim import Claim, reclaim_action
 from gpushare_spawner.idle.schedule import Due, NoAction, max_age_action, next_idle_action
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Notice
@@ -52,20 +53,29 @@ class Decision:
     """When time alone changes the decision; None: never."""
 
 
-def decide(idle: Idle | None, session: Observation, now: float, max_age: float = 0.0) -> Decision:
+def decide(
+    idle: Idle | None, session: Observation, now: float, max_age: float = 0.0, claim: Claim | None = None
+) -> Decision:
     """Decide on one session.
 
     ``idle`` is that of its template, None where the template is gone. ``now`` and all instants are seconds since the
     epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, as jupyterhub-idle-culler's option
-    of that name does.
+    of that name does. ``claim``: what spawns in quota need of the session; None: nothing.
 
     An action is due only after a notice: the notice's time has come, and there was no work since it was sent. A late
     notice delays the action, so that users always have their notice period. Instants in the future, or a clock that
     was set back, make a session count as less idle, never as more.
     """
+    made_way = claim is not None and session.yields and session.effective_units <= claim.units
+    due: Due | NoAction = NoAction.TEMPLATE_GONE
+    if made_way:
+        due = NoAction.YIELDS
+    elif idle is not None:
+        due = next_idle_action(idle, session)
+    if claim is not None:
+        due = _sooner(due, reclaim_action(claim, session), session, now)
     if idle is None:
-        return _stay(session, NoAction.TEMPLATE_GONE)
-    due = next_idle_action(idle, session)
+        return _stay(session, due) if isinstance(due, NoAction) else _approach(due, session, now)
     end = max_age_action(idle, session, max_age) if max_age > 0 else None
     if end is not None and (isinstance(due, NoAction) or now >= end.tell_at):
         due, end = end, None
@@ -75,6 +85,22 @@ def decide(idle: Idle | None, session: Observation, now: float, max_age: float =
     if end is not None and decision.decide_again_at is not None:
         return _at_latest(decision, end.tell_at)
     return decision
+
+
+def _sooner(due: Due | NoAction, reclaim: Due | None, session: Observation, now: float) -> Due | NoAction:
+    """Return the action that comes first: of the template, or for a spawn in quota."""
+    if reclaim is None:
+        return due
+    if isinstance(due, NoAction) or _comes(reclaim, session, now) <= _comes(due, session, now):
+        return reclaim
+    return due
+
+
+def _comes(due: Due, session: Observation, now: float) -> float:
+    """Return when an action comes if nothing changes."""
+    told = session.notice
+    earliest = max(due.at, now + due.notice)
+    return told.at if told is not None and _announces(told, due) and told.at <= earliest + _SLACK else earliest
 
 
 def _approach(due: Due, session: Observation, now: float) -> Decision:

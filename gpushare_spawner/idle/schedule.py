@@ -25,6 +25,8 @@ class NoAction(StrEnum):
     """The session has not been idle for long enough."""
     NOTICE_PERIOD = "notice-period"
     """The user has a notice, and the notice period is running."""
+    YIELDS = "yields"
+    """The session made way for a spawn in quota that still waits."""
 
 
 @dataclass(frozen=True)

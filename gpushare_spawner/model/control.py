@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.quantity import PercentOrBytes
@@ -94,6 +94,17 @@ class TierRequest(_Request):
     effective_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)]
     reason: str
     if_idle_since: Instant | None = None
+    yields_until: Instant | None = None
+    """The session gives up the units that the tier takes: another session can come to own them, and until then, at most
+    until this instant, GPU work does not restore them. None: the session keeps owning its units."""
+
+    @model_serializer(mode="wrap")
+    def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # an agent that does not know the field refuses the request
+        written: dict[str, Any] = handler(self)
+        if self.yields_until is None:
+            del written["yields_until"]
+        return written
 
 
 class AnnounceRequest(_Request):

@@ -114,6 +114,8 @@ class LeaseState(IntEnum):
 
 LACKS_REQUESTS = 1 << 16
 """Flag of STATUS: the pod gave back requested CPU and memory, and its node has not granted them again."""
+YIELDS = 1 << 17
+"""Flag of STATUS: the units that the tier took are kept for spawns in quota, and GPU work does not restore them yet."""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,17 @@ class IdleCause(StrEnum):
     """The server has run for the longest time allowed. Nothing prevents the action."""
     OTHER = "other"
     """A cause that only a newer version knows."""
+    RECLAIM = "reclaim"
+    """A spawn in quota waits for units of this session, which is over quota. GPU work does not prevent the action."""
 
     @classmethod
     def _missing_(cls, value: Any) -> IdleCause:
         return cls.OTHER
+
+    @property
+    def averted_by_work(self) -> bool:
+        """Whether GPU work prevents the action, so that a notice of it is withdrawn when work begins."""
+        return self not in (IdleCause.MAX_AGE, IdleCause.RECLAIM)
 
     @property
     def code(self) -> int:

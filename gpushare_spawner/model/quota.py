@@ -21,6 +21,14 @@ working day counts half in the next one, and 1 % a week later. Kueue and KAI hav
 jobs, which run for days, is 168 h."""
 MOST_GPUS = 1_000_000
 """A larger amount is a mistake in writing."""
+RECLAIM_IDLE_SECONDS = 300.0
+"""The default of `Reclaim.idle_after`. Ours: long enough to read a result, and a third of what the shipped templates
+wait before a downgrade."""
+RECLAIM_NOTICE_SECONDS = 60.0
+"""The default of `Reclaim.notice`. Ours: nothing is lost when a share is reclaimed, so the notice only has to be seen;
+the spawn in quota waits as long."""
+RECLAIM_STOP_NOTICE_SECONDS = 300.0
+"""The default of `Reclaim.stop_notice`: as the default of a template's `idle.warn_before`, since variables are lost."""
 NAME_TAKEN = "name_taken"
 """Type of the error of a name that two groups have; its context has the name and the department."""
 
@@ -67,6 +75,39 @@ class PerUser(_Part):
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
     """Servers with a GPU that one user can have at a time in this quota, of all templates together. Not given: any
     number."""
+
+
+class Reclaim(_Part):
+    """How sessions over quota make way while a spawn in quota waits for their units. Kernels and their GPU memory stay
+    in each case, unless `stop_after` is given."""
+
+    enabled: Annotated[bool, Field(strict=True)] = True
+    """Whether units are reclaimed at all. With `false` they come free only when servers end, or by the idle actions of
+    their templates."""
+    idle_after: Seconds = RECLAIM_IDLE_SECONDS
+    """A session without GPU work for this long is idle: idle sessions make way before active ones, the longest idle
+    first, whatever the idle actions of their template are."""
+    notice: Seconds = RECLAIM_NOTICE_SECONDS
+    """The notice period: how long before it makes way a session's user is notified."""
+    active_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """What an active session keeps at least, as a fraction of each of its GPUs. With 0 a guarantee of whole GPUs can be
+    met by active sessions too; such a session still gets GPU time with the lowest weight."""
+    stop_after: Seconds | None = None
+    """A server that made way is stopped when it is without GPU work, busy kernels or other activity for this long,
+    while a spawn in quota still waits for its GPU. Not given: no server is stopped."""
+    stop_notice: Seconds = RECLAIM_STOP_NOTICE_SECONDS
+    """The notice period before such a stop."""
+
+    @model_validator(mode="after")
+    def _positive(self) -> Reclaim:
+        if self.stop_after is not None and self.stop_after <= 0:
+            raise ValueError("stop_after must be more than 0 s; leave it out so that no server is stopped")
+        return self
+
+    @property
+    def active_units(self) -> int:
+        """`active_share` in units of 1 %."""
+        return units_of(self.active_share)
 
 
 class Amounts(_Part):
@@ -148,6 +189,9 @@ class Quotas(_Part):
     users alone. Not given: nothing is guaranteed, and there is no maximum."""
     half_life: Seconds = HALF_LIFE_SECONDS
     """After this long, what was used over quota counts half for the order in the queue."""
+
+    reclaim: Reclaim = Reclaim()
+    """How sessions over quota make way for spawns in quota."""
 
     @property
     def guaranteed_units(self) -> int:

@@ -57,6 +57,11 @@ class Notice(_Part):
     after_seconds: Annotated[float, Field(ge=0)] = 0.0
     """The idle time, or the server's age, at which the action comes; 0: not given."""
 
+    @property
+    def averted_by_work(self) -> bool:
+        """Whether GPU work prevents the action."""
+        return self.cause is None or self.cause.averted_by_work
+
 
 class DeliveredReport(_Part):
     """GPU time that a session was entitled to while others competed for its GPUs, and that it received."""
@@ -127,6 +132,8 @@ class SessionReport(_Part):
     """
     guaranteed_units: Units
     """What the session gets now while all others work: `effective_units`, less borrowed units that were reclaimed."""
+    yields: bool = False
+    """The units that the session does not hold are kept for spawns in quota: GPU work does not restore them yet."""
     opened_at: Instant
     confirmed: bool = True
     """False between a reservation and the start of its process."""

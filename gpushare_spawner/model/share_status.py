@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from gpushare_spawner.model.frames import LACKS_REQUESTS, Frame, Kind, LeaseState, SessionMemoryTopic, gpu_name
+from gpushare_spawner.model.frames import LACKS_REQUESTS, YIELDS, Frame, Kind, LeaseState, SessionMemoryTopic, gpu_name
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
 from gpushare_spawner.model.share import borrowed_in_use
@@ -108,6 +108,8 @@ class ShareStatus:
     announced: PendingAction | None = None
     lacks_requests: bool = False
     """The server gave back requested CPU and memory while it was released, and its node has not granted them again."""
+    yields: bool = False
+    """The units that the tier took are kept for spawns in quota: GPU work does not restore them yet."""
     processes: tuple[ProcessMemory, ...] = ()
     """The largest ones, if the agent sends them."""
     limit_hit: LimitHit | None = None
@@ -193,6 +195,7 @@ class ShareStatus:
             gpus=tuple(_gpu(frame) for frame in by_gpu),
             announced=action,
             lacks_requests=bool(first.flags & LACKS_REQUESTS),
+            yields=bool(first.flags & YIELDS),
             delivered=_delivered(said[-1]) if said else None,
             processes=tuple(
                 ProcessMemory(frame.fields[1], gpu_name(frame.gpu), frame.fields[2])

@@ -24,6 +24,8 @@ class Allocation:
     """What its tier leaves it: all of ``share_units`` when active, 0 when released."""
     opened_at: float = 0.0
     """Seconds since the epoch; of two borrowers the older one is served first."""
+    yields: bool = False
+    """What its tier took is kept for spawns in quota: nobody else comes to own it."""
     uncounted: Requested = NOTHING
     """What it takes of its node that the node's free CPU, memory and pods do not count yet."""
     user: str = ""
@@ -53,6 +55,7 @@ class Allocation:
             borrowed_units=min(report.borrowed_units, report.share_units),
             effective_units=min(report.effective_units, report.share_units),
             opened_at=report.opened_at,
+            yields=report.yields,
             user=report.user,
             quota=report.quota,
         )
@@ -70,6 +73,11 @@ class Allocation:
     def with_effective(self, units: int) -> Allocation:
         """The same allocation in another tier."""
         return replace(self, effective_units=units)
+
+    def yielding(self, units: int) -> Allocation:
+        """The same allocation after it gave up all but so many units: others can own these."""
+        borrowed = max(self.borrowed_units, self.share_units - units)
+        return replace(self, effective_units=units, borrowed_units=borrowed, yields=True)
 
     def with_borrowed(self, units: int) -> Allocation:
         """The same allocation with other borrowed units."""

@@ -31,14 +31,17 @@ def settle(capacities: Mapping[str, int], allocations: Iterable[Allocation]) -> 
 
     ``capacities`` has the units of each GPU by UUID. The oldest borrower is served first. A session on several GPUs
     owns the same on each of them, so it gains what all of them can give. Sessions that gain nothing are left out.
+    What a session yields is kept: it counts as owned, and nobody gains it.
     """
     oldest_first = sorted(allocations, key=lambda allocation: allocation.age)
     owned: defaultdict[str, int] = defaultdict(int)
     for allocation in oldest_first:
         for gpu in allocation.gpus:
-            owned[gpu] += allocation.owned_units
+            owned[gpu] += allocation.share_units if allocation.yields else allocation.owned_units
     settled: dict[str, int] = {}
     for allocation in oldest_first:
+        if allocation.yields:
+            continue
         gain = min([allocation.borrowed_units, *(capacities.get(gpu, 0) - owned[gpu] for gpu in allocation.gpus)])
         if gain > 0:
             settled[allocation.session] = allocation.borrowed_units - gain

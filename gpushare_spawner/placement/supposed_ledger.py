@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpushare_spawner.model.report import Notice
@@ -37,6 +37,20 @@ class SupposedLedger:
         else:
             return None
         return name
+
+    def yielding(self, kept: Mapping[str, int], node: str) -> None:
+        """Count that sessions give up all but so many units of each of their GPUs, which others can then own."""
+        ledger = self._node(node)
+        ledger.change([ledger.allocations[session].yielding(units) for session, units in kept.items()])
+
+    def copy_of(self, node: str) -> SupposedLedger:
+        """Return a ledger of one node, as it is supposed to be, to suppose more there."""
+        return SupposedLedger(self._node(node))
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes for which something is supposed."""
+        return frozenset(self._nodes)
 
     def place(self, name: str, request: PlacementRequest, node: str) -> Claim | None:
         """Count a request as placed on one node, instead of what this name claims.

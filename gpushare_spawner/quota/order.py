@@ -32,18 +32,24 @@ def ordered(asking: Iterable[Asking[Spawn]], usage: QuotaUsage, fair: FairShare,
     order in which they came. Of the others the account with the least use over quota recently, by its weight, is served
     next; what it is served counts at once. ``capacity``: units of all GPUs.
     """
-    left: dict[str, Left] = {}
-    first: list[Spawn] = []
+    first, others = divided(asking, usage)
     beyond: dict[str, deque[tuple[int, Asking[Spawn]]]] = {}
-    for number, one in enumerate(asking):
+    for number, one in enumerate(others):
+        beyond.setdefault(one.account.key, deque()).append((number, one))
+    return [one.spawn for one in first] + list(_by_fair_share(beyond, fair, capacity))
+
+
+def divided(asking: Iterable[Asking[Spawn]], usage: QuotaUsage) -> tuple[list[Asking[Spawn]], list[Asking[Spawn]]]:
+    """Return the spawns that are in quota, and those over quota; in both the first come first."""
+    left: dict[str, Left] = {}
+    first: list[Asking[Spawn]] = []
+    others: list[Asking[Spawn]] = []
+    for one in asking:
         pool = pool_of(one.account)
         if pool not in left:
             left[pool] = usage.left(one.account).copy()
-        if left[pool].take(one.account, one.units):
-            first.append(one.spawn)
-        else:
-            beyond.setdefault(one.account.key, deque()).append((number, one))
-    return first + list(_by_fair_share(beyond, fair, capacity))
+        (first if left[pool].take(one.account, one.units) else others).append(one)
+    return first, others
 
 
 def _by_fair_share(

@@ -203,9 +203,10 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
     templates = TemplateSource(Path(options.templates_dir))
     listeners: list[Callable[[], None]] = []
     async with _agents(options, listeners, hub_name, cluster_agents, templates) as agents:
-        culler = Culler(agents, hub, templates, settings)
+        pending = PendingSpawns(hub)
+        culler = Culler(agents, hub, templates, settings, quotas=templates.quotas, pending=pending.recent)
         listeners.append(culler.reports_changed)
-        await _run_until_stopped(options, hub, culler, agents, templates, settings)
+        await _run_until_stopped(options, hub, culler, agents, templates, settings, pending)
 
 
 def _agents(
@@ -232,9 +233,9 @@ async def _run_until_stopped(
     agents: Iterable[Agent],
     templates: TemplateSource,
     settings: CullerSettings,
+    pending: PendingSpawns,
 ) -> None:
     lacking: list[str] = []
-    pending = PendingSpawns(hub)
     sources = DashboardSources(
         reports=RecentReports(agents),
         templates=templates,
@@ -243,10 +244,12 @@ async def _run_until_stopped(
         notes=lambda: [*lacking, *templates.problems],
         pending=pending.now,
         quotas=templates.quotas,
+        claims=lambda: culler.pressure.claims,
         settings=settings,
     )
     server = _listen(sources, options.ip)
-    tasks = [asyncio.create_task(culler.run()), asyncio.create_task(_check_scopes(hub, settings.cull_users, lacking))]
+    scopes = _check_scopes(hub, settings.cull_users, templates.quotas() is not None, lacking)
+    tasks = [asyncio.create_task(culler.run()), asyncio.create_task(scopes)]
     stop = asyncio.Event()
     if options.end_with_hub:
         tasks.append(asyncio.create_task(_stop_without_parent(stop)))
@@ -275,10 +278,10 @@ async def _stop_without_parent(stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _check_scopes(hub: Hub, cull_users: bool, lacking: list[str]) -> None:
+async def _check_scopes(hub: Hub, cull_users: bool, quotas: bool, lacking: list[str]) -> None:
     """Log the missing scopes, and put them on the dashboard."""
     try:
-        lacking[:] = missing(await hub.own_scopes(), cull_users)
+        lacking[:] = missing(await hub.own_scopes(), cull_users, quotas)
     except HubFailed as error:
         log.warning("The service's scopes cannot be checked. %s", error)
     for sentence in lacking:

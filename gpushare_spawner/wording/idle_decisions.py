@@ -19,8 +19,10 @@ _NO_ACTION = {
     NoAction.TEMPLATE_GONE: "the template no longer exists",
     NoAction.NOT_YET: "not idle for long enough",
     NoAction.NOTICE_PERIOD: "the notice period is running",
+    NoAction.YIELDS: "its units are kept for somebody within their quota",
 }
-_DATA_STAYS = "Kernels keep running and keep their data. The next GPU work restores the share."
+_KERNELS_RUN = "Kernels keep running and keep their data."
+_DATA_STAYS = f"{_KERNELS_RUN} The next GPU work restores the share."
 _VARIABLES_LOST = "Files stay. Variables in kernels are lost."
 
 
@@ -32,6 +34,8 @@ def why_none(reason: NoAction) -> str:
 def explained(action: IdleAction, share: Share) -> str:
     """Return what an idle action does to a session with this share, and why, in some sentences."""
     after = duration(action.after)
+    if action.cause is IdleCause.RECLAIM:
+        return _reclaimed(action, share)
     match action.tier:
         case Tier.DOWNGRADED:
             left = gpu_share(action.units) + (f" on each of its {share.count} GPUs" if share.count > 1 else "")
@@ -45,6 +49,18 @@ def explained(action: IdleAction, share: Share) -> str:
                 f"After {after} without GPU work, busy kernels or other activity, this server is stopped. "
                 f"{_VARIABLES_LOST} Any activity keeps the server running."
             )
+
+
+def _reclaimed(action: IdleAction, share: Share) -> str:
+    why = "Somebody within their quota waits for this GPU, and this session is over quota."
+    match action.tier:
+        case Tier.STOPPED:
+            return f"{why} After {duration(action.after)} without activity, this server is stopped. {_VARIABLES_LOST}"
+        case Tier.RELEASED:
+            left = "what others leave"
+        case _:
+            left = gpu_share(action.units) + (f" on each of its {share.count} GPUs" if share.count > 1 else "")
+    return f"{why} Its share is reduced from {share} to {left}. {_KERNELS_RUN}"
 
 
 def decided(decision: Decision, share: Share) -> str:

@@ -18,6 +18,8 @@ TOAST_LETTERS = 140
 def notice(status: ShareStatus, action: PendingAction) -> str:
     """Return what happens at ``{time}``, and how to avert it; at most TOAST_LETTERS long."""
     keep = "Run a GPU cell to keep it."
+    if action.cause is IdleCause.RECLAIM:
+        return _reclaim_notice(status, action)
     match action.tier:
         case Tier.DOWNGRADED:
             smaller = gpu_share(action.effective_units, len(status.gpus))
@@ -35,6 +37,14 @@ def _idle(status: ShareStatus, otherwise: str) -> str:
     return "no GPU work since the start" if status.idle_seconds is None else otherwise
 
 
+def _reclaim_notice(status: ShareStatus, action: PendingAction) -> str:
+    """Return what somebody within their quota is given, who waits for this GPU."""
+    if action.tier is Tier.STOPPED:
+        return f"Your server will stop at {{time}}: it is idle, and {WAITS}. Save your work, or run a cell."
+    left = gpu_share(action.effective_units, len(status.gpus)) if action.effective_units else "what others leave"
+    return f"Your GPU share will be reduced to {left} at {{time}}: {WAITS}. Your data is kept."
+
+
 def _stop_notice(action: PendingAction) -> str:
     match action.cause:
         case IdleCause.MAX_AGE:
@@ -48,10 +58,17 @@ def _stop_notice(action: PendingAction) -> str:
             return "Your server will stop at {time}. Save your work."
 
 
+WAITS = "somebody within their quota waits for this GPU"
+"""Why a session over quota makes way."""
+
+
 def changed(status: ShareStatus) -> str:
     """Return what to say when the tier has just become what it is; at most TOAST_LETTERS long."""
     gpus = len(status.gpus)
     kept = "Your data is kept. The next GPU cell restores the share."
+    if status.yields:
+        left = gpu_share(status.effective_units, gpus) if status.effective_units else "what others leave"
+        return f"Your GPU share is reduced to {left}: {WAITS}. Your data is kept."
     match status.tier:
         case Tier.DOWNGRADED:
             smaller = gpu_share(status.effective_units, gpus)

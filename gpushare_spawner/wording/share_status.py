@@ -10,7 +10,7 @@ from gpushare_spawner.model.share_status import GpuStatus, ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import clock, elapsed, gpu_share, latency, memory, memory_of, plural
 from gpushare_spawner.wording.memory_limits import holders, limit_hit
-from gpushare_spawner.wording.notices import notice
+from gpushare_spawner.wording.notices import WAITS, notice
 from gpushare_spawner.wording.pod_requests import LACKING
 
 
@@ -100,6 +100,12 @@ def tier_now(status: ShareStatus) -> str:
     gpus = len(status.gpus)
     share = gpu_share(status.share_units, gpus)
     kept = "Variables and GPU memory are kept. The next GPU cell restores the share."
+    if status.yields:
+        now = gpu_share(status.effective_units, gpus) if status.effective_units else "what others leave"
+        return (
+            f"Your GPU share is reduced from {share} to {now}: {WAITS}. Variables and GPU memory are kept. You get the "
+            "share back when the units are free."
+        )
     match status.tier:
         case Tier.DOWNGRADED:
             now = gpu_share(status.effective_units, gpus)
@@ -161,7 +167,10 @@ def page(status: ShareStatus, now: float) -> str:
 def _tier(status: ShareStatus) -> str:
     if status.tier is Tier.ACTIVE:
         return "active"
-    return f"{_tier_in_short(status)}; the next GPU work restores the full share"
+    until = (
+        "somebody within their quota gets the rest" if status.yields else "the next GPU work restores the full share"
+    )
+    return f"{_tier_in_short(status)}; {until}"
 
 
 def _idle(status: ShareStatus) -> str:

@@ -56,7 +56,7 @@ def test_the_fields_of_version_1_keep_their_names():
         "id": "ada", "user": "ada", "server": "lab", "template": "quarter-gpu", "quota": "group:ml",
         "gpus": ["GPU-1"], "share_units": 25,
         "borrowed_units": 5, "tier": "downgraded", "tier_since": 990.0, "effective_units": 10, "guaranteed_units": 9,
-        "opened_at": 900.0, "confirmed": False, "pid": 7, "memory_bytes": 16, "resident_bytes": 8,
+        "yields": True, "opened_at": 900.0, "confirmed": False, "pid": 7, "memory_bytes": 16, "resident_bytes": 8,
         "memory_limit_bytes": 48, "host_memory_needed_bytes": 8, "host_memory_budget_bytes": 99, "gpu_busy": True,
         "waiting": True, "last_gpu_activity": 995.0, "gpu_seconds": 12.0, "kernels": 2, "kernels_busy": 1,
         "last_kernel_activity": 996.0, "processes": 1, "bypassing_pids": [8], "notice": notice, "delivered": delivered,

@@ -54,12 +54,16 @@ class FakeAgent:
         self.sessions[name] = self.sessions[name].model_copy(update=changes)
 
     def work(self, name: str) -> None:
-        """A burst that ends now: up at once, and notices are taken back."""
+        """A burst that ends now: up at once, and notices are taken back; but see `SessionReport.yields`."""
         session = self.sessions[name]
+        notice = session.notice if session.notice is not None and not session.notice.averted_by_work else None
+        if session.yields:
+            self.change(name, last_gpu_activity=self.clock(), notice=notice)
+            return
         since = session.tier_since if session.tier is Tier.ACTIVE else self.clock()
         self.change(
             name, tier=Tier.ACTIVE, tier_since=since, effective_units=session.share_units,
-            guaranteed_units=session.share_units, last_gpu_activity=self.clock(), notice=None,
+            guaranteed_units=session.share_units, last_gpu_activity=self.clock(), notice=notice,
         )  # fmt: skip
 
     def report(self) -> Report:
@@ -86,7 +90,7 @@ class FakeAgent:
                 return _refusal("busy", f"session {request.id} has worked meanwhile")
             self.change(
                 request.id, tier=request.tier, tier_since=self.clock(), effective_units=request.effective_units,
-                guaranteed_units=request.effective_units, notice=None,
+                guaranteed_units=request.effective_units, notice=None, yields=request.yields_until is not None,
             )  # fmt: skip
         return Answer()
 

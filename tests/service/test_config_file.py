@@ -43,7 +43,7 @@ def roles(config: Config) -> dict[str, list[str]]:
 @pytest.mark.parametrize("version", [5, 6])
 def test_users_may_open_the_dashboard(monkeypatch, version):
     config = apply(Config(), monkeypatch, version)
-    assert roles(config)["gpushare-service"] == ["list:users", "read:servers", "delete:servers"]
+    assert roles(config)["gpushare-service"] == ["list:users", "read:servers", "delete:servers", "read:users:groups"]
     if version == 5:
         assert roles(config)["user"] == ["self", ACCESS]
     else:

@@ -15,9 +15,9 @@ from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessio
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 from gpushare_spawner.service.web.metrics import exposition
-from gpushare_spawner.service.web.spawn_queue import waiting_spawns
 from tests.service.dashboards import ADMIN, GIB, NOW, TEMPLATES, afternoon, page, session, shown
 
 

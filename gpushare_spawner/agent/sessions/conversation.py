@@ -9,7 +9,7 @@ from typing import Protocol
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
 from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
-from gpushare_spawner.model.frames import LACKS_REQUESTS, Feature, Frame, Kind, LeaseState, Role, gpu_bytes
+from gpushare_spawner.model.frames import LACKS_REQUESTS, YIELDS, Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
@@ -245,7 +245,8 @@ class Conversation:
                 round(notice.at * NANOSECONDS) if notice is not None else 0,
                 gpu=gpu_bytes(gpu.uuid),
                 flags=(notice.tier.depth | notice.effective_units << 8 if notice is not None else 0)
-                | (LACKS_REQUESTS if session.lacks_requests else 0),
+                | (LACKS_REQUESTS if session.lacks_requests else 0)
+                | (YIELDS if record.yields_until is not None else 0),
             )
 
     def _past(self, instant: int) -> float | None:

@@ -78,6 +78,15 @@ class Shares:
             self._arbitrations[gpu.uuid].remove_session(session.id)
         return self._recount(session)
 
+    def yielding_in_vain(self, gpus: Iterable[Gpu]) -> list[Session]:
+        """Return the sessions on these GPUs that keep units for spawns in quota while all units there have an owner."""
+        owned = {gpu.uuid for gpu in gpus if not self._ledger.unowned_units(gpu.uuid)}
+        return [
+            session
+            for session in self._sessions.values()
+            if session.record.yields_until is not None and any(gpu.uuid in owned for gpu in session.gpus)
+        ]
+
     def _recount(self, cause: Session) -> list[Session]:
         changed: dict[str, Session] = {}
         for name, borrowed in self._ledger.settle().items():
@@ -117,4 +126,5 @@ def _allocation(session: Session) -> Allocation:
         borrowed_units=record.borrowed_units,
         effective_units=record.effective_units,
         opened_at=record.opened_at,
+        yields=record.yields_until is not None,
     )

@@ -218,5 +218,7 @@ class SessionRegistry:
         )
         session.conversation = self._converse(session)
         self.tiers.changed(other for other in self._shares.enter(session) if other is not session)
+        in_vain = [other for other in self._shares.yielding_in_vain(session.gpus) if other is not session]
+        self.tiers.stop_yielding(in_vain, f"session {session.id} has the units that it gave up")
         if session.record.process is not None:
             self.watch.begin(session.id, session.record.process)

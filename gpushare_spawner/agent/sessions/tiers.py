@@ -53,14 +53,17 @@ class Tiers:
                 raise ControlRefused(
                     Failure(code="busy", message=f"session {session.id} has worked on the GPU in the meantime")
                 )
-        self.move(session, request.tier, request.effective_units, request.reason)
+        self.move(session, request.tier, request.effective_units, request.reason, request.yields_until)
 
     def work_begins(self, session: Session) -> None:
-        """Restore the full share before the lease request reaches the arbiter, and withdraw the notice."""
+        """Restore the full share before the lease request reaches the arbiter, and withdraw the notice.
+
+        A share whose units are kept for spawns in quota is not restored, and a notice that work does not avert stays.
+        """
         record = session.record
-        if record.tier is not Tier.ACTIVE:
+        if record.tier is not Tier.ACTIVE and record.yields_until is None:
             self.move(session, Tier.ACTIVE, record.request.share_units, "it has GPU work again")
-        elif record.notice is not None:
+        elif record.notice is not None and record.notice.averted_by_work:
             self._announce(session, None)
             self._save(session)
 
@@ -69,14 +72,30 @@ class Tiers:
         self._announce(session, request.notice)
         self._save(session)
 
-    def move(self, session: Session, tier: Tier, units: int, reason: str) -> None:
-        """Set a session's tier, and update the borrowed and guaranteed units of all sessions on its GPUs."""
+    def stop_yielding(self, sessions: Iterable[Session], reason: str) -> None:
+        """Keep nothing for spawns in quota any longer: a session that works gets its share back, as far as the units
+        are free."""
+        for session in list(sessions):
+            record = session.record
+            active = record.tier is Tier.ACTIVE or self._activity(session).busy
+            tier, units = (Tier.ACTIVE, record.request.share_units) if active else (record.tier, record.effective_units)
+            self.move(session, tier, units, reason)
+
+    def move(self, session: Session, tier: Tier, units: int, reason: str, yields_until: float | None = None) -> None:
+        """Set a session's tier, and update the borrowed and guaranteed units of all sessions on its GPUs.
+
+        `yields_until`: see `TierRequest`.
+        """
         record = session.record
+        record.yields_until = yields_until
+        if yields_until is not None:
+            record.borrowed_units = max(record.borrowed_units, record.request.share_units - units)
         if (record.tier, record.effective_units) != (tier, units):
             share = record.request.share_units
             log.info("session %s: %s -> %s, %d of %d units: %s", session.id, record.tier, tier, units, share, reason)
             record.tier, record.effective_units, record.tier_since = tier, units, self._clock()
-        if record.notice is not None and (tier is Tier.ACTIVE or record.notice.tier.depth <= tier.depth):
+        restored = tier is Tier.ACTIVE and (record.notice is None or record.notice.averted_by_work)
+        if record.notice is not None and (restored or record.notice.tier.depth <= tier.depth):
             self._announce(session, None)
         self.changed([session, *(other for other in self._shares.change(session) if other is not session)])
 

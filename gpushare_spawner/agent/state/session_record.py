@@ -59,6 +59,8 @@ class SessionRecord(BaseModel):
     pod: PodOwner | None = None
     """Where it is a pod, there is no process."""
     notice: Notice | None = None
+    yields_until: Instant | None = None
+    """Until when the units that its tier took are kept for spawns in quota; None: they are not."""
     gpu_busy: bool = False
     """There was work when this was written."""
     last_gpu_activity: Instant | None = None

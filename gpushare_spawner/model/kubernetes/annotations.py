@@ -44,6 +44,9 @@ IDLE_SINCE = PREFIX + "idle-since"
 """Annotation: seconds since the epoch; absent when active. The service decided on the tier in the belief that
 the session did no GPU work after this instant. Where the session did, the agent restores the share: it patches the
 annotations back."""
+YIELDS_UNTIL = PREFIX + "yields-until"
+"""Annotation: seconds since the epoch; absent: never. Until then the units that the tier took are kept for spawns in
+quota, and GPU work does not restore them."""
 MEMORY_LIMIT = PREFIX + "memory-limit"
 """Annotation: what CUDA shows as each GPU's total, as "80%" or "12Gi"; absent: the whole GPU."""
 OVERSUBSCRIBE = PREFIX + "oversubscribe"
@@ -94,6 +97,8 @@ class PodSession:
     notice: Notice | None = None
     idle_since: float | None = None
     """GPU work after this instant (seconds since the epoch) makes the idle action to `tier` void; None: no guard."""
+    yields_until: float | None = None
+    """Until when the units that the tier took are kept for spawns in quota; None: they are not."""
     memory_limit: str = WHOLE_MEMORY
     """What CUDA shows as each GPU's total: a part of it, or bytes."""
     oversubscribe: bool = True
@@ -114,6 +119,8 @@ class PodSession:
         }
         if self.idle_since is not None:
             written[IDLE_SINCE] = _written_guard(self.idle_since)
+        if self.yields_until is not None:
+            written[YIELDS_UNTIL] = _written_instant(self.yields_until)
         if self.memory_limit != WHOLE_MEMORY:
             written[MEMORY_LIMIT] = self.memory_limit
         if self.quota:
@@ -169,6 +176,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     effective = read(EFFECTIVE_SHARE, _units_from(0), 0, default=share)
     notice = read(NOTICE, _notice, None) if NOTICE in given else None
     idle_since = read(IDLE_SINCE, _instant, 0.0) if IDLE_SINCE in given else None
+    yields_until = read(YIELDS_UNTIL, _instant, 0.0) if YIELDS_UNTIL in given else None
     memory_limit = read(MEMORY_LIMIT, _amount, WHOLE_MEMORY, default=WHOLE_MEMORY)
     oversubscribe = read(OVERSUBSCRIBE, _truth, True, default=True)
     if not problems:
@@ -191,6 +199,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         effective_units=effective,
         notice=notice,
         idle_since=idle_since,
+        yields_until=yields_until,
         memory_limit=memory_limit,
         oversubscribe=oversubscribe,
         quota=given.get(QUOTA, ""),
@@ -198,14 +207,19 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
 
 
 def tier_patch(
-    tier: Tier, since: float, effective_units: int, idle_since: float | None = None
+    tier: Tier,
+    since: float,
+    effective_units: int,
+    idle_since: float | None = None,
+    yields_until: float | None = None,
 ) -> dict[str, str | None]:
     """Return the annotations of a merge patch that moves a session to a tier; it withdraws the notice.
 
-    `idle_since` guards the idle action, see `IDLE_SINCE`.
+    `idle_since` guards the idle action, see `IDLE_SINCE`; `yields_until`: see `YIELDS_UNTIL`.
     """
     guard = None if idle_since is None else _written_guard(idle_since)
-    return {**_written_tier(tier, since, effective_units), IDLE_SINCE: guard, NOTICE: None}
+    kept = None if yields_until is None else _written_instant(yields_until)
+    return {**_written_tier(tier, since, effective_units), IDLE_SINCE: guard, YIELDS_UNTIL: kept, NOTICE: None}
 
 
 def notice_patch(notice: Notice | None) -> dict[str, str | None]:
@@ -222,6 +236,10 @@ def _written_tier(tier: Tier, since: float, effective_units: int) -> dict[str, s
     if tier is Tier.STOPPED:
         raise ValueError("a pod has no tier 'stopped': a stopped session's pod is gone")
     return {TIER: str(tier), TIER_SINCE: f"{since:.3f}", EFFECTIVE_SHARE: str(effective_units)}
+
+
+def _written_instant(instant: float) -> str:
+    return f"{instant:.3f}"
 
 
 def _written_guard(idle_since: float) -> str:

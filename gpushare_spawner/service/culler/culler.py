@@ -13,12 +13,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from functools import partial
 
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
-from gpushare_spawner.service.culler.gpu_actions import take_gpu_action, update_notice
+from gpushare_spawner.service.culler.gpu_actions import stop_yielding, take_gpu_action, update_notice
 from gpushare_spawner.service.culler.hub_actions import HubActions, Templates
+from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, may_matter, pressure
 from gpushare_spawner.service.culler.servers_without_share import Verdict, judge, users_to_delete
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
@@ -32,6 +34,10 @@ Action = Callable[[], Awaitable[bool]]
 
 _SOON = 1.0
 """Seconds until the round after an action, and the shortest pause between two rounds."""
+
+
+async def _unknown() -> None:
+    """Nothing is known of pending spawns."""
 
 
 class Culler:
@@ -51,7 +57,11 @@ class Culler:
         settings: CullerSettings,
         clock: Callable[[], float] = time.time,
         patience: float = 2.0,
+        quotas: Callable[[], Quotas | None] = lambda: None,
+        pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown,
     ) -> None:
+        """``quotas`` returns those in force; ``pending`` the servers that the hub is starting, the longest first, None
+        where that is not known now."""
         self.counters = Counters()
         self._agents = agents
         self._templates = templates
@@ -63,6 +73,10 @@ class Culler:
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._slots = asyncio.Semaphore(settings.concurrency or 1000)
         self._said: dict[str, str] = {}
+        self._quotas = quotas
+        self._pending = pending
+        self.pressure = NO_PRESSURE
+        """What spawns in quota made necessary in the last round."""
         self._woken = asyncio.Event()
 
     @property
@@ -100,7 +114,9 @@ class Culler:
         snapshots = await ask_all(self._agents)
         await self._hub.refresh(self._patience)
         templates, now = self._templates(), self._clock()
-        decisions = decide_sessions(snapshots, self.hub_snapshot, templates, now, self._settings)
+        self.pressure = await self._pressure_now(snapshots, templates, now)
+        claims = self.pressure.claims
+        decisions = decide_sessions(snapshots, self.hub_snapshot, templates, now, self._settings, claims)
         done = await asyncio.gather(
             *(self._guarded(one.name, action) for one in decisions if (action := self._gpu_action(one)))
         )
@@ -110,6 +126,18 @@ class Culler:
         self.counters.round_done(self._clock())
         instants = [one.decision.decide_again_at for one in decisions if one.decision.decide_again_at is not None]
         return min([*instants, now + _SOON]) if any(done) or stopped else min(instants, default=None)
+
+    async def _pressure_now(
+        self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
+    ) -> Pressure:
+        """Return what spawns in quota make necessary. Nothing where an agent or the hub is silent: what is in quota is
+        not known then."""
+        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+        quotas = self._quotas()
+        if len(reports) < len(snapshots) or not may_matter(quotas, reports):
+            return NO_PRESSURE
+        pending = await self._pending()
+        return NO_PRESSURE if pending is None else pressure(quotas, reports, pending, templates, now)
 
     async def _rest(self, seconds: float) -> None:
         """Wait for ``seconds``, or for new reports; at least the shortest pause."""
@@ -129,6 +157,8 @@ class Culler:
         """Return what the agent has to do for a session; None where the session starts or stops."""
         if _starts_or_stops(one) or one.decision.tier is Tier.STOPPED:
             return None
+        if one.session.yields and one.session.id in self.pressure.free_again:
+            return partial(stop_yielding, one)
         return partial(update_notice if one.decision.tier is one.session.tier else take_gpu_action, one, self.counters)
 
     def _due_hub_actions(

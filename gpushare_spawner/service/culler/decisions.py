@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpushare_spawner.idle import Decision, Observation, decide
+from gpushare_spawner.idle import Claim, Decision, Observation, decide
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -34,6 +34,10 @@ class SessionDecision:
     server: HubServer | None
     template: Template | None
     decision: Decision
+    decided_at: float
+    """Seconds since the epoch."""
+    claim: Claim | None = None
+    """What spawns in quota that wait need of it."""
 
     @property
     def name(self) -> str:
@@ -47,15 +51,22 @@ def decide_sessions(
     templates: Mapping[str, Template],
     now: float,
     settings: CullerSettings,
+    claims: Mapping[str, Claim] | None = None,
 ) -> list[SessionDecision]:
-    """Decide on all sessions of all agents that answered. ``hub`` is None where the hub did not answer."""
+    """Decide on all sessions of all agents that answered. ``hub`` is None where the hub did not answer.
+
+    ``claims``: what spawns in quota need, by session.
+    """
     servers = hub.servers if hub is not None else {}
+    claims = claims or {}
 
     def server_of(session: SessionReport) -> HubServer | None:
         return servers.get((session.user, session.server))
 
     return [
-        decide_session(node.agent, node.report, session, server_of(session), templates, now, settings)
+        decide_session(
+            node.agent, node.report, session, server_of(session), templates, now, settings, claims.get(session.id)
+        )
         for node in snapshots
         if node.report is not None
         for session in node.report.sessions
@@ -70,12 +81,15 @@ def decide_session(
     templates: Mapping[str, Template],
     now: float,
     settings: CullerSettings,
+    claim: Claim | None = None,
 ) -> SessionDecision:
     """Decide on one session. A stop that the settings forbid is neither decided nor announced."""
     template = templates.get(session.template)
     idle, max_age = template.idle if template is not None else None, settings.max_age
     if idle is not None and not settings.may_stop(session.server):
         idle, max_age = idle.model_copy(update={"stop_after": None}), 0.0
+    if claim is not None and not settings.may_stop(session.server):
+        claim = Claim(claim.units, claim.rules.model_copy(update={"stop_after": None}))
     observation = Observation.of(session, server.seen if server is not None else None)
-    decision = decide(idle, observation, now, max_age)
-    return SessionDecision(agent, report.node, session, server, template, decision)
+    decision = decide(idle, observation, now, max_age, claim)
+    return SessionDecision(agent, report.node, session, server, template, decision, now, claim)

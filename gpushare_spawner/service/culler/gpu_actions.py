@@ -7,33 +7,53 @@ import time
 
 from gpushare_spawner.idle import IdleAction
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.wording.idle_decisions import decided, explained
 
 log = logging.getLogger("gpushare.service")
 
+KEPT_SECONDS = 600.0
+"""For which the agent keeps units for spawns in quota if the service says no more: as long as it waits for the server
+of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner."""
+
 
 async def take_gpu_action(one: SessionDecision, counters: Counters) -> bool:
     """Ask the agent for the tier that was decided. Returns True.
 
-    The agent refuses (ControlRefused) if the session has worked on the GPU since.
+    The agent refuses (ControlRefused) if the session has worked on the GPU since, unless it makes way for a spawn in
+    quota.
     """
     session, decision, share = one.session, one.decision, one.session.share
+    reclaims = decision.upcoming is not None and decision.upcoming.cause is IdleCause.RECLAIM
     await one.agent.tier(
         TierRequest(
             id=session.id,
             tier=decision.tier,
             effective_units=decision.units,
             reason=decided(decision, share),
-            if_idle_since=max(0.0, decision.idle_since),
+            if_idle_since=None if reclaims else max(0.0, decision.idle_since),
+            yields_until=one.decided_at + KEPT_SECONDS if one.claim is not None else None,
         )
     )
     left = f"{decision.units} of {session.share_units} units left"
     log.info("%s: %s, %s. %s", one.name, decision.tier, left, decided(decision, share))
     counters.acted(decision.tier)
+    return True
+
+
+async def stop_yielding(one: SessionDecision) -> bool:
+    """Tell the agent that no spawn in quota needs what the session yields. Returns True."""
+    session, reason = one.session, "no spawn in quota waits for its units any longer"
+    works = session.gpu_busy or session.waiting
+    tier, units = (Tier.ACTIVE, session.share_units) if works else (session.tier, session.effective_units)
+    if tier is not Tier.STOPPED:
+        await one.agent.tier(TierRequest(id=session.id, tier=tier, effective_units=units, reason=reason))
+        log.info("%s: %s", one.name, reason)
     return True
 
 

@@ -56,7 +56,7 @@ class HubActions:
         if self._too_old(snapshot.age):
             return False
         templates, now = self._templates(), self._clock()
-        fresh = decide_session(one.agent, snapshot.report, current, server, templates, now, self._settings)
+        fresh = decide_session(one.agent, snapshot.report, current, server, templates, now, self._settings, one.claim)
         if fresh.decision.tier is current.tier:
             log.info("%s: not stopped: %s", one.name, decided(fresh.decision, current.share))
             return await update_notice(fresh, self._counters)

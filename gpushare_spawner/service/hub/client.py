@@ -46,6 +46,10 @@ class HubServer:
     last_activity: float | None = None
     profile: str | None = None
     """The template that its user chose, or the default one: ``user_options["profile"]``."""
+    quota: str = ""
+    """The quota that its user chose: ``user_options["quota"]``; empty: none."""
+    groups: tuple[str, ...] | None = None
+    """The groups of its user; None: the service lacks the scope ``read:users:groups``."""
 
     @property
     def seen(self) -> float | None:
@@ -258,15 +262,16 @@ def _user(item: dict[str, Any]) -> HubUser:
             admin=item.get("admin"),
             created=_instant(item.get("created")),
             last_activity=_instant(item.get("last_activity")),
-            servers=tuple(_server(name, key, value) for key, value in servers.items()),
+            servers=tuple(_server(name, key, value, item.get("groups")) for key, value in servers.items()),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise HubFailed(f"The hub's answer describes a user in an unknown form: {error!r}.") from None
 
 
-def _server(user: str, name: str, item: dict[str, Any]) -> HubServer:
+def _server(user: str, name: str, item: dict[str, Any], groups: list[str] | None) -> HubServer:
     options = item.get("user_options")
-    profile = options.get("profile") if isinstance(options, dict) else None
+    chosen = options if isinstance(options, dict) else {}
+    profile, quota = chosen.get("profile"), chosen.get("quota")
     return HubServer(
         user=user,
         name=name,
@@ -275,6 +280,8 @@ def _server(user: str, name: str, item: dict[str, Any]) -> HubServer:
         started=_instant(item.get("started")),
         last_activity=_instant(item.get("last_activity")),
         profile=profile if isinstance(profile, str) else None,
+        quota=quota if isinstance(quota, str) else "",
+        groups=tuple(map(str, groups)) if groups is not None else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The hub's servers that are being started, for the dashboard's queue. Asked only while somebody looks."""
+"""The hub's servers that are being started. Asked only while a page shows them, or sessions are over quota."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ log = logging.getLogger("gpushare.service")
 SHARE_OF_TIME = 20.0
 """The next request comes after this many times the time that the last one took: a list of thousands of servers keeps
 the hub busy, and open dashboards must not."""
+RECENT = 30.0
+"""Seconds. Ours: half of the shortest notice period that is usual, so that nobody makes way for a spawn that has
+ended."""
 LONGEST_PAUSE = 60.0
 """Seconds. Ours: after a minute a page may cost a slow hub one more request, and an older queue is shown to nobody."""
 
@@ -34,7 +37,16 @@ class PendingSpawns:
     async def now(self) -> tuple[HubServer, ...] | None:
         """Return the servers that are being started, the longest first; None: the hub has not said."""
         await self._request.refresh(time.monotonic() >= self._next_at, self._patience)
-        return self._known if time.monotonic() - self._known_at <= 2 * LONGEST_PAUSE else None
+        return self.known(2 * LONGEST_PAUSE)
+
+    async def recent(self) -> tuple[HubServer, ...] | None:
+        """Return the same, but None where it is older than an idle action may be based on."""
+        await self.now()
+        return self.known(RECENT)
+
+    def known(self, max_age: float) -> tuple[HubServer, ...] | None:
+        """Return the last answer if it is at most ``max_age`` seconds old."""
+        return self._known if time.monotonic() - self._known_at <= max_age else None
 
     def close(self) -> None:
         """Cancel a request that runs."""

@@ -64,11 +64,14 @@ class NodeAgent:
             )
             if worked:
                 raise _refusal("busy", f"session {request.id} has worked on the GPU in the meantime")
-        await self._patch(
-            request.id,
-            pod,
-            kubernetes.tier_patch(request.tier, self._clock(), request.effective_units, request.if_idle_since),
+        patch = kubernetes.tier_patch(
+            request.tier, self._clock(), request.effective_units, request.if_idle_since, request.yields_until
         )
+        if request.yields_until is not None:
+            # with the tier: else a spawn that is placed before the agent patches would borrow the units
+            lost = pod.session.share_units - request.effective_units
+            patch |= kubernetes.borrowed_patch(max(pod.session.borrowed_units, lost))
+        await self._patch(request.id, pod, patch)
 
     async def announce(self, request: AnnounceRequest) -> None:
         """Write a notice to the pod, or remove it."""

@@ -16,6 +16,7 @@ from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler, authenticated
 
 from gpushare_spawner import __version__
+from gpushare_spawner.idle import Claim
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.counters import Counters
@@ -52,6 +53,8 @@ class DashboardSources:
     """Returns the servers that the hub is starting; None: unknown."""
     quotas: Callable[[], Quotas | None] = lambda: None
     """Returns those in force; None: there are none."""
+    claims: Callable[[], Mapping[str, Claim]] = lambda: {}
+    """Returns what spawns in quota need of sessions over quota, by session."""
     settings: CullerSettings = field(default_factory=CullerSettings)
     clock: Callable[[], float] = time.time
 
@@ -59,7 +62,7 @@ class DashboardSources:
         """Return the agents' snapshots, the decisions on their sessions, the templates, and the time of all these."""
         snapshots = await self.reports.snapshots()
         templates, instant = self.templates(), self.clock()
-        decisions = decide_sessions(snapshots, self.hub_snapshot(), templates, instant, self.settings)
+        decisions = decide_sessions(snapshots, self.hub_snapshot(), templates, instant, self.settings, self.claims())
         return snapshots, decisions, templates, instant
 
 

@@ -14,9 +14,9 @@ from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.waiting_spawns import WaitingSpawn, waiting_spawns
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.restart_offer import node_to_own
-from gpushare_spawner.service.web.spawn_queue import WaitingSpawn, waiting_spawns
 from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer
 from gpushare_spawner.wording.idle_decisions import explained, upcoming, why_none
 from gpushare_spawner.wording.pod_requests import LACKING

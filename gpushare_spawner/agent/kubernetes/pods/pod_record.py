@@ -46,6 +46,7 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
         tier=said.tier,
         tier_since=said.tier_since,
         notice=said.notice,
+        yields_until=said.yields_until,
         pod=PodOwner(
             namespace=pod.namespace,
             name=pod.name,

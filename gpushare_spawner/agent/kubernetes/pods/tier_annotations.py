@@ -28,7 +28,7 @@ MAX_SEEN = 16
 class Moves(Protocol):
     """What changes tiers: sessions.tiers.Tiers."""
 
-    def move(self, session: Session, tier: Tier, units: int, reason: str) -> None:
+    def move(self, session: Session, tier: Tier, units: int, reason: str, yields_until: float | None = None) -> None:
         """Set a session's tier."""
 
     def announce(self, session: Session, request: AnnounceRequest) -> None:
@@ -62,22 +62,24 @@ class TierAnnotations:
 
     def _follow_tier(self, session: Session, said: PodSession) -> None:
         record = session.record
-        if (said.tier, said.effective_units) == (record.tier, record.effective_units):
+        if _tier_of(said) == _tier_of(record):
             return
         doing = self._activity(session)
         down = said.effective_units < record.effective_units or said.tier.depth > record.tier.depth
         worked = said.idle_since is not None and doing.last is not None and doing.last > said.idle_since
-        if down and (doing.busy or worked):
+        # work does not avert what a session gives up for spawns in quota
+        if down and said.yields_until is None and (doing.busy or worked):
             log.info(
                 "session %s does not change to tier %s: it has worked on the GPU in the meantime", session.id, said.tier
             )
             return
         units = min(said.effective_units, record.request.share_units)
-        self._tiers.move(session, said.tier, units, "set in the annotations of its pod")
+        self._tiers.move(session, said.tier, units, "set in the annotations of its pod", said.yields_until)
 
     def _follow_notice(self, session: Session, said: PodSession) -> None:
         notice = said.notice
-        if notice == session.record.notice or (notice is not None and self._activity(session).busy):
+        averted = notice is not None and notice.averted_by_work and self._activity(session).busy
+        if notice == session.record.notice or averted:
             return
         self._tiers.announce(session, AnnounceRequest.of(session.id, notice))
 
@@ -88,8 +90,9 @@ def patch_wanted(said: PodSession, record: SessionRecord, now: float) -> dict[st
     `said`: the annotations as they are. `now`: seconds since the epoch.
     """
     patch: dict[str, str | None] = {}
-    if (said.tier, said.effective_units) != (record.tier, record.effective_units):
-        patch |= kubernetes.tier_patch(record.tier, record.tier_since, record.effective_units)
+    if _tier_of(said) != _tier_of(record):
+        since, units = record.tier_since, record.effective_units
+        patch |= kubernetes.tier_patch(record.tier, since, units, yields_until=record.yields_until)
     if said.notice != record.notice:
         if record.notice is None and record.tier is Tier.ACTIVE:
             # work began, and the hub hears of it before the report says so: idleness counts from now on
@@ -103,10 +106,15 @@ def patch_wanted(said: PodSession, record: SessionRecord, now: float) -> dict[st
 def decisions(annotations: Mapping[str, str]) -> tuple[str, ...]:
     """Return what tells one decision from another: the annotations of a tier, and those of a notice."""
     tier = (kubernetes.TIER, kubernetes.EFFECTIVE_SHARE, kubernetes.TIER_SINCE)
+    kept = annotations.get(kubernetes.YIELDS_UNTIL)
     return (
-        f"tier {' '.join(annotations.get(name, '') for name in tier)}",
+        f"tier {' '.join(annotations.get(name, '') for name in tier)}" + (f" yields {kept}" if kept else ""),
         f"notice {annotations.get(kubernetes.NOTICE, '')}",
     )
+
+
+def _tier_of(one: PodSession | SessionRecord) -> tuple[Tier, int, float | None]:
+    return one.tier, one.effective_units, one.yields_until
 
 
 def remember(hold: PodOwner, dealt_with: Iterable[str]) -> None:

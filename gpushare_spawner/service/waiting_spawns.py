@@ -1,4 +1,4 @@
-"""The queue of spawns as the dashboard shows it: servers that the hub is starting, and that hold no share yet.
+"""The queue of spawns as far as hub and agents show it: servers that the hub is starting, and that hold no share yet.
 
 The queue itself is the spawner's (`spawner.queue`), in another process: positions follow its rule from what hub and
 agents say. Pure.

@@ -1,0 +1,182 @@
+"""What spawns in quota that wait need of the sessions over quota, by the hub's list and the agents' reports. Pure.
+
+Which sessions make way is decided in quota/reclaim.py, when they do in idle/reclaim.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpushare_spawner.idle import Claim, Observation
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import Ledger, PlacementRequest, SupposedLedger, suitable_models
+from gpushare_spawner.quota import Account, Accounts, Asking, OverQuota, QuotaUsage, divided, reclaimed
+from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.service.quota_use import quota_use
+from gpushare_spawner.service.waiting_spawns import waiting_spawns
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """What spawns in quota make necessary now."""
+
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    """By the sessions that make way."""
+    free_again: frozenset[str] = frozenset()
+    """Sessions that yield units, and need not any longer."""
+
+
+NO_PRESSURE = Pressure()
+
+
+def may_matter(quotas: Quotas | None, reports: Sequence[Report]) -> bool:
+    """Return whether the hub's list of pending spawns can lead to anything: it costs the hub a request."""
+    if any(session.yields for report in reports for session in report.sessions):
+        return True
+    if quotas is None or not quotas.reclaim.enabled:
+        return False
+    return any(True for _ in quota_use(quotas, reports).over_quota_sessions())
+
+
+def pressure(
+    quotas: Quotas | None,
+    reports: Sequence[Report],
+    pending: Sequence[HubServer],
+    templates: Mapping[str, Template],
+    now: float,
+) -> Pressure:
+    """Return which sessions make way. ``reports``: of all agents; ``pending``: the hub's, the longest first.
+
+    A spawn whose quota is unknown, because the hub does not show the user's groups, makes nobody make way.
+    """
+    yielding = [(report, one) for report in reports for one in report.sessions if one.yields]
+    if quotas is None or not quotas.reclaim.enabled:
+        return Pressure(free_again=frozenset(one.id for _, one in yielding))
+    usage = quota_use(quotas, reports)
+    waiting = list(_in_quota(quotas, usage, reports, pending, templates))
+    if not waiting:
+        kept: dict[str, int] = {}
+    else:
+        ledger = Ledger.of(reports)
+        kept = reclaimed(waiting, _over_quota(quotas, usage, reports, templates, now), _Gpus(ledger))
+    claims = {session: Claim(units, quotas.reclaim) for session, units in kept.items()}
+    free_again = set()
+    for report, one in yielding:
+        if _still_needed(one, report, [asking.spawn for asking in waiting]):
+            claims.setdefault(one.id, Claim(one.effective_units, quotas.reclaim))
+        elif not _somebody_starts(one, report):
+            free_again.add(one.id)
+    return Pressure(claims, frozenset(free_again))
+
+
+@dataclass(frozen=True)
+class _Spawn:
+    """A spawn in quota that waits."""
+
+    name: str
+    request: PlacementRequest
+
+
+def _in_quota(
+    quotas: Quotas,
+    usage: QuotaUsage,
+    reports: Sequence[Report],
+    pending: Sequence[HubServer],
+    templates: Mapping[str, Template],
+) -> Iterator[Asking[_Spawn]]:
+    kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
+    asking = []
+    for one in waiting_spawns(pending, reports, templates):
+        account, gpu = _account_of(usage.accounts, one.server), one.template.gpu
+        if account is None or gpu is None:
+            continue
+        request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=one.template.name)
+        asking.append(Asking(_Spawn(one.server.label, request), account, gpu.share.total_units))
+    yield from divided(asking, usage)[0]
+
+
+def _account_of(accounts: Accounts, server: HubServer) -> Account | None:
+    """Return the account that a spawn will be charged to; None: unknown."""
+    if server.groups is not None:
+        choices: Collection[Account] = accounts.of_user(server.user, server.groups)
+    elif server.quota or server.user in accounts.quotas.users:
+        # the hub has checked the choice
+        choices = [accounts.find(f"{kind}:{server.quota or server.user}", server.user) for kind in ("user", "group")]
+        choices = [account for account in choices if account.known]
+    else:
+        return None
+    named = [account for account in choices if not server.quota or account.name == server.quota]
+    return named[0] if named else None
+
+
+def _over_quota(
+    quotas: Quotas, usage: QuotaUsage, reports: Sequence[Report], templates: Mapping[str, Template], now: float
+) -> Iterator[OverQuota]:
+    for report in reports:
+        for session in report.sessions:
+            if not session.confirmed or not session.gpus or not session.effective_units or usage.in_quota(session.id):
+                continue
+            seen = Observation.of(session)
+            idle = not seen.gpu_busy and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
+            steps = _steps(session, templates.get(session.template), idle, quotas.reclaim.active_units)
+            if not steps:
+                continue
+            told = session.notice is not None and session.notice.cause is IdleCause.RECLAIM
+            yield OverQuota(
+                session.id,
+                usage.accounts.find(session.quota, session.user).key,
+                report.node,
+                session.effective_units,
+                steps,
+                seen.gpu_idle_since if idle else None,
+                told,
+                session.opened_at,
+            )
+
+
+def _steps(session: SessionReport, template: Template | None, idle: bool, least: int) -> Sequence[int]:
+    """Return what a session can keep, the most first."""
+    if not idle:
+        return range(session.effective_units - 1, least - 1, -1)
+    smaller = template.idle.units(Tier.DOWNGRADED, session.share) if template is not None else 0
+    return [smaller, 0] if 0 < smaller < session.effective_units else [0]
+
+
+class _Gpus:
+    """`quota.Gpus` of a ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._supposed = SupposedLedger(ledger)
+
+    def place(self, spawn: _Spawn) -> bool:
+        nodes = self._supposed.nodes
+        if any(self._supposed.place(spawn.name, spawn.request, node) is not None for node in sorted(nodes)):
+            return True
+        found = self._ledger.place(replace(spawn.request, left_out=nodes))
+        return found is not None and self._supposed.place(spawn.name, spawn.request, found.node) is not None
+
+    def fits(self, spawn: _Spawn, node: str, kept: Mapping[str, int]) -> bool:
+        trial = self._supposed.copy_of(node)
+        trial.yielding(kept, node)
+        return trial.place(spawn.name, spawn.request, node) is not None
+
+    def make_way(self, spawn: _Spawn, node: str, kept: Mapping[str, int]) -> None:
+        self._supposed.yielding(kept, node)
+        self._supposed.place(spawn.name, spawn.request, node)
+
+
+def _still_needed(session: SessionReport, report: Report, waiting: Sequence[_Spawn]) -> bool:
+    """Return whether a spawn that waits could use the GPUs of a session that yields."""
+    models = {gpu.model for gpu in report.gpus if gpu.uuid in session.gpus}
+    return any(one.request.models is None or not models.isdisjoint(one.request.models) for one in waiting)
+
+
+def _somebody_starts(session: SessionReport, report: Report) -> bool:
+    """Return whether a server with a place on the session's GPUs does not run yet: the units may be kept for it."""
+    return any(not other.confirmed and not set(other.gpus).isdisjoint(session.gpus) for other in report.sessions)

@@ -1,0 +1,130 @@
+"""Units of a session over quota go to one in quota: ownership, tiers and texts, over real sockets."""
+
+from __future__ import annotations
+
+import time
+
+from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.frames import Kind, Role
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.report import Notice, SessionReport
+from gpushare_spawner.model.share_status import ShareStatus
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wording.share_status import explanation
+from tests.agent.conftest import Agent, Eventually
+from tests.agent.peers import FIRST, Peer
+
+
+def session(agent: Agent, id: str) -> SessionReport:
+    found = agent.node.report().session(id)
+    assert found is not None
+    return found
+
+
+def make_way(agent: Agent, id: str, units: int, seconds: float = 60.0) -> None:
+    tier = Tier.DOWNGRADED if units else Tier.RELEASED
+    until = time.time() + seconds
+    agent.node.requests.tier(TierRequest(id=id, tier=tier, effective_units=units, reason="", yields_until=until))
+
+
+def held(agent: Agent, id: str) -> tuple[Tier, int, int, int]:
+    """Tier, effective, guaranteed and borrowed units."""
+    one = session(agent, id)
+    return one.tier, one.effective_units, one.guaranteed_units, one.borrowed_now
+
+
+def work(peer: Peer) -> None:
+    peer.send(Kind.REQUEST, 0, 0, gpu=FIRST.uuid)
+
+
+async def test_the_session_in_quota_owns_the_units_and_the_one_over_quota_borrows(
+    agent: Agent, eventually: Eventually
+) -> None:
+    over = await agent.peer(agent.open("over", share_units=100))
+    work(over)
+    await over.until(Kind.GRANT)
+    make_way(agent, "over", 40)
+    assert held(agent, "over") == (Tier.DOWNGRADED, 40, 40, 0)
+    assert session(agent, "over").gpu_busy
+    owner = await agent.peer(agent.open("owner", share_units=60))
+    # the units are owned again: the one over quota works on with what is left, and would get the rest if it were free
+    assert held(agent, "over") == (Tier.ACTIVE, 100, 40, 0)
+    assert held(agent, "owner") == (Tier.ACTIVE, 60, 60, 0)
+    assert session(agent, "over").borrowed_units == 60
+    assert not session(agent, "over").yields
+    work(owner)
+    await owner.until(Kind.GRANT)
+    # what the arbiters are told
+    assert [agent.node.sessions[name].weight for name in ("over", "owner")] == [40, 60]
+    agent.node.requests.tier(TierRequest(id="owner", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    assert held(agent, "over") == (Tier.ACTIVE, 100, 100, 60)
+    work(owner)
+    await eventually(lambda: held(agent, "over") == (Tier.ACTIVE, 100, 40, 0))
+    assert held(agent, "owner") == (Tier.ACTIVE, 60, 60, 0)
+    agent.node.registry.end("owner", "test")
+    assert held(agent, "over") == (Tier.ACTIVE, 100, 100, 0)
+    assert session(agent, "over").borrowed_units == 0
+
+
+async def test_work_restores_nothing_while_the_units_are_kept(agent: Agent) -> None:
+    over = await agent.peer(agent.open("over", share_units=100))
+    make_way(agent, "over", 0)
+    work(over)
+    await over.until(Kind.GRANT)  # its cell runs
+    assert held(agent, "over") == (Tier.RELEASED, 0, 0, 0)
+    # and others who borrow come to own nothing of it
+    assert agent.node.report().session("over") is not None
+    agent.open("owner", share_units=100)
+    assert held(agent, "owner") == (Tier.ACTIVE, 100, 100, 0)
+    assert held(agent, "over") == (Tier.ACTIVE, 100, 0, 0)
+
+
+async def test_units_that_nobody_came_for_go_back(agent: Agent, eventually: Eventually) -> None:
+    over = await agent.peer(agent.open("over", share_units=100))
+    make_way(agent, "over", 30, seconds=0.3)
+    work(over)
+    await eventually(lambda: held(agent, "over") == (Tier.ACTIVE, 100, 100, 0))
+    assert session(agent, "over").borrowed_units == 0
+    # idle: it stays as any idle session does, and owns its units
+    make_way(agent, "over", 30)
+    over.send(Kind.RELEASE, 0, 0, gpu=FIRST.uuid)
+    agent.node.requests.tier(TierRequest(id="over", tier=Tier.DOWNGRADED, effective_units=30, reason="nobody waits"))
+    assert (session(agent, "over").borrowed_units, session(agent, "over").yields) == (0, False)
+
+
+async def test_a_borrower_comes_to_own_nothing_of_what_is_kept(agent: Agent) -> None:
+    agent.open("over", share_units=60)
+    agent.open("idle", share_units=40)
+    agent.node.requests.tier(TierRequest(id="idle", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    agent.open("borrower", share_units=40, borrowed_units=40)
+    make_way(agent, "over", 0)
+    assert session(agent, "borrower").borrowed_units == 40
+    agent.open("owner", share_units=60)
+    assert held(agent, "owner") == (Tier.ACTIVE, 60, 60, 0)
+
+
+async def test_a_restart_of_the_agent_keeps_what_is_kept(agent: Agent) -> None:
+    agent.open("over", share_units=100)
+    agent.node.registry.sessions["over"].record.process = None
+    make_way(agent, "over", 30)
+    await agent.stop()
+    await agent.start()
+    assert session(agent, "over").yields
+    agent.open("owner", share_units=70)
+    assert held(agent, "owner") == (Tier.ACTIVE, 70, 70, 0)
+
+
+async def test_gpu_work_does_not_withdraw_the_notice(agent: Agent) -> None:
+    path = agent.open("over", share_units=100)
+    over, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
+    notice = Notice(tier=Tier.DOWNGRADED, at=time.time() + 60, reason="", effective_units=40, cause=IdleCause.RECLAIM)
+    agent.node.requests.announce(AnnounceRequest.of("over", notice))
+    work(over)
+    await over.until(Kind.GRANT)
+    assert session(agent, "over").notice == notice
+    make_way(agent, "over", 40)
+    assert session(agent, "over").notice is None
+    observer.send(Kind.QUERY)
+    status = ShareStatus.of([await observer.until(Kind.STATUS)])
+    assert status.yields
+    assert "somebody within their quota waits for this GPU" in explanation(status)

@@ -1,0 +1,96 @@
+"""When a session over quota makes way for a spawn in quota."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpushare_spawner.idle import Claim, Decision, NoAction, decide
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.quota import Reclaim
+from gpushare_spawner.model.template import Idle
+from gpushare_spawner.model.tier import Tier
+from tests.idle.sessions import HOUR, IDLE, MINUTE, observed, told
+
+NEVER = Idle()
+RULES = Reclaim.model_validate({"notice": "1m"})
+STOPS = Reclaim.model_validate({"stop_after": "30m", "stop_notice": "5m"})
+
+
+def with_claim(now: float, units: int = 0, rules: Reclaim = RULES, idle: Idle | None = NEVER, **seen: Any) -> Decision:
+    return decide(idle, observed(**seen), now, claim=Claim(units, rules))
+
+
+def test_an_idle_session_without_idle_actions_is_told_and_then_released():
+    first = with_claim(HOUR)
+    assert (first.tier, first.no_action) == (Tier.ACTIVE, NoAction.NOTICE_PERIOD)
+    assert first.notice is not None
+    assert (first.notice.tier, first.notice.at, first.notice.cause) == (Tier.RELEASED, HOUR + MINUTE, IdleCause.RECLAIM)
+    assert first.decide_again_at == HOUR + MINUTE
+    assert with_claim(HOUR + 59, notice=told(first)).no_action is NoAction.NOTICE_PERIOD
+    then = with_claim(HOUR + MINUTE, notice=told(first))
+    assert (then.tier, then.units, then.no_action) == (Tier.RELEASED, 0, None)
+
+
+def test_a_busy_session_is_told_and_makes_way_all_the_same():
+    first = with_claim(HOUR, units=10, gpu_busy=True, kernels_busy=1)
+    then = with_claim(HOUR + MINUTE, units=10, gpu_busy=True, kernels_busy=1, notice=told(first))
+    assert (then.tier, then.units, then.no_action) == (Tier.DOWNGRADED, 10, None)
+
+
+def test_a_session_makes_way_though_its_template_is_gone():
+    assert decide(None, observed(), HOUR).no_action is NoAction.TEMPLATE_GONE
+    first = with_claim(HOUR, idle=None)
+    assert with_claim(HOUR + MINUTE, idle=None, notice=told(first)).tier is Tier.RELEASED
+
+
+def test_the_notice_is_withdrawn_when_nobody_waits_any_longer():
+    first = with_claim(HOUR)
+    after = decide(NEVER, observed(notice=told(first)), HOUR + 30)
+    assert (after.tier, after.notice) == (Tier.ACTIVE, None)
+
+
+def test_more_units_need_a_notice_of_their_own():
+    first = with_claim(HOUR, units=10)
+    then = with_claim(HOUR + 50, units=5, notice=told(first))
+    assert then.notice is not None
+    assert (then.notice.units, then.notice.at) == (5, HOUR + 50 + MINUTE)
+
+
+def test_the_template_s_own_action_goes_first_where_it_comes_sooner():
+    # downgraded after 15 min, told 5 min before
+    first = decide(IDLE, observed(), 10 * MINUTE)
+    soon = with_claim(14.5 * MINUTE, idle=IDLE, notice=told(first))
+    assert soon.notice is not None
+    assert (soon.notice.tier, soon.notice.cause, soon.notice.at) == (Tier.DOWNGRADED, IdleCause.IDLE, 15 * MINUTE)
+    early = with_claim(11 * MINUTE, idle=IDLE, notice=told(first))
+    assert early.notice is not None
+    assert (early.notice.tier, early.notice.cause, early.notice.at) == (Tier.RELEASED, IdleCause.RECLAIM, 12 * MINUTE)
+
+
+def test_a_session_that_made_way_stays_so_while_the_spawn_waits():
+    made = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
+    decision = with_claim(9 * HOUR, idle=IDLE, **made)
+    assert (decision.tier, decision.no_action, decision.notice) == (Tier.RELEASED, NoAction.YIELDS, None)
+
+
+def test_no_server_is_stopped_unless_the_quotas_say_so():
+    made = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
+    assert with_claim(99 * HOUR, **made).tier is Tier.RELEASED
+    first = with_claim(HOUR, rules=STOPS, **made)
+    assert first.notice is not None
+    assert (first.notice.tier, first.notice.at, first.notice.cause) == (
+        Tier.STOPPED, HOUR + 5 * MINUTE, IdleCause.RECLAIM,
+    )  # fmt: skip
+    assert with_claim(HOUR + 5 * MINUTE, rules=STOPS, notice=told(first), **made).tier is Tier.STOPPED
+
+
+def test_a_stop_waits_for_quiet_kernels_and_the_hub_s_word_and_comes_only_after_the_units():
+    made = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
+    for doing in ({"kernels_busy": 1}, {"gpu_busy": True}, {"hub_last_activity": None}, {"yields": False}):
+        assert with_claim(9 * HOUR, rules=STOPS, **(made | doing)).notice is None
+    early = with_claim(24 * MINUTE, rules=STOPS, **made)
+    assert early.notice is None
+    assert early.decide_again_at == 25 * MINUTE
+    first = with_claim(9 * HOUR, rules=STOPS)
+    assert first.notice is not None
+    assert first.notice.tier is Tier.RELEASED

@@ -1,0 +1,259 @@
+"""Sessions over quota make way for spawns in quota that wait: through culler, hub and agent."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.culler.culler import Culler
+from gpushare_spawner.service.culler.reclaim import Pressure, pressure
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import Hub, HubServer
+from tests.service.conftest import HOUR, MINUTE, Clock
+from tests.service.fake_agent import FakeAgent
+from tests.service.fake_hub import FakeHub
+
+EAGER = CullerSettings(cull_every=1e-9)
+HALF = Template.model_validate({"name": "half", "display_name": "H", "gpu": {"fraction": 0.5}})
+WHOLE = Template.model_validate({"name": "whole", "display_name": "W", "gpu": {"fraction": 1}})
+PAIR = Template.model_validate({"name": "pair", "display_name": "P", "gpu": {"count": 2}})
+OTHER = Template.model_validate({"name": "other", "display_name": "O", "gpu": {"fraction": 0.5, "models": ["H100*"]}})
+TEMPLATES = {one.name: one for one in (HALF, WHOLE, PAIR, OTHER)}
+
+
+def quotas(**reclaim: object) -> Quotas:
+    return Quotas.model_validate(
+        {"groups": {"ml": {"guarantee": 1}, "hep": {"guarantee": 1}, "guests": {}}, "reclaim": reclaim}
+    )
+
+
+QUOTAS = quotas()
+
+
+def waits(user: str, template: str = "half", quota: str = "ml", since: float = 0.0, **changes: object) -> HubServer:
+    one = HubServer(user, "", ready=False, pending="spawn", started=since, profile=template, quota=quota)
+    return replace(one, **changes)
+
+
+def share(agent: FakeAgent, user: str, units: int = 50, gpu: int = 0, **changes: object) -> str:
+    values: dict[str, object] = {
+        "template": "half", "share_units": units, "effective_units": units, "guaranteed_units": units,
+        "gpus": (f"GPU-{gpu}",), "quota": "group:guests",
+    }  # fmt: skip
+    return agent.add(user, **(values | changes))
+
+
+@pytest.fixture
+def full(agent: FakeAgent) -> FakeAgent:
+    """Two GPUs, full of guests' halves."""
+    for number in range(4):
+        share(agent, f"guest{number}", gpu=number // 2)
+    return agent
+
+
+def now_needed(agent: FakeAgent, pending: Sequence[HubServer], now: float, rules: Quotas | None = QUOTAS) -> Pressure:
+    return pressure(rules, [agent.report()], pending, TEMPLATES, now)
+
+
+def kept(found: Pressure) -> dict[str, int]:
+    return {session.split("/")[0]: claim.units for session, claim in found.claims.items()}
+
+
+def test_the_longest_idle_session_over_quota_makes_way(full: FakeAgent, clock: Clock) -> None:
+    full.change("guest2", last_gpu_activity=clock() + 5)
+    full.change("guest1", last_gpu_activity=clock() + HOUR)
+    full.change("guest0", last_gpu_activity=clock() + 10)
+    full.change("guest3", last_gpu_activity=clock() + 20)
+    assert kept(now_needed(full, [waits("eve")], clock() + HOUR)) == {"guest2": 0}
+
+
+def test_nobody_makes_way_for_a_spawn_over_quota_or_without_a_known_quota(full: FakeAgent, clock: Clock) -> None:
+    now = clock() + HOUR
+    share(full, "ann", units=100, gpu=1, quota="group:ml")  # ml has used its guarantee
+    assert kept(now_needed(full, [waits("eve")], now)) == {}
+    assert kept(now_needed(full, [waits("eve", quota="guests")], now)) == {}
+    assert kept(now_needed(full, [waits("eve", quota="")], now)) == {}
+    assert kept(now_needed(full, [waits("eve", quota="", groups=("hep",))], now)) == {"guest0": 0}
+    assert kept(now_needed(full, [waits("eve", quota="", groups=())], now)) == {}
+    assert kept(now_needed(full, [waits("eve", quota="hep", groups=("ml",))], now)) == {}
+
+
+def test_a_session_in_quota_never_makes_way(agent: FakeAgent, clock: Clock) -> None:
+    for number in range(2):
+        share(agent, f"member{number}", gpu=0, quota="group:hep")
+        share(agent, f"guest{number}", gpu=1)
+    agent.change("guest0", gpu_busy=True)
+    found = now_needed(agent, [waits("eve"), waits("bob")], clock() + HOUR)
+    assert kept(found) == {"guest1": 0, "guest0": 0}
+
+
+def test_only_gpus_that_suit_the_spawn_count(full: FakeAgent, clock: Clock) -> None:
+    assert kept(now_needed(full, [waits("eve", "other")], clock() + HOUR)) == {}
+
+
+def test_whole_gpus_take_all_that_lies_on_them(full: FakeAgent, clock: Clock) -> None:
+    now = clock() + HOUR
+    assert kept(now_needed(full, [waits("eve", "whole")], now)) == {"guest0": 0, "guest1": 0}
+    both = Quotas.model_validate({"groups": {"ml": {"guarantee": 2}}})
+    assert kept(now_needed(full, [waits("eve", "pair")], now, both)) == {f"guest{n}": 0 for n in range(4)}
+
+
+def test_what_is_free_is_used_first_and_spawns_do_not_count_on_the_same(full: FakeAgent, clock: Clock) -> None:
+    now = clock() + HOUR
+    del full.sessions["guest3"]
+    assert kept(now_needed(full, [waits("eve")], now)) == {}
+    assert kept(now_needed(full, [waits("eve"), waits("bob")], now)) == {"guest0": 0}
+
+
+def test_active_sessions_yield_as_much_as_is_needed(full: FakeAgent, clock: Clock) -> None:
+    del full.sessions["guest3"]
+    share(full, "newest", units=30, gpu=1, opened_at=clock() + MINUTE)
+    full.change("guest2", opened_at=clock() + 1)
+    for name in list(full.sessions):
+        full.change(name, gpu_busy=True)
+    # 20 units of GPU 1 are free
+    now = clock() + HOUR
+    assert kept(now_needed(full, [waits("eve")], now)) == {"newest": 0}
+    assert kept(now_needed(full, [waits("eve")], now, quotas(active_share=0.1))) == {"guest2": 20}
+    assert kept(now_needed(full, [waits("eve")], now, quotas(active_share=0.4))) == {}
+
+
+def test_reclaim_can_be_switched_off(full: FakeAgent, clock: Clock) -> None:
+    full.change("guest0", yields=True, tier=Tier.RELEASED, effective_units=0)
+    found = now_needed(full, [waits("eve")], clock() + HOUR, quotas(enabled=False))
+    assert found == Pressure(free_again=frozenset({"guest0"}))
+    assert now_needed(full, [waits("eve")], clock() + HOUR, None) == found
+
+
+Round = Callable[[], Awaitable[float | None]]
+
+
+class Stage:
+    """A culler with a list of pending spawns that the test changes."""
+
+    def __init__(self, agent: FakeAgent, hub: Hub, clock: Clock) -> None:
+        self.pending: list[HubServer] | None = []
+        self.quotas: Quotas | None = QUOTAS
+        self.asked = 0
+        self.culler = Culler(
+            [AgentClient(agent.path)],
+            hub,
+            lambda: TEMPLATES,
+            EAGER,
+            clock=clock,
+            quotas=lambda: self.quotas,
+            pending=self._pending,
+        )
+
+    async def _pending(self) -> Sequence[HubServer] | None:
+        self.asked += 1
+        return self.pending
+
+
+@pytest.fixture
+def stage(full: FakeAgent, hub: Hub, clock: Clock) -> Stage:
+    clock.forward(HOUR)
+    return Stage(full, hub, clock)
+
+
+async def test_a_session_is_told_makes_way_and_gets_its_units_back(
+    stage: Stage, full: FakeAgent, clock: Clock, hub_server: FakeHub
+) -> None:
+    stage.pending = [waits("eve")]
+    await stage.culler.round()
+    notice = full.sessions["guest0"].notice
+    assert notice is not None
+    assert (notice.tier, notice.at, notice.cause) == (Tier.RELEASED, clock() + MINUTE, IdleCause.RECLAIM)
+    assert "Somebody within their quota waits for this GPU" in notice.reason
+    full.work("guest0")  # too late: no work averts it
+    clock.forward(MINUTE)
+    full.asked.clear()
+    stage.pending = [waits("eve")]
+    await stage.culler.round()
+    told = [one for one in full.sessions.values() if one.notice is not None]
+    # it works now, and others are idle: these make way first
+    assert [one.id for one in told] == ["guest1"]
+    clock.forward(MINUTE)
+    await stage.culler.round()
+    (request,) = [one for one in full.asked if isinstance(one, TierRequest)]
+    assert (request.id, request.tier, request.if_idle_since) == ("guest1", Tier.RELEASED, None)
+    assert request.yields_until == clock() + 600
+    assert full.sessions["guest1"].yields
+    full.asked.clear()
+    await stage.culler.round()
+    assert full.asked == []
+    stage.pending = []
+    await stage.culler.round()
+    assert full.told == [("tier", "guest1", "released")]
+    assert not full.sessions["guest1"].yields
+    assert hub_server.deleted == []
+
+
+async def test_a_session_that_works_again_is_active_again_when_nobody_waits(
+    stage: Stage, full: FakeAgent, clock: Clock
+) -> None:
+    full.change("guest0", yields=True, tier=Tier.RELEASED, effective_units=0, guaranteed_units=0, gpu_busy=True)
+    await stage.culler.round()
+    assert full.told == [("tier", "guest0", "active")]
+
+
+async def test_units_are_kept_for_a_server_that_is_starting(stage: Stage, full: FakeAgent, clock: Clock) -> None:
+    full.change("guest0", yields=True, tier=Tier.RELEASED, effective_units=0, guaranteed_units=0)
+    share(full, "eve", quota="group:ml", confirmed=False)
+    await stage.culler.round()
+    assert full.asked == []
+    full.change("eve", confirmed=True)
+    await stage.culler.round()
+    assert full.told == [("tier", "guest0", "released")]
+
+
+@pytest.mark.parametrize("silence", ["hub", "agent"])
+async def test_nobody_makes_way_while_hub_or_agent_are_silent(
+    stage: Stage, full: FakeAgent, clock: Clock, silence: str
+) -> None:
+    stage.pending = [waits("eve")]
+    await stage.culler.round()
+    assert full.sessions["guest0"].notice is not None
+    clock.forward(MINUTE)
+    if silence == "hub":
+        stage.pending = None
+    else:
+        stage.culler._agents = [*stage.culler._agents, AgentClient(full.path.with_name("nobody"))]
+    await stage.culler.round()
+    assert all(one.tier is Tier.ACTIVE and one.notice is None for one in full.sessions.values())
+
+
+async def test_the_hub_is_not_asked_while_all_sessions_are_in_quota(stage: Stage, full: FakeAgent) -> None:
+    full.sessions = {"ann": full.sessions["guest0"].model_copy(update={"id": "ann", "quota": "group:ml"})}
+    await stage.culler.round()
+    assert stage.asked == 0
+
+
+async def test_a_server_is_stopped_only_if_the_quotas_say_so(
+    stage: Stage, full: FakeAgent, clock: Clock, hub_server: FakeHub
+) -> None:
+    for name in list(full.sessions):
+        full.change(name, yields=True, tier=Tier.RELEASED, effective_units=0, guaranteed_units=0)
+        hub_server.add(name, last_activity=clock() - HOUR)
+    # for example for lack of CPU
+    stage.pending = [waits("eve")]
+    stage.quotas = quotas(stop_after="30m", stop_notice="2m")
+    await stage.culler.round()
+    notice = full.sessions["guest0"].notice
+    assert notice is not None
+    assert (notice.tier, notice.at, notice.cause) == (Tier.STOPPED, clock() + 2 * MINUTE, IdleCause.RECLAIM)
+    full.work("guest1")
+    clock.forward(2 * MINUTE)
+    await stage.culler.round()
+    assert sorted(hub_server.deleted) == [f"/users/guest{n}/server" for n in (0, 2, 3)]
+    stage.quotas = QUOTAS
+    await stage.culler.round()
+    assert full.sessions["guest1"].notice is None
