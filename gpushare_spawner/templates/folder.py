@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.parser import TEMPLATE
-from gpushare_spawner.templates.problems import Problem
+from gpushare_spawner.templates.problems import Problem, log_problems
 from gpushare_spawner.templates.quota_file import QUOTA_FILE
 from gpushare_spawner.templates.watched_file import Signature, WatchedFile, signature_of
 
@@ -130,12 +130,7 @@ class TemplateFolder:
         return Templates(tuple(templates.values()), tuple(problems), files)
 
     def _log_changes(self, before: Templates) -> None:
-        old = set(before.problems)
-        for problem in self._now.problems:
-            if problem not in old:
-                self._log.error("Template %s", problem)
-        if before.problems and not self._now.problems:
-            self._log.info("Templates in %s: all problems are solved", self.path)
+        log_problems(self._log, "Template", self.path, before.problems, self._now.problems)
         if before.templates != self._now.templates:
             names = ", ".join(template.name for template in self._now.templates) or "none"
             self._log.info("Templates in force from %s: %s", self.path, names)

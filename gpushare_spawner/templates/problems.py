@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from logging import Logger
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -31,6 +33,15 @@ class Problem:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         parts = [place, self.field, self.what] if self.field else [place, self.what]
         return _one_line(": ".join(parts) + (f"; {self.advice}" if self.advice else ""))
+
+
+def log_problems(log: Logger, what: str, path: Path, before: Sequence[Problem], now: Sequence[Problem]) -> None:
+    """Log the problems that are new, and the end of all. ``what``: "Template", as each line begins; ``path``: where."""
+    for problem in now:
+        if problem not in before:
+            log.error("%s %s", what, problem)
+    if before and not now:
+        log.info("%s: all problems are solved", path)
 
 
 def problems_of(

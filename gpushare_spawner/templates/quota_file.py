@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.templates.parser import QUOTAS
-from gpushare_spawner.templates.problems import Problem
+from gpushare_spawner.templates.problems import Problem, log_problems
 from gpushare_spawner.templates.watched_file import WatchedFile, signature_of
 from gpushare_spawner.wording.quotas import exceeded_departments
 
@@ -91,13 +91,9 @@ class QuotaFile:
 
     def _log_changes(self, before: QuotasInForce) -> None:
         now = self._now
-        for problem in now.problems:
-            if problem not in before.problems:
-                self._log.error("Quotas %s", problem)
+        log_problems(self._log, "Quotas", self.path, before.problems, now.problems)
         for warning in now.warnings:
             if warning not in before.warnings:
                 self._log.warning("Quotas %s", warning)
-        if before.problems and not now.problems:
-            self._log.info("Quotas in %s: all problems are solved", self.path)
         if before.quotas != now.quotas:
             self._log.info("Quotas in force: %s", "none" if now.quotas is None else self.path)

@@ -135,6 +135,32 @@ def test_user_namespaces_take_a_cluster_role_with_nothing_but_pods():
     assert [subject["name"] for subject in subjects] == ["hub"]
 
 
+def test_pods_of_named_user_namespaces_are_patched_and_resized_there_alone() -> None:
+    items = render({"userNamespaces": True, "userNamespaceNames": ["user-ann", "user-bob"]})
+    everywhere = [item for item in items if item["kind"] == "ClusterRoleBinding"]
+    bound = {binding["roleRef"]["name"] for binding in everywhere}
+    assert bound == {"jhub-gpushare", "jhub-gpushare-hub-capacity"}
+    for name in bound:
+        assert {verb for rule in one(items, "ClusterRole", name)["rules"] for verb in rule["verbs"]} == {
+            "list",
+            "watch",
+        }
+    named = [
+        (item["metadata"]["namespace"], item["roleRef"]["name"], [subject["name"] for subject in item["subjects"]])
+        for item in items
+        if item["kind"] == "RoleBinding" and item["roleRef"]["kind"] == "ClusterRole"
+    ]
+    assert sorted(named) == [
+        (namespace, role, subjects)
+        for namespace in ("user-ann", "user-bob")
+        for role, subjects in (("jhub-gpushare-hub-requests", ["hub"]), ("jhub-gpushare-sessions", ["gpushare", "hub"]))
+    ]
+    patch = {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}
+    assert one(items, "ClusterRole", "jhub-gpushare-sessions")["rules"] == [patch]
+    assert one(items, "ClusterRole", "jhub-gpushare-hub-requests")["rules"] == [{**patch, "resources": ["pods/resize"]}]
+    assert all(item["metadata"].get("namespace") in (None, "jhub", "user-ann", "user-bob") for item in items)
+
+
 @pytest.mark.parametrize(("off", "left"), [("rbac", ["hub"]), ("hub", ["gpushare"])])
 def test_a_cluster_role_is_bound_only_to_those_whose_rights_the_chart_makes(off, left):
     key = {"rbac": {"create": False}, "hub": {"createRole": False}}[off]

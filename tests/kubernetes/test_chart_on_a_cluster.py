@@ -13,7 +13,12 @@ from .test_chart_agent import ALL
 USER_NAMESPACES = {"userNamespaces": True, "networkPolicy": {"metricsFrom": [{"podSelector": {}}]}}
 
 
-@pytest.mark.parametrize("values", [*ALL.values(), USER_NAMESPACES], ids=[*ALL, "user namespaces"])
+NAMED = {"userNamespaces": True, "userNamespaceNames": ["default"]}
+
+
+@pytest.mark.parametrize(
+    "values", [*ALL.values(), USER_NAMESPACES, NAMED], ids=[*ALL, "user namespaces", "named user namespaces"]
+)
 async def test_an_api_server_takes_every_object(cluster: Cluster, values):
     if cluster.server is not None:
         pytest.skip("the stand-in knows pods and what belongs to them, not these kinds: set KUBEBUILDER_ASSETS")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import socket
 import subprocess
 import time
 import urllib.request
@@ -17,6 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from kubernetes_asyncio import config
 from kubernetes_asyncio.client import Configuration
 
+from gpushare_spawner.demo.ports import free_ports
+
 from .client import Credentials
 
 _START_SECONDS = 60
@@ -27,7 +28,7 @@ _DISABLED = "ServiceAccount,TaintNodesByCondition,StorageObjectInUseProtection"
 @contextlib.contextmanager
 def api_server(assets: Path, folder: Path) -> Iterator[Credentials]:
     """etcd and kube-apiserver from `assets`, with RBAC, without controllers, scheduler or nodes."""
-    etcd_port, peer_port, port = _free_ports(3)
+    etcd_port, peer_port, port = free_ports(3)
     token = secrets.token_urlsafe(24)
     (folder / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -99,11 +100,3 @@ def _wait_until_ready(credentials: Credentials, process: subprocess.Popen[bytes]
             return
         time.sleep(0.2)
     raise RuntimeError(f"the API server of KUBEBUILDER_ASSETS does not start:\n{log.read_text()[-4000:]}")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
