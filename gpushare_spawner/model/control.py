@@ -29,6 +29,13 @@ class _Request(BaseModel):
     version: Literal[1] = CONTROL_VERSION
 
 
+def _without(field: str, written: dict[str, Any]) -> dict[str, Any]:
+    """Leave out a field that says nothing: an agent that does not know the field refuses the request."""
+    if written.get(field) is None:
+        written.pop(field, None)
+    return written
+
+
 class ReportRequest(_Request):
     """Answered with a `Report`."""
 
@@ -55,10 +62,17 @@ class OpenRequest(_Request):
     gpus: Annotated[tuple[str, ...], Field(min_length=1)]
     share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
     borrowed_units: Annotated[int, Field(ge=0, le=UNITS_PER_GPU)] = 0
+    user_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)] | None = None
+    """What the sessions of this user and quota on one GPU have at most together while others compete; None: no
+    bound."""
     memory_limit: PercentOrBytes = "100%"
     oversubscribe: bool = True
     confirm_within: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a session that was not confirmed is closed."""
+
+    @model_serializer(mode="wrap")
+    def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without("user_units", handler(self))
 
 
 class Opened(BaseModel):
@@ -100,11 +114,7 @@ class TierRequest(_Request):
 
     @model_serializer(mode="wrap")
     def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # an agent that does not know the field refuses the request
-        written: dict[str, Any] = handler(self)
-        if self.yields_until is None:
-            del written["yields_until"]
-        return written
+        return _without("yields_until", handler(self))
 
 
 class AnnounceRequest(_Request):

@@ -75,6 +75,15 @@ class PerUser(_Part):
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
     """Servers with a GPU that one user can have at a time in this quota, of all templates together. Not given: any
     number."""
+    weight: Annotated[Gpus, Field(gt=0, le=1)] | None = None
+    """The part of one GPU that all sessions of one user in this quota get together while others compete for that GPU,
+    for example 0.5. Where their shares add up to more, each gets less in proportion, and the other sessions get the
+    rest. A session keeps the value with which it was started. Not given: no bound."""
+
+    @property
+    def weight_units(self) -> int | None:
+        """`weight` in units of 1 % of a GPU; None: there is no bound."""
+        return None if self.weight is None else units_of(self.weight)
 
 
 class Reclaim(_Part):

@@ -31,6 +31,8 @@ class Tenant:
     """The user id of the server's processes; not used in a cluster."""
     quota: str = ""
     """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
+    user_units: int | None = None
+    """What the user's sessions in that quota have at most together on one GPU, in units of 1 %; None: no bound."""
 
     @property
     def session(self) -> str:

@@ -81,6 +81,7 @@ def _session(
         session=tenant.session,
         template=template.name,
         quota=tenant.quota,
+        user_units=tenant.user_units,
         share_units=units,
         gpus=placement.gpus,
         gpu_indices=tuple(gpu_indices[gpu] for gpu in placement.gpus),

@@ -44,6 +44,7 @@ def open_request(
         uid=tenant.uid,
         template=template.name,
         quota=tenant.quota,
+        user_units=tenant.user_units,
         gpus=placement.gpus,
         share_units=template.gpu.share.units,
         borrowed_units=placement.borrowed,

@@ -52,6 +52,8 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """The template's name, which outlives the hub process; empty for a profile of the admin's own."""
         self.quota = ""
         """The account that the share is charged to; empty: there are no quotas."""
+        self.user_units: int | None = None
+        """What the user's sessions in that quota have at most together on one GPU; None: no bound."""
         self.alternatives: tuple[Template, ...] = ()
         """The other templates that the user may start."""
         self.reservation: Reserved | None = None
@@ -77,7 +79,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         """Note what was chosen. Only templates are remembered with the server's state."""
         self.profile = choice.profile
         self.alternatives = choice.alternatives
-        self.quota = choice.quota
+        self.quota, self.user_units = choice.quota, choice.user_units
         self.template_name = choice.profile.slug if choice.profile.template is not None else ""
 
     def apply(self, choice: Choice) -> None:
@@ -140,6 +142,7 @@ class SpawnAttempt(ABC, Generic[Reserved]):
         self.give_back()
         self.overrides.undo()
         self.profile, self.template_name, self.quota, self.alternatives = None, "", "", ()
+        self.user_units = None
         if self.phase is not SpawnPhase.PLACING:
             self.phase = SpawnPhase.ENDED
             self.progress.end()

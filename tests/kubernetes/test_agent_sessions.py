@@ -116,6 +116,25 @@ async def test_a_pod_that_waits_for_what_it_gave_back_is_reported_and_its_user_t
     observer.close()
 
 
+async def test_a_busy_session_over_quota_makes_way_and_the_one_in_quota_owns_the_units(agent: NodeAgent) -> None:
+    await agent.running("over", share=100)
+    peer = await agent.peer("over")
+    peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
+    await peer.until(Kind.GRANT)
+    kept = tier_patch(Tier.DOWNGRADED, time.time(), 40, yields_until=time.time() + 60)
+    await agent.annotate("over", kept | kubernetes.borrowed_patch(60))
+    assert (await peer.until(Kind.TIER)).fields[:4] == (Tier.DOWNGRADED.depth, 40, 60, 40)
+    peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
+    assert (await agent.session("over")).yields
+    owner = await agent.running("owner", share=60)
+    assert (owner.borrowed_units, owner.guaranteed_units) == (0, 60)
+    await until_annotated(agent, "over", Tier.ACTIVE, 100)
+    said = await agent.annotations("over")
+    assert (said.yields_until, said.borrowed_units) == (None, 60)
+    found = await agent.session("over")
+    assert (found.guaranteed_units, found.borrowed_units, found.borrowed_now) == (40, 60, 0)
+
+
 async def until_annotated(agent: NodeAgent, pod: str, tier: Tier, units: int) -> None:
     for _ in range(200):
         said = await agent.annotations(pod)

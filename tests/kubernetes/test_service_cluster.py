@@ -169,6 +169,20 @@ async def test_a_step_is_written_to_the_pod_with_its_guard(namespace, nodes):
     assert session.idle_since == pytest.approx(idle_since, abs=0.002)
 
 
+async def test_a_session_that_makes_way_gives_up_its_units_with_the_same_patch(namespace, nodes):
+    await namespace.open("ann")
+    await namespace.publish()
+    agent = await seen(nodes, "node-a", has("ann", confirmed=True))
+    until = namespace.now() + 600
+    await agent.tier(TierRequest(id="ann", tier=Tier.DOWNGRADED, effective_units=5, reason="", yields_until=until))
+    said = await namespace.session("ann")
+    assert (said.tier, said.effective_units, said.borrowed_units) == (Tier.DOWNGRADED, 5, 20)
+    assert said.yields_until == pytest.approx(until, abs=0.001)
+    agent = await seen(nodes, "node-a", has("ann", yields=True))
+    await agent.tier(TierRequest(id="ann", tier=Tier.DOWNGRADED, effective_units=5, reason="nobody waits"))
+    assert (await namespace.session("ann")).yields_until is None
+
+
 async def test_notices_come_and_go(namespace, nodes):
     await namespace.open("ann")
     await namespace.publish()

@@ -68,8 +68,9 @@ def test_what_cannot_be_rendered_is_an_error() -> None:
 
 def test_the_account_that_the_share_is_charged_to_stands_in_the_annotations() -> None:
     placement = Placement("node-1", ("GPU-a",))
-    charged = NativePodLayer(Tenant("ada", quota="group:optics"), QUARTER, placement, {"GPU-a": 0}, since=1000.0)
+    tenant = Tenant("ada", quota="group:optics", user_units=50)
+    charged = NativePodLayer(tenant, QUARTER, placement, {"GPU-a": 0}, since=1000.0)
     annotations = charged.render(POD)["metadata"]["annotations"]
     assert annotations["gpushare-spawner.io/quota"] == "group:optics"
-    assert pod_session(annotations).quota == "group:optics"
+    assert (pod_session(annotations).quota, pod_session(annotations).user_units) == ("group:optics", 50)
     assert "gpushare-spawner.io/quota" not in layer().render(POD)["metadata"]["annotations"]

@@ -20,7 +20,7 @@ QUARTER = Template.model_validate(
 
 
 def test_a_request_says_whose_share_it_is_and_how_large() -> None:
-    tenant = Tenant("ada lovelace", "two", uid=1001, quota="group:optics")
+    tenant = Tenant("ada lovelace", "two", uid=1001, quota="group:optics", user_units=50)
     assert open_request(tenant, QUARTER, Placement("here", ("GPU-1",), borrowed=10), confirm_within=30) == OpenRequest(
         id="ada=20lovelace+two",
         user="ada lovelace",
@@ -28,6 +28,7 @@ def test_a_request_says_whose_share_it_is_and_how_large() -> None:
         uid=1001,
         template="quarter-gpu",
         quota="group:optics",
+        user_units=50,
         gpus=("GPU-1",),
         share_units=25,
         borrowed_units=10,

@@ -114,7 +114,23 @@ class Shares:
         return list(changed.values())
 
     def _guaranteed(self, session: Session) -> int:
-        return self._ledger.guaranteed(session.id)
+        """What the session has while all others work, within what its user may have on one GPU."""
+        units = self._ledger.guaranteed(session.id)
+        bound = session.record.request.user_units
+        if bound is None:
+            return units
+        # the same on each of its GPUs, so the fullest one counts
+        together = max((self._of_user(session, gpu) for gpu in session.gpus), default=0)
+        return units if together <= bound else units * bound // together
+
+    def _of_user(self, session: Session, gpu: Gpu) -> int:
+        """Add up the units of a session's user and quota on a GPU."""
+        whose = (session.record.request.user, session.record.request.quota)
+        return sum(
+            self._ledger.guaranteed(other.id)
+            for other in self._sessions.values()
+            if gpu in other.gpus and (other.record.request.user, other.record.request.quota) == whose
+        )
 
 
 def _allocation(session: Session) -> Allocation:

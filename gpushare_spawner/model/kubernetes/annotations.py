@@ -26,6 +26,9 @@ TEMPLATE = PREFIX + "template"
 """Annotation: the compute template's name."""
 QUOTA = PREFIX + "quota"
 """Annotation: the account that the share is charged to, see `quota.Account`; absent: there were no quotas."""
+USER_UNITS = PREFIX + "user-units"
+"""Annotation: the units of 1 % of a GPU that the sessions of this user and quota have at most together on one GPU while
+others compete; absent: no bound."""
 SHARE = PREFIX + "share"
 """Annotation: the units of 1 % that the session is entitled to, on each of its GPUs."""
 GPU = PREFIX + "gpu"
@@ -105,6 +108,8 @@ class PodSession:
     """Whether allocations may move to host memory."""
     quota: str = ""
     """The account that the share is charged to; empty: none was chosen."""
+    user_units: int | None = None
+    """What the sessions of this user and quota on one GPU have at most together; None: no bound."""
 
     def annotations(self) -> dict[str, str]:
         """For the pod's metadata. The inverse of `pod_session`."""
@@ -125,6 +130,8 @@ class PodSession:
             written[MEMORY_LIMIT] = self.memory_limit
         if self.quota:
             written[QUOTA] = self.quota
+        if self.user_units is not None:
+            written[USER_UNITS] = str(self.user_units)
         if not self.oversubscribe:
             written[OVERSUBSCRIBE] = "false"
         if self.notice is not None:
@@ -177,6 +184,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     notice = read(NOTICE, _notice, None) if NOTICE in given else None
     idle_since = read(IDLE_SINCE, _instant, 0.0) if IDLE_SINCE in given else None
     yields_until = read(YIELDS_UNTIL, _instant, 0.0) if YIELDS_UNTIL in given else None
+    user_units = read(USER_UNITS, _units_from(1), 0) if USER_UNITS in given else None
     memory_limit = read(MEMORY_LIMIT, _amount, WHOLE_MEMORY, default=WHOLE_MEMORY)
     oversubscribe = read(OVERSUBSCRIBE, _truth, True, default=True)
     if not problems:
@@ -203,6 +211,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         memory_limit=memory_limit,
         oversubscribe=oversubscribe,
         quota=given.get(QUOTA, ""),
+        user_units=user_units,
     )
 
 

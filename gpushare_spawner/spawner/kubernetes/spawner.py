@@ -282,7 +282,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         settings = {name: getattr(self, name) for name in (*CONSTRAINING, *REQUESTING)}
         node = pinned_node(settings)
         request = SpawnRequest(
-            Tenant(self.user.name, self.name, quota=self._attempt.quota),
+            Tenant(self.user.name, self.name, quota=self._attempt.quota, user_units=self._attempt.user_units),
             template,
             self._kube.expanded(node) if node else "",
             requested(settings),

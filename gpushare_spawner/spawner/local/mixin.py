@@ -196,7 +196,8 @@ class GPUShareMixin(GPUShareBase):
         attempt.overrides.apply_choice(choice)
         if template is None or template.gpu is None:
             return
-        request = SpawnRequest(Tenant(self.user.name, self.name, self._uid(), attempt.quota), template)
+        tenant = Tenant(self.user.name, self.name, self._uid(), attempt.quota, attempt.user_units)
+        request = SpawnRequest(tenant, template)
         reservation = await reserve_share(
             self.reservations, request, self.queue_timeout, attempt.progress, self._alternatives()
         )

@@ -31,6 +31,8 @@ class Choice:
     """The other templates that the user may start."""
     quota: str = ""
     """The account that the share is charged to, see `quota.Account`; empty: there are no quotas."""
+    user_units: int | None = None
+    """What the user's sessions in that quota have at most together on one GPU, in units of 1 %; None: no bound."""
 
 
 def choose(
@@ -74,6 +76,7 @@ def choose(
             if other.template is not None and other is not profile and _within_limit(other, running)
         ),
         account.key if account is not None else "",
+        account.quota.per_user.weight_units if account is not None else None,
     )
 
 

@@ -34,6 +34,7 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
             uid=0,
             template=said.template,
             quota=said.quota,
+            user_units=said.user_units,
             gpus=_in_order(said, devices),
             share_units=said.share_units,
             borrowed_units=said.borrowed_units,
