@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from gpushare_spawner.quota.account import Account
 
@@ -28,6 +29,18 @@ class FairShare:
         self.half_life = half_life
         self._used: dict[str, float] = {}
         self._at: float | None = None
+
+    @classmethod
+    def restored(cls, half_life: float, used: Mapping[str, float], at: float) -> FairShare:
+        """Return averages as they were at an instant, by `all_used`; the next `advance` counts on from there."""
+        fair = cls(half_life)
+        fair._used, fair._at = dict(used), at
+        return fair
+
+    @property
+    def all_used(self) -> Mapping[str, float]:
+        """The part of the cluster that each account has used over quota, on average."""
+        return MappingProxyType(self._used)
 
     def advance(self, now: float, over_quota: Mapping[str, int], capacity: int) -> None:
         """Bring the averages up to date. ``now``: seconds on any clock that all calls share.

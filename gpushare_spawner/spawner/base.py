@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, TypeVar
 
 import traitlets
@@ -104,6 +105,16 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         1.5,
         min=0.05,
         help="Seconds between two passes over the queue while spawns wait. While none waits the agent is not asked.",
+    ).tag(config=True)
+
+    quota_usage_file = Unicode(
+        "gpushare-quota-usage.json",
+        help="""
+        File in which the hub keeps what accounts used over quota recently, so that a restart does not forget the use of
+        sessions that have ended. A relative path counts from the hub's working directory; empty: nothing is kept.
+
+        The file is written only where there are quotas. It names users and groups, and only its owner can read it.
+        """,
     ).tag(config=True)
 
     placement_strategy = traitlets.Any(
@@ -203,6 +214,7 @@ class GPUShareBase(_Part):  # type: ignore[misc]
             "place_every": self.queue_poll_interval,
             "templates": self._offered_templates(),
             "quotas": self._quotas_in_force(),
+            "quota_usage_file": Path(self.quota_usage_file).absolute() if self.quota_usage_file else None,
         }
 
     def _offered_templates(self) -> Callable[[], Iterable[Template]]:

@@ -16,6 +16,7 @@ from gpushare_spawner.placement import Allocation, Ledger
 from gpushare_spawner.quota import Account, Accounts, Admission, Asking, Charge, FairShare, QuotaUsage, admit, ordered
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.queue import Ticket
+from gpushare_spawner.spawner.queue.quota_history import QuotaHistory
 from gpushare_spawner.wording.quotas import exceeds_cluster
 
 
@@ -31,7 +32,8 @@ class QuotaChoice:
 class QueueQuotas:
     """The accounts of one ledger.
 
-    ``read`` returns the quotas in force, None where there are none. ``clock``: seconds since the epoch.
+    ``read`` returns the quotas in force, None where there are none. ``clock``: seconds since the epoch. ``history``
+    keeps what was used over quota beyond this process; None: nothing does.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class QueueQuotas:
         log: logging.Logger,
         read: Callable[[], Quotas | None] = lambda: None,
         clock: Callable[[], float] = time.time,
+        history: QuotaHistory | None = None,
     ) -> None:
         self._ledger = ledger
         self._read = read
@@ -50,6 +53,7 @@ class QueueQuotas:
         self._over_quota: dict[str, int] = {}
         self._capacity = 0
         self._log = log
+        self._history = history or QuotaHistory(None, log)
         self._warned = ""
         ledger.observers.append(self._changed)
 
@@ -75,6 +79,7 @@ class QueueQuotas:
         else:
             self._fair.half_life = quotas.half_life
             self._fair.advance(self._clock(), self._over_quota, capacity)
+        self._history.save(self._clock(), self._fair.all_used)
         self.note_use()
 
     def _warn(self, quotas: Quotas) -> None:
@@ -126,12 +131,17 @@ class QueueQuotas:
             self._changed(session, allocation)
 
     def _past_use(self, quotas: Quotas) -> FairShare:
-        """Count what the sessions that are over quota have used since they began: this hub has not watched them."""
-        fair, now = FairShare(quotas.half_life), self._clock()
+        """Return what earlier hub processes have kept, and what the sessions that are over quota have used since: this
+        hub has not watched them."""
+        now, kept = self._clock(), self._history.load()
+        # a clock that was set back: no time has passed
+        at = min(kept.at, now) if kept is not None else now
+        fair = FairShare.restored(quotas.half_life, kept.used if kept is not None else {}, at)
         fair.advance(now, {}, self._capacity)
         if self._usage is not None:
             for charge in self._usage.over_quota_sessions():
-                fair.past(charge.account.key, charge.units, self._capacity, now - charge.opened_at)
+                since = charge.opened_at if kept is None else max(charge.opened_at, at)
+                fair.past(charge.account.key, charge.units, self._capacity, now - since)
         return fair
 
     def _changed(self, session: str, allocation: Allocation | None) -> None:

@@ -11,6 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gpushare_spawner.model.placement import Placement
@@ -32,6 +33,7 @@ from gpushare_spawner.spawner.queue.queue_errors import (
     waited_too_long,
 )
 from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
+from gpushare_spawner.spawner.queue.quota_history import QuotaHistory
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.spawner.queue.wait_estimate import WaitEstimates
 from gpushare_spawner.wording.quotas import OVER_QUOTA_WAITS
@@ -44,7 +46,8 @@ class Reservations(ABC, Generic[Reserved]):
 
     One serves all spawners of a hub that use the same GPUs. ``place_every``: seconds between two passes over the queue;
     while it is empty, nothing is asked. ``patience``: seconds that a spawn waits while nothing is known of the GPUs.
-    ``templates``: returns those that can be spawned; ``quotas``: those in force, None where there are none.
+    ``templates``: returns those that can be spawned; ``quotas``: those in force, None where there are none;
+    ``quota_usage_file``: where use over quota is kept, None: nowhere.
     """
 
     where: ClassVar[str]
@@ -65,12 +68,13 @@ class Reservations(ABC, Generic[Reserved]):
         patience: float = 20.0,
         templates: Callable[[], Iterable[Template]] = tuple,
         quotas: Callable[[], Quotas | None] = lambda: None,
+        quota_usage_file: Path | None = None,
     ) -> None:
         self.log = log
         self.feed = feed or LedgerFeed()
         """The ledger of all shares that are known, and those in flight. `snapshot` brings it up to date."""
         self.strategy = strategy or BestFit()
-        self.quotas = QueueQuotas(self.feed.ledger, log, quotas)
+        self.quotas = QueueQuotas(self.feed.ledger, log, quotas, history=QuotaHistory(quota_usage_file, log))
         """Who has used how much, and the order in the queue by that."""
         self._expected = ExpectedWorkload(templates)
         self.queue = SpawnQueue(queue_length)
