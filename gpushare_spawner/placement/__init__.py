@@ -20,7 +20,7 @@ from gpushare_spawner.placement.strategy import (
     WorkloadStrategy,
     check_strategy,
 )
-from gpushare_spawner.placement.supposed_ledger import SupposedLedger, first_to_fit
+from gpushare_spawner.placement.supposed_ledger import SupposedLedger, first_to_fit, helpful_actions
 from gpushare_spawner.placement.unplaceable import Reason, Shortage, Unplaceable
 from gpushare_spawner.placement.workload import RecentSpawns, Workload, workload_of
 
@@ -59,6 +59,7 @@ __all__ = [
     "check_strategy",
     "first_to_fit",
     "guaranteed_units",
+    "helpful_actions",
     "looking_for_claim",
     "settle",
     "suitable_models",

@@ -113,10 +113,28 @@ class CapacityIndex:
         self._changed = set(nodes)
         self._heap: list[Entry] = []
         self._entries: dict[str, Entry] = {}
-        self._unexplained: set[str] = set()
+        self._unexplained: set[str] | None = None
+        """None: nobody has asked for obstacles yet."""
         self._obstacle_of: dict[str, Obstacle] = {}
         self._obstacles: Counter[Obstacle] = Counter()
         self._equal: dict[Obstacle, Obstacle] = {}
+
+    def restart(self, rating: Rating) -> None:
+        """Begin anew with another rating.
+
+        The containers stay the same objects: those that the garbage collector leaves out (`gc.freeze`) stay left out,
+        and new ones, as large as the cluster, would be work for it.
+        """
+        self._rating = rating
+        self._admits = admission(rating)
+        self._seen = self._changes.end
+        self._changed.update(self._nodes)
+        self._heap.clear()
+        self._entries.clear()
+        self._unexplained = None
+        self._obstacle_of.clear()
+        self._obstacles.clear()
+        self._equal.clear()
 
     def refresh(self, limit: int | None = None) -> int:
         """Rate nodes that have changed, at most ``limit`` of them; return how many are left."""
@@ -126,8 +144,8 @@ class CapacityIndex:
             self._seen = self._changes.end
         if not self._changed:
             return 0
-        chosen = set(islice(self._changed, limit)) if limit is not None else self._changed
-        self._changed = self._changed - chosen if limit is not None else set()
+        chosen = list(islice(self._changed, limit))
+        self._changed.difference_update(chosen)
         # many at once: making the heap anew is cheaper than one push each
         at_once = len(chosen) > len(self._heap) // 4
         demand, entries, nodes, admits = self._demand, self._entries, self._nodes, self._admits
@@ -140,9 +158,10 @@ class CapacityIndex:
                     heappush(self._heap, entry)
             else:
                 entries.pop(name, None)
-        self._unexplained |= chosen
+        if self._unexplained is not None:
+            self._unexplained.update(chosen)
         if at_once or len(self._heap) > 2 * len(entries) + 64:
-            self._heap = list(entries.values())
+            self._heap[:] = entries.values()
             heapify(self._heap)
         return len(self._changed)
 
@@ -177,6 +196,8 @@ class CapacityIndex:
     def explain(self, limit: int | None = None) -> int:
         """Find the obstacles of nodes that have changed, at most of ``limit`` nodes; return how many are left."""
         unrated = self.refresh(limit)
+        if self._unexplained is None:
+            self._unexplained = set(self._nodes) - self._changed
         chosen = list(islice(self._unexplained, limit))
         for name in chosen:
             before = self._obstacle_of.pop(name, None)
@@ -201,6 +222,7 @@ class CapacityIndexes:
     def __init__(self, nodes: Mapping[str, NodeCapacity]) -> None:
         self._nodes = nodes
         self._indexes: OrderedDict[tuple[Demand, Rating], CapacityIndex] = OrderedDict()
+        self._retired: dict[Demand, CapacityIndex] = {}
         self._changes = ChangeLog()
 
     def changed(self, node: str) -> None:
@@ -217,17 +239,20 @@ class CapacityIndexes:
         key = (demand, rating)
         index = self._indexes.get(key)
         if index is None:
-            index = self._indexes[key] = CapacityIndex(demand, rating, self._nodes, self._changes)
-            while len(self._indexes) > max(1, MOST_ENTRIES // max(1, len(self._nodes))):
-                self._indexes.popitem(last=False)
+            index = self._retired.pop(demand, None)
+            if index is None:
+                index = CapacityIndex(demand, rating, self._nodes, self._changes)
+            else:
+                index.restart(rating)
+            self._indexes[key] = index
+            self._keep_to(max(1, MOST_ENTRIES // max(1, len(self._nodes))))
         else:
             self._indexes.move_to_end(key)
         return index
 
-    def forget(self, rating: object) -> None:
-        """Forget the indexes of a rating that will not be asked for again."""
-        for key in [key for key in self._indexes if key[1] == rating]:
-            del self._indexes[key]
+    def retire(self, rating: object) -> None:
+        """Use the indexes of a rating that will not be asked for again for the next rating of the same demands."""
+        self._retired = {demand: self._indexes.pop((demand, one)) for demand, one in [*self._indexes] if one == rating}
 
     def obstacles(self, demand: Demand) -> tuple[Mapping[Obstacle, int], int]:
         """Return how many nodes have which obstacle, and how many nodes can take the demand."""
@@ -236,6 +261,13 @@ class CapacityIndexes:
     def explain(self, demand: Demand, limit: int) -> int:
         """Find obstacles for later calls of `obstacles`, on at most ``limit`` nodes; return how many are left."""
         return self._any_of(demand).explain(limit)
+
+    def _keep_to(self, most: int) -> None:
+        """Forget indexes so that there are no more than ``most``."""
+        while self._retired and len(self._indexes) + len(self._retired) > most:
+            self._retired.popitem()
+        while len(self._indexes) > most:
+            self._indexes.popitem(last=False)
 
     def _any_of(self, demand: Demand) -> CapacityIndex:
         # obstacles are the same in every index of the demand

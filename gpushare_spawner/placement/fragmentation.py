@@ -22,6 +22,10 @@ MOST_GPUS = 64
 """Of one model on one node, as `Share.count` allows."""
 
 
+Left = Sequence[tuple[str, Sequence[int]]]
+"""Units that are left on each healthy GPU of a node (0 to 100), by model. Each model comes once."""
+
+
 @dataclass(frozen=True)
 class _Bracket:
     """What the kinds of requests that a node's free CPU allows make of its free units. Units times popularity."""
@@ -44,41 +48,43 @@ class Fragmentation:
         self._per_gpu = [ratio * workload.cpu_per_gpu for ratio in CPU_RATIOS]
         self._stranding = stranding if self._per_gpu[0] > 0 else 0.0
 
-    def value(self, left: Mapping[str, Sequence[int]], cpu: int | None) -> float:
+    def value(self, left: Left, cpu: int | None) -> float:
         """Return what is expected to be wasted of a node, in units of 1 % of a GPU.
 
-        ``left``: the units left on each healthy GPU (0 to 100), by model; ``cpu``: free millicores, None if not known.
+        ``cpu``: free millicores, None if not known.
         """
         bracket = self._bracket(cpu)
         wasted, units = 0.0, 0
-        for model, gpus in left.items():
+        for model, gpus in left:
             table = self._table(model)[bracket]
             wasted += sum([table.of_units[one] for one in gpus]) + table.of_whole[gpus.count(UNITS_PER_GPU)]
             units += sum(gpus)
         return wasted + self._stranded(units, cpu)
 
-    def values_after(
-        self, left: Mapping[str, Sequence[int]], cpu: int | None, model: str, takes: Mapping[int, int]
-    ) -> dict[int, float]:
+    def values_after(self, left: Left, cpu: int | None, model: str, takes: Mapping[int, int]) -> dict[int, float]:
         """Return the `value` of a node after a GPU of a model has lost units, for several such GPUs at once.
 
         ``takes``: the units that are left on a GPU now, and how many of them it would lose.
         """
         bracket = self._bracket(cpu)
+        wasted, units, whole = 0.0, 0, 0
+        for other, gpus in left:
+            table = self._table(other)[bracket]
+            wasted += sum([table.of_units[one] for one in gpus])
+            units += sum(gpus)
+            if other == model:
+                whole = gpus.count(UNITS_PER_GPU)
+            else:
+                wasted += table.of_whole[gpus.count(UNITS_PER_GPU)]
         table = self._table(model)[bracket]
-        others = {other: gpus for other, gpus in left.items() if other != model}
-        gpus = left[model]
-        wasted = sum([table.of_units[one] for one in gpus])
-        for other, theirs in others.items():
-            of_other = self._table(other)[bracket]
-            wasted += sum([of_other.of_units[one] for one in theirs]) + of_other.of_whole[theirs.count(UNITS_PER_GPU)]
-        units, whole = sum(gpus) + sum(map(sum, others.values())), gpus.count(UNITS_PER_GPU)
+        of_units, of_whole = table.of_units, table.of_whole
+        stranded = {taken: self._stranded(units - taken, cpu) for taken in set(takes.values())}
         return {
             now: wasted
-            - table.of_units[now]
-            + table.of_units[now - taken]
-            + table.of_whole[whole - (now == UNITS_PER_GPU and taken > 0)]
-            + self._stranded(units - taken, cpu)
+            - of_units[now]
+            + of_units[now - taken]
+            + of_whole[whole - (now == UNITS_PER_GPU and taken > 0)]
+            + stranded[taken]
             for now, taken in takes.items()
         }
 
@@ -112,12 +118,15 @@ class Fragmentation:
 def _bracket(able: Sequence[tuple[Demand, float]]) -> _Bracket:
     """Of the kinds that a node's model and CPU allow; to all others everything that is left is wasted."""
     others = 1.0 - sum(popularity for _, popularity in able)
-    of_units = [
-        units * (others + sum(popularity for demand, popularity in able if demand.units > units))
-        for units in range(UNITS_PER_GPU + 1)
+    # between two amounts that are asked for the same requests ask for more
+    units_asked = sorted({demand.units for demand, _ in able})
+    more_units = [
+        others + sum(popularity for demand, popularity in able if demand.units > units) for units in [-1, *units_asked]
     ]
-    of_whole = [
-        whole * UNITS_PER_GPU * sum(popularity for demand, popularity in able if demand.count > whole)
-        for whole in range(MOST_GPUS + 1)
+    of_units = [units * more_units[bisect_right(units_asked, units)] for units in range(UNITS_PER_GPU + 1)]
+    counts_asked = sorted({demand.count for demand, _ in able})
+    more_gpus = [
+        sum(popularity for demand, popularity in able if demand.count > count) for count in [-1, *counts_asked]
     ]
+    of_whole = [whole * UNITS_PER_GPU * more_gpus[bisect_right(counts_asked, whole)] for whole in range(MOST_GPUS + 1)]
     return _Bracket(tuple(of_units), tuple(of_whole))

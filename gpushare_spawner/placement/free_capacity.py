@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from gpushare_spawner.model.report import GpuReport
@@ -11,6 +11,9 @@ from gpushare_spawner.placement.node_capacity import GpuCapacity, NodeCapacity
 from gpushare_spawner.placement.node_resources import UNKNOWN, NodeResources
 from gpushare_spawner.placement.obstacle import Obstacle, fits, obstacle_of
 from gpushare_spawner.placement.request import Demand
+
+NODES_AT_ONCE = 1000
+"""Nodes for which a rating is forgotten in one piece: less than 1 ms."""
 
 
 class FreeCapacity:
@@ -70,11 +73,14 @@ class FreeCapacity:
         """Rate at most ``limit`` nodes for later calls of `best`; return how many are left."""
         return self._indexes.of(demand, rating).refresh(limit)
 
-    def forget(self, rating: object) -> None:
-        """Forget what was computed for a rating that will not be asked for again."""
-        self._indexes.forget(rating)
-        for node in self._nodes.values():
-            node.derived.pop(rating, None)
+    def forgetting(self, rating: object) -> Iterator[None]:
+        """Forget in pieces what was computed for a rating that will not be asked for again."""
+        self._indexes.retire(rating)
+        nodes = list(self._nodes.values())
+        for start in range(0, len(nodes), NODES_AT_ONCE):
+            for node in nodes[start : start + NODES_AT_ONCE]:
+                node.derived.pop(rating, None)
+            yield
 
     def prepare_obstacles(self, demand: Demand, limit: int) -> int:
         """Find the obstacles of at most ``limit`` nodes for later calls of `obstacles`; return how many are left."""

@@ -23,6 +23,10 @@ class Source(IntEnum):
     """This hub's reservations in flight."""
 
 
+_SAID: dict[Source, tuple[Source, str]] = {source: (source, "") for source in Source}
+"""Who speaks where it is no node: one object for all that it says."""
+
+
 class LedgerFeed:
     """One ledger, and who said what that is in it.
 
@@ -59,14 +63,14 @@ class LedgerFeed:
 
     def put(self, source: Source, allocation: Allocation) -> None:
         """A pod or a reservation has this allocation now."""
-        self._say((source, ""), [allocation], all_of_it=False)
+        self._say(_SAID[source], [allocation], all_of_it=False)
 
     def drop(self, source: Source, session: str) -> None:
         """The session's pod or reservation is gone; nothing happens where there was none."""
-        said = self._sessions.get((source, ""), {})
+        said = self._sessions.get(_SAID[source], {})
         if session in said:
             del said[session]
-            self._apply((source, ""), {session: None})
+            self._apply(_SAID[source], {session: None})
 
     def resources(self, node: str, resources: NodeResources) -> None:
         """What is free on a node of CPU, memory and pods; see `Ledger.put_resources`."""
@@ -78,7 +82,7 @@ class LedgerFeed:
 
     def sessions(self, source: Source) -> list[str]:
         """Return the sessions of which pods or reservations (`put`) say that they have an allocation."""
-        return list(self._sessions.get((source, ""), {}))
+        return list(self._sessions.get(_SAID[source], {}))
 
     # -- told everything --
 
@@ -99,8 +103,8 @@ class LedgerFeed:
             if known is not None and report.published_at < known.published_at:
                 self.forget_node(node)  # the agent's clock was set back, or its machine was replaced
             self.report(report)
-        self._say((Source.SEEN, ""), seen)
-        self._say((Source.RESERVED, ""), reserved)
+        self._say(_SAID[Source.SEEN], seen)
+        self._say(_SAID[Source.RESERVED], reserved)
         return self.ledger
 
     def _say(self, speaker: tuple[Source, str], allocations: Iterable[Allocation], all_of_it: bool = True) -> None:

@@ -43,7 +43,7 @@ class NodeCapacity:
     """By index; unhealthy ones too."""
     healthy: Mapping[str, tuple[GpuCapacity, ...]]
     """Healthy GPUs by model."""
-    most_free: dict[str, list[int]] = field(default_factory=dict)
+    most_free: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Free units of the healthy GPUs by model, the most first."""
     resources: NodeResources = UNKNOWN
     """Free CPU, memory and pods, reservations in flight already taken off."""
@@ -54,4 +54,4 @@ class NodeCapacity:
         """Bring what follows from GPUs and resources up to date; `FreeCapacity` calls it after every change."""
         self.derived.clear()
         for model, gpus in self.healthy.items():
-            self.most_free[model] = sorted([gpu.free for gpu in gpus], reverse=True)
+            self.most_free[model] = tuple(sorted([gpu.free for gpu in gpus], reverse=True))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from gpushare_spawner.placement.capacity_index import Best, Rated
-from gpushare_spawner.placement.fragmentation import Fragmentation
+from gpushare_spawner.placement.fragmentation import Fragmentation, Left
 from gpushare_spawner.placement.free_capacity import FreeCapacity
 from gpushare_spawner.placement.node_capacity import NodeCapacity
 from gpushare_spawner.placement.request import Demand, PlacementRequest
@@ -19,24 +18,18 @@ STRANDING_WEIGHT = 1.0
 STEP_UNITS = 4
 """Differences below 0.04 GPU count as none; then the best fit decides. Measured: see docs/explanation/placement.md."""
 
-Left = dict[str, list[int]]
-"""Units that are left on each healthy GPU of a node, by model."""
-
-
-MOST_STATES = 50_000
-"""States of nodes whose values are kept; then they are forgotten and computed anew. About 1 kB each."""
+MOST_KNOWN = 2000
+"""Best places that are kept; then they are forgotten and computed anew. They serve clusters of nodes in few states; in
+others hardly any state comes twice, and many would be work for the garbage collector."""
 
 _Best = tuple[tuple[int, int, int, int], str, tuple[int, ...]]
 """The key without the rank, the GPUs' model, and their positions among the node's healthy GPUs of that model."""
 
 
-@dataclass(slots=True)
-class _State:
-    """What nodes have in common that have the same units and the same CPU left."""
+_State = tuple[tuple[object, ...], Left, float]
+"""What nodes have in common that have the same units and the same CPU left: a signature, the units, and what is wasted.
 
-    left: Left
-    value: float
-    rated: dict[Demand, _Best] = field(default_factory=dict)
+Tuples of numbers and strings: Python's garbage collector does not walk these, and there are as many as nodes."""
 
 
 class StrandingAwareFgd:
@@ -52,7 +45,8 @@ class StrandingAwareFgd:
         self.workload = workload
         self.stranding = stranding
         self._fragmentation = Fragmentation(workload, stranding)
-        self._states: dict[Hashable, _State] = {}
+        self._known: dict[Demand, dict[tuple[object, ...], _Best]] = {}
+        self._known_count = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.workload.kinds)} kinds of requests)"
@@ -74,9 +68,11 @@ class StrandingAwareFgd:
         state: _State | None = node.derived.get(self)
         if state is None:
             state = node.derived[self] = self._state(node)
-        known = state.rated.get(demand)
+        of_demand = self._known.get(demand)
+        known = of_demand.get(state[0]) if of_demand is not None else None
         if known is None:
-            known = state.rated[demand] = self._best(demand, node, state)
+            known = self._best(demand, node, state)
+            self._keep(demand, state, known)
         key, model, positions = known
         if not positions:
             return Rated(key, ())
@@ -84,29 +80,37 @@ class StrandingAwareFgd:
         return Rated((*key, gpus[positions[0]].rank), tuple([gpus[position].uuid for position in positions]))
 
     def _state(self, node: NodeCapacity) -> _State:
-        """What nodes in the state of this one have in common; equal nodes share one object."""
-        units = tuple((model, tuple([(gpu.unowned, gpu.free) for gpu in gpus])) for model, gpus in node.healthy.items())
-        signature = (node.resources.cpu, units)
-        state = self._states.get(signature)
-        if state is None:
-            if len(self._states) >= MOST_STATES:
-                self._states.clear()
-            left = {model: [gpu.ownable for gpu in gpus] for model, gpus in node.healthy.items()}
-            state = _State(left, self._fragmentation.value(left, node.resources.cpu))
-            self._states[signature] = state
-        return state
+        cpu = node.resources.cpu
+        signature: list[object] = [cpu]
+        for model, gpus in node.healthy.items():
+            signature.append(model)
+            for gpu in gpus:
+                signature += (gpu.unowned, gpu.free)
+        left = tuple([(model, tuple([gpu.ownable for gpu in gpus])) for model, gpus in node.healthy.items()])
+        return (tuple(signature), left, self._fragmentation.value(left, cpu))
+
+    def _keep(self, demand: Demand, state: _State, best: _Best) -> None:
+        """Equal nodes have the same best place: it is computed once."""
+        if self._known_count >= MOST_KNOWN:
+            self._known.clear()
+            self._known_count = 0
+        self._known.setdefault(demand, {})[state[0]] = best
+        self._known_count += 1
 
     def _best(self, demand: Demand, node: NodeCapacity, state: _State) -> _Best:
         cpu = node.resources.cpu
+        _, left, before = state
         after = None if cpu is None else cpu - demand.cpu
         found = places(demand, node)
         if demand.count == 1:
-            values = self._values_of_one(demand.units, found, state.left, after)
+            values = self._values_of_one(demand.units, found, left, after)
         else:
-            values = [self._fragmentation.value(_without(place, state.left), after) for place in found]
+            values = [self._fragmentation.value(_without(place, left), after) for place in found]
         return min(
-            ((place.lent, self.steps(value - state.value), place.unowned, place.free), place.model, place.positions)
-            for place, value in zip(found, values, strict=True)
+            [
+                ((place.lent, self.steps(value - before), place.unowned, place.free), place.model, place.positions)
+                for place, value in zip(found, values, strict=True)
+            ]
         )
 
     def steps(self, more: float) -> int:
@@ -114,16 +118,19 @@ class StrandingAwareFgd:
         return math.ceil(more / STEP_UNITS)
 
     def _values_of_one(self, units: int, found: Sequence[Place], left: Left, after: int | None) -> Sequence[float]:
+        of_model = dict(left)
         takes: dict[str, dict[int, int]] = {}
-        now = [left[place.model][place.positions[0]] for place in found]
+        now = [of_model[place.model][place.positions[0]] for place in found]
         for place, ownable in zip(found, now, strict=True):
             takes.setdefault(place.model, {})[ownable] = min(ownable, units)
         values = {model: self._fragmentation.values_after(left, after, model, taken) for model, taken in takes.items()}
         return [values[place.model][ownable] for place, ownable in zip(found, now, strict=True)]
 
 
-def _without(place: Place, left: Mapping[str, Sequence[int]]) -> Left:
-    after = {model: list(gpus) for model, gpus in left.items()}
-    for position in place.positions:
-        after[place.model][position] = 0
-    return after
+def _without(place: Place, left: Left) -> Left:
+    return tuple(
+        (model, [0 if position in place.positions else units for position, units in enumerate(gpus)])
+        if model == place.model
+        else (model, gpus)
+        for model, gpus in left
+    )

@@ -143,14 +143,18 @@ def places(demand: Demand, node: NodeCapacity) -> list[Place]:
     if not demand.count:
         return [Place(0, 0, 0, "", ())]
     found: list[Place] = []
+    units = demand.units
     for model, gpus in node.healthy.items():
         if not demand.accepts(model):
             continue
         if demand.count == 1:
-            states = {(gpu.unowned, gpu.free): position for position, gpu in reversed(list(enumerate(gpus)))}
-            for (unowned, free), position in states.items():
-                if free >= demand.units:
-                    found.append(Place(max(0, demand.units - unowned), unowned, free, model, (position,)))
+            seen: set[tuple[int, int]] = set()
+            for position, gpu in enumerate(gpus):
+                unowned, free = gpu.unowned, gpu.free
+                if free >= units and (unowned, free) not in seen:
+                    seen.add((unowned, free))
+                    lent = units - unowned if units > unowned else 0
+                    found.append(Place(lent, unowned, free, model, (position,)))
         else:
             whole = [position for position, gpu in enumerate(gpus) if gpu.free >= demand.units]
             if len(whole) >= demand.count:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpushare_spawner.model.report import Notice
@@ -12,6 +11,9 @@ from gpushare_spawner.placement.claim import Claim
 from gpushare_spawner.placement.ledger import Ledger
 from gpushare_spawner.placement.obstacle import fits
 from gpushare_spawner.placement.request import PlacementRequest
+
+SESSIONS_AT_ONCE = 100
+"""Sessions whose nodes are found in one piece: less than 1 ms."""
 
 
 class SupposedLedger:
@@ -78,26 +80,42 @@ class SupposedLedger:
         return self._nodes[name]
 
 
-def first_to_fit(ledger: Ledger, request: PlacementRequest, announced: Iterable[tuple[str, Notice]]) -> Claim | None:
-    """Return the GPUs that fit a request first if announced idle actions happen; None: these do not help it.
+def helpful_actions(
+    ledger: Ledger, requests: Iterable[PlacementRequest], announced: Iterable[tuple[str, Notice]]
+) -> Iterator[list[tuple[str, Notice]]]:
+    """Yield the idle actions on nodes where one of the requests may fit after them, node by node; in small pieces.
 
-    ``announced``: the actions by their sessions.
+    ``announced``: the actions by their sessions. An empty list is a piece of work that found none. Claims are not
+    looked at: a request does not meet its own. This is counted without a copy of the node. Between two pieces the
+    ledger may change.
     """
     on_node: dict[str, list[tuple[str, Notice]]] = {}
-    for session, action in announced:
+    for number, (session, action) in enumerate(announced):
         node = _node_of(ledger, session)
         if node is not None:
             on_node.setdefault(node, []).append((session, action))
-    hopeful = [
-        action for node, actions in on_node.items() if _may_fit(ledger, request, node, actions) for action in actions
-    ]
+        if number % SESSIONS_AT_ONCE == 0:
+            yield []
+    asked = {(request.demand, request.left_out, request.node): request for request in requests}.values()
+    for name, actions in on_node.items():
+        yield actions if _may_fit(ledger, asked, name, actions) else []
+
+
+def first_to_fit(
+    ledger: Ledger, request: PlacementRequest, helpful: Iterable[tuple[str, Notice]]
+) -> Iterator[Claim | None]:
+    """Yield the GPUs that fit a request first if announced idle actions happen; nothing where these do not help it.
+
+    Before that None for each action that does not help: the work can be done in pieces. ``helpful``: the actions by
+    their sessions, see `helpful_actions`.
+    """
     supposed = SupposedLedger(ledger)
-    for session, action in sorted(hopeful, key=lambda known: known[1].at):
+    for session, action in sorted(helpful, key=lambda known: known[1].at):
         there = supposed.happens(session, action)
         claim = supposed.place("", request, there) if there is not None else None
+        yield claim
         if claim is not None:
-            return claim
-    return None
+            return
 
 
 def _node_of(ledger: Ledger, session: str) -> str | None:
@@ -107,13 +125,32 @@ def _node_of(ledger: Ledger, session: str) -> str | None:
     return gpu.node if gpu is not None else None
 
 
-def _may_fit(ledger: Ledger, request: PlacementRequest, name: str, actions: Iterable[tuple[str, Notice]]) -> bool:
-    """Whether enough units would be free on a node at most, counted without making a copy of it."""
-    freed: Counter[str] = Counter()
+def _may_fit(
+    ledger: Ledger, requests: Iterable[PlacementRequest], name: str, actions: Iterable[tuple[str, Notice]]
+) -> bool:
+    """Whether enough units would be free on a node for one of the requests if nothing were claimed there."""
+    node = ledger.capacity.nodes.get(name)
+    if node is None:
+        return False
+    free = {gpu.uuid: gpu.free for gpu in node.gpus}
     for session, action in actions:
-        allocation = ledger.allocations[session]
-        kept = 0 if action.tier is Tier.STOPPED else action.effective_units
-        freed.update(dict.fromkeys(allocation.gpus, max(0, allocation.effective_units - kept)))
-    gpus = ledger.capacity.nodes[name].gpus
-    enough = [gpu for gpu in gpus if gpu.free + freed[gpu.uuid] >= request.share.units]
-    return name not in request.left_out and len(enough) >= request.share.count
+        allocation = ledger.allocations.get(session)
+        if allocation is not None:
+            kept = 0 if action.tier is Tier.STOPPED else action.effective_units
+            _add(free, allocation.gpus, max(0, allocation.effective_units - kept))
+    for claim in ledger.claims.values():
+        if claim.node == name:
+            _add(free, claim.gpus, claim.units)
+    return any(
+        request.node in ("", name)
+        and name not in request.left_out
+        and request.share.count
+        <= sum(free[gpu.uuid] >= request.share.units and request.demand.accepts(gpu.model) for gpu in node.gpus)
+        for request in requests
+    )
+
+
+def _add(free: dict[str, int], gpus: Iterable[str], units: int) -> None:
+    for uuid in gpus:
+        if uuid in free:
+            free[uuid] += units

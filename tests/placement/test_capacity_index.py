@@ -24,6 +24,13 @@ class Fullest:
         return Rated((node.gpus[0].free,), (node.gpus[0].uuid,))
 
 
+class Emptiest:
+    """Rates by free units, the most first."""
+
+    def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
+        return Rated((-node.gpus[0].free,), (node.gpus[0].uuid,))
+
+
 def cluster(count: int = 5) -> FreeCapacity:
     """Nodes n0, n1, ... with a GPU each, named g0, g1, ..."""
     capacity = FreeCapacity()
@@ -80,11 +87,48 @@ def test_what_was_computed_for_a_rating_can_be_forgotten():
         capacity.best(ONE, rating)
         for node in capacity.nodes.values():
             node.derived[rating] = "known"
-    capacity.forget(old)
+    for _ in capacity.forgetting(old):
+        pass
     assert all(list(node.derived) == [new] for node in capacity.nodes.values())
     for rating, rated in ((old, 10), (new, 5)):
         capacity.best(ONE, rating)
         assert len(rating.asked) == rated
+
+
+def test_the_index_of_a_forgotten_rating_serves_the_next_one() -> None:
+    """Its containers are as large as the cluster: new ones would be work for the garbage collector."""
+    capacity, many = cluster(), Demand(10, 2)
+    old, new = Fullest(), Emptiest()
+    for demand in (ONE, many):
+        capacity.best(demand, old)
+    capacity.obstacles(many)
+    index = capacity._indexes.of(ONE, old)
+    heap, entries = index._heap, index._entries
+    for number in range(5):
+        capacity.update(f"g{number}", 20 + number, 20 + number)
+    for _ in capacity.forgetting(old):
+        pass
+    capacity.update("g2", 0, 0)
+    assert capacity.best(ONE, new) == Best("n4", ("g4",))
+    assert capacity._indexes.of(ONE, new) is index
+    assert (index._heap is heap, index._entries is entries) == (True, True)
+    assert len(heap) == len(entries) == 4
+    assert capacity.best(many, new) is None
+    assert sum(capacity.obstacles(many)[0].values()) == 5
+
+
+def test_the_indexes_of_forgotten_ratings_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity_index, "MOST_ENTRIES", 10)  # two indexes of five nodes
+    capacity = cluster()
+    for number in range(1, 6):
+        rating = Fullest()
+        for demand in (Demand(number, 1), ONE, Demand(number, 2)):
+            capacity.best(demand, rating)
+            indexes = capacity._indexes
+            assert len(indexes._indexes) + len(indexes._retired) <= 2
+        for _ in capacity.forgetting(rating):
+            pass
+        assert not indexes._indexes
 
 
 def test_nodes_in_the_same_situation_share_one_obstacle():

@@ -50,7 +50,7 @@ def test_an_unhealthy_gpu_is_known_and_is_not_offered():
     assert {model: [one.uuid for one in gpus] for model, gpus in node.healthy.items()} == {"A100": ["a"]}
     capacity.update("b", 10, 20)
     assert (capacity.gpus["b"].unowned, capacity.gpus["b"].free) == (10, 20)
-    assert node.most_free == {"A100": [100]}
+    assert node.most_free == {"A100": (100,)}
 
 
 def test_a_report_that_changes_nothing_about_the_gpus_leaves_them_as_they_are():
@@ -77,7 +77,7 @@ def test_what_is_derived_of_a_node_is_forgotten_when_it_changes():
         node.derived["key"] = 1
         change()  # nothing changes
         assert node.derived == {"key": 1}
-    assert node.most_free == {"A100": [60]}
+    assert node.most_free == {"A100": (60,)}
 
 
 def test_resources_may_be_known_before_the_gpus():

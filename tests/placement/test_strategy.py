@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import dataclass
 
@@ -139,7 +140,7 @@ def test_the_default_takes_the_place_after_which_least_is_wasted(seed, wanted, s
             for model, gpus in node.healthy.items()
         }
         left = None if cpu is None else cpu - wanted.cpu
-        more = fragmentation.value(then, left) - fragmentation.value(now, cpu)
+        more = fragmentation.value(tuple(then.items()), left) - fragmentation.value(tuple(now.items()), cpu)
         # what is equal but for the last bits must not be a step apart
         return lent, -((-round(more, 9)) // 4), unowned, free, rank[place[1][0]]
 
@@ -202,8 +203,8 @@ class _Fitting:
 
 def test_a_gpu_without_cpu_weighs_as_much_as_a_fragment_that_nobody_wants():
     value = StrandingAwareFgd(workload_of([(Demand(100, 1, cpu=8000), 1)]))._fragmentation.value
-    fragment = value({"A100": [50]}, 8000)
-    assert value({"A100": [50]}, 0) == pytest.approx(2 * fragment)
+    fragment = value([("A100", [50])], 8000)
+    assert value([("A100", [50])], 0) == pytest.approx(2 * fragment)
 
 
 @pytest.mark.parametrize(("more", "steps"), [(-4.0, -1), (-3.9, 0), (0.0, 0), (0.1, 1), (4.0, 1), (4.1, 2)])
@@ -211,21 +212,35 @@ def test_differences_below_four_units_count_as_none(more, steps):
     assert StrandingAwareFgd().steps(more) == steps
 
 
-def test_what_was_computed_of_states_is_forgotten_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr(stranding_aware_fgd, "MOST_STATES", 2)
+def test_what_was_computed_of_states_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stranding_aware_fgd, "MOST_KNOWN", 2)
     strategy, kept = StrandingAwareFgd(workload_of([(Demand(25, 1), 1)])), []
     for number in range(1, 4):
         ledger = Ledger.of([report("node", [gpu(str(index), index) for index in range(number)])])
         assert ledger.place(request(25), strategy) is not None
-        kept.append(len(strategy._states))
+        kept.append(sum(map(len, strategy._known.values())))
     assert kept == [1, 2, 1]
+
+
+@pytest.mark.parametrize("demanded", [request(25), request(count=2)])
+def test_what_is_kept_of_many_nodes_is_no_work_for_the_garbage_collector(demanded: PlacementRequest) -> None:
+    """A collection of a cluster's nodes would block the event loop of the hub."""
+    strategy = StrandingAwareFgd(workload_of([(Demand(25, 1), 1)]))
+    ledger = Ledger.of([report("node", [gpu("a", 0), gpu("b", 1)])])
+    ledger.place(demanded, strategy)
+    gc.collect()
+    [node] = ledger.capacity.nodes.values()
+    [(signature, best)] = [item for known in strategy._known.values() for item in known.items()]
+    [entry] = ledger.capacity._indexes.of(demanded.demand, strategy)._entries.values()
+    for _ in range(3):  # a tuple of tuples follows those inside
+        gc.collect()
+    assert not any(map(gc.is_tracked, (signature, best, entry, node.derived[strategy], node.most_free)))
 
 
 def test_gpus_that_are_taken_as_a_whole_leave_nothing():
     place = Place(lent=0, unowned=3, free=3, model="A100", positions=(0, 2))
-    left = {"A100": [100, 100, 100], "T4": [100]}
-    assert stranding_aware_fgd._without(place, left) == {"A100": [0, 100, 0], "T4": [100]}
-    assert left == {"A100": [100, 100, 100], "T4": [100]}
+    left = (("A100", (100, 100, 100)), ("T4", (100,)))
+    assert stranding_aware_fgd._without(place, left) == (("A100", [0, 100, 0]), ("T4", (100,)))
 
 
 def test_a_strategy_is_told_what_is_wrong_with_it():

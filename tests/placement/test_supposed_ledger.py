@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.placement import Ledger, SupposedLedger, first_to_fit
+from gpushare_spawner.placement import Claim, Ledger, PlacementRequest, SupposedLedger, helpful_actions
+from gpushare_spawner.placement import first_to_fit as looking_for_first
 from tests.placement.reports import active, gpu, report, request
 
 
@@ -14,6 +15,14 @@ def stop(at: float) -> Notice:
 
 def downgrade(at: float, to: int) -> Notice:
     return Notice(tier=Tier.DOWNGRADED, at=at, reason="idle", effective_units=to)
+
+
+def first_to_fit(ledger: Ledger, asked: PlacementRequest, announced: list[tuple[str, Notice]]) -> Claim | None:
+    """Look at the actions that may help, as a pass over the queue does."""
+    helpful = [action for actions in helpful_actions(ledger, [asked], announced) for action in actions]
+    *before, last = [None, *looking_for_first(ledger, asked, helpful)]
+    assert not any(before)
+    return last
 
 
 def two_nodes() -> Ledger:
@@ -91,3 +100,36 @@ def test_a_name_that_is_placed_anew_gives_up_what_it_claimed_before():
     assert supposed.place("eve", request(60), "n1") is not None
     assert supposed.place("eve", request(80), "n1") is not None
     assert supposed.place("max", request(30), "n1") is None
+
+
+def helped(ledger: Ledger, announced: list[tuple[str, Notice]], *asked: PlacementRequest) -> list[str]:
+    return [session for actions in helpful_actions(ledger, asked, announced) for session, _ in actions]
+
+
+def test_actions_on_nodes_where_no_request_can_fit_are_left_out() -> None:
+    """Such nodes need not be copied to find out."""
+    announced = [("ada", downgrade(1, to=60)), ("bob", stop(2)), ("gone", stop(3))]
+    ledger = two_nodes()
+    assert helped(ledger, announced, request(40)) == ["ada", "bob"]
+    assert helped(ledger, announced, request(41)) == ["bob"]
+    assert helped(ledger, announced, request(41), request(10)) == ["ada", "bob"]
+    assert helped(ledger, announced, request(41, left_out=frozenset({"n2"}))) == []
+    assert helped(ledger, announced, request(41, node="n1")) == []
+    assert helped(ledger, announced, request(count=2)) == []
+    assert helped(ledger, announced, request(41, "T4")) == []
+
+
+def test_a_claim_on_a_node_does_not_rule_its_actions_out() -> None:
+    """It can be the claim of the request itself."""
+    ledger = two_nodes()
+    ledger.claim("max", Claim.of(request(100), "n2", ("b",)))
+    assert helped(ledger, [("bob", stop(2))], request(100)) == ["bob"]
+
+
+def test_what_is_gone_between_two_pieces_helps_nobody() -> None:
+    ledger = two_nodes()
+    pieces = helpful_actions(ledger, [request(50)], [("ada", stop(1)), ("bob", stop(2))])
+    assert next(pieces) == []
+    ledger.remove("ada")
+    ledger.drop_node("n2")
+    assert [session for actions in pieces for session, _ in actions] == ["ada"], "its node is free now"

@@ -6,13 +6,17 @@ Does not reserve anything and knows no clock: see `reservations`.
 from __future__ import annotations
 
 from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.placement import (
     Allocation,
+    Claim,
     LedgerFeed,
+    PlacementRequest,
     Source,
     able_nodes,
     cheapest_claim,
     first_to_fit,
+    helpful_actions,
     looking_for_claim,
 )
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
@@ -72,14 +76,27 @@ class Placer:
         able = able_nodes(capacity, request)
         if ticket.result.done() or ticket not in self._queue or able <= self._reached:
             return
-        claim = None
-        if ticket.moves < MOST_MOVES:
-            claim = first_to_fit(check.ledger, request, check.snapshot.announced)
+        claim = await self._first_to_fit(request, breaks) if ticket.moves < MOST_MOVES else None
+        if ticket.result.done() or ticket not in self._queue:
+            return
         claim = claim or cheapest_claim(capacity, request)
         if claim is not None:
             self._reached |= able
             ticket.keeps(claim.node)
             self._feed.claim(ticket.claimant, claim)
+
+    async def _first_to_fit(self, request: PlacementRequest, breaks: LoopBreaks) -> Claim | None:
+        """Return the GPUs that will fit a request first by announced idle actions; None: these do not help it."""
+        ledger = self._check.ledger
+        helpful: list[tuple[str, Notice]] = []
+        for actions in helpful_actions(ledger, [request], self._check.snapshot.announced):
+            helpful += actions
+            await breaks.pause_if_due()
+        found = None
+        for claim in first_to_fit(ledger, request, helpful):
+            found = claim
+            await breaks.pause_if_due()
+        return found
 
     def gave(self, allocation: Allocation) -> None:
         """Count what a ticket was given."""

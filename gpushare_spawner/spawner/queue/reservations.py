@@ -22,7 +22,7 @@ from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, Strategy
 from gpushare_spawner.quota.fair_share import PREPAID_SECONDS
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.expected_workload import ExpectedWorkload
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.placer import Placer
 from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
@@ -88,6 +88,7 @@ class Reservations(ABC, Generic[Reserved]):
         self._placing: asyncio.Task[None] | None = None
         self._sampling: asyncio.Task[None] | None = None
         self._unavailable_since: float | None = None
+        self._lasting = LastingObjects()
         self._has_placed = False
         """Whether a whole pass over the queue has been made: indexes of the cluster's nodes exist since then."""
 
@@ -197,7 +198,7 @@ class Reservations(ABC, Generic[Reserved]):
         placer = Placer(check, self.feed, self.queue, self.where)
         self._count_quotas(snapshot)
         self.queue.arrange(self.quotas.order(self.queue))
-        breaks = LoopBreaks(makes_lasting_objects=not self._has_placed)
+        breaks = LoopBreaks(lasting=None if self._has_placed else self._lasting)
         for ticket in self.queue:
             await breaks.pause_if_due()
             if ticket not in self.queue or ticket.result.done():
@@ -317,7 +318,9 @@ class Reservations(ABC, Generic[Reserved]):
         before, self.strategy = self.strategy, self._expected.strategy(self.strategy, snapshot, time.monotonic())
         if before is not self.strategy:
             # what it has rated is as large as the cluster
-            self.feed.ledger.capacity.forget(before)
+            forgetting = self.feed.ledger.capacity.forgetting(before)
+            next(forgetting, None)
+            self.in_background(LoopBreaks().through(forgetting))
         return PlacementCheck(snapshot, self.feed.ledger, self.strategy, self.counted)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import PlacementRequest, SupposedLedger
+from gpushare_spawner.placement import PlacementRequest, SupposedLedger, helpful_actions
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
@@ -117,7 +118,11 @@ async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: L
     supposed = SupposedLedger(check.ledger)
     waiting = {ticket: _counted(check, ticket) for ticket in queue if not ticket.result.done()}
     expected: dict[Ticket, float] = {}
-    for session, announced in sorted(check.snapshot.announced, key=lambda known: known[1].at):
+    helpful: list[tuple[str, Notice]] = []
+    for actions in helpful_actions(check.ledger, waiting.values(), check.snapshot.announced):
+        helpful += actions
+        await breaks.pause_if_due()
+    for session, announced in sorted(helpful, key=lambda known: known[1].at):
         if len(expected) == len(waiting):
             break
         await breaks.pause_if_due()

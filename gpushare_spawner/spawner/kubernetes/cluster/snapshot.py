@@ -32,7 +32,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedO
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
-from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.wording import refusals
 
@@ -105,6 +105,7 @@ class ClusterSnapshots:
         self._told: set[str] = set()
         self._distrusted: dict[str, float] = {}
         self._closed: dict[str | None, float] = {}
+        self._lasting = LastingObjects()
         self._last: tuple[float, GpuSnapshot] | None = None
 
     async def snapshot(
@@ -147,7 +148,7 @@ class ClusterSnapshots:
             await freshen(reports)
             for reflector in pods.values():
                 await self._freshen_pods(reflector)
-            breaks = LoopBreaks(makes_lasting_objects=self._last is None)
+            breaks = LoopBreaks(lasting=self._lasting if self._last is None else None)
             before = dict(reserved())
             await breaks.through(self._read_reports(reports))
             await breaks.through(self._count_reports())
