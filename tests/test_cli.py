@@ -13,22 +13,22 @@ from gpushare_spawner.cli import COMMANDS
 GPUSHARE = [sys.executable, "-m", "gpushare_spawner.cli"]
 
 
-def test_the_version():
+def test_the_version() -> None:
     assert subprocess.check_output([*GPUSHARE, "--version"], text=True) == f"gpushare-spawner {__version__}\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_part_explains_itself(command):
+def test_every_part_explains_itself(command: str) -> None:
     said = subprocess.check_output([*GPUSHARE, command, "--help"], text=True)
     assert said.startswith(f"usage: gpushare {command}")
 
 
-def test_help_names_every_part():
+def test_help_names_every_part() -> None:
     said = subprocess.check_output([*GPUSHARE, "--help"], text=True)
     assert all(command in said for command in COMMANDS)
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     schema = [*GPUSHARE, "templates", "schema"]
     with subprocess.Popen(schema, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -38,7 +38,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 
 @pytest.mark.parametrize("command", ["agent", "service"])
-def test_command_imports_no_kubernetes_package_for_its_options(command):
+def test_command_imports_no_kubernetes_package_for_its_options(command: str) -> None:
     program = (
         "import sys; from gpushare_spawner.cli import subcommand_parser; "
         f"subcommand_parser({command!r}).parse_args([]); "

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
@@ -48,7 +49,7 @@ class Agent:
         self.settings = NodeSettings(
             name="here", rounds=RoundSettings(look_every=0.05, poll_every=0.05, well_after=0.0, reconnect_within=0.0)
         )
-        self.gpus = (FIRST, SECOND)
+        self.gpus: tuple[Gpu, ...] = (FIRST, SECOND)
         self.node: Node
         self.state: StateFolder
         self.peers: list[Peer] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
@@ -66,7 +67,7 @@ def frame(kind: Kind, *fields: int) -> Frame:
     return Frame(kind, fields + (0,) * (12 - len(fields)), gpu_bytes(FIRST.uuid))
 
 
-def two_sessions(**settings: float) -> tuple[World, GpuArbitration, Recorder, Recorder]:
+def two_sessions(**settings: Any) -> tuple[World, GpuArbitration, Recorder, Recorder]:
     """Two clients of 12 GiB each on 16 GiB."""
     world = World()
     shell = GpuArbitration(FIRST, ArbiterSettings(**settings), lambda: world.now, world.call_at)

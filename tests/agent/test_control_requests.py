@@ -63,7 +63,7 @@ class Parts:
     def listen(self, session: Session) -> str | None:
         self.done.append(f"listen {session.id}")
         if self.no_socket is None:
-            session.socket = SimpleNamespace(path=Path("/run/s/gpu"))  # type: ignore[assignment]
+            session.socket = SimpleNamespace(path=Path("/run/s/gpu"))
         return self.no_socket
 
     def reopen(self, session: Session, request: OpenRequest) -> None:

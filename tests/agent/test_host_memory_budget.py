@@ -148,7 +148,7 @@ def test_a_pods_cgroup_is_searched_once_while_it_is_there(tmp_path: Path, monkey
     cgroups = MemoryCgroups(tmp_path)
     searches: list[str] = []
     search = Path.glob
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: searches.append(pattern) or search(self, pattern))
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: searches.append(pattern) or search(self, pattern))  # type: ignore[func-returns-value]
     assert cgroups.of_pod(UID) is None
     group(pod, "max", 9 * GIB, 0)
     group(pod / "first.scope", str(16 * GIB), 9 * GIB, 2 * GIB)
@@ -216,7 +216,7 @@ async def test_a_report_counts_the_memory_of_each_session_once(
         small_host.open(f"user-{number}", share_units=5)
     counts: list[str] = []
     counted = SessionLimit.counted
-    monkeypatch.setattr(SessionLimit, "counted", lambda self, uuid: counts.append(uuid) or counted(self, uuid))
+    monkeypatch.setattr(SessionLimit, "counted", lambda self, uuid: counts.append(uuid) or counted(self, uuid))  # type: ignore[func-returns-value]
     assert len(small_host.node.report().sessions) == 12
     assert len(counts) == 12
 
@@ -265,7 +265,9 @@ async def test_a_session_cannot_take_the_nodes_budget_by_what_it_claims(small_ho
     assert await reserve(bob, 6 * GIB, 6 * GIB) == 0, "the limit of 16 GiB and a quarter of 8 are counted for ada"
 
 
-async def test_a_server_with_a_memory_limit_has_a_budget_of_its_own(agent: Agent, monkeypatch, tmp_path: Path) -> None:
+async def test_a_server_with_a_memory_limit_has_a_budget_of_its_own(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "cgroup.controllers").write_text("memory\n")
     group(tmp_path / "ada.service", str(6 * GIB), 2 * GIB, GIB)
     monkeypatch.setattr(
@@ -286,7 +288,7 @@ async def test_a_server_with_a_memory_limit_has_a_budget_of_its_own(agent: Agent
 
 @pytest.mark.parametrize("limit", [4, 5])
 async def test_a_server_whose_memory_limit_breaks_its_guarantee_is_logged(
-    agent: Agent, monkeypatch, tmp_path: Path, caplog, limit: int
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: int
 ) -> None:
     """Of the limit 1 GiB is in use; a quarter of 16 GiB is guaranteed."""
     (tmp_path / "cgroup.controllers").write_text("memory\n")

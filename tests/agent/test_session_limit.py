@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class Programs:
 
 
 @pytest.fixture
-def programs(agent: AgentProcess):
+def programs(agent: AgentProcess) -> Iterator[Programs]:
     programs = Programs(agent)
     yield programs
     for client in programs.clients:

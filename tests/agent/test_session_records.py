@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.agent.state import session_records as store_module
 from gpushare_spawner.agent.state.lock import AlreadyRunning
 from gpushare_spawner.agent.state.session_folder import PathTooLong
 from gpushare_spawner.agent.state.session_record import SessionRecord
@@ -106,7 +105,7 @@ async def test_a_write_that_fails_leaves_the_old_record(tmp_path: Path, monkeypa
     folder = RecordFolder(tmp_path)
     old = record()
     folder.write(short_name("ada"), old.model_dump_json().encode())
-    monkeypatch.setattr(store_module.os, "fsync", _no_space)
+    monkeypatch.setattr(os, "fsync", _no_space)
     with pytest.raises(OSError, match="No space"):
         folder.write(short_name("ada"), b"half a rec")
     assert folder.load() == [old]
@@ -121,7 +120,7 @@ async def test_a_full_disk_is_said_and_survived(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, eventually: Eventually
 ) -> None:
     with monkeypatch.context() as full:
-        full.setattr(store_module.os, "fsync", _no_space)
+        full.setattr(os, "fsync", _no_space)
         await agent.node.requests.answer(request_for("ada"))
         await agent.node.requests.answer(request_for("bob"))
         assert {one.id for one in agent.node.report().sessions} == {"ada", "bob"}

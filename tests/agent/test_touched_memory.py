@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ async def agent(short_folder: Path) -> AsyncIterator[AgentProcess]:
 
 
 @pytest.fixture
-def jobs():
+def jobs() -> Iterator[list[Client]]:
     started: list[Client] = []
     yield started
     for job in started:
@@ -92,8 +92,8 @@ async def started(agent: AgentProcess, count: int, reserved: int, apart: float =
             jobs[-1].say("go")
             await asyncio.sleep(apart)
     if not apart:
-        for job in jobs:
-            job.say("go")
+        for one in jobs:
+            one.say("go")
     return jobs
 
 

@@ -235,7 +235,7 @@ def test_lags_always_add_up_to_nothing(events: list[tuple[str, str, int]]) -> No
         elif event == "rest":
             books.accounts.rest(name)
         elif event == "run":
-            books.run(float(number), **{name: 1})
+            books.run(float(number), **{name: 1})  # type: ignore[arg-type]
         else:
             books.accounts.set_weight(name, number)
         lags = books.lags().values()

@@ -24,11 +24,8 @@ def test_all_that_fit_hold_the_lease_together_without_an_end() -> None:
         arbiter.add_session(str(index), 30, 0.0)
         arbiter.connect(index, str(index), 0.0)
         grants += arbiter.request(index, gib * GIB, 0, float(index))
-    assert [(type(grant), grant.client, grant.time_slice) for grant in grants] == [
-        (Grant, 0, 0),
-        (Grant, 1, 0),
-        (Grant, 2, 0),
-    ]
+    granted = [(grant.client, grant.time_slice) for grant in grants if isinstance(grant, Grant)]
+    assert (granted, len(grants)) == ([(0, 0), (1, 0), (2, 0)], 3)
     assert arbiter.holders() == ("0", "1", "2")
     assert arbiter.waiting() == ()
     assert arbiter.next_wakeup() is None

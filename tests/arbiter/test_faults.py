@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke
@@ -124,7 +127,7 @@ def test_unknown_sessions_are_errors() -> None:
         arbiter.connect(2, "nobody", 0.0)
     with pytest.raises(KeyError):
         arbiter.set_weight("nobody", 1, 0.0)
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: arbiter.memory(9, 0, 0, 0.0),
         lambda: arbiter.idle(9, 1, 0.0, 0.0, 0.0),
         lambda: arbiter.busy(9, 1, 0.0),
@@ -132,7 +135,8 @@ def test_unknown_sessions_are_errors() -> None:
         lambda: arbiter.paged_in(9, 0, 0.0, 0.0),
         lambda: arbiter.paged_out(9, 0, 0.0, 0.0),
         lambda: arbiter.disconnect(9, 0.0),
-    ):
+    )
+    for call in calls:
         with pytest.raises(KeyError):
             call()
     with pytest.raises(ValueError, match="already"):
@@ -169,7 +173,7 @@ def test_crashes_and_starts_in_a_running_system() -> None:
 
         device.at(index * 7.0, start)
         if index < 38:
-            device.at(index * 7.0 + 40.0, lambda name=name: device.crash(name))
+            device.at(index * 7.0 + 40.0, partial(device.crash, name))
     device.run(2000.0)
     left = list(device.jobs.values())
     assert [job.name for job in left] == ["j38", "j39"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke, RevokeReason
+from gpushare_spawner.arbiter.decisions import Decision
+from tests.present import present
 
 GIB = 2**30
 S = 0.001 + 2 * 16 * GIB / 8e9
@@ -26,7 +28,7 @@ def arbiter(settings: ArbiterSettings = NO_CREDIT, managed: int = 16 * GIB, **we
 
 def test_a_time_slice_ends_after_its_part_of_the_round_and_not_before() -> None:
     gpu = arbiter(a=30, b=70)
-    end = gpu.next_wakeup()
+    end = present(gpu.next_wakeup())
     assert end == pytest.approx(0.3 * 2 * S / 0.025)
     assert gpu.tick(end - 0.001) == []
     (order,) = gpu.tick(end)
@@ -43,7 +45,7 @@ def test_a_time_slice_ends_after_its_part_of_the_round_and_not_before() -> None:
 
 def test_a_revoked_client_has_four_seconds_to_answer() -> None:
     gpu = arbiter(a=50, b=50)
-    end = gpu.next_wakeup()
+    end = present(gpu.next_wakeup())
     gpu.tick(end)
     assert gpu.next_wakeup() == pytest.approx(end + 4.0)
     assert gpu.tick(end + 3.999) == []
@@ -72,6 +74,7 @@ def test_a_session_that_comes_early_spends_credit_for_what_it_lacks() -> None:
         gpu.connect(session, session, 0.0)
     gpu.request("a", 16 * GIB, 0, 0.0)
     (order,) = gpu.request("b", 16 * GIB, 0, 100.0)
+    assert isinstance(order, Revoke)
     gpu.release("a", order.lease, 100.0, 100.0)
     # b lacked 16 GiB of its pages, and came in place of others: half of a hand-off there and back
     assert gpu._schedule.interactive_credit.seconds == pytest.approx(S - (0.001 + 16 * GIB / 8e9))
@@ -148,11 +151,14 @@ def test_without_samples_a_client_that_stays_quiet_under_its_lease_returns_it_wh
     gpu = arbiter(managed=GIB, a=30, b=70)
     assert gpu.tick(0.05) == []
     gpu.idle("a", 1, 0.05, 0.0, 0.05)
-    instants, orders = [], []
+    instants: list[float] = []
+    orders: list[Decision] = []
     while not orders:
-        instants.append(gpu.next_wakeup())
+        instants.append(present(gpu.next_wakeup()))
         orders = gpu.tick(instants[-1])
-    assert [(type(order), order.client, order.reason) for order in orders] == [(Revoke, "a", RevokeReason.IDLE)]
+    (order,) = orders
+    assert isinstance(order, Revoke)
+    assert (order.client, order.reason) == ("a", RevokeReason.IDLE)
     assert instants[-1] == pytest.approx(1.55)
     assert len(instants) < 3
 
@@ -161,7 +167,7 @@ def test_without_samples_a_client_that_stays_quiet_under_its_lease_returns_it_wh
 def test_without_samples_a_quiet_client_keeps_its_lease_while_its_session_owes_nothing_or_is_alone(
     weights: dict[str, int], others: bool
 ) -> None:
-    gpu = arbiter(managed=GIB, **weights)
+    gpu = arbiter(NO_CREDIT, GIB, **weights)
     if not others:
         gpu.release("b", 2, 0.0, 0.0)
     gpu.idle("a", 1, 0.0, 0.0, 0.0)
@@ -181,9 +187,8 @@ def test_a_quiet_client_is_believed_while_another_of_its_session_works() -> None
 @pytest.mark.parametrize("lease", [0, 99])
 def test_stale_messages_change_nothing(lease: int) -> None:
     gpu = arbiter(managed=GIB, a=50, b=50)
-    for instant, send in enumerate((gpu.idle, gpu.release), 1):
-        arguments = ("a", lease, 1.0) + ((0.5,) if send == gpu.idle else ())
-        assert send(*arguments, float(instant)) == []
+    assert gpu.idle("a", lease, 1.0, 0.5, 1.0) == []
+    assert gpu.release("a", lease, 1.0, 2.0) == []
     assert gpu.busy("a", lease, 3.0) == []
     assert gpu.holders() == ("a", "b")
     assert gpu.session_view("a").gpu_seconds == pytest.approx(3.0), "the burst goes on"
@@ -235,6 +240,6 @@ def test_a_small_neighbour_that_asks_when_the_time_slice_is_over_does_not_keep_t
     gpu = arbiter(managed=10 * GIB, a=50, b=50)
     gpu.add_session("small", 10, 0.0)
     gpu.connect("small", "small", 0.0)
-    over = 10 * gpu.next_wakeup()  # the timer is late
+    over = 10 * present(gpu.next_wakeup())  # the timer is late
     decisions = gpu.request("small", 4 * GIB, 0, over)
     assert (Revoke, "a") in [(type(one), one.client) for one in decisions]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 import pytest
 
@@ -17,10 +17,10 @@ def lying_about_pauses(device: VirtualGpu, liar: str) -> None:
     """The liar's processes say at the end of each burst that they have been quiet for as long as they like."""
     told = device.arbiter.idle
 
-    def idle(client: str, lease: int, busy: float, quiet: float, now: float) -> list[Decision]:
-        return told(client, lease, busy, 1e9 if client.startswith(liar) else quiet, now)
+    def idle(client: Hashable, lease: int, busy: float, quiet: float, now: float) -> list[Decision]:
+        return told(client, lease, busy, 1e9 if str(client).startswith(liar) else quiet, now)
 
-    device.arbiter.idle = idle  # type: ignore[method-assign]
+    device.arbiter.idle = idle  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize("weights", [(50, 50), (20, 80), (80, 20)])

@@ -6,6 +6,7 @@ import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, Revoke
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
+from tests.present import present
 
 
 def gpu(**settings: object) -> VirtualGpu:
@@ -105,7 +106,7 @@ def test_a_neighbour_that_connects_and_leaves_all_the_time_changes_the_pace_of_o
         arbiter.disconnect(number, now + 0.005)
         changes += arbiter.paces()
     assert [change.seconds for change in changes] == [ArbiterSettings().pace_alone]
-    due = arbiter.next_wakeup()
+    due = present(arbiter.next_wakeup())
     assert due == pytest.approx(0.995 + ArbiterSettings().unpaced_after)
     arbiter.tick(due)
     assert [change.seconds for change in arbiter.paces()] == [0.0]

@@ -153,7 +153,7 @@ def test_a_new_lease_counts_its_work_anew_and_knows_nothing_of_the_last() -> Non
     client.revoked, client.overdue, client.again = RevokeReason.TIME_SLICE, True, True
     client.forced_in = client.displaced = client.early = True
     board.released(client)
-    assert (client.lease, client.revoked, client.overdue, client.again) == (0, None, False, False)
+    assert (client.lease, client.revoked, client.overdue, client.again) == (0, None, False, False)  # type: ignore[comparison-overlap]
     board.at(5.0).granted(client, 2)
     board.at(6.0).report_busy(client, 0.25)
     assert board.sessions["a"].gpu_seconds == 4.25

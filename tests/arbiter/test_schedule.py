@@ -177,7 +177,7 @@ def test_the_time_slice_of_one_that_had_to_wait_for_others_begins_when_it_comes(
     assert board.time_slice == ("a", 0.0), "it came alone: the time slice is its own"
     board.schedule.time_slice = TimeSlice(board.session("b"), None)
     board.hold("c")
-    assert board.time_slice == ("b", None), "c joins a"
+    assert board.time_slice == ("b", None), "c joins a"  # type: ignore[comparison-overlap]
     board.hold("b")
     assert board.time_slice == ("b", 3.0)
 
@@ -222,7 +222,7 @@ def test_those_who_are_there_have_the_time_slice_where_the_head_cannot_come_and_
     assert board.time_slice == ("b", None), "nobody stays"
     board.client("a").revoked = None
     board.schedule.due()
-    assert board.time_slice == ("a", 4.0)
+    assert board.time_slice == ("a", 4.0)  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.parametrize(("overdue", "time_slice"), [(False, ("c", None)), (True, ("a", 4.0))])

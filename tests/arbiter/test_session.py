@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,13 @@ def test_decisions_and_views_are_facts_that_nobody_changes() -> None:
     view = SessionView(False, False, False, 0, 0, 0.0, None)
     assert view.paged_out_bytes == 0
     assert Grant("a", 1, 0.0, 0).pace == 0.0
-    facts = [view, Grant("a", 1, 0.0, 0), Revoke("a", 1, 0, RevokeReason.IDLE), PageOut("a", 1), Pace("a", 1, 0.0)]
+    facts: list[Any] = [
+        view,
+        Grant("a", 1, 0.0, 0),
+        Revoke("a", 1, 0, RevokeReason.IDLE),
+        PageOut("a", 1),
+        Pace("a", 1, 0.0),
+    ]
     for fact in facts:
         with pytest.raises(FrozenInstanceError):
-            fact.client = "b"  # type: ignore[misc, union-attr]
+            fact.client = "b"

@@ -8,6 +8,7 @@ from gpushare_spawner.arbiter import ArbiterSettings, GpuArbiter, Grant, Revoke,
 from gpushare_spawner.arbiter.time_slice import Bandwidth, HandOffCredit, TimeSliceLengths
 from tests.arbiter.bounds import longest_wait
 from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
+from tests.present import present
 
 
 def device_of(*jobs: tuple[str, float], bandwidth: float = 12e9, **settings: object) -> VirtualGpu:
@@ -115,7 +116,7 @@ def test_a_newcomer_does_not_disturb_one_that_has_just_begun() -> None:
     (grant,) = arbiter.request("a", 12 * GIB, 0, 0.0)
     assert isinstance(grant, Grant)
     assert arbiter.request("b", 12 * GIB, 0, 0.1) == []
-    wakeup = arbiter.next_wakeup()
+    wakeup = present(arbiter.next_wakeup())
     assert wakeup == pytest.approx(2 * 8 * GIB / 8e9 + 0.001 + 0.1)  # as long as the hand-off costs, and a little
     (revoke,) = arbiter.tick(wakeup)
     assert isinstance(revoke, Revoke)
@@ -207,7 +208,7 @@ def test_lag_is_bounded_by_the_longest_time_slice(weights: tuple[int, ...]) -> N
         device.session(str(index), weight)
         device.start(Job(str(index), str(index), 12 * GIB, forever()))
     device.run(2000.0)  # past the first time slices, whose hand-offs were guessed
-    beyond = []
+    beyond: list[str] = []
 
     def watch(seen: VirtualGpu) -> None:
         longest = max(seen.arbiter._schedule.lengths.by_session.values())

@@ -11,6 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from gpushare_spawner.arbiter import Decision, GpuArbiter, Grant, PageOut, Revoke
 
@@ -281,7 +282,7 @@ class VirtualGpu:
                     queued = min(job.ahead, max(2, round(job.pace / job.kernel))) if job.pace else job.ahead
                     job.drain = job.kernel - job.gpu_seconds % job.kernel + (queued - 1) * job.kernel
                 else:
-                    self.after(DRAIN, self._if_same(job, lambda job=job: self._shut(job), keep=True))
+                    self.after(DRAIN, self._if_same(job, partial(self._shut, job), keep=True))
             elif isinstance(decision, PageOut):
                 self._move_out(job, decision.amount)
 

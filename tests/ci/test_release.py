@@ -89,7 +89,7 @@ def test_the_same_sources_give_the_same_wheel_at_another_time(tmp_path: Path) ->
         return next(into.iterdir())
 
     sdist = hatch("sdist", ROOT, tmp_path / "sdist")
-    wheels = []
+    wheels: list[Path] = []
     for folder in (tmp_path / "one", tmp_path / "two"):
         with tarfile.open(sdist) as archive:
             archive.extractall(folder, filter="data")

@@ -23,7 +23,7 @@ def run_last_cell(error: int) -> list[Any]:
         CUresult=SimpleNamespace(CUDA_SUCCESS=SUCCESS, CUDA_ERROR_OUT_OF_MEMORY=OUT_OF_MEMORY),
         cuDeviceTotalMem=lambda device: (SUCCESS, 1000),
         cuMemAlloc=lambda size: (error, 77),
-        cuMemFree=lambda pointer: asked.append(("free", pointer)) or (SUCCESS,),
+        cuMemFree=lambda pointer: asked.append(("free", pointer)) or (SUCCESS,),  # type: ignore[func-returns-value]
     )
 
     def check(result: tuple[Any, ...]) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gpushare_spawner.demo.short_idle_times import write_demo_templates
 from gpushare_spawner.templates.folder import TemplateFolder
+from tests.present import present
 
 SHIPPED = Path(__file__).resolve().parent.parent.parent / "templates"
 
@@ -21,7 +22,7 @@ def test_every_shipped_template_is_there_with_short_times(tmp_path: Path) -> Non
         for step, seconds in (("downgrade_after", 60), ("release_after", 120), ("stop_after", 1800)):
             had = getattr(before.idle, step) is not None
             assert getattr(after.idle, step) == (seconds if had else None), "the same steps, only sooner"
-    quarter = next(template for template in quick.templates if template.gpu and template.share.units == 25)
+    quarter = next(template for template in quick.templates if template.gpu and present(template.share).units == 25)
     assert (quarter.idle.downgrade_after, quarter.idle.release_after, quarter.idle.warn_before) == (60, 120, 20)
 
 

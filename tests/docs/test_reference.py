@@ -107,7 +107,7 @@ def test_every_option_of_a_command_is_there_with_a_text(name: str) -> None:
             if isinstance(action, argparse._SubParsersAction):
                 parsers += action.choices.values()
             elif not isinstance(action, argparse._HelpAction):
-                shown = (action.option_strings or [action.metavar])[0]
+                shown = action.option_strings[0] if action.option_strings else str(action.metavar)
                 assert re.search(rf"{{option}} {re.escape(shown)}.*\n\S", text), shown
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_an_agent_that_answers_has_nothing_to_do() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_an_agent_is_said(change: dict, level: Level, what: str) -> None:
+def test_what_is_wrong_with_an_agent_is_said(change: dict[str, Any], level: Level, what: str) -> None:
     (found,) = wrong(replace(GOOD, **change))
     assert found.level is level
     assert what in found.what

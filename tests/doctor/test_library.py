@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_a_good_library_has_nothing_to_do() -> None:
         ({"reported": None, "silent": "does not connect"}, Level.PROBLEM, "does not connect"),
     ],
 )
-def test_what_is_wrong_with_a_library_is_said(change: dict, level: Level, what: str) -> None:
+def test_what_is_wrong_with_a_library_is_said(change: dict[str, Any], level: Level, what: str) -> None:
     (found,) = [finding for finding in findings(replace(GOOD, **change)) if finding.level is not Level.OK]
     assert found.level is level
     assert what in found.what

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_a_good_kernel_has_nothing_to_do() -> None:
         ({"machine": "riscv64"}, "kernel", Level.PROBLEM, "one of these architectures"),
     ],
 )
-def test_what_the_kernel_refuses_has_a_remedy(change: dict, where: str, level: Level, remedy: str) -> None:
+def test_what_the_kernel_refuses_has_a_remedy(change: dict[str, Any], where: str, level: Level, remedy: str) -> None:
     (found,) = [finding for finding in findings(replace(GOOD, **change)) if finding.level is not Level.OK]
     assert (found.where, found.level) == (where, level)
     assert remedy in found.remedy

@@ -56,7 +56,7 @@ class RunningStack:
 
     def __init__(
         self, templates: Mapping[str, str], gpus: Mapping[str, str], settings: Mapping[str, str] | None = None
-    ):
+    ) -> None:
         """``templates``: file name -> YAML; ``gpus``: SIMGPU_ variables; ``settings``: more of them."""
         self.home = Path(tempfile.mkdtemp(prefix="gpushare-e2e-"))
         self.token = secrets.token_hex(16)

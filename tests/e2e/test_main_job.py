@@ -134,10 +134,11 @@ async def test_the_borrower_keeps_working_and_its_data_is_intact(
     bob, alice = kernels["bob"], kernels["alice"]
     for _ in range(3):
         assert (
-            await asyncio.gather(bob.run(gpu_cells.WORK_ON_BUFFER), alice.run(gpu_cells.WORK_ON_BUFFER))
+            list(await asyncio.gather(bob.run(gpu_cells.WORK_ON_BUFFER), alice.run(gpu_cells.WORK_ON_BUFFER)))
             == ["worked"] * 2
         )
-    assert await asyncio.gather(bob.run(gpu_cells.READ_BUFFER), alice.run(gpu_cells.READ_BUFFER)) == ["intact"] * 2
+    read = await asyncio.gather(bob.run(gpu_cells.READ_BUFFER), alice.run(gpu_cells.READ_BUFFER))
+    assert list(read) == ["intact"] * 2
 
 
 async def test_a_share_that_does_not_fit_waits_in_line_until_there_is_room(stack: RunningStack) -> None:

@@ -29,5 +29,7 @@ from gpushare_spawner.model.idle_cause import IdleCause
         (1000, 940, 600, 60, Overdue(IdleCause.MAX_AGE, 60)),
     ],
 )
-def test_overdue(last_activity, started, timeout, max_age, reason):
+def test_overdue(
+    last_activity: int | None, started: int | None, timeout: int, max_age: int, reason: Overdue | None
+) -> None:
     assert overdue(last_activity, started, 1000, timeout, max_age) == reason

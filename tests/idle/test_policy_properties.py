@@ -13,6 +13,7 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Idle
 from gpushare_spawner.model.tier import Tier
 from tests.idle.sessions import told
+from tests.present import present
 
 instants = st.integers(0, 20_000).map(float)
 
@@ -63,7 +64,9 @@ def signs_of_life(session: Observation) -> list[float]:
 
 
 @given(templates(), sessions(), instants)
-def test_no_action_without_a_notice_of_just_that_action_whose_time_has_come(idle, session, now):
+def test_no_action_without_a_notice_of_just_that_action_whose_time_has_come(
+    idle: Idle, session: Observation, now: float
+) -> None:
     decision = decide(idle, session, now)
     if decision.tier is not session.tier:
         assert session.notice is not None
@@ -73,7 +76,7 @@ def test_no_action_without_a_notice_of_just_that_action_whose_time_has_come(idle
 
 
 @given(templates(), sessions(), instants)
-def test_never_deeper_than_the_idle_time_allows(idle, session, now):
+def test_never_deeper_than_the_idle_time_allows(idle: Idle, session: Observation, now: float) -> None:
     decision = decide(idle, session, now)
     if decision.tier is session.tier:
         return
@@ -81,17 +84,17 @@ def test_never_deeper_than_the_idle_time_allows(idle, session, now):
     if decision.tier is Tier.STOPPED:
         assert session.hub_last_activity is not None
         marks += [session.hub_last_activity, session.last_kernel_activity or 0.0]
-    assert now - max(marks) >= idle.after(decision.tier)
+    assert now - max(marks) >= present(idle.after(decision.tier))
 
 
 @given(templates(), sessions(), instants)
-def test_busy_sessions_are_left_alone(idle, session, now):
+def test_busy_sessions_are_left_alone(idle: Idle, session: Observation, now: float) -> None:
     assert decide(idle, replace(session, gpu_busy=True), now).tier is session.tier
     assert decide(idle, replace(session, kernels_busy=1), now).tier is not Tier.STOPPED
 
 
 @given(templates(), sessions(), instants)
-def test_one_action_at_most_and_never_up(idle, session, now):
+def test_one_action_at_most_and_never_up(idle: Idle, session: Observation, now: float) -> None:
     decision = decide(idle, session, now)
     between = [t for t in Tier if session.tier.depth < t.depth < decision.tier.depth and idle.after(t) is not None]
     assert decision.tier.depth >= session.tier.depth
@@ -102,7 +105,9 @@ def test_one_action_at_most_and_never_up(idle, session, now):
 
 
 @given(templates(), sessions(), instants, st.integers(0, 5000))
-def test_who_is_idle_for_longer_is_not_in_a_higher_tier(idle, session, now, more):
+def test_who_is_idle_for_longer_is_not_in_a_higher_tier(
+    idle: Idle, session: Observation, now: float, more: int
+) -> None:
     def aged(value: float | None) -> float | None:
         return None if value is None else value - more
 
@@ -118,7 +123,7 @@ def test_who_is_idle_for_longer_is_not_in_a_higher_tier(idle, session, now, more
 
 
 @given(templates(), sessions(), instants)
-def test_a_new_notice_is_at_least_the_notice_period_ahead(idle, session, now):
+def test_a_new_notice_is_at_least_the_notice_period_ahead(idle: Idle, session: Observation, now: float) -> None:
     action = decide(idle, session, now).notice
     if action is None or (session.notice is not None and action.at == session.notice.at):
         return
@@ -132,7 +137,9 @@ def test_a_new_notice_is_at_least_the_notice_period_ahead(idle, session, now):
 @example(
     Idle(downgrade_after=1, downgrade_to=0.01, warn_before=1), [(1, False, True), (1, True, False), (1, False, True)]
 )
-def test_a_session_over_time_is_always_told_before_and_settles(idle, events):
+def test_a_session_over_time_is_always_told_before_and_settles(
+    idle: Idle, events: list[tuple[int, bool, bool]]
+) -> None:
     """A random life: time passes, bursts happen, the service misses passes. The agent keeps tier and notice."""
     session = Observation(Share(units=25), Tier.ACTIVE, 0.0, 25, 0.0, hub_last_activity=0.0)
     now, last_work, told_at = 0.0, 0.0, None
@@ -160,7 +167,7 @@ def test_a_session_over_time_is_always_told_before_and_settles(idle, events):
 
 
 @given(templates(), sessions(), instants)
-def test_a_decision_may_be_made_twice(idle, session, now):
+def test_a_decision_may_be_made_twice(idle: Idle, session: Observation, now: float) -> None:
     """Killed between decision and action: the next pass comes to the same, with the notice sent or not."""
     first = decide(idle, session, now)
     assert decide(idle, session, now) == first

@@ -20,7 +20,7 @@ def with_claim(now: float, units: int = 0, rules: Reclaim = RULES, idle: Idle | 
     return decide(idle, observed(**seen), now, claim=Claim(units, rules))
 
 
-def test_an_idle_session_without_idle_actions_is_told_and_then_released():
+def test_an_idle_session_without_idle_actions_is_told_and_then_released() -> None:
     first = with_claim(HOUR)
     assert (first.tier, first.no_action) == (Tier.ACTIVE, NoAction.NOTICE_PERIOD)
     assert first.notice is not None
@@ -31,32 +31,32 @@ def test_an_idle_session_without_idle_actions_is_told_and_then_released():
     assert (then.tier, then.units, then.no_action) == (Tier.RELEASED, 0, None)
 
 
-def test_a_busy_session_is_told_and_makes_way_all_the_same():
+def test_a_busy_session_is_told_and_makes_way_all_the_same() -> None:
     first = with_claim(HOUR, units=10, gpu_busy=True, kernels_busy=1)
     then = with_claim(HOUR + MINUTE, units=10, gpu_busy=True, kernels_busy=1, notice=told(first))
     assert (then.tier, then.units, then.no_action) == (Tier.DOWNGRADED, 10, None)
 
 
-def test_a_session_makes_way_though_its_template_is_gone():
+def test_a_session_makes_way_though_its_template_is_gone() -> None:
     assert decide(None, observed(), HOUR).no_action is NoAction.TEMPLATE_GONE
     first = with_claim(HOUR, idle=None)
     assert with_claim(HOUR + MINUTE, idle=None, notice=told(first)).tier is Tier.RELEASED
 
 
-def test_the_notice_is_withdrawn_when_nobody_waits_any_longer():
+def test_the_notice_is_withdrawn_when_nobody_waits_any_longer() -> None:
     first = with_claim(HOUR)
     after = decide(NEVER, observed(notice=told(first)), HOUR + 30)
     assert (after.tier, after.notice) == (Tier.ACTIVE, None)
 
 
-def test_more_units_need_a_notice_of_their_own():
+def test_more_units_need_a_notice_of_their_own() -> None:
     first = with_claim(HOUR, units=10)
     then = with_claim(HOUR + 50, units=5, notice=told(first))
     assert then.notice is not None
     assert (then.notice.units, then.notice.at) == (5, HOUR + 50 + MINUTE)
 
 
-def test_the_template_s_own_action_goes_first_where_it_comes_sooner():
+def test_the_template_s_own_action_goes_first_where_it_comes_sooner() -> None:
     # downgraded after 15 min, told 5 min before
     first = decide(IDLE, observed(), 10 * MINUTE)
     soon = with_claim(14.5 * MINUTE, idle=IDLE, notice=told(first))
@@ -67,14 +67,14 @@ def test_the_template_s_own_action_goes_first_where_it_comes_sooner():
     assert (early.notice.tier, early.notice.cause, early.notice.at) == (Tier.RELEASED, IdleCause.RECLAIM, 12 * MINUTE)
 
 
-def test_a_session_that_made_way_stays_so_while_the_spawn_waits():
-    made = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
+def test_a_session_that_made_way_stays_so_while_the_spawn_waits() -> None:
+    made: dict[str, Any] = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
     decision = with_claim(9 * HOUR, idle=IDLE, **made)
     assert (decision.tier, decision.no_action, decision.notice) == (Tier.RELEASED, NoAction.YIELDS, None)
 
 
-def test_no_server_is_stopped_unless_the_quotas_say_so():
-    made = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
+def test_no_server_is_stopped_unless_the_quotas_say_so() -> None:
+    made: dict[str, Any] = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
     assert with_claim(99 * HOUR, **made).tier is Tier.RELEASED
     first = with_claim(HOUR, rules=STOPS, **made)
     assert first.notice is not None
@@ -84,9 +84,15 @@ def test_no_server_is_stopped_unless_the_quotas_say_so():
     assert with_claim(HOUR + 5 * MINUTE, rules=STOPS, notice=told(first), **made).tier is Tier.STOPPED
 
 
-def test_a_stop_waits_for_quiet_kernels_and_the_hub_s_word_and_comes_only_after_the_units():
-    made = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
-    for doing in ({"kernels_busy": 1}, {"gpu_busy": True}, {"hub_last_activity": None}, {"yields": False}):
+def test_a_stop_waits_for_quiet_kernels_and_the_hub_s_word_and_comes_only_after_the_units() -> None:
+    made: dict[str, Any] = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
+    doings: tuple[dict[str, Any], ...] = (
+        {"kernels_busy": 1},
+        {"gpu_busy": True},
+        {"hub_last_activity": None},
+        {"yields": False},
+    )
+    for doing in doings:
         assert with_claim(9 * HOUR, rules=STOPS, **(made | doing)).notice is None
     early = with_claim(24 * MINUTE, rules=STOPS, **made)
     assert early.notice is None

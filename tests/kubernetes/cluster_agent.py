@@ -81,7 +81,7 @@ class ClusterAgent(AgentProcess):
         await self.cluster.wait_for_phase(name, "Running")
         await self.session(name, lambda session: True)
         worker = self.kubelet.worker(self.cluster.namespace, name)
-        return self.kubelet.plugins.given(worker.pod["metadata"]["uid"], "notebook").envs["GPUSHARE_SOCKET"]
+        return str(self.kubelet.plugins.given(worker.pod["metadata"]["uid"], "notebook").envs["GPUSHARE_SOCKET"])
 
     async def session(self, name: str, holds: Callable[[SessionReport], bool], within: float = 30.0) -> SessionReport:
         """The agent's session once it is as wanted."""

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-c = get_config()  # noqa: F821
+c = get_config()  # type: ignore[name-defined]  # noqa: F821
 
 _config_files = Path(__file__).resolve().parents[2] / "jupyterhub_config.d"
 _folder = Path(os.environ["HUB_FOLDER"])

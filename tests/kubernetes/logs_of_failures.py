@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
@@ -13,7 +13,7 @@ class _Plugin:
         self._title, self._logs = title, logs
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Iterator[None]:
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.failed:
             report.sections.append((self._title, self._logs()))

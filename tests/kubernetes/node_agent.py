@@ -142,7 +142,8 @@ class NodeAgent:
 
     async def session(self, name: str, timeout: float = 10.0) -> SessionReport:
         """The session of that id, once it is there."""
-        return await self.until(lambda: self.node.report().session(name), timeout)
+        session: SessionReport = await self.until(lambda: self.node.report().session(name), timeout)
+        return session
 
     async def until(self, look: Callable[[], Any], timeout: float = 10.0) -> Any:
         """What `look` gives, once it is something."""

@@ -198,6 +198,8 @@ async def make_hub(cluster: Cluster, templates: Path, tmp_path: Path) -> AsyncIt
         await stack.enter_async_context(kube_access(cluster))
 
         async def make(configure: Callable[[Any], None] = lambda config: None) -> SharingHub:
-            return await stack.enter_async_context(SharingHub(tmp_path, templates, cluster, configure))
+            hub = SharingHub(tmp_path, templates, cluster, configure)
+            await stack.enter_async_context(hub)
+            return hub
 
         yield make

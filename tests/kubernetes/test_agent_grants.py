@@ -104,7 +104,7 @@ async def test_a_pod_that_the_watch_has_not_shown_is_no_stranger(
     monkeypatch.setattr("gpushare_spawner.agent.kubernetes.pods.pod_sessions.STRANGER_AFTER", 0.3)
     names: set[str] = set()
     hold = agent.node.registry.hold
-    monkeypatch.setattr(agent.node.registry, "hold", lambda record: (names.add(record.request.id), hold(record))[1])
+    monkeypatch.setattr(agent.node.registry, "hold", lambda record: (names.add(record.request.id), hold(record))[1])  # type: ignore[func-returns-value]
     # the watch brings nothing any more
     monkeypatch.setattr(agent.on_kubernetes.pods, "_heard", lambda kind, item: None)
     await agent.running("ada")

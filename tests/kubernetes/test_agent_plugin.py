@@ -192,7 +192,9 @@ async def ask(agent: NodeAgent, devices: list[str]) -> messages.AllocateResponse
     socket = agent.kubelet.plugin_folder / "gpushare-gpu-0.sock"
     async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
         request = messages.AllocateRequest(container_requests=[messages.ContainerAllocateRequest(devices_ids=devices)])
-        return await services.DevicePluginStub(channel).Allocate(request, timeout=5)
+        stub = services.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
+        answer: messages.AllocateResponse = await stub.Allocate(request, timeout=5)
+        return answer
 
 
 async def test_wrong_ids_are_refused(agent: NodeAgent) -> None:

@@ -19,6 +19,7 @@ from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for, short_folder  # noqa: F401
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
+from tests.present import present
 
 from .agent_account import agent_token
 from .node_agent import GPU_0, NodeAgent, session
@@ -106,11 +107,11 @@ async def test_a_pod_that_waits_for_what_it_gave_back_is_reported_and_its_user_t
     await agent.until(lambda: agent.node.sessions["ada"].record.tier is Tier.RELEASED)
     assert not (await agent.session("ada")).lacks_requests, "a released session lacks nothing"
     await agent.annotate("ada", tier_patch(Tier.ACTIVE, time.time(), 25))
-    await agent.until(lambda: agent.node.report().session("ada").lacks_requests)
+    await agent.until(lambda: present(agent.node.report().session("ada")).lacks_requests)
     observer.send(Kind.QUERY)
     assert (await observer.until(Kind.STATUS)).flags & LACKS_REQUESTS
     await agent.annotate("ada", requests_patch(None))
-    await agent.until(lambda: not agent.node.report().session("ada").lacks_requests)
+    await agent.until(lambda: not present(agent.node.report().session("ada")).lacks_requests)
     observer.send(Kind.QUERY)
     assert not (await observer.until(Kind.STATUS)).flags & LACKS_REQUESTS
     observer.close()

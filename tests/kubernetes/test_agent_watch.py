@@ -15,6 +15,7 @@ from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import TRIES_OF_A_WATCH, Pods
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.clients.service_account import ServiceAccountConnection
+from tests.present import present
 
 from .standin.cluster import Cluster
 
@@ -159,7 +160,7 @@ async def test_by_the_service_account_it_lists_watches_and_patches(cluster: Clus
     configuration = cluster.api_client().configuration
     # the stand-in's API server speaks HTTP
     (tmp_path / "ca.crt").write_text(Path(configuration.ssl_ca_cert or certifi.where()).read_text())
-    api = ClusterApi(ServiceAccountConnection(configuration.host, tmp_path))
+    api = ClusterApi(ServiceAccountConnection(present(configuration.host), tmp_path))
     where = f"/api/v1/namespaces/{cluster.namespace}/pods"
     try:
         version = (await api.list(where))["metadata"]["resourceVersion"]

@@ -69,7 +69,8 @@ async def agents(cluster: Cluster) -> AsyncIterator[Agents]:
         await cluster.wait_for_phase(name, "Running")
     for client in clients:
         await client.__aenter__()
-    yield Agents(cluster, *clients, *nodes)
+    own, other, of_no_node, foreign = clients
+    yield Agents(cluster, own, other, of_no_node, foreign, *nodes)
     for client in clients:
         await client.__aexit__(None, None, None)
 
@@ -83,7 +84,7 @@ async def denied(call: Any) -> str:
     return refused.value.message
 
 
-def annotations(**changes: str | None) -> dict[str, Any]:
+def annotated(**changes: str | None) -> dict[str, Any]:
     return {"metadata": {"annotations": {name.replace("__", "/"): value for name, value in changes.items()}}}
 
 

@@ -23,12 +23,13 @@ from gpushare_spawner.templates.parser import parse_template
 from tests.kubernetes.agent_account import POLICY_KINDS
 from tests.kubernetes.charts import AGENT_CHART, ROOT, VALUES, load, merged, notes, one, render
 from tests.kubernetes.standin.quantities import quantity
+from tests.present import present
 
 CLUSTER_WIDE = {*POLICY_KINDS, "ClusterRole", "ClusterRoleBinding"}
 CLAIM: dict[str, Any] = {}
 OWN = {"gpus": {"from": "own"}}
 AUTOSCALING = load(VALUES / "autoscaling-agent.yaml")
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "fullnameOverride": "agents",
     "image": {"tag": "1.2.3", "pullSecrets": ["registry"]},
     "gpus": {"count": 4, "overcommit": 1.5, "unitSize": 5},
@@ -68,11 +69,12 @@ ALL = {"claim": CLAIM, "own": OWN, "autoscaling": AUTOSCALING, "simulated": SIMU
 
 def container(items: list[dict[str, Any]]) -> dict[str, Any]:
     (agent,) = one(items, "DaemonSet")["spec"]["template"]["spec"]["containers"]
-    return agent
+    found: dict[str, Any] = agent
+    return found
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
-def test_every_object_is_named_labelled_and_in_the_releases_namespace(values):
+def test_every_object_is_named_labelled_and_in_the_releases_namespace(values: dict[str, Any]) -> None:
     items = render(values)
     assert len({(item["kind"], item["metadata"]["name"]) for item in items}) == len(items)
     for item in items:
@@ -82,14 +84,14 @@ def test_every_object_is_named_labelled_and_in_the_releases_namespace(values):
         assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "gpushare"
 
 
-def test_the_chart_passes_helms_lint_as_strictly_as_a_release_asks_it():
+def test_the_chart_passes_helms_lint_as_strictly_as_a_release_asks_it() -> None:
     found = helm_python.lint(AGENT_CHART, strict=True, namespace="default")
     assert found["errors"] == []
     # 1 is information: the chart has no icon
     assert {message["severity"] for message in found["messages"]} <= {1}
 
 
-def test_no_object_reaches_beyond_the_namespace_but_the_policies_and_the_right_to_read_capacity():
+def test_no_object_reaches_beyond_the_namespace_but_the_policies_and_the_right_to_read_capacity() -> None:
     kinds = {item["kind"] for values in ALL.values() for item in render(values)} - CLUSTER_WIDE
     assert kinds == {
         "DaemonSet", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "ConfigMap", "Service", "ServiceMonitor",
@@ -98,7 +100,7 @@ def test_no_object_reaches_beyond_the_namespace_but_the_policies_and_the_right_t
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
-def test_rights_are_exactly_these(values):
+def test_rights_are_exactly_these(values: dict[str, Any]) -> None:
     items = render(values)
     daemon = one(items, "DaemonSet")
     name = daemon["metadata"]["name"]
@@ -119,7 +121,7 @@ def test_rights_are_exactly_these(values):
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": subject, "namespace": "jhub"}]
 
 
-def test_user_namespaces_take_a_cluster_role_with_nothing_but_pods():
+def test_user_namespaces_take_a_cluster_role_with_nothing_but_pods() -> None:
     items = render({"userNamespaces": True})
     assert "--all-namespaces" in container(items)["args"]
     assert "--all-namespaces" not in container(render(CLAIM))["args"]
@@ -162,7 +164,7 @@ def test_pods_of_named_user_namespaces_are_patched_and_resized_there_alone() -> 
 
 
 @pytest.mark.parametrize(("off", "left"), [("rbac", ["hub"]), ("hub", ["gpushare"])])
-def test_a_cluster_role_is_bound_only_to_those_whose_rights_the_chart_makes(off, left):
+def test_a_cluster_role_is_bound_only_to_those_whose_rights_the_chart_makes(off: str, left: list[str]) -> None:
     key = {"rbac": {"create": False}, "hub": {"createRole": False}}[off]
     binding = one(render({"userNamespaces": True, off: key}), "ClusterRoleBinding", "jhub-gpushare")
     assert [subject["name"] for subject in binding["subjects"]] == left
@@ -170,7 +172,7 @@ def test_a_cluster_role_is_bound_only_to_those_whose_rights_the_chart_makes(off,
     assert not {"Role", "ClusterRole", "ClusterRoleBinding"} & {item["kind"] for item in neither}
 
 
-def test_the_hub_alone_reads_nodes_and_pods_of_the_cluster():
+def test_the_hub_alone_reads_nodes_and_pods_of_the_cluster() -> None:
     items = render({"hub": {"serviceAccountName": "my-hub"}})
     role, binding = one(items, "ClusterRole"), one(items, "ClusterRoleBinding")
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}]
@@ -182,12 +184,12 @@ def test_the_hub_alone_reads_nodes_and_pods_of_the_cluster():
 
 
 @pytest.mark.parametrize("hub", [{"readCapacity": False}, {"createRole": False}])
-def test_without_it_no_right_reaches_beyond_the_namespace(hub):
+def test_without_it_no_right_reaches_beyond_the_namespace(hub: dict[str, bool]) -> None:
     assert not {"ClusterRole", "ClusterRoleBinding"} & {item["kind"] for item in render({"hub": hub})}
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
-def test_every_mount_has_its_volume_and_host_folders_keep_their_paths(values):
+def test_every_mount_has_its_volume_and_host_folders_keep_their_paths(values: dict[str, Any]) -> None:
     pod = one(render(values), "DaemonSet")["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
@@ -206,7 +208,7 @@ def test_every_mount_has_its_volume_and_host_folders_keep_their_paths(values):
     assert writable == {"sessions", "device-plugins", "tmp"}
 
 
-def test_folders_of_another_distribution():
+def test_folders_of_another_distribution() -> None:
     items = render(EVERYTHING)
     paths = {mount["mountPath"] for mount in container(items)["volumeMounts"]}
     # the kubelet's --root-dir does not move where it listens for device plugins
@@ -214,7 +216,7 @@ def test_folders_of_another_distribution():
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
-def test_the_agent_may_do_as_little_as_works(values):
+def test_the_agent_may_do_as_little_as_works(values: dict[str, Any]) -> None:
     items = render(values)
     pod = one(items, "DaemonSet")["spec"]["template"]["spec"]
     security = dict(container(items)["securityContext"])
@@ -233,14 +235,14 @@ def test_the_agent_may_do_as_little_as_works(values):
     assert container(items)["resources"]["limits"]["memory"] == "150Mi"
 
 
-def test_gpus_are_claimed_from_nvidias_plugin():
+def test_gpus_are_claimed_from_nvidias_plugin() -> None:
     items = render(EVERYTHING)
     assert container(items)["resources"]["limits"]["nvidia.com/gpu"] == 4
     assert "NVIDIA_VISIBLE_DEVICES" not in {variable["name"] for variable in container(items)["env"]}
     assert one(items, "DaemonSet")["spec"]["updateStrategy"] == {"type": "OnDelete"}
 
 
-def test_or_the_node_is_owned():
+def test_or_the_node_is_owned() -> None:
     items = render(OWN)
     assert "nvidia.com/gpu" not in container(items)["resources"]["limits"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container(items)["env"]
@@ -250,7 +252,7 @@ def test_or_the_node_is_owned():
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
-def test_the_agent_takes_these_options(values):
+def test_the_agent_takes_these_options(values: dict[str, Any]) -> None:
     command, *arguments = container(render(values))["args"]
     assert command == "agent"
     parser = subcommand_parser("agent")
@@ -260,7 +262,7 @@ def test_the_agent_takes_these_options(values):
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
-def test_selectors_meet_labels_and_ports_meet_ports(values):
+def test_selectors_meet_labels_and_ports_meet_ports(values: dict[str, Any]) -> None:
     items = render(values)
     daemon = one(items, "DaemonSet")
     labels = daemon["spec"]["template"]["metadata"]["labels"].items()
@@ -277,7 +279,7 @@ def test_selectors_meet_labels_and_ports_meet_ports(values):
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
-def test_probes_ask_on_the_socket_that_users_cannot_reach(values):
+def test_probes_ask_on_the_socket_that_users_cannot_reach(values: dict[str, Any]) -> None:
     agent = container(render(values))
     host_dir = values.get("node", {}).get("hostDir", "/var/lib/gpushare")
     for name in ("readinessProbe", "livenessProbe"):
@@ -287,7 +289,7 @@ def test_probes_ask_on_the_socket_that_users_cannot_reach(values):
         assert agent[name]["timeoutSeconds"] > probe.ANSWER_WITHIN
 
 
-def test_names_of_users_are_in_the_metrics_for_those_with_the_token_only():
+def test_names_of_users_are_in_the_metrics_for_those_with_the_token_only() -> None:
     """Without a Secret the agent has no token, and tells nobody."""
     assert not [one for one in container(render(CLAIM))["args"] if "token" in one]
     values = merged(EVERYTHING, {"metrics": {"tokenSecret": {"name": "agents", "key": "prometheus"}}})
@@ -304,7 +306,7 @@ def test_names_of_users_are_in_the_metrics_for_those_with_the_token_only():
     assert endpoint["authorization"] == {"credentials": {"name": "agents", "key": "prometheus"}}
 
 
-def test_a_service_monitor_where_it_is_wanted():
+def test_a_service_monitor_where_it_is_wanted() -> None:
     assert not [item for item in render(CLAIM) if item["kind"] in ("Service", "ServiceMonitor")]
     items = render(EVERYTHING)
     service, monitor = one(items, "Service"), one(items, "ServiceMonitor")
@@ -315,7 +317,7 @@ def test_a_service_monitor_where_it_is_wanted():
     assert service["spec"]["selector"].items() <= labels.items()
 
 
-def test_templates_become_files_that_the_hub_can_read():
+def test_templates_become_files_that_the_hub_can_read() -> None:
     shipped = {path.stem: load(path) for path in sorted((ROOT / "templates").glob("*.yaml"))}
     config_map = one(render({"templates": shipped}), "ConfigMap", "gpushare-templates")
     assert set(config_map["data"]) == {f"{name}.yaml" for name in shipped}
@@ -378,7 +380,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "path"), REFUSED.values(), ids=REFUSED)
-def test_a_template_that_the_check_refuses_is_refused_with_its_path(changes, path):
+def test_a_template_that_the_check_refuses_is_refused_with_its_path(changes: dict[str, Any], path: str) -> None:
     template = {"display_name": "Quarter", "gpu": {"fraction": 0.25}} | changes
     assert parse_template(yaml.safe_dump({"name": "quarter", **template}), "quarter.yaml").problems
     with pytest.raises(Exception, match=r"templates") as refused:
@@ -389,7 +391,7 @@ def test_a_template_that_the_check_refuses_is_refused_with_its_path(changes, pat
 
 
 @pytest.mark.parametrize("units", range(1, 101))
-def test_every_hundredth_of_a_gpu_is_a_share(units):
+def test_every_hundredth_of_a_gpu_is_a_share(units: int) -> None:
     template = {"display_name": "x", "gpu": {"fraction": units / 100}}
     assert one(render({"templates": {"some": template}}), "ConfigMap", "gpushare-templates")
 
@@ -402,7 +404,7 @@ def test_every_hundredth_of_a_gpu_is_a_share(units):
         {"stop_after": "1d 2h"},
     ],
 )
-def test_durations_as_the_check_takes_them(idle):
+def test_durations_as_the_check_takes_them(idle: dict[str, Any]) -> None:
     template = {"display_name": "x", "gpu": {"count": 2}, "idle": idle}
     assert not parse_template(yaml.safe_dump({"name": "some", **template}), "some.yaml").problems
     assert one(render({"templates": {"some": template}}), "ConfigMap", "gpushare-templates")
@@ -416,14 +418,16 @@ def test_durations_as_the_check_takes_them(idle):
         ({"memory": 1024}, {"cpu": {"guarantee": 1, "limit": 1}, "memory": {"guarantee": "4Gi", "limit": "4.5Gi"}}),
     ],
 )
-def test_what_a_released_session_requests_as_the_check_takes_it(kept, resources):
+def test_what_a_released_session_requests_as_the_check_takes_it(
+    kept: dict[str, Any], resources: dict[str, Any]
+) -> None:
     idle = {"release_after": "45m", "release_resources": kept}
     template = {"display_name": "x", "gpu": {"count": 2}, "idle": idle, "resources": resources}
     assert not parse_template(yaml.safe_dump({"name": "some", **template}), "some.yaml").problems
     assert one(render({"templates": {"some": template}}), "ConfigMap", "gpushare-templates")
 
 
-def test_warm_nodes_are_one_pod_each():
+def test_warm_nodes_are_one_pod_each() -> None:
     items = render(AUTOSCALING)
     spec = one(items, "Deployment")["spec"]
     assert spec["replicas"] == 2
@@ -437,7 +441,7 @@ def test_warm_nodes_are_one_pod_each():
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
 
 
-def test_what_is_set_for_the_pods_is_in_them():
+def test_what_is_set_for_the_pods_is_in_them() -> None:
     items = render(EVERYTHING)
     template = one(items, "DaemonSet")["spec"]["template"]
     pod = template["spec"]
@@ -463,19 +467,21 @@ def test_what_is_set_for_the_pods_is_in_them():
         ({"priorityClassName": "gpus"}, "gpus"),
     ],
 )
-def test_an_agent_that_claims_gpus_preempts_nobody_and_one_that_owns_them_is_not_evicted(values, expected):
+def test_an_agent_that_claims_gpus_preempts_nobody_and_one_that_owns_them_is_not_evicted(
+    values: dict[str, Any], expected: str | None
+) -> None:
     pod = one(render(values), "DaemonSet")["spec"]["template"]["spec"]
     assert pod.get("priorityClassName") == expected
 
 
-def test_the_agent_weighs_at_least_half_as_much_as_a_notebook_when_every_core_is_busy():
+def test_the_agent_weighs_at_least_half_as_much_as_a_notebook_when_every_core_is_busy() -> None:
     """The kernel divides a busy node's time by CPU requests; docs/guides/kubernetes.md has what was measured."""
     requested = quantity(container(render(CLAIM))["resources"]["requests"]["cpu"])
     guaranteed = sorted(load(path)["resources"]["cpu"]["guarantee"] for path in (ROOT / "templates").glob("*.yaml"))
     assert requested >= guaranteed[len(guaranteed) // 2] / 2
 
 
-def test_an_image_is_named_by_tag_or_digest():
+def test_an_image_is_named_by_tag_or_digest() -> None:
     version = load(AGENT_CHART / "Chart.yaml")["appVersion"]
     name = load(AGENT_CHART / "values.yaml")["image"]["name"]
     digest = "sha256:" + "0" * 64
@@ -484,7 +490,7 @@ def test_an_image_is_named_by_tag_or_digest():
     assert container(render({"image": {"tag": "1.2.3", "digest": digest}}))["image"] == f"{name}@{digest}"
 
 
-def test_nothing_is_made_that_is_not_wanted():
+def test_nothing_is_made_that_is_not_wanted() -> None:
     off = {
         "serviceAccount": {"create": False, "name": "mine"},
         "rbac": {"create": False, "admissionPolicy": "never"},
@@ -495,7 +501,7 @@ def test_nothing_is_made_that_is_not_wanted():
     assert daemon["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
 
 
-def test_long_names_stay_valid():
+def test_long_names_stay_valid() -> None:
     for item in render(CLAIM, name="a" * 53):
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", item["metadata"]["name"])
         # a ClusterRole's name, with the namespace in it, is no label and no DNS name
@@ -532,7 +538,7 @@ def test_long_names_stay_valid():
         ({"rbac": {"admissionPolicy": "on"}}, "/rbac/admissionPolicy", "always"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_path(values, where, why):
+def test_a_wrong_value_is_refused_with_its_path(values: dict[str, Any], where: str, why: str) -> None:
     with pytest.raises(helm_python.HelmValuesError) as refused:
         render(values)
     assert f"at '{where}" in str(refused.value)
@@ -550,7 +556,7 @@ def _described(schema: dict[str, Any], path: str = "") -> list[str]:
     return missing
 
 
-def test_every_value_is_described_and_no_other_is_taken():
+def test_every_value_is_described_and_no_other_is_taken() -> None:
     schema = json.loads((AGENT_CHART / "values.schema.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
     assert schema["additionalProperties"] is False
@@ -558,13 +564,13 @@ def test_every_value_is_described_and_no_other_is_taken():
     assert set(load(AGENT_CHART / "values.yaml")) == set(schema["properties"]) - {"global"}
 
 
-def test_a_unit_size_divides_a_gpu():
+def test_a_unit_size_divides_a_gpu() -> None:
     schema = (AGENT_CHART / "values.schema.json").read_text()
     allowed = json.loads(schema)["properties"]["gpus"]["properties"]["unitSize"]["enum"]
     assert allowed == [size for size in range(1, UNITS_PER_GPU + 1) if UNITS_PER_GPU % size == 0]
 
 
-def test_notes_say_what_to_do_next():
+def test_notes_say_what_to_do_next() -> None:
     said = notes(CLAIM)
     assert "kubectl -n jhub rollout status daemonset/gpushare" in said
     assert "pod-security.kubernetes.io/enforce=privileged" in said
@@ -584,12 +590,12 @@ def test_notes_say_what_to_do_next():
         ({"templates": None}, "create configmap gpushare-templates"),
     ],
 )
-def test_notes_say_what_is_missing(values, said):
+def test_notes_say_what_is_missing(values: dict[str, Any], said: str) -> None:
     assert said in notes(values)
     assert said not in notes(EVERYTHING)
 
 
-def test_agent_with_simulated_gpus_needs_nothing_of_nvidias_and_no_host_pids():
+def test_agent_with_simulated_gpus_needs_nothing_of_nvidias_and_no_host_pids() -> None:
     items = render(SIMULATED)
     pod = one(items, "DaemonSet")["spec"]["template"]["spec"]
     assert not {"nodeSelector", "runtimeClassName", "priorityClassName"} & pod.keys()
@@ -598,33 +604,33 @@ def test_agent_with_simulated_gpus_needs_nothing_of_nvidias_and_no_host_pids():
     assert "nvidia.com/gpu" not in container(items)["resources"]["limits"]
 
 
-def test_four_servers_of_the_trials_templates_fit_beside_the_agent_on_a_node_of_two_cores():
+def test_four_servers_of_the_trials_templates_fit_beside_the_agent_on_a_node_of_two_cores() -> None:
     """kubeadm's and kind's own pods request 0.95 cores of such a node, zero-to-jupyterhub's none."""
     items = render(SIMULATED)
     requests = container(items)["resources"]["requests"]
     for name, text in one(items, "ConfigMap", "gpushare-templates")["data"].items():
-        template = parse_template(text, name).content
-        assert float(quantity(requests["cpu"])) + 4 * template.resources.cpu.guarantee <= 2 - 0.95
+        template = present(parse_template(text, name).content)
+        assert float(quantity(requests["cpu"])) + 4 * present(template.resources.cpu.guarantee) <= 2 - 0.95
 
 
-def test_image_with_the_simulated_driver_finds_it_without_a_path_in_the_values():
+def test_image_with_the_simulated_driver_finds_it_without_a_path_in_the_values() -> None:
     stage = (ROOT / "Dockerfile").read_text().partition("FROM agent AS agent-simulated\n")[2]
-    folder = re.search(r"^ENV LD_LIBRARY_PATH=(\S+)$", stage, flags=re.MULTILINE).group(1)
-    command = re.search(r'ln -s "\$\(python -c \'(.+?)\'\)" (\S+)$', stage, flags=re.MULTILINE)
+    folder = present(re.search(r"^ENV LD_LIBRARY_PATH=(\S+)$", stage, flags=re.MULTILINE)).group(1)
+    command = present(re.search(r'ln -s "\$\(python -c \'(.+?)\'\)" (\S+)$', stage, flags=re.MULTILINE))
     assert command.group(2) == folder
     said = subprocess.run([sys.executable, "-c", command.group(1)], capture_output=True, text=True, check=True).stdout
     assert Path(said.strip()) == gpushare_simgpu.folder()
     assert "LD_LIBRARY_PATH" not in {variable["name"] for variable in container(render(SIMULATED))["env"]}
 
 
-def test_hub_image_brings_no_config_file():
+def test_hub_image_brings_no_config_file() -> None:
     """A hub whose values are not ours keeps its spawner."""
     stage = (ROOT / "Dockerfile").read_text().partition(" AS hub\n")[2].partition("\nFROM ")[0]
     assert "pip install" in stage
     assert not re.search(r"^(COPY|ADD) ", stage, flags=re.MULTILINE)
 
 
-def test_on_kind_the_container_has_a_share_of_a_simulated_gpu():
+def test_on_kind_the_container_has_a_share_of_a_simulated_gpu() -> None:
     agent = container(render(ON_KIND))
     (notebook,) = load(KIND / "share.yaml")["spec"]["containers"]
     assert notebook["image"] == agent["image"]

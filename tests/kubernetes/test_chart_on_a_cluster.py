@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from .agent_account import POLICY_KINDS, has_policies
@@ -19,7 +21,7 @@ NAMED = {"userNamespaces": True, "userNamespaceNames": ["default"]}
 @pytest.mark.parametrize(
     "values", [*ALL.values(), USER_NAMESPACES, NAMED], ids=[*ALL, "user namespaces", "named user namespaces"]
 )
-async def test_an_api_server_takes_every_object(cluster: Cluster, values):
+async def test_an_api_server_takes_every_object(cluster: Cluster, values: dict[str, Any]) -> None:
     if cluster.server is not None:
         pytest.skip("the stand-in knows pods and what belongs to them, not these kinds: set KUBEBUILDER_ASSETS")
     for item in render(values, namespace=cluster.namespace):

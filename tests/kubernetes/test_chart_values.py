@@ -11,14 +11,18 @@ import pytest
 from gpushare_spawner.service.hub.scopes import METRICS
 from gpushare_spawner.spawner.kubernetes.spawner import GPUShareSpawner
 from tests.kubernetes.charts import AGENT_CHART, VALUES, load, merged, z2jh_folder
+from tests.present import present
 
 HUB = load(VALUES / "jupyterhub.yaml")
 EXAMPLES = ["kai", "autoscaling", "extra-packages"]
 CONFIG_D = "/usr/local/etc/jupyterhub/jupyterhub_config.d"
 
 
+Z2JH = tuple[dict[str, Any], jsonschema.Draft7Validator]
+
+
 @pytest.fixture(scope="module")
-def z2jh() -> tuple[dict[str, Any], jsonschema.Draft7Validator]:
+def z2jh() -> Z2JH:
     """zero-to-jupyterhub's default values and its schema."""
     folder = z2jh_folder()
     if not (folder / "values.schema.yaml").is_file():
@@ -31,13 +35,13 @@ def problems(validator: jsonschema.Draft7Validator, values: dict[str, Any]) -> l
 
 
 @pytest.mark.parametrize("names", [[], *([name] for name in EXAMPLES), ["kai", "autoscaling"]])
-def test_zero_to_jupyterhub_takes_them(z2jh, names):
+def test_zero_to_jupyterhub_takes_them(z2jh: Z2JH, names: list[str]) -> None:
     defaults, validator = z2jh
     values = merged(defaults, HUB, *(load(VALUES / f"{name}.yaml") for name in names))
     assert problems(validator, values) == []
 
 
-def test_its_schema_refuses_a_wrong_value_with_its_path(z2jh):
+def test_its_schema_refuses_a_wrong_value_with_its_path(z2jh: Z2JH) -> None:
     defaults, validator = z2jh
     wrong = merged(defaults, HUB, {"hub": {"networkPolicy": {"ingres": []}}, "cull": {"enabled": "no"}})
     found = problems(validator, wrong)
@@ -45,9 +49,9 @@ def test_its_schema_refuses_a_wrong_value_with_its_path(z2jh):
     assert any(problem.startswith("/cull/enabled: ") for problem in found)
 
 
-def test_the_proxy_reaches_the_dashboard():
-    (port,) = {re.search(r":(\d+)\"\n", file["stringData"]).group(1) for file in HUB["hub"]["extraFiles"].values()
-               if "--ip=*" in file["stringData"]}  # fmt: skip
+def test_the_proxy_reaches_the_dashboard() -> None:
+    files = [file["stringData"] for file in HUB["hub"]["extraFiles"].values()]
+    (port,) = {present(re.search(r":(\d+)\"\n", text)).group(1) for text in files if "--ip=*" in text}
     hub, proxy = HUB["hub"], HUB["proxy"]["chp"]["networkPolicy"]
     assert [(extra["port"], extra["targetPort"]) for extra in hub["service"]["extraPorts"]] == [(int(port),) * 2]
     (ingress,), (egress,) = hub["networkPolicy"]["ingress"], proxy["egress"]
@@ -57,7 +61,7 @@ def test_the_proxy_reaches_the_dashboard():
 
 
 @pytest.mark.parametrize("names", [[], *([name] for name in EXAMPLES)])
-def test_mounts_have_volumes_and_the_templates_are_where_the_hub_looks(names):
+def test_mounts_have_volumes_and_the_templates_are_where_the_hub_looks(names: list[str]) -> None:
     hub = merged(HUB, *(load(VALUES / f"{name}.yaml") for name in names))["hub"]
     mounts = {mount["name"]: mount["mountPath"] for mount in hub["extraVolumeMounts"]}
     assert mounts.keys() == {volume["name"] for volume in hub["extraVolumes"]}
@@ -65,7 +69,7 @@ def test_mounts_have_volumes_and_the_templates_are_where_the_hub_looks(names):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_settings_are_those_of_the_spawner(name):
+def test_settings_are_those_of_the_spawner(name: str) -> None:
     for section, settings in load(VALUES / f"{name}.yaml").get("hub", {}).get("config", {}).items():
         (owner,) = [owner for owner in GPUShareSpawner.mro() if owner.__name__ == section]
         traits = owner.class_traits(config=True)
@@ -73,23 +77,23 @@ def test_settings_are_those_of_the_spawner(name):
             traits[setting].validate(None, value)
 
 
-def test_there_is_one_culler():
+def test_there_is_one_culler() -> None:
     assert HUB["cull"] == {"enabled": False}
 
 
-def test_prometheus_has_a_token_with_the_scopes_for_metrics():
+def test_prometheus_has_a_token_with_the_scopes_for_metrics() -> None:
     role = HUB["hub"]["loadRoles"]["gpushare-metrics"]
     assert role["scopes"] == ["access:services!service=gpushare", METRICS]
     assert set(role["services"]) <= set(HUB["hub"]["services"])
 
 
-def test_the_chart_binds_the_service_account_that_zero_to_jupyterhub_makes(z2jh):
+def test_the_chart_binds_the_service_account_that_zero_to_jupyterhub_makes(z2jh: Z2JH) -> None:
     defaults, _ = z2jh
     assert defaults["hub"]["serviceAccount"]["name"] is None  # then it is called like the hub
     assert load(AGENT_CHART / "values.yaml")["hub"]["serviceAccountName"] == "hub"
 
 
-def test_packages_are_installed_beside_the_image_that_runs():
+def test_packages_are_installed_beside_the_image_that_runs() -> None:
     hub = load(VALUES / "extra-packages.yaml")["hub"]
     (container,) = hub["initContainers"]
     assert container["image"] == f"{hub['image']['name']}:{hub['image']['tag']}"

@@ -30,12 +30,12 @@ def sources() -> str:
     return re.sub(r'"\s*\n\s*f?"', "", text)
 
 
-def test_there_is_something_to_look_up():
+def test_there_is_something_to_look_up() -> None:
     assert len(quoted()) >= 10
 
 
 @pytest.mark.parametrize("text", quoted())
-def test_the_page_quotes_what_is_said(text, sources):
+def test_the_page_quotes_what_is_said(text: str, sources: str) -> None:
     for part in text.split("…"):
         # a sentence's last stop may be the caller's
         assert part.strip(" .:") in sources, part

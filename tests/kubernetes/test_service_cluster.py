@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Literal
 
 import pytest
 
@@ -12,9 +13,11 @@ from gpushare_spawner.clients import object_watch
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
 from gpushare_spawner.model.report import Notice, Report
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from tests.kubernetes.service_namespace import (
     HUB_RULES,
@@ -27,12 +30,15 @@ from tests.kubernetes.service_namespace import (
     seen,
 )
 from tests.kubernetes.standin.client import path
+from tests.kubernetes.standin.cluster import Cluster as StandInCluster
 from tests.kubernetes.standin.faults import by_service_accounts
-from tests.service.conftest import MINUTE, clock, hub, hub_server, templates  # noqa: F401
+from tests.present import present
+from tests.service.conftest import MINUTE, Clock, clock, hub, hub_server, templates  # noqa: F401
+from tests.service.fake_hub import FakeHub
 
 
 @pytest.fixture
-async def namespace(cluster, clock) -> HubNamespace:  # noqa: F811
+async def namespace(cluster: StandInCluster, clock: Clock) -> HubNamespace:  # noqa: F811
     return await make_namespace(cluster, clock)
 
 
@@ -45,25 +51,25 @@ async def nodes(namespace: HubNamespace) -> AsyncIterator[Cluster]:
 # -- what is seen ------------------------------------------------------------------------------------------------------
 
 
-async def test_report_and_pods_make_one_picture(namespace, nodes):
+async def test_report_and_pods_make_one_picture(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
     assert agent.report_age() < 5
     await namespace.annotate("ann", kubernetes.tier_patch(Tier.RELEASED, namespace.now(), 0))
     agent = await seen(nodes, "node-a", has("ann", tier=Tier.RELEASED))
-    session = (await agent.report()).session("ann")
+    session = present((await agent.report()).session("ann"))
     assert (session.effective_units, session.guaranteed_units) == (0, 0)
 
 
-async def test_a_session_is_starting_until_pod_and_agent_agree(namespace, nodes):
+async def test_a_session_is_starting_until_pod_and_agent_agree(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.open("new", phase="Pending")
     namespace.sessions["node-a"].clear()
     await namespace.publish()
     await seen(nodes, "node-a", has("new", confirmed=False, share_units=25))
 
 
-async def test_a_session_without_its_pod_is_left_alone(namespace, nodes):
+async def test_a_session_without_its_pod_is_left_alone(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.open("ann")
     await namespace.publish()
     await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -71,7 +77,7 @@ async def test_a_session_without_its_pod_is_left_alone(namespace, nodes):
     await seen(nodes, "node-a", has("ann", confirmed=False))
 
 
-async def test_a_pod_that_is_being_deleted_is_left_alone(namespace, nodes):
+async def test_a_pod_that_is_being_deleted_is_left_alone(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -81,7 +87,9 @@ async def test_a_pod_that_is_being_deleted_is_left_alone(namespace, nodes):
         await agent.tier(TierRequest(id="ann", tier=Tier.RELEASED, effective_units=0, reason="idle"))
 
 
-async def test_a_pod_whose_annotations_are_wrong_takes_no_other_down(namespace, nodes, caplog):
+async def test_a_pod_whose_annotations_are_wrong_takes_no_other_down(
+    namespace: HubNamespace, nodes: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     await namespace.open("ann")
     await namespace.open("bob")
     await namespace.publish()
@@ -93,7 +101,7 @@ async def test_a_pod_whose_annotations_are_wrong_takes_no_other_down(namespace, 
     assert "gpushare-spawner.io/share is 'a lot'" in said
 
 
-async def test_an_old_report_is_none(namespace, nodes, clock):  # noqa: F811
+async def test_an_old_report_is_none(namespace: HubNamespace, nodes: Cluster, clock: Clock) -> None:  # noqa: F811
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -102,14 +110,18 @@ async def test_an_old_report_is_none(namespace, nodes, clock):  # noqa: F811
         await agent.report()
 
 
-async def test_a_node_with_sessions_and_no_report_counts_as_one_that_does_not_answer(namespace, nodes):
+async def test_a_node_with_sessions_and_no_report_counts_as_one_that_does_not_answer(
+    namespace: HubNamespace, nodes: Cluster
+) -> None:
     await namespace.open("ann", node="node-b")
     await eventually(lambda: [agent.node for agent in nodes] == ["node-b"])
     with pytest.raises(AgentUnreachable, match="node-b: its agent has published no report"):
         await next(iter(nodes)).report()
 
 
-async def test_a_report_that_cannot_be_read_is_said_once(namespace, nodes, caplog):
+async def test_a_report_that_cannot_be_read_is_said_once(
+    namespace: HubNamespace, nodes: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     await namespace.write_report("node-c", '{"version": 2}')
     await eventually(lambda: [agent.node for agent in nodes] == ["node-c"])
     for _ in range(3):
@@ -120,7 +132,9 @@ async def test_a_report_that_cannot_be_read_is_said_once(namespace, nodes, caplo
     assert "version" in said[0]
 
 
-async def test_a_report_of_a_node_in_another_nodes_configmap_is_ignored(namespace, nodes, caplog):
+async def test_a_report_of_a_node_in_another_nodes_configmap_is_ignored(
+    namespace: HubNamespace, nodes: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     """An agent may write its own node's ConfigMap alone; what it puts in is its own choice."""
     await namespace.open("ann", node="node-a")
     await namespace.publish("node-a", ann={"gpu_busy": True})
@@ -129,13 +143,13 @@ async def test_a_report_of_a_node_in_another_nodes_configmap_is_ignored(namespac
     await namespace.write_report("node-b", lie.model_dump_json())
     await eventually(lambda: [agent.node for agent in nodes] == ["node-a", "node-b"])
     honest, liar = list(nodes)
-    assert (await honest.report()).session("ann").gpu_busy
+    assert present((await honest.report()).session("ann")).gpu_busy
     with pytest.raises(AgentUnreachable):
         await liar.report()
     assert [one for one in caplog.records if "gpushare-report-node-b has a report of node node-a" in one.message]
 
 
-async def test_nodes_come_and_go(namespace, nodes):
+async def test_nodes_come_and_go(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.publish("node-a")
     await namespace.publish("node-b")
     await eventually(lambda: [agent.node for agent in nodes] == ["node-a", "node-b"])
@@ -143,7 +157,7 @@ async def test_nodes_come_and_go(namespace, nodes):
     await eventually(lambda: [agent.node for agent in nodes] == ["node-b"])
 
 
-async def test_other_configmaps_and_pods_are_not_read(namespace, nodes):
+async def test_other_configmaps_and_pods_are_not_read(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.admin.create(
         namespace.at("configmaps"), {"metadata": {"name": "other"}, "data": {"report.json": "x"}}
     )
@@ -156,7 +170,7 @@ async def test_other_configmaps_and_pods_are_not_read(namespace, nodes):
 # -- what is done ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_step_is_written_to_the_pod_with_its_guard(namespace, nodes):
+async def test_a_step_is_written_to_the_pod_with_its_guard(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -169,7 +183,9 @@ async def test_a_step_is_written_to_the_pod_with_its_guard(namespace, nodes):
     assert session.idle_since == pytest.approx(idle_since, abs=0.002)
 
 
-async def test_a_session_that_makes_way_gives_up_its_units_with_the_same_patch(namespace, nodes):
+async def test_a_session_that_makes_way_gives_up_its_units_with_the_same_patch(
+    namespace: HubNamespace, nodes: Cluster
+) -> None:
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -183,7 +199,7 @@ async def test_a_session_that_makes_way_gives_up_its_units_with_the_same_patch(n
     assert (await namespace.session("ann")).yields_until is None
 
 
-async def test_notices_come_and_go(namespace, nodes):
+async def test_notices_come_and_go(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -196,7 +212,7 @@ async def test_notices_come_and_go(namespace, nodes):
     assert (await namespace.session("ann")).notice is None
 
 
-async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(namespace, nodes):
+async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(namespace: HubNamespace, nodes: Cluster) -> None:
     """Twice: where the watch has brought the change already, and where only the API server knows it."""
     await namespace.open("ann")
     await namespace.publish()
@@ -213,7 +229,7 @@ async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(namespace, 
     assert (await namespace.session("ann")).tier is Tier.ACTIVE
 
 
-async def test_a_pods_own_status_does_not_stand_in_the_way(namespace, nodes):
+async def test_a_pods_own_status_does_not_stand_in_the_way(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -226,7 +242,9 @@ async def test_a_pods_own_status_does_not_stand_in_the_way(namespace, nodes):
 
 
 @pytest.mark.parametrize("work", [{"gpu_busy": True}, {"waiting": True}, {"last_gpu_activity": 1_000_000.5}])
-async def test_a_step_is_refused_where_a_newer_report_shows_work(namespace, nodes, work):
+async def test_a_step_is_refused_where_a_newer_report_shows_work(
+    namespace: HubNamespace, nodes: Cluster, work: dict[str, bool | float]
+) -> None:
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -240,7 +258,7 @@ async def test_a_step_is_refused_where_a_newer_report_shows_work(namespace, node
     assert (await namespace.session("ann")).tier is Tier.ACTIVE
 
 
-async def test_without_the_right_to_patch_it_says_which_right(namespace, nodes):
+async def test_without_the_right_to_patch_it_says_which_right(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -250,7 +268,9 @@ async def test_without_the_right_to_patch_it_says_which_right(namespace, nodes):
 
 
 @pytest.mark.parametrize("fault", ["500", "429", "reset", "lost"])
-async def test_a_patch_that_fails_is_said_and_may_be_tried_again(namespace, nodes, fault):
+async def test_a_patch_that_fails_is_said_and_may_be_tried_again(
+    namespace: HubNamespace, nodes: Cluster, fault: Literal["500", "429", "reset", "lost"]
+) -> None:
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -265,7 +285,7 @@ async def test_a_patch_that_fails_is_said_and_may_be_tried_again(namespace, node
     assert (await namespace.session("ann")).tier is Tier.RELEASED
 
 
-async def test_only_the_verbs_that_it_needs(namespace):
+async def test_only_the_verbs_that_it_needs(namespace: HubNamespace) -> None:
     await namespace.rights(
         [
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]},
@@ -286,7 +306,7 @@ async def test_only_the_verbs_that_it_needs(namespace):
     assert asked <= {("patch", "pods"), ("watch", "pods"), ("watch", "configmaps")}
 
 
-async def test_pods_in_namespaces_of_their_users(namespace):
+async def test_pods_in_namespaces_of_their_users(namespace: HubNamespace) -> None:
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}
     token = await namespace.cluster.service_account("hub-everywhere", HUB_RULES, cluster_rules=[rule])
     await namespace.open("ann")
@@ -307,7 +327,7 @@ async def test_pods_in_namespaces_of_their_users(namespace):
 # -- when the API server is not well -----------------------------------------------------------------------------------
 
 
-async def test_watches_that_end_or_fail_are_begun_again(namespace, nodes):
+async def test_watches_that_end_or_fail_are_begun_again(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.open("ann")
     await namespace.publish()
     await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -319,7 +339,7 @@ async def test_watches_that_end_or_fail_are_begun_again(namespace, nodes):
     await seen(nodes, "node-a", has("ann", kernels_busy=1, tier=Tier.RELEASED))
 
 
-async def test_a_watch_that_is_too_old_reads_everything_anew(namespace, nodes):
+async def test_a_watch_that_is_too_old_reads_everything_anew(namespace: HubNamespace, nodes: Cluster) -> None:
     await namespace.open("ann")
     await namespace.publish()
     await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -333,7 +353,7 @@ async def test_a_watch_that_is_too_old_reads_everything_anew(namespace, nodes):
     await seen(nodes, "node-a", both)
 
 
-async def test_what_happened_while_nobody_listened_is_as_old_as_that(namespace, nodes):
+async def test_what_happened_while_nobody_listened_is_as_old_as_that(namespace: HubNamespace, nodes: Cluster) -> None:
     """A report that a new watch brings at once may have been published at any time since the last one broke."""
     await namespace.open("ann")
     await namespace.publish()
@@ -341,7 +361,7 @@ async def test_what_happened_while_nobody_listened_is_as_old_as_that(namespace, 
     namespace.cluster.faults.fail_next("watch", "configmaps", "500", times=2)
     namespace.cluster.faults.cut_watches()
     await namespace.publish(ann={"kernels_busy": 1})
-    nodes._maps._heard -= 60  # as if it had been silent for a minute before
+    nodes._maps._heard = present(nodes._maps._heard) - 60  # as if it had been silent for a minute before
     agent = await seen(nodes, "node-a", has("ann", kernels_busy=1))
     assert agent.report_age() >= 60
     await asyncio.sleep(object_watch._CATCHING_UP)
@@ -350,7 +370,7 @@ async def test_what_happened_while_nobody_listened_is_as_old_as_that(namespace, 
     assert agent.report_age() < 5
 
 
-async def test_what_a_list_brings_has_no_known_age(namespace):
+async def test_what_a_list_brings_has_no_known_age(namespace: HubNamespace) -> None:
     """Nobody knows what happened between the report and the start of the service: no server is stopped on it."""
     await namespace.open("ann")
     await namespace.publish()
@@ -362,7 +382,9 @@ async def test_what_a_list_brings_has_no_known_age(namespace):
         assert agent.report_age() < 5
 
 
-async def test_without_rights_it_says_so_and_goes_on_trying(namespace, caplog, monkeypatch):
+async def test_without_rights_it_says_so_and_goes_on_trying(
+    namespace: HubNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await namespace.open("ann")
     await namespace.publish()
     await namespace.rights([])
@@ -376,7 +398,9 @@ async def test_without_rights_it_says_so_and_goes_on_trying(namespace, caplog, m
         await seen(nodes, "node-a", has("ann", confirmed=True))
 
 
-async def test_a_silent_api_server_is_not_believed_for_ever(namespace, nodes, monkeypatch):
+async def test_a_silent_api_server_is_not_believed_for_ever(
+    namespace: HubNamespace, nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await namespace.open("ann")
     await namespace.publish()
     agent = await seen(nodes, "node-a", has("ann", confirmed=True))
@@ -390,7 +414,7 @@ async def test_a_silent_api_server_is_not_believed_for_ever(namespace, nodes, mo
 
 
 @pytest.fixture
-def make_culler(nodes, hub, templates, clock):  # noqa: F811
+def make_culler(nodes: Cluster, hub: Hub, templates: dict[str, Template], clock: Clock) -> Callable[[], Culler]:  # noqa: F811
     def make() -> Culler:
         return Culler(nodes, hub, lambda: templates, CullerSettings(cull_every=1e-9), clock=clock)
 
@@ -403,7 +427,13 @@ async def in_step(namespace: HubNamespace, nodes: Cluster, user: str) -> None:
     await seen(nodes, "node-a", has(user, tier=said.tier, notice=said.notice))
 
 
-async def test_the_way_down(namespace, nodes, make_culler, hub_server, clock):  # noqa: F811
+async def test_the_way_down(
+    namespace: HubNamespace,
+    nodes: Cluster,
+    make_culler: Callable[[], Culler],
+    hub_server: FakeHub,  # noqa: F811
+    clock: Clock,  # noqa: F811
+) -> None:
     ann = await namespace.open("ann")
     opened = clock()
     hub_server.add("ann", last_activity=opened)
@@ -420,7 +450,7 @@ async def test_the_way_down(namespace, nodes, make_culler, hub_server, clock):  
         await asyncio.gather(*culler._under_way.values())
         said = await namespace.session("ann")
         await in_step(namespace, nodes, "ann")
-        log.append((minute, said.tier, said.notice and said.notice.tier))
+        log.append((minute, said.tier, said.notice.tier if said.notice else None))
         assert bool(hub_server.deleted) == (minute == 480)
     active, down, released, stopped = Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED, Tier.STOPPED
     assert log == [
@@ -432,7 +462,14 @@ async def test_the_way_down(namespace, nodes, make_culler, hub_server, clock):  
     assert hub_server.deleted == ["/users/ann/server"]
 
 
-async def test_a_stop_waits_for_a_fresh_report(namespace, nodes, make_culler, hub_server, clock, monkeypatch):  # noqa: F811
+async def test_a_stop_waits_for_a_fresh_report(
+    namespace: HubNamespace,
+    nodes: Cluster,
+    make_culler: Callable[[], Culler],
+    hub_server: FakeHub,  # noqa: F811
+    clock: Clock,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A kernel that went to work since the report is not in it. The next report is waited for, and acted on at once."""
     await namespace.open("ann")
     hub_server.add("ann", last_activity=clock())
@@ -457,7 +494,12 @@ async def test_a_stop_waits_for_a_fresh_report(namespace, nodes, make_culler, hu
     assert (await namespace.session("ann")).notice is None
 
 
-async def test_a_node_that_is_silent_holds_up_no_other(namespace, nodes, make_culler, clock):  # noqa: F811
+async def test_a_node_that_is_silent_holds_up_no_other(
+    namespace: HubNamespace,
+    nodes: Cluster,
+    make_culler: Callable[[], Culler],
+    clock: Clock,  # noqa: F811
+) -> None:
     await namespace.open("ann")
     await namespace.open("bob", node="node-b")
     await namespace.publish("node-b")
@@ -470,7 +512,9 @@ async def test_a_node_that_is_silent_holds_up_no_other(namespace, nodes, make_cu
     assert (await namespace.session("bob")).notice is None
 
 
-async def test_a_round_asks_the_api_server_nothing_while_nothing_is_to_be_done(namespace, nodes, make_culler):
+async def test_a_round_asks_the_api_server_nothing_while_nothing_is_to_be_done(
+    namespace: HubNamespace, nodes: Cluster, make_culler: Callable[[], Culler]
+) -> None:
     for number in range(20):
         await namespace.open(f"user-{number}")
     await namespace.publish()

@@ -15,8 +15,10 @@ from tornado.testing import bind_unused_port
 
 from gpushare_spawner.model.tier import Tier
 from tests.kubernetes.service_namespace import HubNamespace, make_namespace
+from tests.kubernetes.standin.cluster import Cluster
+from tests.present import present
 from tests.service.conftest import hub_server  # noqa: F401
-from tests.service.fake_hub import TOKEN
+from tests.service.fake_hub import TOKEN, FakeHub
 
 TEMPLATE = """
 name: quarter
@@ -27,7 +29,7 @@ idle: {release_after: 4s, warn_before: 2s}
 
 
 @pytest.fixture
-async def namespace(cluster) -> HubNamespace:
+async def namespace(cluster: Cluster) -> HubNamespace:
     return await make_namespace(cluster, time.time)
 
 
@@ -41,7 +43,11 @@ async def start(*options: str, env: dict[str, str]) -> asyncio.subprocess.Proces
     return await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE)
 
 
-async def test_an_idle_session_is_told_and_released(namespace, hub_server, tmp_path):  # noqa: F811
+async def test_an_idle_session_is_told_and_released(
+    namespace: HubNamespace,
+    hub_server: FakeHub,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     (tmp_path / "quarter.yaml").write_text(TEMPLATE)
     socket, port = bind_unused_port()
     socket.close()
@@ -61,7 +67,7 @@ async def test_an_idle_session_is_told_and_released(namespace, hub_server, tmp_p
         while (said := await namespace.session("ann")).tier is Tier.ACTIVE:
             told = told or said.notice is not None
             assert time.monotonic() < end, "it was not released"
-            assert service.returncode is None, (await service.stderr.read()).decode()
+            assert service.returncode is None, (await present(service.stderr).read()).decode()
             await asyncio.sleep(0.1)
         assert told
         assert (said.tier, said.effective_units, said.notice) == (Tier.RELEASED, 0, None)
@@ -71,15 +77,15 @@ async def test_an_idle_session_is_told_and_released(namespace, hub_server, tmp_p
     finally:
         if service.returncode is None:
             service.terminate()
-        said_at_the_end = (await service.stderr.read()).decode()
+        said_at_the_end = (await present(service.stderr).read()).decode()
     assert await service.wait() == 0, said_at_the_end
     assert f"agents of the namespace {namespace.name}" in said_at_the_end
 
 
-async def test_without_a_cluster_it_says_what_it_looked_for(hub_server, tmp_path):  # noqa: F811
+async def test_without_a_cluster_it_says_what_it_looked_for(hub_server: FakeHub, tmp_path: Path) -> None:  # noqa: F811
     env = environment(tmp_path, KUBECONFIG=str(tmp_path / "nothing"))
     service = await start("--namespace=jhub", f"--url={hub_server.url}", env=env)
-    said = (await service.stderr.read()).decode()
+    said = (await present(service.stderr).read()).decode()
     assert await service.wait() == 1
     assert "cannot start: --namespace: there is neither a service account of a pod" in said
 
@@ -91,8 +97,8 @@ async def test_without_a_cluster_it_says_what_it_looked_for(hub_server, tmp_path
         (("--all-namespaces",), "--all-namespaces is for a cluster"),
     ],
 )
-async def test_options_that_do_not_go_together(tmp_path, options, explained):
+async def test_options_that_do_not_go_together(tmp_path: Path, options: tuple[str, ...], explained: str) -> None:
     service = await start("--url=http://127.0.0.1:1/hub/api", *options, env=environment(tmp_path))
-    said = (await service.stderr.read()).decode()
+    said = (await present(service.stderr).read()).decode()
     assert await service.wait() == 2
     assert explained in said

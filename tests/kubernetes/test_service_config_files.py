@@ -54,11 +54,12 @@ def by_a_config_file(folder: Path, text: str = "") -> Config:
 def service(config: Config) -> dict[str, Any]:
     services = config.JupyterHub.services
     services = services if isinstance(services, list) else services.get_value([])
+    ours: dict[str, Any]
     (ours,) = [one for one in services if one["name"] == "gpushare"]
     return ours
 
 
-def test_zero_to_jupyterhub():
+def test_zero_to_jupyterhub() -> None:
     config = by_zero_to_jupyterhub()
     assert config.JupyterHub.spawner_class == KUBE
     ours = service(config)
@@ -71,22 +72,22 @@ def test_zero_to_jupyterhub():
     assert {one["name"] for one in config.JupyterHub.services} == {"mine", "gpushare"}
 
 
-def test_a_base_url_leads_to_the_hubs_api():
+def test_a_base_url_leads_to_the_hubs_api() -> None:
     assert "--url=http://localhost:8081/jupyter/hub/api" in service(by_zero_to_jupyterhub("/jupyter/"))["command"]
 
 
-def test_a_namespace_for_each_user():
+def test_a_namespace_for_each_user() -> None:
     assert "--all-namespaces" not in service(by_zero_to_jupyterhub())["command"]
     config = by_zero_to_jupyterhub(KubeSpawner={"enable_user_namespaces": True})
     assert "--all-namespaces" in service(config)["command"]
 
 
-def test_users_pods_in_another_namespace(monkeypatch):
+def test_users_pods_in_another_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHARE_NAMESPACE", "users")
     assert "--namespace=users" in service(by_zero_to_jupyterhub())["command"]
 
 
-def test_a_plain_hub_in_a_cluster(tmp_path):
+def test_a_plain_hub_in_a_cluster(tmp_path: Path) -> None:
     config = by_a_config_file(tmp_path)
     assert config.JupyterHub.spawner_class == KUBE
     ours = service(config)
@@ -97,19 +98,19 @@ def test_a_plain_hub_in_a_cluster(tmp_path):
     assert {role["name"] for role in hub.load_roles} >= {"gpushare-service"}
 
 
-def test_a_spawner_of_ones_own_stays(tmp_path):
+def test_a_spawner_of_ones_own_stays(tmp_path: Path) -> None:
     config = by_a_config_file(tmp_path, 'c.JupyterHub.spawner_class = "mine.MySpawner"')
     assert config.JupyterHub.spawner_class == "mine.MySpawner"
 
 
-def test_gpus_on_the_hubs_own_machine_even_so(tmp_path, monkeypatch):
+def test_gpus_on_the_hubs_own_machine_even_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHARE_CONTROL", "/run/gpushare/control.sock")
     config = by_a_config_file(tmp_path)
     assert config.JupyterHub.spawner_class == "gpushare-local"
     assert service(config)["command"][4:] == ["--end-with-hub", "--control-socket=/run/gpushare/control.sock"]
 
 
-def test_the_littlest_jupyterhub(tmp_path, monkeypatch):
+def test_the_littlest_jupyterhub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
     assert by_a_config_file(tmp_path).JupyterHub.spawner_class == "gpushare-local"
     mine = 'c.JupyterHub.spawner_class = "kubespawner.KubeSpawner"'
@@ -128,7 +129,9 @@ ROLE = '{"name": "user", "scopes": ["self", "read:hub"]}'
     ],
     ids=["nobody's", "before", "after"],
 )
-async def test_the_hub_that_is_installed_lets_everybody_open_the_board(tmp_path, before, after, others):
+async def test_the_hub_that_is_installed_lets_everybody_open_the_board(
+    tmp_path: Path, before: str, after: str, others: set[str]
+) -> None:
     """JupyterHub 5 does not start where a role is defined twice; 6 forgets what is added to a role of one's own."""
     loads = "".join(f"load_subconfig({str(file)!r})\n" for file in CONFIG_FILES)
     (tmp_path / "jupyterhub_config.py").write_text(f"c = get_config()\n{before}\n{loads}\n{after}\n")

@@ -11,23 +11,30 @@ from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, trimmed
 from tests.kubernetes.service_namespace import HubNamespace, as_the_hub, eventually, has, make_namespace, seen
-from tests.service.conftest import MINUTE, clock, hub, hub_server, templates  # noqa: F401
+from tests.kubernetes.standin.cluster import Cluster as StandInCluster
+from tests.service.conftest import MINUTE, Clock, clock, hub, hub_server, templates  # noqa: F401
 
 OURS, THEIRS = "http://hub:8081/hub/api", "http://other-hub:8081/hub/api"
 
 
 @pytest.fixture
-async def namespace(cluster, clock) -> HubNamespace:  # noqa: F811
+async def namespace(cluster: StandInCluster, clock: Clock) -> HubNamespace:  # noqa: F811
     return await make_namespace(cluster, clock)
 
 
-async def test_an_agent_that_is_gone_is_not_believed_because_this_clock_is_behind(namespace, clock, monkeypatch):  # noqa: F811
+async def test_an_agent_that_is_gone_is_not_believed_because_this_clock_is_behind(
+    namespace: HubNamespace,
+    clock: Clock,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     await namespace.open("ann")
     clock.forward(3600)
     await namespace.publish()
@@ -40,7 +47,7 @@ async def test_an_agent_that_is_gone_is_not_believed_because_this_clock_is_behin
             await agent.report()
 
 
-async def test_pods_of_another_hub_are_left_alone(namespace, clock):  # noqa: F811
+async def test_pods_of_another_hub_are_left_alone(namespace: HubNamespace, clock: Clock) -> None:  # noqa: F811
     """Two hubs in a namespace, or two with a namespace for each user, may both have a user of that name."""
     for user, hub_of_user in (("ann", OURS), ("bob", THEIRS), ("eve", None)):
         await namespace.open(user)
@@ -63,7 +70,12 @@ async def test_pods_of_another_hub_are_left_alone(namespace, clock):  # noqa: F8
             await nodes.close()
 
 
-async def test_two_services_at_once_take_each_step_once(namespace, hub, templates, clock):  # noqa: F811
+async def test_two_services_at_once_take_each_step_once(
+    namespace: HubNamespace,
+    hub: Hub,  # noqa: F811
+    templates: dict[str, Template],  # noqa: F811
+    clock: Clock,  # noqa: F811
+) -> None:
     """As while a hub's pod is replaced: of two patches on the same version of a pod the API server takes one."""
     await namespace.open("ann")
     opened = clock()
@@ -86,7 +98,7 @@ async def test_two_services_at_once_take_each_step_once(namespace, hub, template
     assert not sum(culler.counters.failures["agent"] for culler in cullers)
 
 
-def test_of_a_pod_is_kept_what_is_looked_at():
+def test_of_a_pod_is_kept_what_is_looked_at() -> None:
     annotations = {
         **{kubernetes.SESSION: "ann", kubernetes.TEMPLATE: "quarter", kubernetes.SHARE: "25", kubernetes.GPU: "GPU-1"},
         **{kubernetes.GPU_INDEX: "0", kubernetes.TIER_SINCE: "1.000", "example.org/long": "x" * 1000},
@@ -107,7 +119,12 @@ def test_of_a_pod_is_kept_what_is_looked_at():
 
 
 @pytest.mark.parametrize("problem", [ConfigException("Token file exists but empty."), RuntimeError("what is this")])
-async def test_no_failure_ends_a_watch_for_good(namespace, monkeypatch, caplog, problem):
+async def test_no_failure_ends_a_watch_for_good(
+    namespace: HubNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    problem: RuntimeError | ConfigException,
+) -> None:
     """The kubelet replaces the token's file now and then; a call that finds none is tried again, like any other."""
     await namespace.open("ann")
     await namespace.publish()

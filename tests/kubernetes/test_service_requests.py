@@ -27,7 +27,11 @@ from tests.kubernetes.service_namespace import (
     make_namespace,
     seen,
 )
-from tests.service.conftest import clock  # noqa: F401
+from tests.kubernetes.standin.cluster import Cluster as StandInCluster
+from tests.service.conftest import (
+    Clock,
+    clock,  # noqa: F401
+)
 
 GIB = 2**30
 RESOURCES = {"cpu": {"guarantee": 1, "limit": 4}, "memory": {"guarantee": "4Gi", "limit": "16Gi"}}
@@ -49,12 +53,12 @@ IDLE = HostUseReport(cpu_millicores=0, memory_bytes=0)
 class Releases:
     """A namespace in which requests of released sessions are lowered; `look` is called by hand."""
 
-    def __init__(self, namespace: HubNamespace, seen: Cluster, requests: ReleasedRequests) -> None:
+    def __init__(self, namespace: HubNamespace, seen: Cluster, api: CoreV1Api) -> None:
         self.namespace = namespace
         self.seen = seen
-        self.requests = requests
         self.templates = {"quarter": QUARTER}
         self.now = 0.0
+        self.requests = ReleasedRequests(api, seen, lambda: self.templates, clock=lambda: self.now)
 
     async def open(self, limits: Mapping[str, str] = MappingProxyType({"cpu": "4", "memory": "16Gi"})) -> None:
         """ann's pod, with a share, which requests `FULL`."""
@@ -89,7 +93,8 @@ class Releases:
         await seen(self.seen, "node-a", has("ann", tier=tier, host_use=use if tier is Tier.RELEASED else None))
 
     async def pod(self) -> dict[str, Any]:
-        return await self.namespace.admin.get(self.namespace.at("pods", "jupyter-ann"))
+        pod: dict[str, Any] = await self.namespace.admin.get(self.namespace.at("pods", "jupyter-ann"))
+        return pod
 
     async def asked(self) -> Requests | None:
         """What the pod requests of CPU and memory now."""
@@ -103,7 +108,7 @@ class Releases:
 
 
 @pytest.fixture
-async def namespace(cluster, clock) -> HubNamespace:  # noqa: F811
+async def namespace(cluster: StandInCluster, clock: Clock) -> HubNamespace:  # noqa: F811
     namespace = await make_namespace(cluster, clock)
     await namespace.rights(RIGHTS)
     return namespace
@@ -112,9 +117,7 @@ async def namespace(cluster, clock) -> HubNamespace:  # noqa: F811
 @pytest.fixture
 async def releases(namespace: HubNamespace) -> AsyncIterator[Releases]:
     async with as_the_hub(namespace) as running, namespace.cluster.api_client(namespace.token) as client:
-        found = Releases(namespace, running, None)
-        found.requests = ReleasedRequests(CoreV1Api(client), running, lambda: found.templates, clock=lambda: found.now)
-        yield found
+        yield Releases(namespace, running, CoreV1Api(client))
 
 
 async def test_requests_go_down_with_the_release_and_up_with_the_return(releases: Releases) -> None:
@@ -153,7 +156,7 @@ async def test_never_below_what_the_pod_uses(releases: Releases) -> None:
     assert await releases.asked() == Requests(250, 3 * GIB)
 
 
-async def test_not_while_the_agent_is_unavailable_or_says_no_use(releases: Releases, clock) -> None:  # noqa: F811
+async def test_not_while_the_agent_is_unavailable_or_says_no_use(releases: Releases, clock: Clock) -> None:  # noqa: F811
     await releases.open()
     await releases.tier(Tier.RELEASED, None)
     await releases.look()
@@ -191,7 +194,9 @@ async def test_a_template_that_is_taken_back_restores_the_requests(releases: Rel
     assert await releases.asked() == FULL
 
 
-async def test_an_api_server_without_resize_is_left_alone_and_said_once(releases: Releases, caplog) -> None:
+async def test_an_api_server_without_resize_is_left_alone_and_said_once(
+    releases: Releases, caplog: pytest.LogCaptureFixture
+) -> None:
     server = releases.namespace.cluster.server
     if server is None:
         pytest.skip("a real API server has what it has")
@@ -212,7 +217,9 @@ async def test_an_api_server_without_resize_is_left_alone_and_said_once(releases
     assert await releases.asked() == LOW
 
 
-async def test_refused_requests_are_logged_and_tried_again(releases: Releases, namespace: HubNamespace, caplog) -> None:
+async def test_refused_requests_are_logged_and_tried_again(
+    releases: Releases, namespace: HubNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     await releases.open()
     await releases.tier(Tier.RELEASED)
     await releases.look()

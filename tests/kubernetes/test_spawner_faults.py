@@ -102,7 +102,7 @@ async def test_a_restarted_node_stops_the_server_and_it_starts_again(
     await until(lambda: not hub.spawner("ada").active)
     assert "UnexpectedAdmissionError" in capsys.readouterr().err
     assert await cluster.pod("jupyter-ada") is None
-    node.admit = admit
+    node.admit = admit  # type: ignore[method-assign]
     assert (await hub.start_server("ada", {"profile": "whole-gpu"})).code == 201
 
 

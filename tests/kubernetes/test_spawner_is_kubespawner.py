@@ -234,7 +234,7 @@ async def test_hooks(make: Make, node: Any, cluster: Cluster) -> None:
 
     async def modify(spawner: Any, pod: V1Pod) -> V1Pod:
         pod.metadata.labels["from-hook"] = "yes"
-        pod.spec.containers[0].env.append({"name": "HOOKED", "value": "1"})
+        pod.spec.containers[0].env.append({"name": "HOOKED", "value": "1"})  # type: ignore[arg-type]
         return pod
 
     async def after(spawner: Any, pod: dict[str, Any]) -> None:

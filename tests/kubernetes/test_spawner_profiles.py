@@ -22,7 +22,7 @@ from .standin.cluster import Cluster
 
 MakeHub = Callable[..., Any]
 
-OWN = [
+OWN: list[dict[str, Any]] = [
     {"display_name": "Bare <i>pod</i>", "description": "<b>HTML</b> here", "slug": "bare"},
     {
         "display_name": "Choices",

@@ -51,7 +51,7 @@ async def test_a_subclass_may_add_to_what_options_set(make: Make, node: Any, clu
     class Mine(type(make())):  # type: ignore[misc]
         async def load_user_options(self) -> None:
             await super().load_user_options()
-            self.volumes = [*self.volumes, {"name": f"added-{len(self.volumes)}", "emptyDir": {}}]
+            self.volumes = [*self.volumes, {"name": f"added-{len(self.volumes)}", "emptyDir": {}}]  # type: ignore[has-type]
 
     spawner = Mine(hub=Hub(), user=OutsideUser("start"), config=config, api_token="abc", oauth_client_id="unused")
     await spawner.start()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, Cause
+from tests.present import present
 from tests.spawner.running_hub import until
 
 from .sharing_hub import GpuNodes
@@ -121,4 +122,4 @@ async def test_a_pod_that_waits_for_preempted_pods_stays_on_its_node(
     assert pod is not None
     await cluster.admin.delete(path("pods", cluster.namespace, "unimportant"), grace=1)
     await hub.started("ada")
-    assert (await cluster.pod("jupyter-ada"))["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert present(await cluster.pod("jupyter-ada"))["metadata"]["uid"] == pod["metadata"]["uid"]

@@ -40,7 +40,7 @@ async def plugin(cluster: Cluster, node: StandInKubelet) -> AsyncIterator[SmallP
 async def ask_pod_resources(node: StandInKubelet) -> dict[str, list[str]]:
     """Pod -> ids."""
     async with grpc.aio.insecure_channel(f"unix:{node.pod_resources_folder}/kubelet.sock") as channel:
-        answer = await services.PodResourcesListerStub(channel).List(messages.ListPodResourcesRequest())
+        answer = await services.PodResourcesListerStub(channel).List(messages.ListPodResourcesRequest())  # type: ignore[no-untyped-call]
     return {
         pod.name: [one for container in pod.containers for device in container.devices for one in device.device_ids]
         for pod in answer.pod_resources

@@ -26,7 +26,8 @@ async def make_hub(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Callable[.
 
         async def make(configure: Callable[[Any], None] = lambda config: None) -> SharingHub:
             hub = SharingHub(tmp_path, tmp_path, cluster, configure, spawner_class=KubeSpawner)
-            return await stack.enter_async_context(hub)
+            await stack.enter_async_context(hub)
+            return hub
 
         yield make
 

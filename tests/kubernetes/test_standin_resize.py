@@ -35,7 +35,7 @@ async def make(cluster: Cluster, requests: dict[str, str] | None, limits: dict[s
 async def resize(api: CoreV1Api, cluster: Cluster, resources: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     """The container's resources afterwards."""
     body = {"metadata": metadata, "spec": {"containers": [{"name": "notebook", "resources": resources}]}}
-    await api.patch_namespaced_pod_resize(
+    await api.patch_namespaced_pod_resize(  # type: ignore[call-arg]
         "ada", cluster.namespace, body, _content_type="application/strategic-merge-patch+json"
     )
     pod = await cluster.admin.get(path("pods", cluster.namespace, "ada"))
@@ -83,7 +83,7 @@ async def test_extended_resources_and_other_fields_stay(cluster: Cluster, api: C
         resize(api, cluster, {"requests": {SHARE: "10"}, "limits": {SHARE: "10"}})
     )
     body = {"spec": {"containers": [{"name": "notebook", "workingDir": "/"}]}}
-    patch = api.patch_namespaced_pod_resize(
+    patch = api.patch_namespaced_pod_resize(  # type: ignore[call-arg]
         "ada", cluster.namespace, body, _content_type="application/strategic-merge-patch+json"
     )
     assert "only cpu and memory resources are mutable" in await refused(patch)
@@ -92,7 +92,7 @@ async def test_extended_resources_and_other_fields_stay(cluster: Cluster, api: C
 async def test_an_ordinary_patch_changes_no_resources(cluster: Cluster, api: CoreV1Api) -> None:
     await make(cluster, {"cpu": "1", "memory": "1Gi"})
     body = {"spec": {"containers": [{"name": "notebook", "resources": {"requests": {"cpu": "100m"}}}]}}
-    patch = api.patch_namespaced_pod(
+    patch = api.patch_namespaced_pod(  # type: ignore[call-arg]
         "ada", cluster.namespace, body, _content_type="application/strategic-merge-patch+json"
     )
     assert "pod updates may not change fields other than" in await refused(patch)

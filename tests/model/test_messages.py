@@ -1,6 +1,7 @@
 """Report, control requests, frames and session ids: what crosses a process boundary."""
 
 import uuid
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from gpushare_spawner.model.frames import FIELDS, FRAME_BYTES, Frame, FrameError
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.session_id import session_id, split_session_id
 from gpushare_spawner.model.tier import Tier
+from tests.present import present
 
 REPORT = Report(
     node="a",
@@ -26,19 +28,19 @@ REPORT = Report(
 )  # fmt: skip
 
 
-def test_a_report_survives_json():
+def test_a_report_survives_json() -> None:
     assert Report.model_validate_json(REPORT.model_dump_json()) == REPORT
-    assert REPORT.session("ada").tier is Tier.DOWNGRADED
+    assert present(REPORT.session("ada")).tier is Tier.DOWNGRADED
     assert REPORT.session("bob") is None
 
 
-def test_unknown_fields_of_a_newer_agent_are_ignored():
+def test_unknown_fields_of_a_newer_agent_are_ignored() -> None:
     raw = REPORT.model_dump(mode="json") | {"weather": "fine"}
     raw["gpus"][0]["colour"] = "green"
     assert Report.model_validate(raw) == REPORT
 
 
-def test_the_fields_of_version_1_keep_their_names():
+def test_the_fields_of_version_1_keep_their_names() -> None:
     """An agent sends this, and the hub of another release reads it: a new name needs a new version of the report."""
     notice = {
         "tier": "released", "at": 1300.0, "reason": "idle", "effective_units": 0, "cause": "idle",
@@ -74,14 +76,14 @@ def test_the_fields_of_version_1_keep_their_names():
     ("field", "value"),
     [("version", 2), ("node", ""), ("gpus", None), ("published_at", -1), ("sessions", [{"id": "x"}])],
 )
-def test_a_wrong_report_is_refused_naming_the_field(field, value):
+def test_a_wrong_report_is_refused_naming_the_field(field: str, value: int | str | list[dict[str, str]] | None) -> None:
     raw = REPORT.model_dump(mode="json") | {field: value}
     with pytest.raises(ValidationError) as refusal:
         Report.model_validate(raw)
     assert refusal.value.errors()[0]["loc"][0] == field
 
 
-def test_requests_are_told_apart_by_op():
+def test_requests_are_told_apart_by_op() -> None:
     opened = OpenRequest(id="ada", user="ada", uid=1000, template="t", gpus=("GPU-1",), share_units=25)
     assert REQUEST.validate_json(opened.model_dump_json()) == opened
     step = TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle", if_idle_since=12.5)
@@ -97,12 +99,12 @@ def test_requests_are_told_apart_by_op():
         b'{"op":"tier","id":"a","tier":"stopped","effective_units":0,"reason":""}', b"\xff\xfe",
     ],
 )  # fmt: skip
-def test_wrong_requests_are_refused(line):
+def test_wrong_requests_are_refused(line: bytes) -> None:
     with pytest.raises(ValidationError):
         REQUEST.validate_json(line)
 
 
-def test_an_answer_is_an_error_or_a_result():
+def test_an_answer_is_an_error_or_a_result() -> None:
     answer = Answer.model_validate_json(b'{"error":{"code":"no-capacity","message":"full"}}')
     assert answer.error is not None
     assert answer.error.code == "no-capacity"
@@ -117,7 +119,7 @@ FIELD = st.integers(0, 2**64 - 1)
     st.binary(min_size=16, max_size=16),
     st.integers(0, 2**32 - 1),
 )
-def test_a_frame_survives_its_bytes(kind, fields, gpu, serial):
+def test_a_frame_survives_its_bytes(kind: Kind, fields: list[int], gpu: bytes, serial: int) -> None:
     frame = Frame(kind, tuple(fields), gpu, serial)
     data = frame.pack()
     assert len(data) == FRAME_BYTES
@@ -127,12 +129,12 @@ def test_a_frame_survives_its_bytes(kind, fields, gpu, serial):
 
 
 @given(st.binary(max_size=300))
-def test_random_bytes_are_a_frame_error_and_nothing_else(data):
+def test_random_bytes_are_a_frame_error_and_nothing_else(data: bytes) -> None:
     with pytest.raises(FrameError):
         Frame.unpack(data)
 
 
-def test_bytes_on_the_wire_are_those_of_the_document():
+def test_bytes_on_the_wire_are_those_of_the_document() -> None:
     data = Frame(Kind.GRANT, (7, 8, 9), bytes(range(16)), serial=3, flags=1).pack()
     assert int.from_bytes(data[0:4], "little") == 0x48535047
     assert int.from_bytes(data[4:6], "little") == 1
@@ -152,12 +154,12 @@ def test_bytes_on_the_wire_are_those_of_the_document():
         (lambda data: data[:6] + b"\xee\0" + data[8:], "type 238"),
     ],
 )
-def test_a_spoilt_frame_says_what_is_wrong(spoil, says):
+def test_a_spoilt_frame_says_what_is_wrong(spoil: Callable[[bytes], bytes], says: str) -> None:
     with pytest.raises(FrameError, match=says):
         Frame.unpack(spoil(Frame(Kind.QUERY).pack()))
 
 
-def test_gpu_uuids_as_text_and_as_bytes():
+def test_gpu_uuids_as_text_and_as_bytes() -> None:
     name = f"GPU-{uuid.uuid4()}"
     assert gpu_name(gpu_bytes(name)) == name
     with pytest.raises(ValueError, match="UUID of a GPU"):
@@ -165,12 +167,12 @@ def test_gpu_uuids_as_text_and_as_bytes():
 
 
 @given(st.text(min_size=1, max_size=20), st.text(max_size=20))
-def test_session_ids_keep_user_and_server_apart(user, server):
+def test_session_ids_keep_user_and_server_apart(user: str, server: str) -> None:
     value = session_id(user, server)
     assert split_session_id(value) == (user, server)
 
 
-def test_tiers_have_a_number_for_the_wire():
+def test_tiers_have_a_number_for_the_wire() -> None:
     assert [Tier.from_depth(tier.depth) for tier in Tier] == list(Tier)
     with pytest.raises(ValueError, match="no tier"):
         Tier.from_depth(9)

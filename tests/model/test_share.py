@@ -10,7 +10,7 @@ from gpushare_spawner.model.share import Share, units_from_fraction
 @pytest.mark.parametrize(
     ("written", "units"), [(0.25, 25), ("0.25", 25), (1, 100), ("1.0", 100), (0.29, 29), (0.01, 1), (" 0.5 ", 50)]
 )
-def test_fractions_as_admins_write_them(written, units):
+def test_fractions_as_admins_write_them(written: float | str, units: int) -> None:
     assert units_from_fraction(written) == units
 
 
@@ -18,13 +18,13 @@ def test_fractions_as_admins_write_them(written, units):
     "written",
     [0, -0.25, 1.5, "0.25x", math.nan, math.inf, "NaN", "inf", 0.255, "", None, True, [0.25], "1e400", "1/4"],
 )
-def test_what_is_no_fraction_says_what_would_be_right(written):
+def test_what_is_no_fraction_says_what_would_be_right(written: object) -> None:
     with pytest.raises(ValueError, match=r"like 0\.25"):
         units_from_fraction(written)
 
 
 @given(st.integers(1, 100))
-def test_every_unit_survives_the_way_through_a_float(units):
+def test_every_unit_survives_the_way_through_a_float(units: int) -> None:
     assert units_from_fraction(units / 100) == units
     assert Share(units=units).fraction == pytest.approx(units / 100)
 
@@ -33,12 +33,12 @@ def test_every_unit_survives_the_way_through_a_float(units):
     "wrong",
     [{"units": 0}, {"units": 101}, {"units": 25.0}, {"count": 0}, {"units": 50, "count": 2}, {"units": True}],
 )
-def test_impossible_shares_are_refused(wrong):
+def test_impossible_shares_are_refused(wrong: dict[str, bool | float]) -> None:
     with pytest.raises(ValueError, match=r"share is on|share has|whole GPUs"):
-        Share(**wrong)
+        Share(**wrong)  # type: ignore[arg-type]
 
 
-def test_shares_read_as_people_say_them():
+def test_shares_read_as_people_say_them() -> None:
     assert str(Share(units=25)) == "0.25 GPU"
     assert str(Share()) == "1 GPU"
     assert str(Share(count=2)) == "2 GPUs"

@@ -1,9 +1,12 @@
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from tests.present import present
 
 QUARTER = {
     "name": "quarter-gpu",
@@ -15,7 +18,7 @@ QUARTER = {
 }
 
 
-def test_the_template_of_the_reference():
+def test_the_template_of_the_reference() -> None:
     template = Template.model_validate(QUARTER)
     assert template.share == Share(units=25)
     assert template.resources.memory.limit == 16 * 2**30
@@ -25,22 +28,22 @@ def test_the_template_of_the_reference():
     assert [template.idle.after(tier) for tier in Tier] == [None, 900, 2700, 28800]
 
 
-def test_what_it_dumps_it_reads():
+def test_what_it_dumps_it_reads() -> None:
     template = Template.model_validate(QUARTER)
     assert Template.model_validate_json(template.model_dump_json()) == template
 
 
-def test_access_and_models():
+def test_access_and_models() -> None:
     template = Template.model_validate(QUARTER)
     assert template.access.allows("ada", {"ml-course"})
     assert not template.access.allows("ada", set())
     assert Template(name="all", display_name="All").access.allows("anybody", set())
-    assert template.gpu.accepts("NVIDIA A100-SXM4-80GB")
-    assert template.gpu.accepts("NVIDIA H100 PCIe")
-    assert not template.gpu.accepts("Tesla P100")
+    assert present(template.gpu).accepts("NVIDIA A100-SXM4-80GB")
+    assert present(template.gpu).accepts("NVIDIA H100 PCIe")
+    assert not present(template.gpu).accepts("Tesla P100")
 
 
-def changed(**changes):
+def changed(**changes: Any) -> dict[str, Any]:
     return {**QUARTER, **changes}
 
 
@@ -63,20 +66,25 @@ def changed(**changes):
         (changed(limits={"per_user": 0}), "per_user"),
     ],
 )
-def test_mistakes_are_named(wrong, says):
+def test_mistakes_are_named(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Template.model_validate(wrong)
 
 
-def releasing(cpu="100m", memory="1Gi", resources=QUARTER["resources"], **idle):
+def releasing(
+    cpu: str | float | None = "100m",
+    memory: str | None = "1Gi",
+    resources: Any = QUARTER["resources"],
+    **idle: Any,
+) -> dict[str, Any]:
     kept = {name: amount for name, amount in (("cpu", cpu), ("memory", memory)) if amount is not None}
     return changed(resources=resources, idle={"release_after": "45m", "release_resources": kept, **idle})
 
 
-def test_what_a_released_session_still_requests():
-    kept = Template.model_validate(releasing()).idle.release_resources
+def test_what_a_released_session_still_requests() -> None:
+    kept = present(Template.model_validate(releasing()).idle.release_resources)
     assert (kept.cpu, kept.memory) == (0.1, 2**30)
-    assert Template.model_validate(releasing(memory=None)).idle.release_resources.memory is None
+    assert present(Template.model_validate(releasing(memory=None)).idle.release_resources).memory is None
     assert Template.model_validate(QUARTER).idle.release_resources is None
 
 
@@ -102,6 +110,6 @@ def test_what_a_released_session_still_requests():
         ),
     ],
 )
-def test_what_kubernetes_would_refuse_to_resize_is_refused(wrong, says):
+def test_what_kubernetes_would_refuse_to_resize_is_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Template.model_validate(wrong)

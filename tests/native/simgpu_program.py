@@ -93,7 +93,7 @@ class Stats(ctypes.Structure):
 def stats(gpu: int = 0) -> dict[str, int]:
     found = Stats()
     assert ctypes.CDLL("libcuda.so.1").simgpu_stats(gpu, ctypes.byref(found), ctypes.sizeof(found)) == 0
-    return {name: getattr(found, name) for name, _ in Stats._fields_}
+    return {name: getattr(found, name) for name, *_ in Stats._fields_}
 
 
 class Machine:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ import pytest
 
 from gpushare_spawner.model.frames import Feature, Frame, Kind
 from tests.native.preload_agent import ScriptedAgent
+from tests.native.preload_clients import Client
+from tests.present import present
 
 if TYPE_CHECKING:
     from tests.native.preload_clients import Start
@@ -36,7 +39,7 @@ hear()
 
 
 @pytest.fixture
-def agent(socket_path: Path, gpus: list[bytes]):
+def agent(socket_path: Path, gpus: list[bytes]) -> Iterator[ScriptedAgent]:
     agent = ScriptedAgent(socket_path, gpus, total=1 << 30)
     yield agent
     agent.stop()
@@ -70,10 +73,10 @@ def test_a_launch_waits_for_the_grant(start: Start, agent: ScriptedAgent, gpus: 
     assert client.hear() == "07000000"
 
 
-def _ready(client) -> bool:
+def _ready(client: Client) -> bool:
     import select
 
-    return bool(select.select([client.process.stdout], [], [], 0)[0])
+    return bool(select.select([present(client.process.stdout)], [], [], 0)[0])
 
 
 def test_idle_busy_and_giving_back(start: Start, agent: ScriptedAgent, gpus: list[bytes]) -> None:

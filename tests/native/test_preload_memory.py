@@ -21,7 +21,7 @@ TOTAL = 512 * MIB
 
 
 @pytest.fixture
-def agent(socket_path: Path, gpus: list[bytes]):
+def agent(socket_path: Path, gpus: list[bytes]) -> Iterator[GenerousAgent]:
     agent = GenerousAgent(socket_path, gpus[:1], total=TOTAL)
     yield agent
     agent.stop()

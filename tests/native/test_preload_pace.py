@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ hear()
 
 
 @pytest.fixture
-def agent(socket_path: Path, gpus: list[bytes]):
+def agent(socket_path: Path, gpus: list[bytes]) -> Iterator[ScriptedAgent]:
     agent = ScriptedAgent(socket_path, gpus, total=1 << 30)
     yield agent
     agent.stop()

@@ -6,6 +6,7 @@ import itertools
 import select
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import pytest
 from gpushare_spawner.model.frames import Kind
 from tests.native.preload_agent import ScriptedAgent
 from tests.native.preload_stub import compile_library
+from tests.present import present
 
 if TYPE_CHECKING:
     from tests.native.preload_clients import Start
@@ -31,7 +33,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory, preload: Path) -> dict[str, s
 
 
 @pytest.fixture
-def agent(socket_path: Path, gpus: list[bytes]):
+def agent(socket_path: Path, gpus: list[bytes]) -> Iterator[ScriptedAgent]:
     agent = ScriptedAgent(socket_path, gpus)
     yield agent
     agent.stop()
@@ -202,7 +204,7 @@ def test_interrupt_reaches_a_python_program_that_waits_to_launch(
     assert time.monotonic() - began < 1.0
     if not pace:
         peer.nothing(0.5, skip=(Kind.MEMORY, Kind.REQUEST))
-        assert not select.select([client.process.stdout], [], [], 0)[0], "it runs without a lease from now on"
+        assert not select.select([present(client.process.stdout)], [], [], 0)[0], "it runs without a lease from now on"
         peer.grant(gpus[0], 1)
         assert client.hear() == "ran"
 

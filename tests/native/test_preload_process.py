@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ pytest_plugins = ["tests.native.preload_clients"]
 
 
 @pytest.fixture
-def agent(socket_path: Path, gpus: list[bytes]):
+def agent(socket_path: Path, gpus: list[bytes]) -> Iterator[ScriptedAgent]:
     agent = ScriptedAgent(socket_path, gpus, total=1 << 29)
     yield agent
     agent.stop()

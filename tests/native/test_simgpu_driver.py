@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.native.conftest import Run, Start
 
-def test_the_machine_is_as_its_settings_say(said) -> None:
+
+def test_the_machine_is_as_its_settings_say(said: Run) -> None:
     heard = said(
         """
         check(cu.cuInit(0))
@@ -38,20 +40,20 @@ def test_the_machine_is_as_its_settings_say(said) -> None:
     }
 
 
-def test_settings_are_those_of_the_first_process(said) -> None:
+def test_settings_are_those_of_the_first_process(said: Run) -> None:
     program = "check(cu.cuInit(0)); say([check(cu.cuDeviceTotalMem(0)), check(cu.cuDeviceGetUuid(0)).bytes.hex()])"
     first = said(program, SIMGPU_MEMORY="512MiB")
     assert first[0] == 512 << 20
     assert said(program, SIMGPU_MEMORY="4GiB") == first
 
 
-def test_a_wrong_setting_is_named(simulated) -> None:
+def test_a_wrong_setting_is_named(simulated: Start) -> None:
     program = simulated("say(code(cu.cuInit(0)))", SIMGPU_H2D="fast")
     assert program.hear() == "CUDA_ERROR_SYSTEM_NOT_READY"
     assert "SIMGPU_H2D=fast is not a number" in program.finish()
 
 
-def test_a_foreign_state_file_is_refused(simulated, tmp_path) -> None:
+def test_a_foreign_state_file_is_refused(simulated: Start, tmp_path: Path) -> None:
     (tmp_path / "simgpu.state").write_bytes(b"something else\n" * 100_000)
     program = simulated("say(code(cu.cuInit(0)))")
     assert program.hear() == "CUDA_ERROR_SYSTEM_NOT_READY"
@@ -61,7 +63,7 @@ def test_a_foreign_state_file_is_refused(simulated, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("visible", "order"), [("1,0", [1, 0]), ("1", [1]), ("0,9,1", [0]), ("{1}", [1]), ("{1},{0}", [1, 0])]
 )
-def test_visible_devices(said, visible: str, order: list[int]) -> None:
+def test_visible_devices(said: Run, visible: str, order: list[int]) -> None:
     program = """
     check(cu.cuInit(0))
     say([check(cu.cuDeviceGetUuid(n)).bytes.hex() for n in range(check(cu.cuDeviceGetCount()))])
@@ -73,11 +75,11 @@ def test_visible_devices(said, visible: str, order: list[int]) -> None:
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "7", "GPU-00000000", "0,0"])
-def test_no_visible_device(said, visible: str) -> None:
+def test_no_visible_device(said: Run, visible: str) -> None:
     assert said("say(code(cu.cuInit(0)))", CUDA_VISIBLE_DEVICES=visible) == "CUDA_ERROR_NO_DEVICE"
 
 
-def test_nothing_works_before_init_nor_in_a_fork(said) -> None:
+def test_nothing_works_before_init_nor_in_a_fork(said: Run) -> None:
     heard = said(
         """
         before = [code(cu.cuDeviceGetCount()), code(cu.cuMemAlloc(4096))]
@@ -99,7 +101,7 @@ def test_nothing_works_before_init_nor_in_a_fork(said) -> None:
     assert heard == [[gone] * 2, [gone] * 4, 3]
 
 
-def test_contexts_are_a_stack(said) -> None:
+def test_contexts_are_a_stack(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -122,7 +124,7 @@ def test_contexts_are_a_stack(said) -> None:
     assert heard == [True] * 6 + ["CUDA_ERROR_CONTEXT_IS_DESTROYED"] * 2
 
 
-def test_kernels_compute(said) -> None:
+def test_kernels_compute(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -155,7 +157,7 @@ def test_kernels_compute(said) -> None:
     assert heard == [True, True, True, "spin", [16, 8]]
 
 
-def test_libraries_are_modules_without_a_context(said) -> None:
+def test_libraries_are_modules_without_a_context(said: Run) -> None:
     heard = said(
         """
         from tests.native.simgpu_program import PTX, ARGUMENTS
@@ -171,7 +173,7 @@ def test_libraries_are_modules_without_a_context(said) -> None:
     assert heard == [9 * 1024, 6, 6]
 
 
-def test_code_that_the_simulator_cannot_run(said) -> None:
+def test_code_that_the_simulator_cannot_run(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -191,7 +193,7 @@ def test_code_that_the_simulator_cannot_run(said) -> None:
     ]
 
 
-def test_a_loader_that_leaves_no_room_for_a_message_finds_it_on_stderr(simulated) -> None:
+def test_a_loader_that_leaves_no_room_for_a_message_finds_it_on_stderr(simulated: Start) -> None:
     """CUDA's core library, on which Numba loads its kernels, shows only the error code."""
     program = simulated(
         """
@@ -209,7 +211,7 @@ def test_a_loader_that_leaves_no_room_for_a_message_finds_it_on_stderr(simulated
     assert "neither PTX text nor a CUDA ELF file" in neither
 
 
-def test_machine_code_of_built_in_kernels_loads_by_their_names(said) -> None:
+def test_machine_code_of_built_in_kernels_loads_by_their_names(said: Run) -> None:
     """As nvJitLink makes it of kernels.ptx: the ELF file has a section of parameters for each kernel."""
     heard = said(
         """
@@ -243,7 +245,7 @@ def test_machine_code_of_built_in_kernels_loads_by_their_names(said) -> None:
     assert heard == [2, 3 * 1024, "CUDA_ERROR_INVALID_IMAGE", True]
 
 
-def test_the_drivers_linker_links_named_kernels_and_says_which_it_lacks(said, tmp_path: Path) -> None:
+def test_the_drivers_linker_links_named_kernels_and_says_which_it_lacks(said: Run, tmp_path: Path) -> None:
     """The way of Numba's own bindings: link PTX, load what comes of it."""
     (tmp_path / "libcudadevrt.a").write_bytes(b"!<arch>\n")
     heard = said(
@@ -280,7 +282,7 @@ def test_the_drivers_linker_links_named_kernels_and_says_which_it_lacks(said, tm
     assert heard == [True, 6, 5 * 1024, "CUDA_ERROR_INVALID_HANDLE", invalid, True, "CUDA_ERROR_FILE_NOT_FOUND"]
 
 
-def test_an_illegal_address_ends_the_context(said) -> None:
+def test_an_illegal_address_ends_the_context(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -299,7 +301,7 @@ def test_an_illegal_address_ends_the_context(said) -> None:
     assert heard == [illegal, [illegal] * 2, 4]
 
 
-def test_bad_launches_are_refused(said) -> None:
+def test_bad_launches_are_refused(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -312,7 +314,7 @@ def test_bad_launches_are_refused(said) -> None:
     assert heard == ["CUDA_ERROR_INVALID_VALUE"] * 3 + ["CUDA_SUCCESS"]
 
 
-def test_streams_keep_order_and_events_tell_time(said) -> None:
+def test_streams_keep_order_and_events_tell_time(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -340,7 +342,7 @@ def test_streams_keep_order_and_events_tell_time(said) -> None:
     assert 0 <= after < 30
 
 
-def test_the_legacy_stream_waits_for_blocking_ones_and_they_for_it(said) -> None:
+def test_the_legacy_stream_waits_for_blocking_ones_and_they_for_it(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -358,7 +360,7 @@ def test_the_legacy_stream_waits_for_blocking_ones_and_they_for_it(said) -> None
     assert heard == 111
 
 
-def test_host_functions_run_in_stream_order(said) -> None:
+def test_host_functions_run_in_stream_order(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -376,7 +378,7 @@ def test_host_functions_run_in_stream_order(said) -> None:
     assert heard == [0, [1, 2]]
 
 
-def test_a_full_queue_makes_launches_wait(said) -> None:
+def test_a_full_queue_makes_launches_wait(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -391,7 +393,7 @@ def test_a_full_queue_makes_launches_wait(said) -> None:
     assert heard == 5000
 
 
-def test_null_launches_check_and_do_nothing(said) -> None:
+def test_null_launches_check_and_do_nothing(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -406,7 +408,7 @@ def test_null_launches_check_and_do_nothing(said) -> None:
     assert heard == [8, "CUDA_ERROR_INVALID_VALUE"]
 
 
-def test_get_proc_address_in_both_versions(said) -> None:
+def test_get_proc_address_in_both_versions(said: Run) -> None:
     heard = said(
         """
         library = ctypes.CDLL("libcuda.so.1")
@@ -442,7 +444,7 @@ def test_get_proc_address_in_both_versions(said) -> None:
     assert too_new == 1
 
 
-def test_every_listed_function_is_exported(said) -> None:
+def test_every_listed_function_is_exported(said: Run) -> None:
     heard = said(
         """
         import pathlib, re
@@ -461,7 +463,7 @@ def test_every_listed_function_is_exported(said) -> None:
     assert heard == [True, True, True]
 
 
-def test_capture_makes_a_graph_that_can_be_launched_again(said) -> None:
+def test_capture_makes_a_graph_that_can_be_launched_again(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -493,7 +495,7 @@ def test_capture_makes_a_graph_that_can_be_launched_again(said) -> None:
     assert heard == [active, 0, 3, True, 2, none]
 
 
-def test_a_capture_refuses_what_it_cannot_hold(said) -> None:
+def test_a_capture_refuses_what_it_cannot_hold(said: Run) -> None:
     heard = said(
         """
         machine = Machine()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tests.native.conftest import Run
 
-def test_plain_memory_counts_and_ends(said) -> None:
+
+def test_plain_memory_counts_and_ends(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -23,7 +25,7 @@ def test_plain_memory_counts_and_ends(said) -> None:
     assert (twice, null) == ("CUDA_ERROR_INVALID_VALUE", "CUDA_SUCCESS")
 
 
-def test_small_allocations_share_a_page(said) -> None:
+def test_small_allocations_share_a_page(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -46,7 +48,7 @@ def test_small_allocations_share_a_page(said) -> None:
     assert free == [1 << 30, 1 << 30]
 
 
-def test_copies_of_every_shape(said) -> None:
+def test_copies_of_every_shape(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -83,7 +85,7 @@ def test_copies_of_every_shape(said) -> None:
     assert heard == [True] * 4 + [512] + ["CUDA_ERROR_INVALID_VALUE"] * 2
 
 
-def test_batched_copies(said) -> None:
+def test_batched_copies(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -103,7 +105,7 @@ def test_batched_copies(said) -> None:
     assert heard == ["CUDA_SUCCESS", [2, 1]]
 
 
-def test_sets_of_every_width(said) -> None:
+def test_sets_of_every_width(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -125,7 +127,7 @@ def test_sets_of_every_width(said) -> None:
     assert heard == [True, "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_VALUE"]
 
 
-def test_host_memory(said) -> None:
+def test_host_memory(said: Run) -> None:
     heard = said(
         """
         import mmap
@@ -156,7 +158,7 @@ def test_host_memory(said) -> None:
     ]
 
 
-def test_what_is_known_about_a_pointer(said) -> None:
+def test_what_is_known_about_a_pointer(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -181,7 +183,7 @@ def test_what_is_known_about_a_pointer(said) -> None:
     ]
 
 
-def test_stream_ordered_memory_and_pools(said) -> None:
+def test_stream_ordered_memory_and_pools(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -217,7 +219,7 @@ def test_stream_ordered_memory_and_pools(said) -> None:
     assert heard == [3000, [512 << 20, 0], 77, True, "CUDA_ERROR_INVALID_VALUE"]
 
 
-def test_virtual_memory_management(said) -> None:
+def test_virtual_memory_management(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -255,7 +257,7 @@ def test_virtual_memory_management(said) -> None:
     assert heard == [[5, 6], True, True, "CUDA_ERROR_OUT_OF_MEMORY"]
 
 
-def test_advice_is_remembered(said) -> None:
+def test_advice_is_remembered(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -278,7 +280,7 @@ def test_advice_is_remembered(said) -> None:
     assert heard == [-2, 1, 0, -2, -1, "CUDA_ERROR_INVALID_VALUE"]
 
 
-def test_values_between_streams(said) -> None:
+def test_values_between_streams(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -297,7 +299,7 @@ def test_values_between_streams(said) -> None:
     assert heard == ["CUDA_ERROR_NOT_READY", 41]
 
 
-def test_two_devices(said) -> None:
+def test_two_devices(said: Run) -> None:
     heard = said(
         """
         one, two = Machine(0), Machine(1)
@@ -345,7 +347,7 @@ SLOW_WORK_AND_A_COPY = """
 """
 
 
-def test_an_asynchronous_copy_to_pageable_memory_is_done_when_it_returns(said) -> None:
+def test_an_asynchronous_copy_to_pageable_memory_is_done_when_it_returns(said: Run) -> None:
     """CUDA's manual, "API synchronization behavior": only pinned memory makes a copy to the host asynchronous."""
     heard = said(
         SLOW_WORK_AND_A_COPY.format(words=100_000)
@@ -376,7 +378,7 @@ def test_an_asynchronous_copy_to_pageable_memory_is_done_when_it_returns(said) -
     }
 
 
-def test_an_asynchronous_copy_from_pageable_memory_has_read_the_memory_when_it_returns(said) -> None:
+def test_an_asynchronous_copy_from_pageable_memory_has_read_the_memory_when_it_returns(said: Run) -> None:
     """Small ones are put aside, and the call does not wait; larger ones are waited for. Pinned memory is read later."""
     code = (
         SLOW_WORK_AND_A_COPY

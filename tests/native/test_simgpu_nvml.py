@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Any
+
+from tests.native.conftest import Run, Start
 
 MIB = 1 << 20
 
@@ -13,7 +16,7 @@ device = nvml.nvmlDeviceGetHandleByIndex(0)
 """
 
 
-def test_what_nvml_says_of_the_machine(said) -> None:
+def test_what_nvml_says_of_the_machine(said: Run) -> None:
     heard = said(
         LOOK
         + """
@@ -44,11 +47,11 @@ nvml.nvmlShutdown()
     }  # fmt: skip
 
 
-def test_visible_devices_are_no_matter_to_nvml(said) -> None:
+def test_visible_devices_are_no_matter_to_nvml(said: Run) -> None:
     assert said(LOOK + "say(nvml.nvmlDeviceGetCount())", SIMGPU_DEVICES="3", CUDA_VISIBLE_DEVICES="2") == 3
 
 
-def test_what_is_not_there_says_so(said) -> None:
+def test_what_is_not_there_says_so(said: Run) -> None:
     heard = said(
         LOOK
         + """
@@ -68,7 +71,7 @@ say([attempt(nvml.nvmlDeviceGetMigMode, device), attempt(nvml.nvmlDeviceGetEccMo
     ]  # fmt: skip
 
 
-def test_processes_and_their_memory(simulated, said) -> None:
+def test_processes_and_their_memory(simulated: Start, said: Run) -> None:
     first = simulated("machine = Machine(); machine.plain(100 << 20); say(os.getpid()); listen()")
     second = simulated(
         """
@@ -101,7 +104,7 @@ say([[[p.pid, p.usedGpuMemory] for p in found], [memory.total, memory.free, memo
     assert memory[2] == 60 * MIB
 
 
-def test_utilisation_is_the_busy_share_of_the_last_second(said) -> None:
+def test_utilisation_is_the_busy_share_of_the_last_second(said: Run) -> None:
     heard = said(
         LOOK
         + """
@@ -121,7 +124,7 @@ say([idle, busy, nvml.nvmlDeviceGetUtilizationRates(device).gpu, nvml.nvmlSystem
     assert named
 
 
-def test_statistics_are_in_both_libraries(said) -> None:
+def test_statistics_are_in_both_libraries(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -147,7 +150,7 @@ nvidia_ml.simgpu_gpu_time.restype = ctypes.c_int64
 """
 
 
-def test_gpu_time_is_counted_per_process_and_can_be_read_after_its_end(simulated, said) -> None:
+def test_gpu_time_is_counted_per_process_and_can_be_read_after_its_end(simulated: Start, said: Run) -> None:
     """One process computes for 100 ms in a burst of which half is another's; each has what it computed."""
     work = """
     machine = Machine()
@@ -177,7 +180,7 @@ def test_gpu_time_is_counted_per_process_and_can_be_read_after_its_end(simulated
     assert said(LOOK + PROCESS_TIME + "say(nvidia_ml.simgpu_gpu_time(5, 1))") == -1
 
 
-def test_process_utilisation_is_each_processes_share_since_the_last_look(simulated, said) -> None:
+def test_process_utilisation_is_each_processes_share_since_the_last_look(simulated: Start, said: Run) -> None:
     """Two processes: one computes alone for half a second and then shares the GPU with the other."""
     work = """
     machine = Machine()
@@ -203,7 +206,7 @@ while True:
 """
     )
 
-    def look(since: int) -> tuple[dict[int, list[int]] | str, int]:
+    def look(since: int) -> tuple[Any, int]:
         watch.say(since)
         found, now = watch.hear()
         return found if isinstance(found, str) else {int(pid): one for pid, one in found.items()}, now
@@ -236,7 +239,7 @@ while True:
     assert set(look(0)[0]) == {first, second}
 
 
-def test_process_utilisation_asks_for_room_as_nvml_does(said) -> None:
+def test_process_utilisation_asks_for_room_as_nvml_does(said: Run) -> None:
     heard = said(
         LOOK
         + """

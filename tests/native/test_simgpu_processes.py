@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.native.conftest import Run, Start
+
 MIB = 1 << 20
 HOLD = """
 machine = Machine()
@@ -41,7 +43,9 @@ def pod() -> tuple[str, ...]:
     return command
 
 
-def test_processes_with_the_same_pid_in_two_pods_do_not_remove_each_other(simulated, pod) -> None:
+def test_processes_with_the_same_pid_in_two_pods_do_not_remove_each_other(
+    simulated: Start, pod: tuple[str, ...]
+) -> None:
     first, second = (simulated(HOLD.format(mib=mib, ms=ms), pod) for mib, ms in ((100, 20), (60, 40)))
     assert [first.hear(), second.hear()] == [1, 1]
     watch = simulated(LOOK + "while True: listen(); say(listed())")
@@ -72,7 +76,9 @@ def children_of(pid: int) -> int:
     return int(child)
 
 
-def test_a_pod_reads_its_own_pid_and_a_number_that_no_process_has_for_its_neighbours(simulated, pod) -> None:
+def test_a_pod_reads_its_own_pid_and_a_number_that_no_process_has_for_its_neighbours(
+    simulated: Start, pod: tuple[str, ...]
+) -> None:
     outside = simulated(HOLD.format(mib=100, ms=20))
     neighbour = simulated(HOLD.format(mib=60, ms=20), pod)
     outside.hear()
@@ -84,7 +90,7 @@ def test_a_pod_reads_its_own_pid_and_a_number_that_no_process_has_for_its_neighb
     assert all(pid > 4194304 for pid in found), found
 
 
-def test_a_forked_child_does_not_keep_its_parents_place(simulated, said) -> None:
+def test_a_forked_child_does_not_keep_its_parents_place(simulated: Start, said: Run) -> None:
     """It has no part in CUDA, and may live on for long after its parent, as multiprocessing's helpers do."""
     parent = simulated(
         """
@@ -116,14 +122,16 @@ def shared_state() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("given", "mode"), [("", None), ("0640", 0o640), ("666", 0o666)])
-def test_the_state_file_has_the_mode_that_was_asked_for_whatever_the_umask(said, shared_state, given, mode) -> None:
+def test_the_state_file_has_the_mode_that_was_asked_for_whatever_the_umask(
+    said: Run, shared_state: Path, given: str, mode: int | None
+) -> None:
     standard = 0o666 if os.getuid() == 0 else 0o600
     code = "os.umask(0o077); check(cu.cuInit(0)); say(0)"
     said(code, SIMGPU_STATE=str(shared_state), SIMGPU_STATE_MODE=given)
     assert shared_state.stat().st_mode & 0o777 == (standard if mode is None else mode)
 
 
-def test_a_mode_that_is_none_is_refused_with_the_reason(simulated, shared_state) -> None:
+def test_a_mode_that_is_none_is_refused_with_the_reason(simulated: Start, shared_state: Path) -> None:
     for wrong in ("rw", "0888", "0400", "01777"):
         program = simulated("say(code(cu.cuInit(0)))", SIMGPU_STATE=str(shared_state), SIMGPU_STATE_MODE=wrong)
         assert program.hear() == "CUDA_ERROR_SYSTEM_NOT_READY"
@@ -132,7 +140,9 @@ def test_a_mode_that_is_none_is_refused_with_the_reason(simulated, shared_state)
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user for a moment")
 @pytest.mark.parametrize("mode", ["", "0600"])
-def test_a_notebook_of_a_system_user_opens_the_state_that_the_agent_made_as_root(simulated, shared_state, mode) -> None:
+def test_a_notebook_of_a_system_user_opens_the_state_that_the_agent_made_as_root(
+    simulated: Start, shared_state: Path, mode: str
+) -> None:
     owner = simulated(HOLD.format(mib=10, ms=1), SIMGPU_STATE=str(shared_state), SIMGPU_STATE_MODE=mode)
     owner.hear()
     code = """

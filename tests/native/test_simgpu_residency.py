@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.native.conftest import Program, Run, Start
+
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -23,7 +25,7 @@ while True:
 """
 
 
-def test_data_survives_oversubscription(said) -> None:
+def test_data_survives_oversubscription(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -53,7 +55,7 @@ def test_data_survives_oversubscription(said) -> None:
     assert resident <= 64 * MIB
 
 
-def test_first_touch_moves_nothing(said) -> None:
+def test_first_touch_moves_nothing(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -70,7 +72,7 @@ def test_first_touch_moves_nothing(said) -> None:
     assert heard["fault_evicted"] == 0
 
 
-def test_plain_memory_pushes_managed_pages_out(said) -> None:
+def test_plain_memory_pushes_managed_pages_out(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -88,7 +90,7 @@ def test_plain_memory_pushes_managed_pages_out(said) -> None:
     assert heard == [384 * MIB, 384 * MIB, "CUDA_ERROR_OUT_OF_MEMORY", 78]
 
 
-def test_pages_that_find_no_room_are_read_in_place(said) -> None:
+def test_pages_that_find_no_room_are_read_in_place(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -103,7 +105,7 @@ def test_pages_that_find_no_room_are_read_in_place(said) -> None:
     assert heard == [3 * (2 << 20), 8 * MIB, 0]
 
 
-def test_prefetch_is_bulk_and_faults_are_slow(said) -> None:
+def test_prefetch_is_bulk_and_faults_are_slow(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -142,7 +144,7 @@ def test_prefetch_is_bulk_and_faults_are_slow(said) -> None:
     assert heard["none"] < heard["into"]
 
 
-def test_eviction_overlaps_with_prefetch(said) -> None:
+def test_eviction_overlaps_with_prefetch(said: Run) -> None:
     heard = said(
         """
         machine = Machine()
@@ -169,7 +171,7 @@ def test_eviction_overlaps_with_prefetch(said) -> None:
     assert one_way - 1 <= milliseconds < 1.5 * one_way
 
 
-def test_processes_evict_each_other(simulated) -> None:
+def test_processes_evict_each_other(simulated: Start) -> None:
     """Alone a process keeps its pages; with another of the same size each brings all its pages back every time."""
     size = 640 * MIB
     first = simulated(HOLDER.format(size=size), SIMGPU_FAULT="20e9")
@@ -190,7 +192,7 @@ def test_processes_evict_each_other(simulated) -> None:
     assert first.hear() == {"faulted_in": 0, "fault_evicted": 0}
 
 
-def test_thrashing_takes_far_longer_than_taking_turns(simulated) -> None:
+def test_thrashing_takes_far_longer_than_taking_turns(simulated: Start) -> None:
     program = """
     machine = Machine()
     size = 768 << 20
@@ -204,7 +206,7 @@ def test_thrashing_takes_far_longer_than_taking_turns(simulated) -> None:
     say(time.monotonic() - began)
     """
 
-    def ready() -> object:
+    def ready() -> Program:
         started = simulated(program, SIMGPU_FAULT="6e9")
         assert started.hear() == "ready"
         return started
@@ -220,7 +222,7 @@ def test_thrashing_takes_far_longer_than_taking_turns(simulated) -> None:
     assert together > 2 * 2 * solo
 
 
-def test_two_processes_get_half_the_gpu_each(simulated) -> None:
+def test_two_processes_get_half_the_gpu_each(simulated: Start) -> None:
     program = """
     machine = Machine()
     say("ready")
@@ -245,7 +247,7 @@ def test_two_processes_get_half_the_gpu_each(simulated) -> None:
 
 
 @pytest.mark.parametrize("moment", ["computing", "faulting", "prefetching", "copying"])
-def test_a_killed_process_leaves_nothing(simulated, moment: str) -> None:
+def test_a_killed_process_leaves_nothing(simulated: Start, moment: str) -> None:
     victim = simulated(
         """
         machine = Machine()
@@ -291,7 +293,7 @@ def test_a_killed_process_leaves_nothing(simulated, moment: str) -> None:
     assert seconds < 5
 
 
-def test_killed_again_and_again_the_state_stays_whole(simulated, said) -> None:
+def test_killed_again_and_again_the_state_stays_whole(simulated: Start, said: Run) -> None:
     program = """
     machine = Machine()
     address, size = machine.managed(700 << 20), 700 << 20

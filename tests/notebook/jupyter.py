@@ -10,8 +10,10 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token"
@@ -33,20 +35,20 @@ class Jupyter:
         self.url = url
         self.log = log
 
-    def get(self, path: str, token: str | None = TOKEN):
+    def get(self, path: str, token: str | None = TOKEN) -> tuple[int, Any]:
         """Status code and body of a GET."""
         request = urllib.request.Request(self.url + path)
         if token is not None:
             request.add_header("Authorization", f"token {token}")
         return _send(request)
 
-    def post(self, path: str, body: dict):
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Status code and body of a POST."""
         headers = {"Authorization": f"token {TOKEN}", "Content-Type": "application/json"}
         return _send(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers, method="POST"))
 
 
-def _send(request: urllib.request.Request):
+def _send(request: urllib.request.Request) -> tuple[int, Any]:
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.status, json.loads(answer.read() or b"null")
@@ -55,7 +57,7 @@ def _send(request: urllib.request.Request):
 
 
 @contextmanager
-def running(folder: Path, module: str = "jupyter_server", **environment: str):
+def running(folder: Path, module: str = "jupyter_server", **environment: str) -> Iterator[Jupyter]:
     """Start ``python -m module`` on a port of its own, with base URL /user/ada/; ends it in the end."""
     install_shared_data(folder / "prefix")
     runtime = folder / "runtime"
@@ -105,7 +107,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _address(process: subprocess.Popen, runtime: Path, log: Path) -> str:
+def _address(process: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, f"the server ended:\n{log.read_text()}"

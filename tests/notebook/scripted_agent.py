@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -125,7 +126,7 @@ class ScriptedAgent:
             time.sleep(0.02)
         return self.of_kind(kind)
 
-    def _spawn(self, target, *arguments) -> None:
+    def _spawn(self, target: Callable[..., None], *arguments: socket.socket) -> None:
         thread = threading.Thread(target=target, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,23 +16,23 @@ from gpushare_spawner import __version__
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
-from tests.notebook.jupyter import ROOT, running
+from tests.notebook.jupyter import ROOT, Jupyter, running
 from tests.notebook.scripted_agent import ScriptedAgent
 
 
 @pytest.fixture(scope="module")
-def agent(tmp_path_factory):
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedAgent]:
     with ScriptedAgent(tmp_path_factory.mktemp("agent") / "s.sock") as agent:
         yield agent
 
 
 @pytest.fixture(scope="module")
-def server(agent, tmp_path_factory):
+def server(agent: ScriptedAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
     with running(tmp_path_factory.mktemp("jupyter"), GPUSHARE_SOCKET=str(agent.path)) as jupyter:
         yield jupyter
 
 
-def known_status(server) -> dict:
+def known_status(server: Jupyter) -> Any:
     """The status, once the server has met the agent."""
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline:
@@ -42,7 +44,7 @@ def known_status(server) -> dict:
     raise AssertionError(body)
 
 
-def test_it_is_enabled_by_being_installed_and_answers(server, agent):
+def test_it_is_enabled_by_being_installed_and_answers(server: Jupyter, agent: ScriptedAgent) -> None:
     agent.script.step = (Tier.RELEASED, time.time() + 300, 0)
     status = known_status(server)
     assert (status["share_units"], status["tier"]) == (25, "active")
@@ -54,13 +56,13 @@ def test_it_is_enabled_by_being_installed_and_answers(server, agent):
     assert "{time}" in status["explanation"]
 
 
-def test_only_the_owner_may_ask(server):
+def test_only_the_owner_may_ask(server: Jupyter) -> None:
     assert server.get("gpushare/status", token=None)[0] == 403
     assert server.get("gpushare/status", token="wrong")[0] == 403
 
 
-def test_asking_is_no_activity_of_the_user(server):
-    def last_activity() -> str:
+def test_asking_is_no_activity_of_the_user(server: Jupyter) -> None:
+    def last_activity() -> Any:
         return server.get("api/status?no_track_activity=1")[1]["last_activity"]
 
     before = last_activity()
@@ -68,7 +70,7 @@ def test_asking_is_no_activity_of_the_user(server):
     assert last_activity() == before
 
 
-def test_the_agent_hears_of_kernels(server, agent):
+def test_the_agent_hears_of_kernels(server: Jupyter, agent: ScriptedAgent) -> None:
     agent.wait_for(Kind.KERNELS)
     before = len(agent.of_kind(Kind.KERNELS))
     code, _ = server.post("api/kernels", {"name": "python3"})
@@ -81,7 +83,7 @@ def test_the_agent_hears_of_kernels(server, agent):
     assert abs(instant - time.time()) < 60
 
 
-def kernel_environment(server) -> dict[str, str]:
+def kernel_environment(server: Jupyter) -> dict[str, str]:
     """The environment of a new kernel."""
     code, kernel = server.post("api/kernels", {"name": "python3"})
     assert code == 201
@@ -96,20 +98,20 @@ def kernel_environment(server) -> dict[str, str]:
     raise AssertionError("the kernel has no process")
 
 
-def test_kernels_of_a_share_do_not_reserve_the_whole_gpu(server, agent):
+def test_kernels_of_a_share_do_not_reserve_the_whole_gpu(server: Jupyter, agent: ScriptedAgent) -> None:
     environment = kernel_environment(server)
     assert environment["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
 
 
-def test_what_image_user_or_template_chose_for_a_framework_stays(agent, tmp_path):
+def test_what_image_user_or_template_chose_for_a_framework_stays(agent: ScriptedAgent, tmp_path: Path) -> None:
     chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "TF_FORCE_GPU_ALLOW_GROWTH": ""}
     with running(tmp_path, GPUSHARE_SOCKET=str(agent.path), **chosen) as server:
         environment = kernel_environment(server)
         assert {name: environment[name] for name in chosen} == chosen
 
 
-def test_an_agent_that_goes_is_told_of_and_comes_back(server, agent):
+def test_an_agent_that_goes_is_told_of_and_comes_back(server: Jupyter, agent: ScriptedAgent) -> None:
     agent.stop()
     deadline = time.monotonic() + 15
     while (status := server.get("gpushare/status")[1])["known"]:
@@ -122,20 +124,20 @@ def test_an_agent_that_goes_is_told_of_and_comes_back(server, agent):
     assert "Traceback" not in server.log.read_text()
 
 
-def test_without_a_share(tmp_path):
+def test_without_a_share(tmp_path: Path) -> None:
     with running(tmp_path) as server:
         code, status = server.get("gpushare/status")
         assert code == 200
         assert (status["shared"], status["known"], status["line"]) == (False, False, "")
 
 
-def test_the_versions_are_one():
+def test_the_versions_are_one() -> None:
     package = json.loads((ROOT / "gpushare_spawner/notebook/lab/package.json").read_text())
     assert package["version"] == __version__
 
 
-def test_kernels_that_come_and_go_while_they_are_counted():
-    def get(kernel_id):
+def test_kernels_that_come_and_go_while_they_are_counted() -> None:
+    def get(kernel_id: str) -> SimpleNamespace:
         if kernel_id == "gone":
             raise KeyError(kernel_id)
         return SimpleNamespace(execution_state="busy" if kernel_id == "b" else "idle")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from selenium.webdriver import Chrome
 
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import clock, unbroken
-from tests.notebook.jupyter import TOKEN, running
+from tests.notebook.jupyter import TOKEN, Jupyter, running
 from tests.notebook.scripted_agent import ScriptedAgent
+from tests.present import present
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -24,13 +28,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def agent(tmp_path_factory):
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedAgent]:
     with ScriptedAgent(tmp_path_factory.mktemp("agent") / "s.sock") as agent:
         yield agent
 
 
 @pytest.fixture(scope="module")
-def lab(agent, tmp_path_factory):
+def lab(agent: ScriptedAgent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
     folder = tmp_path_factory.mktemp("lab")
     settings = folder / "config" / "labconfig"
     settings.mkdir(parents=True)
@@ -42,11 +46,11 @@ def lab(agent, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
+    options.binary_location = present(CHROMIUM)
     profile = tmp_path_factory.mktemp("profile")
     switches = ["headless=new", "no-sandbox", "disable-gpu", "disable-background-networking", "window-size=1200,800"]
     for switch in [*switches, "disable-dev-shm-usage", f"user-data-dir={profile}"]:
@@ -56,13 +60,16 @@ def browser(tmp_path_factory):
     driver.quit()
 
 
-def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, agent, tmp_path):
+def test_the_share_stands_in_the_status_bar_and_changes_are_told(
+    lab: Jupyter, browser: Chrome, agent: ScriptedAgent, tmp_path: Path
+) -> None:
     from selenium.webdriver.common.by import By
 
     def texts(selector: str) -> list[str]:
-        return browser.execute_script(
+        found: list[str] = browser.execute_script(
             "return Array.from(document.querySelectorAll(arguments[0]), node => node.textContent)", selector
         )
+        return found
 
     def wait_for(selector: str, part: str, there: bool = True) -> None:
         deadline = time.monotonic() + 60
@@ -113,7 +120,7 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
     wait_for(item, "0.25 GPU · active")
 
     button = browser.find_element(By.CSS_SELECTOR, item)
-    assert "guaranteed while others work" in button.get_attribute("title")
+    assert "guaranteed while others work" in present(button.get_attribute("title"))
     browser.execute_script("arguments[0].focus()", button)
     button.send_keys("\n")
     wait_for(".jp-Dialog", "1 other session shares the GPU.")
@@ -127,7 +134,7 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(lab, browser, a
     browser.execute_script("arguments[0].click()", details)
     wait_for(".jp-Dialog", "An allocation of 2 GiB failed 1 s ago (CUDA out of memory): this session may allocate")
 
-    messages = [entry["message"] for entry in browser.get_log("browser") if "gpushare" in entry["message"]]
+    messages = [entry["message"] for entry in browser.get_log("browser") if "gpushare" in entry["message"]]  # type: ignore[no-untyped-call]
     # JupyterLab warns of each plugin that takes long to activate, as it does on a busy machine
     errors = [message for message in messages if "to activate" not in message]
     assert errors == []

@@ -14,7 +14,7 @@ from gpushare_spawner.notebook.extension import answer
 from gpushare_spawner.notebook.process_names import named, process_name
 from gpushare_spawner.wording import memory_limits, notices, share_status
 from gpushare_spawner.wording.amounts import unbroken
-from tests.notebook.scripted_agent import GIB, GPU, Script
+from tests.notebook.scripted_agent import GIB, GPU, Script, ScriptedAgent
 
 MIB = 2**20
 
@@ -155,6 +155,6 @@ def test_a_process_that_is_gone_has_its_number(tmp_path: Path) -> None:
     assert [process.name for process in now.processes] == ["process 41", "process 42"]
 
 
-def test_observers_ask_for_it(agent) -> None:
+def test_observers_ask_for_it(agent: ScriptedAgent) -> None:
     status()
     assert Feature(agent.heard[0].fields[3]) & Feature.RESERVE

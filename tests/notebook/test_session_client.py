@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,10 +13,11 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import session_client
 from gpushare_spawner.notebook.kernels import KernelActivity
 from gpushare_spawner.notebook.session_client import SessionClient
+from tests.notebook.scripted_agent import ScriptedAgent
 
 
 @asynccontextmanager
-async def running():
+async def running() -> AsyncIterator[SessionClient]:
     """A client that runs until the end of the block."""
     client = SessionClient()
     task = asyncio.create_task(client.run())
@@ -27,7 +29,7 @@ async def running():
         await asyncio.wait([task])
 
 
-async def until(condition, timeout: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 15.0) -> None:
     """Wait for it to become true."""
     async with asyncio.timeout(timeout):
         while not condition():
@@ -35,14 +37,14 @@ async def until(condition, timeout: float = 15.0) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts to connect come quickly, and no answer is kept."""
     monkeypatch.setattr(session_client, "FIRST_DELAY", 0.02)
     monkeypatch.setattr(session_client, "LAST_DELAY", 0.1)
     monkeypatch.setattr(session_client, "FRESH_SECONDS", 0.0)
 
 
-async def test_it_asks_and_is_answered(agent):
+async def test_it_asks_and_is_answered(agent: ScriptedAgent) -> None:
     async with running() as client:
         await until(lambda: client.connected)
         assert (await client.query()).share_units == 25
@@ -50,7 +52,7 @@ async def test_it_asks_and_is_answered(agent):
         assert (await client.query()).tier is Tier.RELEASED
 
 
-async def test_without_a_share_it_does_nothing(monkeypatch):
+async def test_without_a_share_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
     client = SessionClient()
     await asyncio.wait_for(client.run(), 1)
@@ -59,7 +61,7 @@ async def test_without_a_share_it_does_nothing(monkeypatch):
     await client.tell_kernels(KernelActivity(1, 1))
 
 
-async def test_it_connects_again_and_tells_the_kernels_again(agent):
+async def test_it_connects_again_and_tells_the_kernels_again(agent: ScriptedAgent) -> None:
     async with running() as client:
         await until(lambda: client.connected)
         await client.tell_kernels(KernelActivity(busy=1, alive=3, last_activity=12.5))
@@ -78,7 +80,7 @@ async def test_it_connects_again_and_tells_the_kernels_again(agent):
         assert (await client.query()).known
 
 
-async def test_frames_are_numbered_from_one_on_each_connection(agent):
+async def test_frames_are_numbered_from_one_on_each_connection(agent: ScriptedAgent) -> None:
     async with running() as client:
         await until(lambda: client.connected)
         await client.query()
@@ -87,7 +89,7 @@ async def test_frames_are_numbered_from_one_on_each_connection(agent):
     assert [frame.serial for frame in agent.heard] == [1, 2, 3]
 
 
-async def test_a_silent_agent_costs_the_timeout(agent):
+async def test_a_silent_agent_costs_the_timeout(agent: ScriptedAgent) -> None:
     async with running() as client:
         await until(lambda: client.connected)
         agent.silent = True
@@ -96,7 +98,7 @@ async def test_a_silent_agent_costs_the_timeout(agent):
         assert (await client.query()).known
 
 
-async def test_many_tabs_that_ask_at_once_get_one_answer(agent, monkeypatch):
+async def test_many_tabs_that_ask_at_once_get_one_answer(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_client, "FRESH_SECONDS", 60.0)
     async with running() as client:
         await until(lambda: client.connected)
@@ -119,7 +121,7 @@ async def test_many_tabs_that_ask_at_once_get_one_answer(agent, monkeypatch):
         (Frame(Kind.ERROR, (99,)).pack(), "code 99"),
     ],
 )
-async def test_bad_answers_end_the_connection_and_nothing_else(agent, sent, said):
+async def test_bad_answers_end_the_connection_and_nothing_else(agent: ScriptedAgent, sent: bytes, said: str) -> None:
     agent.after_hello = sent
     async with running() as client:
         await until(lambda: said in client._problem)
@@ -129,7 +131,7 @@ async def test_bad_answers_end_the_connection_and_nothing_else(agent, sent, said
         assert (await client.query()).known
 
 
-async def test_an_agent_that_dies_while_asked(agent):
+async def test_an_agent_that_dies_while_asked(agent: ScriptedAgent) -> None:
     async with running() as client:
         await until(lambda: client.connected)
         agent.silent = True
@@ -139,7 +141,7 @@ async def test_an_agent_that_dies_while_asked(agent):
         assert "The agent is unavailable" in (await asking).problem
 
 
-async def test_late_answers_are_not_taken_for_new_ones(agent):
+async def test_late_answers_are_not_taken_for_new_ones(agent: ScriptedAgent) -> None:
     async with running() as client:
         await until(lambda: client.connected)
         agent.silent = True

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,14 +21,15 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import status
 from gpushare_spawner.wording import notices, share_status
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script, ScriptedAgent
+from tests.present import present
 
 
-def of(**changes) -> ShareStatus:
+def of(**changes: Any) -> ShareStatus:
     """The status that an agent with this script would give."""
     return ShareStatus.of(Script(**changes).status())
 
 
-def test_the_status_of_an_active_share(agent):
+def test_the_status_of_an_active_share(agent: ScriptedAgent) -> None:
     now = status()
     assert now.known
     assert (now.share_units, now.tier, now.effective_units, now.guaranteed_units) == (25, Tier.ACTIVE, 25, 25)
@@ -38,7 +41,7 @@ def test_the_status_of_an_active_share(agent):
     assert (hello.kind, hello.fields[0]) == (Kind.HELLO, 2)
 
 
-def test_an_announced_step_a_burst_and_two_gpus(agent):
+def test_an_announced_step_a_burst_and_two_gpus(agent: ScriptedAgent) -> None:
     script = agent.script
     script.share = script.effective = script.guaranteed = 100
     script.gpus = [GPU, OTHER_GPU]
@@ -69,7 +72,7 @@ def test_an_announced_step_a_burst_and_two_gpus(agent):
         ({"memory": 5 * 2**20}, "0.25 GPU · active · 5 MiB of 16 GiB"),
     ],
 )
-def test_the_line_in_the_status_bar(changes, line):
+def test_the_line_in_the_status_bar(changes: dict[str, Any], line: str) -> None:
     assert share_status.line(of(**changes)) == line
 
 
@@ -82,16 +85,16 @@ def test_the_line_in_the_status_bar(changes, line):
         ((9, 0), "Your server will stop at {time}. Save your work."),
     ],
 )
-def test_the_notice_of_a_stop_says_its_cause(agent, cause, said):
+def test_the_notice_of_a_stop_says_its_cause(agent: ScriptedAgent, cause: tuple[int, int] | None, said: str) -> None:
     agent.script.step, agent.script.cause = (Tier.STOPPED, 1_700_000_000.5, 0), cause
     now = status()
-    text = notices.notice(now, now.announced)
+    text = notices.notice(now, present(now.announced))
     assert said in text
     assert len(text.replace("{time}", "12:34 on 24 Nov")) <= notices.TOAST_LETTERS
     assert ("keep it" in text) is (cause is None or cause[0] == 0)
 
 
-def test_status_shows_what_the_share_delivered_beside_what_it_promised(agent):
+def test_status_shows_what_the_share_delivered_beside_what_it_promised(agent: ScriptedAgent) -> None:
     agent.script.delivered = (1500.0, 1482.0, 12, 0.0224, 1.94)
     now = status()
     assert now.delivered == DeliveredStatus(1500.0, 1482.0, 12, 0.0224, 1.94)
@@ -102,13 +105,13 @@ def test_status_shows_what_the_share_delivered_beside_what_it_promised(agent):
     assert "Waits: 12: half under 22 ms, 95 % under 1.9 s." in explanation
 
 
-def test_without_competition_or_with_an_older_agent_status_says_nothing_of_gpu_time():
+def test_without_competition_or_with_an_older_agent_status_says_nothing_of_gpu_time() -> None:
     for nothing in (of(), of(delivered=(0.0, 0.0, 0, 0.0, 0.0))):
         assert share_status.delivered(nothing) == []
         assert "entitled" not in share_status.page(nothing, 0)
 
 
-def test_the_explanation_tells_what_happens_to_the_work():
+def test_the_explanation_tells_what_happens_to_the_work() -> None:
     lent = share_status.explanation(
         of(borrowed=15, guaranteed=25, lease=LeaseState.WAITING, step=(Tier.RELEASED, 5.0, 0))
     )
@@ -134,7 +137,7 @@ def test_the_explanation_tells_what_happens_to_the_work():
         (PendingAction(Tier.STOPPED, 1.0, 0), "Your server will stop at {time}: idle."),
     ],
 )
-def test_notices(step, said):
+def test_notices(step: PendingAction, said: str) -> None:
     text = notices.notice(of(quiet=10**9), step)
     assert text.startswith(said)
     assert text.count("{time}") == 1
@@ -143,7 +146,7 @@ def test_notices(step, said):
 
 
 @pytest.mark.parametrize("tier", [Tier.DOWNGRADED, Tier.RELEASED])
-def test_a_session_that_never_worked_reads_that_its_idle_time_counts_from_the_start(tier):
+def test_a_session_that_never_worked_reads_that_its_idle_time_counts_from_the_start(tier: Tier) -> None:
     new = replace(of(), idle_seconds=None)
     notice = notices.notice(new, PendingAction(tier, 1.0, 10))
     assert "at {time}: no GPU work since the start. Run a GPU cell to keep it." in notice
@@ -154,7 +157,7 @@ def test_a_session_that_never_worked_reads_that_its_idle_time_counts_from_the_st
     assert ": no GPU work since the start. Variables" in share_status.explanation(idle)
 
 
-def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed():
+def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed() -> None:
     released = of(tier=Tier.RELEASED, effective=0, borrowed=25, guaranteed=0)
     assert "borrowed" not in share_status.line(released) + share_status.explanation(released)
     reclaimed = of(borrowed=15, guaranteed=10)
@@ -174,13 +177,13 @@ def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed():
         ({}, "Your GPU share is restored: 0.25 GPU."),
     ],
 )
-def test_what_is_said_after_a_change(changes, said):
+def test_what_is_said_after_a_change(changes: dict[str, Tier | int], said: str) -> None:
     text = notices.changed(of(quiet=10**9, **changes))
     assert text.startswith(said)
     assert len(text) <= notices.TOAST_LETTERS
 
 
-def test_without_a_share(monkeypatch, capsys):
+def test_without_a_share(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
     assert not status().shared
     assert share_status.line(status()) == ""
@@ -188,7 +191,9 @@ def test_without_a_share(monkeypatch, capsys):
     assert "This server has no GPU share" in capsys.readouterr().out
 
 
-def test_the_agent_is_unavailable(monkeypatch, tmp_path, capsys):
+def test_the_agent_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("GPUSHARE_SOCKET", str(tmp_path / "nothing"))
     now = status()
     assert now.shared
@@ -198,7 +203,7 @@ def test_the_agent_is_unavailable(monkeypatch, tmp_path, capsys):
     assert "GPU work continues without the agent" in capsys.readouterr().out
 
 
-def test_an_agent_that_does_not_answer_costs_the_timeout_and_no_more(agent):
+def test_an_agent_that_does_not_answer_costs_the_timeout_and_no_more(agent: ScriptedAgent) -> None:
     agent.silent = True
     started = time.monotonic()
     assert "did not answer within 0.3 s" in status(timeout=0.3).problem
@@ -216,27 +221,27 @@ def test_an_agent_that_does_not_answer_costs_the_timeout_and_no_more(agent):
         (bytes(129), "cannot be read"),
     ],
 )
-def test_an_agent_that_answers_otherwise(agent, sent, said):
+def test_an_agent_that_answers_otherwise(agent: ScriptedAgent, sent: bytes, said: str) -> None:
     agent.after_hello = sent
     assert said in status().problem
 
 
-def test_numbers_that_stand_for_nothing(agent, monkeypatch):
+def test_numbers_that_stand_for_nothing(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = Frame(Kind.STATUS, (25, 77), gpu=agent.script.status()[0].gpu)
     monkeypatch.setattr(agent.script, "status", lambda: [frame])
     assert "77 stands for no tier" in status().problem
 
 
-def test_a_path_that_is_too_long_for_a_socket(monkeypatch):
+def test_a_path_that_is_too_long_for_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHARE_SOCKET", "/" + "x" * 200)
     assert not status().known
 
 
-async def test_status_works_beside_a_running_event_loop(agent):
+async def test_status_works_beside_a_running_event_loop(agent: ScriptedAgent) -> None:
     assert status().known
 
 
-def test_the_command_in_words(agent, capsys):
+def test_the_command_in_words(agent: ScriptedAgent, capsys: pytest.CaptureFixture[str]) -> None:
     agent.script.step = (Tier.DOWNGRADED, 0.001, 10)
     agent.script.quiet = 600 * 10**9
     assert main(["status"]) == 0
@@ -266,32 +271,32 @@ def test_other_sessions_and_how_many_sessions_have_work(sessions: int, with_work
     assert f"other sessions  {said}" in page.splitlines()
 
 
-def test_the_command_in_json(agent, capsys):
+def test_the_command_in_json(agent: ScriptedAgent, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--json", "--socket", str(agent.path)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["share_units"], said["tier"], said["known"]) == (25, "active", True)
     assert said["gpus"][0]["uuid"] == GPU
 
 
-def test_watch_shows_it_again_until_ctrl_c(agent):
+def test_watch_shows_it_again_until_ctrl_c(agent: ScriptedAgent) -> None:
     command = [sys.executable, "-m", "gpushare_spawner.cli", "status", "--watch", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
-        first = json.loads(watching.stdout.readline())
+        first = json.loads(present(watching.stdout).readline())
         agent.script.tier = Tier.RELEASED
-        second = json.loads(watching.stdout.readline())
+        second = json.loads(present(watching.stdout).readline())
         watching.send_signal(2)
         assert watching.wait(10) == 0
     assert (first["tier"], second["tier"]) == ("active", "released")
 
 
-def test_what_a_cell_imports_is_light():
+def test_what_a_cell_imports_is_light() -> None:
     code = "import sys, gpushare_spawner.notebook as n; n.status(); print([m for m in HEAVY if m in sys.modules])"
     heavy = ["pydantic", "jupyterhub", "tornado", "jupyter_server", "yaml", "rich"]
     done = subprocess.run([sys.executable, "-c", f"HEAVY={heavy}; {code}"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_many_ask_at_once(agent):
+def test_many_ask_at_once(agent: ScriptedAgent) -> None:
     answers: list[ShareStatus] = []
     asking = [threading.Thread(target=lambda: answers.append(status())) for _ in range(10)]
     for thread in asking:
@@ -301,7 +306,7 @@ def test_many_ask_at_once(agent):
     assert [answer.known for answer in answers] == [True] * 10
 
 
-def test_a_stream_socket_is_no_session_socket(tmp_path, monkeypatch):
+def test_a_stream_socket_is_no_session_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "stream"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
@@ -310,7 +315,7 @@ def test_a_stream_socket_is_no_session_socket(tmp_path, monkeypatch):
         assert "The agent is unavailable" in status().problem
 
 
-def test_an_agent_that_dies_while_asked(tmp_path, monkeypatch):
+def test_an_agent_that_dies_while_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHARE_SOCKET", str(tmp_path / "s"))
     agent = ScriptedAgent(tmp_path / "s")
     agent.silent = True
@@ -319,7 +324,7 @@ def test_an_agent_that_dies_while_asked(tmp_path, monkeypatch):
     assert "closed the connection" in status(timeout=10).problem
 
 
-def test_a_server_that_waits_for_what_it_gave_back_says_so():
+def test_a_server_that_waits_for_what_it_gave_back_says_so() -> None:
     now = replace(of(), lacks_requests=True)
     said = "less guaranteed CPU and memory"
     for text in (share_status.explanation, lambda status: share_status.page(status, now=0.0)):

@@ -39,7 +39,7 @@ def cluster(count: int = 5) -> FreeCapacity:
     return capacity
 
 
-def test_only_nodes_that_have_changed_are_rated_again():
+def test_only_nodes_that_have_changed_are_rated_again() -> None:
     capacity, rating = cluster(), Fullest()
     assert capacity.best(ONE, rating) == Best("n0", ("g0",))
     assert sorted(rating.asked) == ["n0", "n1", "n2", "n3", "n4"]
@@ -67,7 +67,7 @@ class IfEmpty:
         return Rated((-node.gpus[0].free,), (node.gpus[0].uuid,))
 
 
-def test_a_rating_can_admit_nodes_that_cannot_take_the_demand_now():
+def test_a_rating_can_admit_nodes_that_cannot_take_the_demand_now() -> None:
     capacity, rating = cluster(3), IfEmpty()
     capacity.put_node("small", [gpu("tiny", capacity=5)])
     for number in range(3):
@@ -81,7 +81,7 @@ def test_a_rating_can_admit_nodes_that_cannot_take_the_demand_now():
     assert capacity.obstacles(ONE)[1] == 0
 
 
-def test_what_was_computed_for_a_rating_can_be_forgotten():
+def test_what_was_computed_for_a_rating_can_be_forgotten() -> None:
     capacity, old, new = cluster(), Fullest(), Fullest()
     for rating in (old, new):
         capacity.best(ONE, rating)
@@ -131,7 +131,7 @@ def test_the_indexes_of_forgotten_ratings_do_not_pile_up(monkeypatch: pytest.Mon
         assert not indexes._indexes
 
 
-def test_nodes_in_the_same_situation_share_one_obstacle():
+def test_nodes_in_the_same_situation_share_one_obstacle() -> None:
     capacity, many = cluster(), Demand(10, 2)
     obstacles, _ = capacity.obstacles(many)
     index = capacity._indexes._any_of(many)
@@ -140,7 +140,7 @@ def test_nodes_in_the_same_situation_share_one_obstacle():
     assert list(capacity.obstacles(many)[0].values()) == [4]
 
 
-def test_nodes_that_come_and_go_are_noticed():
+def test_nodes_that_come_and_go_are_noticed() -> None:
     capacity, rating = cluster(2), Fullest()
     assert capacity.best(ONE, rating, frozenset({"n0"})) == Best("n1", ("g1",))
     capacity.drop_node("n0")
@@ -151,7 +151,7 @@ def test_nodes_that_come_and_go_are_noticed():
     assert capacity.best(ONE, rating) is None
 
 
-def test_a_node_that_is_left_out_once_is_there_the_next_time():
+def test_a_node_that_is_left_out_once_is_there_the_next_time() -> None:
     capacity, rating = cluster(), Fullest()
     for number in range(3):
         capacity.update(f"g{number}", 20 + number, 20 + number)
@@ -161,7 +161,7 @@ def test_a_node_that_is_left_out_once_is_there_the_next_time():
     assert capacity.best(ONE, rating) == Best("n0", ("g0",))
 
 
-def test_a_node_can_be_asked_for_alone_without_an_index():
+def test_a_node_can_be_asked_for_alone_without_an_index() -> None:
     capacity, rating = cluster(), Fullest()
     assert capacity.best(ONE, rating, only="n3") == Best("n3", ("g3",))
     assert rating.asked == ["n3"]
@@ -170,7 +170,7 @@ def test_a_node_can_be_asked_for_alone_without_an_index():
     assert capacity.best(Demand(10, 2), rating, only="n3") is None
 
 
-def test_an_index_can_be_made_in_steps():
+def test_an_index_can_be_made_in_steps() -> None:
     capacity, rating = cluster(), Fullest()
     assert [capacity.prepare(ONE, rating, 2) for _ in range(4)] == [3, 1, 0, 0]
     assert len(rating.asked) == 5
@@ -181,7 +181,7 @@ def test_an_index_can_be_made_in_steps():
     assert len(rating.asked) == 7
 
 
-def test_after_many_changes_the_heap_holds_the_nodes_and_little_more():
+def test_after_many_changes_the_heap_holds_the_nodes_and_little_more() -> None:
     capacity, rating = cluster(), Fullest()
     capacity.best(ONE, rating)
     for number in range(400):
@@ -191,7 +191,7 @@ def test_after_many_changes_the_heap_holds_the_nodes_and_little_more():
     assert len(index._heap) <= 2 * 5 + 64
 
 
-def test_an_index_that_was_not_asked_for_longer_than_the_log_goes_back_rates_all_nodes():
+def test_an_index_that_was_not_asked_for_longer_than_the_log_goes_back_rates_all_nodes() -> None:
     capacity, rating, other = cluster(), Fullest(), Fullest()
     capacity.best(ONE, rating)
     rating.asked.clear()
@@ -204,7 +204,7 @@ def test_an_index_that_was_not_asked_for_longer_than_the_log_goes_back_rates_all
     assert sorted(rating.asked) == ["n0", "n1", "n2", "n3", "n4"]
 
 
-def test_the_index_that_was_not_asked_for_longest_is_forgotten(monkeypatch):
+def test_the_index_that_was_not_asked_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity_index, "MOST_ENTRIES", 10)
     capacity, rating = cluster(), Fullest()
     first, second, third = (Demand(units, 1) for units in (1, 2, 3))
@@ -217,7 +217,7 @@ def test_the_index_that_was_not_asked_for_longest_is_forgotten(monkeypatch):
     assert len(rating.asked) == 5
 
 
-def test_the_log_of_changes_forgets_the_oldest():
+def test_the_log_of_changes_forgets_the_oldest() -> None:
     log = ChangeLog()
     for number in range(1001):
         log.add(str(number), keep=0)
@@ -230,7 +230,7 @@ def test_the_log_of_changes_forgets_the_oldest():
 
 
 @pytest.mark.parametrize("keep", [5, 100])
-def test_the_log_of_changes_keeps_as_many_as_it_must(keep):
+def test_the_log_of_changes_keeps_as_many_as_it_must(keep: int) -> None:
     log = ChangeLog()
     for number in range(10_000):
         log.add(str(number), keep)
@@ -240,7 +240,9 @@ def test_the_log_of_changes_keeps_as_many_as_it_must(keep):
 
 
 @pytest.mark.parametrize(("nodes", "most", "kept"), [(1, 4, 4), (1, 0, 1), (5, 10, 2), (5, 4, 1)])
-def test_as_many_indexes_are_kept_as_have_room_and_one_at_least(monkeypatch, nodes, most, kept):
+def test_as_many_indexes_are_kept_as_have_room_and_one_at_least(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, most: int, kept: int
+) -> None:
     monkeypatch.setattr(capacity_index, "MOST_ENTRIES", most)
     capacity, rating = cluster(nodes), Fullest()
     for units in range(1, 7):
@@ -248,7 +250,7 @@ def test_as_many_indexes_are_kept_as_have_room_and_one_at_least(monkeypatch, nod
     assert len(capacity._indexes._indexes) == kept
 
 
-def test_of_one_node_alone_either_it_can_or_its_obstacle_is_told():
+def test_of_one_node_alone_either_it_can_or_its_obstacle_is_told() -> None:
     capacity = cluster(2)
     assert capacity.obstacles(ONE, "n0") == ({}, 1)
     capacity.update("g0", 9, 9)

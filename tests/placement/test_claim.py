@@ -8,20 +8,20 @@ from tests.placement.reports import active, gpu, report, request
 CORE = 1000
 
 
-def test_a_claim_is_for_what_the_request_asks_of_each_gpu_and_of_the_node():
+def test_a_claim_is_for_what_the_request_asks_of_each_gpu_and_of_the_node() -> None:
     ledger = Ledger.of([report("n", [gpu("a"), gpu("b", 1), gpu("c", 2)], [active("ada", "b", 60)])])
     wanted = request(count=2, cpu=3 * CORE, memory=2**30)
     assert cheapest_claim(ledger.capacity, wanted) == Claim("n", ("a", "c"), 100, Requested(3 * CORE, 2**30, 1))
 
 
-def test_whole_gpus_can_be_claimed():
+def test_whole_gpus_can_be_claimed() -> None:
     ledger = Ledger.of([report("n", [gpu("a")], [active("ada", "a", 25)])])
     claim = cheapest_claim(ledger.capacity, request(100))
     assert claim is not None
     assert claim.gpus == ("a",)
 
 
-def test_gpus_that_are_too_small_or_of_another_model_or_unhealthy_are_not_claimed():
+def test_gpus_that_are_too_small_or_of_another_model_or_unhealthy_are_not_claimed() -> None:
     small, unhealthy = [gpu("s", capacity=99)], [gpu("u", healthy=False)]
     others = [report("small", small), report("unhealthy", unhealthy), report("other", [gpu("t", model="T4")])]
     ledger = Ledger.of(others)
@@ -30,7 +30,7 @@ def test_gpus_that_are_too_small_or_of_another_model_or_unhealthy_are_not_claime
     assert able_nodes(ledger.capacity, request(99, "A100")) == {"small"}
 
 
-def test_the_node_on_which_least_has_to_become_free_is_claimed():
+def test_the_node_on_which_least_has_to_become_free_is_claimed() -> None:
     most, least = [active("ada", "a", 90)], [active("bob", "b", 30)]
     ledger = Ledger.of([report("n1", [gpu("a")], most), report("n2", [gpu("b")], least)])
     claim = cheapest_claim(ledger.capacity, request(80))
@@ -38,7 +38,7 @@ def test_the_node_on_which_least_has_to_become_free_is_claimed():
     assert claim.node == "n2"
 
 
-def test_the_gpus_of_a_node_on_which_least_has_to_become_free_are_claimed():
+def test_the_gpus_of_a_node_on_which_least_has_to_become_free_are_claimed() -> None:
     held = [active("ada", "a", 50), active("bob", "b", 40), active("eve", "c", 60)]
     ledger = Ledger.of([report("n", [gpu("a"), gpu("b", 1), gpu("c", 2)], held)])
     claim = cheapest_claim(ledger.capacity, request(count=2))
@@ -46,7 +46,7 @@ def test_the_gpus_of_a_node_on_which_least_has_to_become_free_are_claimed():
     assert claim.gpus == ("b", "a")
 
 
-def test_units_that_lack_on_all_claimed_gpus_count():
+def test_units_that_lack_on_all_claimed_gpus_count() -> None:
     node = report("n1", [gpu("a"), gpu("b", 1)], [active("ada", "a", 50), active("kim", "b", 50)])
     other = report("n2", [gpu("c"), gpu("d", 1)], [active("bob", "d", 90)])
     claim = cheapest_claim(Ledger.of([node, other]).capacity, request(count=2))
@@ -54,7 +54,7 @@ def test_units_that_lack_on_all_claimed_gpus_count():
     assert claim.node == "n2"  # 90 units lack there, and 100 on the other
 
 
-def test_what_is_free_beyond_a_request_does_not_count():
+def test_what_is_free_beyond_a_request_does_not_count() -> None:
     node = report("n1", [gpu("a")], [active("ada", "a", 60)])
     other = report("n2", [gpu("b")], [active("bob", "b", 70)])
     claim = cheapest_claim(Ledger.of([other, node]).capacity, request(20))
@@ -62,7 +62,7 @@ def test_what_is_free_beyond_a_request_does_not_count():
     assert claim.node == "n1", "nothing lacks on either: the first by name"
 
 
-def test_a_node_that_lacks_cpu_memory_or_pods_comes_after_one_that_lacks_units():
+def test_a_node_that_lacks_cpu_memory_or_pods_comes_after_one_that_lacks_units() -> None:
     for lacking in (NodeResources(cpu=CORE - 1), NodeResources(memory=2**30 - 1), NodeResources(pods=0)):
         ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("ada", "b", 90)])])
         ledger.put_resources("n1", lacking)
@@ -71,7 +71,7 @@ def test_a_node_that_lacks_cpu_memory_or_pods_comes_after_one_that_lacks_units()
         assert claim.node == "n2", lacking
 
 
-def test_a_node_that_has_just_enough_of_everything_comes_first():
+def test_a_node_that_has_just_enough_of_everything_comes_first() -> None:
     ledger = Ledger.of([report("n1", [gpu("a")], [active("ada", "a", 60)]), report("n2", [gpu("b")])])
     ledger.put_resources("n1", NodeResources())
     ledger.put_resources("n2", NodeResources(cpu=CORE, memory=2**30, pods=1))
@@ -80,7 +80,7 @@ def test_a_node_that_has_just_enough_of_everything_comes_first():
     assert claim.node == "n2"
 
 
-def test_a_node_that_the_request_must_not_use_is_not_claimed():
+def test_a_node_that_the_request_must_not_use_is_not_claimed() -> None:
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")])])
     nodes = [
         cheapest_claim(ledger.capacity, request(50, **where))
@@ -90,7 +90,7 @@ def test_a_node_that_the_request_must_not_use_is_not_claimed():
     assert able_nodes(ledger.capacity, request(50, ineligible=frozenset({"n1"}))) == {"n2"}
 
 
-def test_a_node_that_could_not_take_the_request_if_it_were_empty_is_not_claimed():
+def test_a_node_that_could_not_take_the_request_if_it_were_empty_is_not_claimed() -> None:
     ledger = Ledger.of([report("n", [gpu("a")], [active("ada", "a", 25)])])
     ledger.put_resources("n", NodeResources.of_empty_node(8 * CORE, 2**30).less(Requested(cpu=CORE)))
     assert able_nodes(ledger.capacity, request(25, cpu=8 * CORE, memory=2**30)) == {"n"}
@@ -99,7 +99,7 @@ def test_a_node_that_could_not_take_the_request_if_it_were_empty_is_not_claimed(
         assert able_nodes(ledger.capacity, request(25, **too_much)) == set()
 
 
-def test_a_request_without_cpu_and_memory_fits_beside_a_claim_on_more_than_is_free():
+def test_a_request_without_cpu_and_memory_fits_beside_a_claim_on_more_than_is_free() -> None:
     ledger = Ledger.of([report("n", [gpu("a")])])
     ledger.put_resources("n", NodeResources(cpu=CORE, memory=2**30))
     ledger.claim("first", Claim("n", ("a",), 25, Requested(2 * CORE, 2**31, 1)))

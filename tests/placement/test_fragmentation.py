@@ -26,14 +26,14 @@ def by_definition(workload: Workload, stranding: float, left: dict[str, list[int
             wasted += kind.popularity / total * unusable
     if cpu is None or not workload.cpu_per_gpu:
         return wasted
-    gpus = sum(map(sum, left.values())) / 100
+    whole = sum(map(sum, left.values())) / 100
     ratios = (0.6, 0.8, 1.0)
-    stranded = sum(max(0.0, gpus - max(cpu, 0) / (ratio * workload.cpu_per_gpu)) for ratio in ratios) / len(ratios)
+    stranded = sum(max(0.0, whole - max(cpu, 0) / (ratio * workload.cpu_per_gpu)) for ratio in ratios) / len(ratios)
     return wasted + stranding * 100 * stranded
 
 
 demands = st.builds(
-    lambda share, cpu, models: Demand(*share, cpu=cpu, models=models),
+    lambda share, cpu, models: Demand(share[0], share[1], cpu=cpu, models=models),
     st.sampled_from([(10, 1), (25, 1), (47, 1), (100, 1), (100, 2), (100, 4), (0, 0)]),
     st.sampled_from(CPUS),
     st.sampled_from([None, frozenset({"A100"}), frozenset({"T4"}), frozenset({"H100"})]),
@@ -46,14 +46,18 @@ cpus = st.sampled_from([None, -500, 0, 999, 1000, 3999, 4000, 20000])
 
 @settings(max_examples=300, deadline=None)
 @given(workload=workloads, left=lefts, cpu=cpus, stranding=st.sampled_from([0.0, 1.0, 0.5]))
-def test_the_tables_give_what_the_definition_gives(workload, left, cpu, stranding):
+def test_the_tables_give_what_the_definition_gives(
+    workload: Workload, left: dict[str, list[int]], cpu: int | None, stranding: float
+) -> None:
     value = Fragmentation(workload, stranding).value(tuple(left.items()), cpu)
     assert value == pytest.approx(by_definition(workload, stranding, left, cpu), abs=1e-6)
 
 
 @settings(max_examples=300, deadline=None)
 @given(workload=workloads, left=lefts, cpu=cpus, taken=st.sampled_from([1, 10, 25, 100]))
-def test_a_node_that_loses_units_on_one_gpu_is_worth_what_the_node_with_less_is_worth(workload, left, cpu, taken):
+def test_a_node_that_loses_units_on_one_gpu_is_worth_what_the_node_with_less_is_worth(
+    workload: Workload, left: dict[str, list[int]], cpu: int | None, taken: int
+) -> None:
     fragmentation = Fragmentation(workload, 1.0)
     for model, gpus in left.items():
         takes = {now: min(now, taken) for now in gpus}
@@ -63,19 +67,19 @@ def test_a_node_that_loses_units_on_one_gpu_is_worth_what_the_node_with_less_is_
             assert value == pytest.approx(fragmentation.value(tuple(after.items()), cpu), abs=1e-6)
 
 
-def test_without_a_workload_nothing_is_wasted_but_what_is_left():
+def test_without_a_workload_nothing_is_wasted_but_what_is_left() -> None:
     """No kind of request can use it: all places cost the same, and the best fit decides."""
     assert Fragmentation(Workload(), 1.0).value([("A100", [30, 100])], 1000) == pytest.approx(130)
 
 
-def test_units_that_are_too_few_for_a_popular_request_are_wasted():
+def test_units_that_are_too_few_for_a_popular_request_are_wasted() -> None:
     fragmentation = Fragmentation(workload_of([(Demand(50, 1), 3), (Demand(20, 1), 1)]), 1.0)
     assert fragmentation.value([("A100", [40])], None) == pytest.approx(40 * 0.75)
     assert fragmentation.value([("A100", [50])], None) == 0
     assert fragmentation.value([("A100", [10])], None) == 10
 
 
-def test_a_gpu_without_cpu_is_stranded():
+def test_a_gpu_without_cpu_is_stranded() -> None:
     """The workload asks for 8 cores with a GPU; 4 of them serve between half a GPU and 0.83 GPU."""
     fragmentation = Fragmentation(workload_of([(Demand(100, 1, cpu=8000), 1), (Demand(100, 1, cpu=8000), 1)]), 1.0)
     served = sum(min(1.0, 4000 / (ratio * 8000)) for ratio in (0.6, 0.8, 1.0)) / 3
@@ -84,26 +88,26 @@ def test_a_gpu_without_cpu_is_stranded():
     assert fragmentation.value([("A100", [100])], 8000) == 0
 
 
-def test_stranding_counts_however_little_cpu_the_workload_asks_for():
+def test_stranding_counts_however_little_cpu_the_workload_asks_for() -> None:
     fragmentation = Fragmentation(workload_of([(Demand(100, 1, cpu=1), 1)]), 1.0)
     assert fragmentation.value([("A100", [100])], 0) == pytest.approx(100 + 100)
     assert fragmentation.value([("A100", [100])], 1) == 0
 
 
-def test_a_node_that_owes_cpu_can_run_nothing_not_even_what_asks_for_none():
+def test_a_node_that_owes_cpu_can_run_nothing_not_even_what_asks_for_none() -> None:
     fragmentation = Fragmentation(workload_of([(Demand(50, 1, cpu=0), 1)]), 1.0)
     assert fragmentation.value([("A100", [100])], -500) == 100
     assert fragmentation.value([("A100", [100])], 0) == 0
 
 
 @pytest.mark.parametrize(("count", "wasted"), [(64, 0.0), (63, 0.0)])
-def test_a_node_of_as_many_whole_gpus_as_a_template_can_ask_for_is_valued(count, wasted):
+def test_a_node_of_as_many_whole_gpus_as_a_template_can_ask_for_is_valued(count: int, wasted: float) -> None:
     fragmentation = Fragmentation(workload_of([(Demand(100, count), 1)]), 1.0)
     assert fragmentation.value([("A100", [100] * 64)], None) == wasted
     assert fragmentation.value([("A100", [100] * (count - 1))], None) == 100 * (count - 1)
 
 
-def test_one_unit_less_makes_a_whole_gpu_useless_to_a_request_for_whole_ones():
+def test_one_unit_less_makes_a_whole_gpu_useless_to_a_request_for_whole_ones() -> None:
     fragmentation = Fragmentation(workload_of([(Demand(100, 2), 1)]), 0.0)
     left = [("A100", [100, 100])]
     assert fragmentation.values_after(left, None, "A100", {100: 1}) == {100: pytest.approx(199)}

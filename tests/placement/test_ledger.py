@@ -18,48 +18,50 @@ from gpushare_spawner.placement import (
     Reason,
     Requested,
 )
+from gpushare_spawner.placement.allocation import Allocation
 from tests.placement.reports import active, gpu, report, request
+from tests.present import present
 
 
-def two_gpus(*allocations, capacity: int = 100) -> Ledger:
+def two_gpus(*allocations: Allocation, capacity: int = 100) -> Ledger:
     """A node with the GPUs a and b."""
     return Ledger.of([report("n", [gpu("a", 0, capacity=capacity), gpu("b", 1, capacity=capacity)], allocations)])
 
 
-def test_best_fit_takes_the_fullest_gpu_that_has_room():
+def test_best_fit_takes_the_fullest_gpu_that_has_room() -> None:
     ledger = two_gpus(active("s", "b", 50))
-    assert ledger.place(request(50)).gpus == ("b",)
-    assert ledger.place(request(51)).gpus == ("a",)
+    assert present(ledger.place(request(50))).gpus == ("b",)
+    assert present(ledger.place(request(51))).gpus == ("a",)
 
 
-def test_ties_go_to_the_first_node_and_index():
+def test_ties_go_to_the_first_node_and_index() -> None:
     nodes = [report(node, [gpu(f"{node}1", 1), gpu(f"{node}0", 0)]) for node in ("n2", "n1")]
     ledger = Ledger.of(nodes)
-    assert {ledger.place(request(10)).gpus for _ in range(5)} == {("n10",)}
-    assert ledger.place(request(10)).node == "n1"
+    assert {present(ledger.place(request(10))).gpus for _ in range(5)} == {("n10",)}
+    assert present(ledger.place(request(10))).node == "n1"
 
 
-def test_unowned_units_are_preferred_to_lent_ones():
+def test_unowned_units_are_preferred_to_lent_ones() -> None:
     idle = active("idle", "a", 100).with_effective(10)
     ledger = two_gpus(idle, active("s", "b", 50))
-    first = ledger.place(request(40))
+    first = present(ledger.place(request(40)))
     assert (first.gpus, first.borrowed) == (("b",), 0)
-    second = ledger.place(request(60))
+    second = present(ledger.place(request(60)))
     assert (second.gpus, second.borrowed) == (("a",), 60)
     assert ledger.place(request(91)) is None
 
 
-def test_as_few_lent_units_as_possible():
+def test_as_few_lent_units_as_possible() -> None:
     a = active("on-a", "a", 80).with_effective(0)
     b = active("on-b", "b", 60).with_effective(0)
-    placement = two_gpus(a, b).place(request(50))
+    placement = present(two_gpus(a, b).place(request(50)))
     assert (placement.gpus, placement.borrowed) == (("b",), 10)
 
 
-def test_the_owner_comes_back_and_the_borrower_yields():
+def test_the_owner_comes_back_and_the_borrower_yields() -> None:
     owner = active("owner", "a", 75).with_effective(0)
     ledger = Ledger.of([report("n", [gpu("a")], [owner])])
-    placement = ledger.place(request(50))
+    placement = present(ledger.place(request(50)))
     assert placement.borrowed == 25
     ledger.add(active("guest", placement.gpus, 50, placement.borrowed, opened_at=1.0))
     assert ledger.guaranteed("guest") == 50
@@ -73,7 +75,7 @@ def test_the_owner_comes_back_and_the_borrower_yields():
     ledger.check()
 
 
-def test_several_whole_gpus_lie_on_one_node_and_are_of_one_model():
+def test_several_whole_gpus_lie_on_one_node_and_are_of_one_model() -> None:
     ledger = Ledger.of(
         [
             report("big", [gpu(f"big{i}", i) for i in range(4)]),
@@ -81,16 +83,16 @@ def test_several_whole_gpus_lie_on_one_node_and_are_of_one_model():
             report("small", [gpu("small0", 0), gpu("small1", 1)]),
         ]
     )
-    assert ledger.place(request(count=2)).gpus == ("small0", "small1")
+    assert present(ledger.place(request(count=2))).gpus == ("small0", "small1")
     ledger.add(active("s", "small0", 1))
-    assert ledger.place(request(count=2)).gpus == ("big0", "big1")
+    assert present(ledger.place(request(count=2))).gpus == ("big0", "big1")
     assert ledger.place(request(count=5)) is None
     assert ledger.why_unplaceable(request(count=5)).reason is Reason.TOO_BIG
 
 
-def test_several_whole_gpus_may_be_lent_ones():
+def test_several_whole_gpus_may_be_lent_ones() -> None:
     ledger = two_gpus(active("idle", "a", 30).with_effective(0))
-    placement = ledger.place(request(count=2))
+    placement = present(ledger.place(request(count=2)))
     assert (set(placement.gpus), placement.borrowed) == ({"a", "b"}, 30)
     ledger.add(active("guest", placement.gpus, 100, placement.borrowed, opened_at=1.0))
     ledger.check()
@@ -98,7 +100,7 @@ def test_several_whole_gpus_may_be_lent_ones():
     assert ledger.guaranteed("guest") == 70
 
 
-def test_unhealthy_gpus_get_nothing():
+def test_unhealthy_gpus_get_nothing() -> None:
     ledger = Ledger.of([report("n", [gpu("a", healthy=False)])])
     assert ledger.place(request(1)) is None
     assert ledger.free_units("a") == 0
@@ -107,23 +109,23 @@ def test_unhealthy_gpus_get_nothing():
     assert why.may_pass
 
 
-def test_only_accepted_models():
+def test_only_accepted_models() -> None:
     wanted = request(50, "NVIDIA H100 80GB")
     ledger = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100"), gpu("h", 1, "NVIDIA H100 80GB")])])
-    assert ledger.place(wanted).gpus == ("h",)
+    assert present(ledger.place(wanted)).gpus == ("h",)
     why = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100")])]).why_unplaceable(wanted)
     assert why.reason is Reason.NO_MODEL
     assert "NVIDIA A100" in str(why)
     assert not why.may_pass
 
 
-def test_a_share_bigger_than_any_gpu():
+def test_a_share_bigger_than_any_gpu() -> None:
     why = two_gpus(capacity=50).why_unplaceable(request(75))
     assert why.reason is Reason.TOO_BIG
     assert (why.share, why.most_units) == (Share(75), 50)
 
 
-def test_full_says_how_much_is_free_at_best():
+def test_full_says_how_much_is_free_at_best() -> None:
     ledger = two_gpus(active("s", "a", 80), active("t", "b", 70))
     assert ledger.place(request(50)) is None
     why = ledger.why_unplaceable(request(50))
@@ -131,23 +133,23 @@ def test_full_says_how_much_is_free_at_best():
     assert why.may_pass
 
 
-def test_gpus_out_of_order_may_get_well():
+def test_gpus_out_of_order_may_get_well() -> None:
     ledger = Ledger.of([report("n", [gpu("a", 0), gpu("b", 1, healthy=False)])])
     assert ledger.why_unplaceable(request(count=2)).reason is Reason.UNHEALTHY
 
 
-def test_no_agent_no_gpu():
+def test_no_agent_no_gpu() -> None:
     assert Ledger.of([]).place(request(1)) is None
     assert Ledger.of([]).why_unplaceable(request(1)).reason is Reason.NO_GPUS
 
 
-def test_overcommitted_gpus_hold_more():
+def test_overcommitted_gpus_hold_more() -> None:
     ledger = two_gpus(active("s", "a", 100), capacity=150)
-    assert ledger.place(request(50)).gpus == ("a",)
-    assert ledger.place(request(51)).gpus == ("b",)
+    assert present(ledger.place(request(50))).gpus == ("a",)
+    assert present(ledger.place(request(51))).gpus == ("b",)
 
 
-def test_reservations_count_until_they_are_reported():
+def test_reservations_count_until_they_are_reported() -> None:
     gpus = [gpu("a")]
     reservation = active("s", "a", 60)
     before = Ledger.of([report("n", gpus)], [reservation])
@@ -156,13 +158,13 @@ def test_reservations_count_until_they_are_reported():
     assert after.free_units("a") == 40
 
 
-def test_the_newest_report_of_a_node_counts():
+def test_the_newest_report_of_a_node_counts() -> None:
     old = report("n", [gpu("a")], [active("s", "a", 60)], at=1.0)
     new = report("n", [gpu("a")], at=2.0)
     assert Ledger.of([new, old]).free_units("a") == 100
 
 
-def test_a_session_on_a_gpu_that_is_gone_disturbs_nobody():
+def test_a_session_on_a_gpu_that_is_gone_disturbs_nobody() -> None:
     ledger = Ledger.of([report("n", [gpu("a")], [active("s", "lost", 60)])])
     assert ledger.free_units("a") == 100
     assert ledger.guaranteed("s") == 0
@@ -170,14 +172,14 @@ def test_a_session_on_a_gpu_that_is_gone_disturbs_nobody():
     ledger.check()
 
 
-def test_a_session_enters_once():
+def test_a_session_enters_once() -> None:
     ledger = two_gpus(active("s", "a", 10))
     with pytest.raises(ValueError, match="already"):
         ledger.add(active("s", "b", 10))
     assert ledger.remove("nobody") is None
 
 
-def test_too_much_owned_is_found():
+def test_too_much_owned_is_found() -> None:
     ledger = two_gpus(active("s", "a", 60), active("t", "a", 60))
     with pytest.raises(LedgerError, match="120 units are owned"):
         ledger.check()
@@ -194,10 +196,10 @@ class Always:
         return Best(self.node, self.gpus)
 
 
-def test_another_strategy_can_be_used():
+def test_another_strategy_can_be_used() -> None:
     ledger = two_gpus(active("s", "a", 60))
-    assert ledger.place(request(30), Always("n", ("b",))).gpus == ("b",)
-    assert ledger.place(request(30), BestFit()).gpus == ("a",)
+    assert present(ledger.place(request(30), Always("n", ("b",)))).gpus == ("b",)
+    assert present(ledger.place(request(30), BestFit())).gpus == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_another_strategy_can_be_used():
         ("m", ("other",), "the node lacks cpu"),
     ],
 )
-def test_what_a_strategy_may_not_choose_is_named_with_the_share(node, gpus, wrong):
+def test_what_a_strategy_may_not_choose_is_named_with_the_share(node: str, gpus: tuple[str, ...], wrong: str) -> None:
     cards = [gpu("a", 0), gpu("b", 1), gpu("sick", 2, healthy=False), gpu("t4", 3, model="T4")]
     ledger = Ledger.of([report("n", cards, [active("s", "a", 60)]), report("m", [gpu("other")])])
     ledger.put_resources("m", NodeResources(cpu=500))
@@ -223,34 +225,34 @@ def test_what_a_strategy_may_not_choose_is_named_with_the_share(node, gpus, wron
     assert str(error.value) == f"{Always(node, gpus)!r} chose {', '.join(gpus)} of node {node} for 0.50 GPU: {wrong}"
 
 
-def test_whole_gpus_of_two_models_are_no_choice():
+def test_whole_gpus_of_two_models_are_no_choice() -> None:
     ledger = Ledger.of([report("n", [gpu("a", 0), gpu("t4", 1, model="T4")])])
     with pytest.raises(LedgerError, match="they are of several models"):
         ledger.place(request(count=2), Always("n", ("a", "t4")))
 
 
-def test_a_node_that_the_request_excludes_is_no_choice():
+def test_a_node_that_the_request_excludes_is_no_choice() -> None:
     for wanted in (request(50, left_out=frozenset({"n"})), request(50, node="m")):
         with pytest.raises(LedgerError, match="the request excludes that node"):
             two_gpus().place(wanted, Always("n", ("a",)))
 
 
-def test_where_no_model_will_do_there_is_no_place():
+def test_where_no_model_will_do_there_is_no_place() -> None:
     assert two_gpus().place(PlacementRequest(Share(30), models=frozenset())) is None
 
 
-def test_cpu_memory_and_pods_of_a_node_count_where_they_are_known():
+def test_cpu_memory_and_pods_of_a_node_count_where_they_are_known() -> None:
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")])])
     wanted = request(30, cpu=2000, memory=2**30)
-    assert ledger.place(wanted).node == "n1"
+    assert present(ledger.place(wanted)).node == "n1"
     for short in (NodeResources(cpu=1999), NodeResources(memory=2**30 - 1), NodeResources(pods=0)):
         ledger.put_resources("n1", short)
-        assert ledger.place(wanted).node == "n2"
+        assert present(ledger.place(wanted)).node == "n2"
     ledger.put_resources("n1", NodeResources(cpu=2000, memory=2**30, pods=1))
-    assert ledger.place(wanted).node == "n1"
+    assert present(ledger.place(wanted)).node == "n1"
 
 
-def test_what_a_reservation_takes_of_its_node_counts_until_the_node_counts_it():
+def test_what_a_reservation_takes_of_its_node_counts_until_the_node_counts_it() -> None:
     ledger = Ledger.of([report("n", [gpu("a"), gpu("b", 1)])])
     ledger.put_resources("n", NodeResources(cpu=3000, memory=4 * 2**30, pods=9))
     reservation = replace(active("s", ("a", "b"), 10), uncounted=Requested(cpu=2000, memory=2**30, pods=1))
@@ -265,23 +267,23 @@ def test_what_a_reservation_takes_of_its_node_counts_until_the_node_counts_it():
     assert ledger.capacity.nodes["n"].resources == NodeResources(2500)
 
 
-def test_ineligible_nodes_and_nodes_that_are_left_out_get_nothing():
+def test_ineligible_nodes_and_nodes_that_are_left_out_get_nothing() -> None:
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")])])
-    assert ledger.place(request(30, ineligible=frozenset({"n1"}))).node == "n2"
-    assert ledger.place(request(30, left_out=frozenset({"n1"}))).node == "n2"
+    assert present(ledger.place(request(30, ineligible=frozenset({"n1"})))).node == "n2"
+    assert present(ledger.place(request(30, left_out=frozenset({"n1"})))).node == "n2"
     assert ledger.place(request(30, left_out=frozenset({"n1", "n2"}))) is None
-    assert ledger.place(request(30)).node == "n1"
+    assert present(ledger.place(request(30))).node == "n1"
 
 
-def test_a_request_for_one_node_gets_no_other():
+def test_a_request_for_one_node_gets_no_other() -> None:
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 80)])])
-    assert ledger.place(request(20, node="n2")).node == "n2"
+    assert present(ledger.place(request(20, node="n2"))).node == "n2"
     assert ledger.place(request(21, node="n2")) is None
     assert ledger.place(request(20, node="n2", left_out=frozenset({"n2"}))) is None
     assert ledger.place(request(20, node="lost")) is None
 
 
-def test_a_node_that_goes_and_comes_back_finds_its_allocations():
+def test_a_node_that_goes_and_comes_back_finds_its_allocations() -> None:
     ledger = two_gpus(active("s", "a", 60))
     ledger.drop_node("n")
     assert ledger.place(request(1)) is None
@@ -292,7 +294,7 @@ def test_a_node_that_goes_and_comes_back_finds_its_allocations():
     assert (ledger.free_units("a"), ledger.free_units("b"), ledger.guaranteed("s")) == (0, 0, 60)
 
 
-def test_many_changes_at_once_are_what_they_are_one_after_the_other():
+def test_many_changes_at_once_are_what_they_are_one_after_the_other() -> None:
     at_once, stepwise = two_gpus(active("s", "a", 60)), two_gpus(active("s", "a", 60))
     changes = [active("s", "b", 30), active("t", "a", 50), active("t", "a", 20)]
     at_once.change(changes, drop=["s", "nobody"])
@@ -306,7 +308,7 @@ def test_many_changes_at_once_are_what_they_are_one_after_the_other():
         at_once.replace(active("nobody", "a", 1))
 
 
-def test_a_full_gpu_has_nothing_free_and_nothing_unowned_and_neither_has_an_unknown_one():
+def test_a_full_gpu_has_nothing_free_and_nothing_unowned_and_neither_has_an_unknown_one() -> None:
     ledger = two_gpus(active("s", "a", 100))
     assert (ledger.free_units("a"), ledger.unowned_units("a")) == (0, 0)
     assert (ledger.free_units("lost"), ledger.unowned_units("lost")) == (0, 0)
@@ -314,7 +316,7 @@ def test_a_full_gpu_has_nothing_free_and_nothing_unowned_and_neither_has_an_unkn
     assert (over.free_units("a"), over.unowned_units("a")) == (0, 0)
 
 
-def test_the_check_names_the_gpu_and_what_is_wrong_with_it():
+def test_the_check_names_the_gpu_and_what_is_wrong_with_it() -> None:
     ledger = Ledger.of([report("n", [gpu("a", 3)], [active("s", "a", 60), active("t", "a", 60)])])
     with pytest.raises(LedgerError, match=r"^GPU 3 of n \(a\): 120 units are owned, its capacity is 100$"):
         ledger.check()

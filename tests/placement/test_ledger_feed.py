@@ -86,7 +86,7 @@ class Feed(RuleBasedStateMachine):
         self.clock = 0.0
 
     @rule(node=NODES, held=st.lists(allocations(), max_size=3), sick=st.sampled_from([*UUIDS, ""]), gone=st.booleans())
-    def reports_come(self, node: str, held: list[Allocation], sick: str, gone: bool):
+    def reports_come(self, node: str, held: list[Allocation], sick: str, gone: bool) -> None:
         self.clock += 1.0
         gpus = [one.model_copy(update={"healthy": one.uuid != sick}) for one in GPUS[node]]
         told = report(node, gpus[1:] if gone else gpus, held, at=self.clock)
@@ -95,38 +95,38 @@ class Feed(RuleBasedStateMachine):
         self.feed.report(report(node, [], at=self.clock - 1.0))  # late: nothing happens
 
     @rule(node=NODES)
-    def a_node_goes(self, node: str):
+    def a_node_goes(self, node: str) -> None:
         self.reports.pop(node, None)
         self.feed.forget_node(node)
 
     @rule(allocation=allocations())
-    def a_pod_is_seen(self, allocation: Allocation):
+    def a_pod_is_seen(self, allocation: Allocation) -> None:
         self.seen[allocation.session] = allocation
         self.feed.put(Source.SEEN, allocation)
 
     @rule(session=NAMES)
-    def a_pod_goes(self, session: str):
+    def a_pod_goes(self, session: str) -> None:
         self.seen.pop(session, None)
         self.feed.drop(Source.SEEN, session)
 
     @rule(allocation=allocations())
-    def a_share_is_reserved(self, allocation: Allocation):
+    def a_share_is_reserved(self, allocation: Allocation) -> None:
         self.reserved[allocation.session] = allocation
         self.feed.put(Source.RESERVED, allocation)
 
     @rule(session=NAMES)
-    def a_reservation_is_cancelled(self, session: str):
+    def a_reservation_is_cancelled(self, session: str) -> None:
         self.reserved.pop(session, None)
         self.feed.drop(Source.RESERVED, session)
 
     @rule(node=NODES, cpu=st.sampled_from([None, 0, 900, 5000]), pods=st.sampled_from([None, 0, 3]))
-    def a_node_has_resources(self, node: str, cpu: int | None, pods: int | None):
+    def a_node_has_resources(self, node: str, cpu: int | None, pods: int | None) -> None:
         self.resources[node] = NodeResources(cpu, None if cpu is None else cpu * 2, pods)
         self.feed.ledger.put_resources(node, self.resources[node])
 
     @precondition(lambda self: self.reports)
     @rule(seen=st.lists(allocations(), max_size=3), reserved=st.lists(allocations(), max_size=2))
-    def everything_is_told_anew(self, seen: list[Allocation], reserved: list[Allocation]):
+    def everything_is_told_anew(self, seen: list[Allocation], reserved: list[Allocation]) -> None:
         """Some of it by equal objects, and all of the reports in another order."""
         self.seen = {one.session: one for one in reversed(seen)}
         self.reserved = {one.session: one for one in reversed(reserved)}
@@ -134,13 +134,15 @@ class Feed(RuleBasedStateMachine):
         self.feed.follow(reversed(told), seen, reserved)
 
     @rule(request=st.sampled_from(REQUESTS), strategy=st.sampled_from(STRATEGIES))
-    def something_is_asked_in_between(self, request: PlacementRequest, strategy):
+    def something_is_asked_in_between(
+        self, request: PlacementRequest, strategy: StrandingAwareFgd | BestFit | Spread
+    ) -> None:
         """Indexes come to be at different times, and know different changes."""
         self.feed.ledger.place(request, strategy)
         self.feed.ledger.capacity.prepare(request.demand, strategy, 1)
 
     @invariant()
-    def the_ledger_is_what_a_new_one_would_be(self):
+    def the_ledger_is_what_a_new_one_would_be(self) -> None:
         fresh = Ledger.of(self.reports.values(), [*self.seen.values(), *self.reserved.values()])
         for node, resources in self.resources.items():
             fresh.put_resources(node, resources)
@@ -167,7 +169,7 @@ Feed.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadl
 TestFeed = Feed.TestCase
 
 
-def test_an_object_that_is_the_same_as_before_is_not_looked_into():
+def test_an_object_that_is_the_same_as_before_is_not_looked_into() -> None:
     feed = LedgerFeed()
     reports = [report("n", [gpu("a")], [active("s", "a", 30)])]
     seen = [active("t", "a", 20)]
@@ -178,7 +180,7 @@ def test_an_object_that_is_the_same_as_before_is_not_looked_into():
     assert feed.ledger.free_units("a") == 50
 
 
-def test_a_reservation_counts_until_its_pod_is_seen_and_again_when_the_pod_is_gone():
+def test_a_reservation_counts_until_its_pod_is_seen_and_again_when_the_pod_is_gone() -> None:
     feed = LedgerFeed()
     feed.report(report("n", [gpu("a")]))
     reservation = active("s", "a", 60)
@@ -192,7 +194,7 @@ def test_a_reservation_counts_until_its_pod_is_seen_and_again_when_the_pod_is_go
     assert feed.ledger.free_units("a") == 100
 
 
-def test_of_two_nodes_that_report_a_session_the_first_by_name_counts():
+def test_of_two_nodes_that_report_a_session_the_first_by_name_counts() -> None:
     feed = LedgerFeed()
     feed.report(report("n2", [gpu("b")], [active("s", "b", 60)]))
     feed.report(report("n1", [gpu("a")], [active("s", "a", 30)]))
@@ -201,7 +203,7 @@ def test_of_two_nodes_that_report_a_session_the_first_by_name_counts():
     assert feed.ledger.free_units("b") == 40
 
 
-def test_a_clock_that_was_set_back_does_not_keep_a_node_out_of_a_full_account():
+def test_a_clock_that_was_set_back_does_not_keep_a_node_out_of_a_full_account() -> None:
     feed = LedgerFeed()
     feed.follow([report("n", [gpu("a")], [active("s", "a", 60)], at=100.0)])
     feed.follow([report("n", [gpu("a")], at=5.0)])

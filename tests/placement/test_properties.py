@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -42,7 +43,7 @@ class Hub(RuleBasedStateMachine):
         return [Report.model_validate_json(report(node, GPUS[node], on[node]).model_dump_json()) for node in GPUS]
 
     @rule(target=reservations, share=SHARES, t4=st.booleans())
-    def reserve(self, share: Share, t4: bool):
+    def reserve(self, share: Share, t4: bool) -> Any:
         wanted = PlacementRequest(share, models=None if t4 else frozenset({"A100"}))
         placement = self.ledger.place(wanted)
         if placement is None:
@@ -65,19 +66,19 @@ class Hub(RuleBasedStateMachine):
         return allocation.session
 
     @rule(target=sessions, name=consumes(reservations))
-    def starts(self, name: str):
+    def starts(self, name: str) -> Any:
         if name not in self.reserved:  # the hub that reserved it is gone
             return multiple()
         self.running[name] = self.reserved.pop(name)
         return name
 
     @rule(name=consumes(reservations))
-    def fails_or_is_cancelled(self, name: str):
+    def fails_or_is_cancelled(self, name: str) -> None:
         if self.reserved.pop(name, None) is not None:
             self.ledger.remove(name)
 
     @rule(name=consumes(sessions))
-    def stops(self, name: str):
+    def stops(self, name: str) -> None:
         del self.running[name]
         self.ledger.remove(name)
         # the agent settles among the sessions it holds; the hub's reservations own what they were promised
@@ -90,29 +91,29 @@ class Hub(RuleBasedStateMachine):
         assert self.ledger.settle() == {}
 
     @rule(name=sessions, part=st.integers(0, 100))
-    def goes_down(self, name: str, part: int):
+    def goes_down(self, name: str, part: int) -> None:
         held = self.running[name]
         self.running[name] = held.with_effective(min(held.effective_units, held.share_units * part // 100))
         self.ledger.replace(self.running[name])
 
     @rule(name=sessions)
-    def works_again(self, name: str):
+    def works_again(self, name: str) -> None:
         held = self.running[name]
         self.running[name] = held.with_effective(held.share_units)
         self.ledger.replace(self.running[name])
         assert self.ledger.guaranteed(name) >= held.owned_units
 
     @rule()
-    def hub_restarts(self):
+    def hub_restarts(self) -> None:
         self.reserved.clear()
         self.ledger = Ledger.of(self.reports())
 
     @rule()
-    def hub_reads_reports(self):
+    def hub_reads_reports(self) -> None:
         self.ledger = Ledger.of(self.reports(), self.reserved.values())
 
     @invariant()
-    def nothing_is_promised_twice(self):
+    def nothing_is_promised_twice(self) -> None:
         self.ledger.check()
         held = [*self.running.values(), *self.reserved.values()]
         for uuid, capacity in CAPACITY.items():
@@ -124,14 +125,14 @@ class Hub(RuleBasedStateMachine):
                 assert min(allocation.owned_units, allocation.effective_units) <= promised <= allocation.effective_units
 
     @invariant()
-    def the_ledger_is_what_a_new_one_would_be(self):
+    def the_ledger_is_what_a_new_one_would_be(self) -> None:
         fresh = Ledger.of(self.reports(), self.reserved.values())
         assert dict(fresh.allocations) == dict(self.ledger.allocations)
         for uuid in CAPACITY:
             assert fresh.free_units(uuid) == self.ledger.free_units(uuid)
             assert fresh.unowned_units(uuid) == self.ledger.unowned_units(uuid)
 
-    def teardown(self):
+    def teardown(self) -> None:
         for name in [*self.running, *self.reserved]:
             self.ledger.remove(name)
         assert not self.ledger.allocations

@@ -31,13 +31,13 @@ def two_nodes() -> Ledger:
     return Ledger.of([report("n1", [gpu("a")], [held["n1"]]), report("n2", [gpu("b")], [held["n2"]])])
 
 
-def test_the_action_that_comes_first_decides():
+def test_the_action_that_comes_first_decides() -> None:
     claim = first_to_fit(two_nodes(), request(50), [("ada", stop(200)), ("bob", stop(100))])
     assert claim is not None
     assert (claim.node, claim.gpus, claim.units) == ("n2", ("b",), 50)
 
 
-def test_an_action_that_frees_too_little_helps_nobody():
+def test_an_action_that_frees_too_little_helps_nobody() -> None:
     announced = [("ada", downgrade(100, to=51)), ("bob", downgrade(200, to=50))]
     claim = first_to_fit(two_nodes(), request(50), announced)
     assert claim is not None
@@ -45,7 +45,7 @@ def test_an_action_that_frees_too_little_helps_nobody():
     assert first_to_fit(two_nodes(), request(51), announced) is None
 
 
-def test_two_actions_on_one_node_add_up():
+def test_two_actions_on_one_node_add_up() -> None:
     held = [active("ada", "a", 50), active("bob", "a", 50)]
     ledger = Ledger.of([report("n", [gpu("a")], held)])
     assert first_to_fit(ledger, request(80), [("ada", stop(1))]) is None
@@ -54,14 +54,14 @@ def test_two_actions_on_one_node_add_up():
     assert claim.node == "n"
 
 
-def test_sessions_that_the_ledger_does_not_know_are_passed_over():
+def test_sessions_that_the_ledger_does_not_know_are_passed_over() -> None:
     announced = [("gone", stop(1)), ("ada", stop(2))]
     claim = first_to_fit(two_nodes(), request(100), announced)
     assert claim is not None
     assert claim.node == "n1"
 
 
-def test_a_node_that_the_request_must_not_use_does_not_count():
+def test_a_node_that_the_request_must_not_use_does_not_count() -> None:
     announced = [("ada", stop(1)), ("bob", stop(2))]
     for where in ({"left_out": frozenset({"n1"})}, {"node": "n2"}):
         claim = first_to_fit(two_nodes(), request(50, **where), announced)
@@ -69,7 +69,7 @@ def test_a_node_that_the_request_must_not_use_does_not_count():
         assert claim.node == "n2"
 
 
-def test_the_ledger_itself_stays_as_it_is():
+def test_the_ledger_itself_stays_as_it_is() -> None:
     ledger = two_nodes()
     assert first_to_fit(ledger, request(50), [("ada", stop(1))]) is not None
     assert ledger.free_units("a") == 0
@@ -77,7 +77,7 @@ def test_the_ledger_itself_stays_as_it_is():
     assert not ledger.claims
 
 
-def test_an_action_that_frees_nothing_names_no_node():
+def test_an_action_that_frees_nothing_names_no_node() -> None:
     supposed = SupposedLedger(two_nodes())
     assert supposed.happens("ada", downgrade(1, to=100)) is None
     assert supposed.happens("nobody", stop(1)) is None
@@ -85,7 +85,7 @@ def test_an_action_that_frees_nothing_names_no_node():
     assert supposed.happens("ada", stop(1)) is None, "it is gone"
 
 
-def test_what_is_placed_counts_for_the_next_one():
+def test_what_is_placed_counts_for_the_next_one() -> None:
     supposed = SupposedLedger(two_nodes())
     supposed.happens("ada", stop(1))
     assert supposed.place("eve", request(60), "n1") is not None
@@ -94,7 +94,7 @@ def test_what_is_placed_counts_for_the_next_one():
     assert supposed.place("kim", request(1), "n1") is None
 
 
-def test_a_name_that_is_placed_anew_gives_up_what_it_claimed_before():
+def test_a_name_that_is_placed_anew_gives_up_what_it_claimed_before() -> None:
     supposed = SupposedLedger(two_nodes())
     supposed.happens("ada", stop(1))
     assert supposed.place("eve", request(60), "n1") is not None

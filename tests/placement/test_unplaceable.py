@@ -35,7 +35,7 @@ MODELS = [gpu("a", 0, "T4"), gpu("b", 1, "A100"), gpu("c", 2, "T4")]
 )
 def test_a_refusal_says_what_stands_in_the_way_and_how_much_there_is(
     gpus: Sequence[GpuReport], share: Share, expected: Unplaceable
-):
+) -> None:
     models = frozenset({"H100"}) if gpus is MODELS else None
     why = Ledger.of([report("n", gpus)] if gpus else []).why_unplaceable(PlacementRequest(share, models=models))
     assert why == expected
@@ -52,7 +52,9 @@ def test_a_refusal_says_what_stands_in_the_way_and_how_much_there_is(
         ((1, 0, 0), Share(count=3), 100, 2),
     ],
 )
-def test_where_all_is_full_the_best_that_is_free_is_named(owned: Sequence[int], share: Share, units: int, count: int):
+def test_where_all_is_full_the_best_that_is_free_is_named(
+    owned: Sequence[int], share: Share, units: int, count: int
+) -> None:
     gpus = [gpu(f"g{number}", number) for number in range(len(owned))]
     held = [active(f"s{number}", f"g{number}", units) for number, units in enumerate(owned) if units]
     ledger = Ledger.of([report("n", gpus, held)])
@@ -62,13 +64,13 @@ def test_where_all_is_full_the_best_that_is_free_is_named(owned: Sequence[int], 
     assert why.may_pass
 
 
-def test_a_share_that_is_as_big_as_a_gpu_may_give_can_wait_for_it():
+def test_a_share_that_is_as_big_as_a_gpu_may_give_can_wait_for_it() -> None:
     ledger = Ledger.of([report("n", SMALL, [active("s", "a", 10)])])
     why = ledger.why_unplaceable(request(50))
     assert (why.reason, why.best_units) == (Reason.FULL, 40)
 
 
-def test_only_gpus_of_the_wanted_models_count():
+def test_only_gpus_of_the_wanted_models_count() -> None:
     """The free A100 helps nobody who wants an H100; nor does its capacity."""
     gpus = [gpu("a", 0, "A100"), gpu("h", 1, "H100", capacity=80)]
     ledger = Ledger.of([report("n", gpus, [active("s", "h", 50)])])
@@ -77,14 +79,14 @@ def test_only_gpus_of_the_wanted_models_count():
     assert ledger.why_unplaceable(request(90, "H100")).most_units == 80
 
 
-def test_gpus_of_two_nodes_or_two_models_do_not_add_up():
+def test_gpus_of_two_nodes_or_two_models_do_not_add_up() -> None:
     apart = [report("n1", [gpu("a", 0), gpu("b", 1, healthy=False)]), report("n2", [gpu("c", 0, "T4")])]
     assert Ledger.of(apart).why_unplaceable(request(count=2)).reason is Reason.UNHEALTHY
     mixed = [report("n", [gpu("a", 0, "T4"), gpu("b", 1, healthy=False)])]
     assert Ledger.of(mixed).why_unplaceable(request(count=2)).reason is Reason.TOO_BIG
 
 
-def test_the_node_with_the_most_counts_whichever_it_is():
+def test_the_node_with_the_most_counts_whichever_it_is() -> None:
     small = report("small", [gpu("s0", 0)])
     large = report("large", [gpu(f"l{number}", number) for number in range(3)], [active("s", "l0", 10)])
     for nodes in ([small, large], [large, small]):
@@ -92,7 +94,7 @@ def test_the_node_with_the_most_counts_whichever_it_is():
         assert (why.reason, why.best_count) == (Reason.FULL, 2)
 
 
-def test_a_node_without_enough_cpu_or_memory_is_told_from_one_without_units():
+def test_a_node_without_enough_cpu_or_memory_is_told_from_one_without_units() -> None:
     ledger = Ledger.of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3", "n4")])
     ledger.add(active("s", "n4", 90))
     ledger.put_resources("n1", NodeResources(cpu=500))
@@ -110,7 +112,7 @@ def test_a_node_without_enough_cpu_or_memory_is_told_from_one_without_units():
     assert Shortage(Lacking.PODS, 1, 0) in ledger.why_unplaceable(wanted).shortages
 
 
-def test_nodes_that_keep_the_pod_out_are_an_admins_matter():
+def test_nodes_that_keep_the_pod_out_are_an_admins_matter() -> None:
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
     why = ledger.why_unplaceable(request(50, ineligible=frozenset({"n1", "n2"})))
     assert (why.reason, why.may_pass) == (Reason.INELIGIBLE, False)
@@ -118,7 +120,7 @@ def test_nodes_that_keep_the_pod_out_are_an_admins_matter():
     assert (why.reason, why.best_units) == (Reason.FULL, 40)
 
 
-def test_nodes_that_did_not_admit_the_pod_are_named():
+def test_nodes_that_did_not_admit_the_pod_are_named() -> None:
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
     wanted = request(50, left_out=frozenset({"n1"}))
     assert ledger.place(wanted) is None
@@ -126,7 +128,7 @@ def test_nodes_that_did_not_admit_the_pod_are_named():
     assert (why.reason, why.left_out, why.may_pass) == (Reason.NOT_ADMITTED, ("n1",), True)
 
 
-def test_of_a_request_for_one_node_only_that_node_is_looked_at():
+def test_of_a_request_for_one_node_only_that_node_is_looked_at() -> None:
     ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("s", "b", 60)])])
     why = ledger.why_unplaceable(request(50, node="n2"))
     assert (why.reason, why.best_units) == (Reason.FULL, 40)
@@ -134,7 +136,7 @@ def test_of_a_request_for_one_node_only_that_node_is_looked_at():
     assert ledger.why_unplaceable(request(count=2, node="n2")).reason is Reason.TOO_BIG
 
 
-def test_a_request_that_fits_and_may_not_go_yet_reads_that_there_is_enough():
+def test_a_request_that_fits_and_may_not_go_yet_reads_that_there_is_enough() -> None:
     why = Ledger.of([report("n", [gpu("a")], [active("s", "a", 60)])]).why_unplaceable(request(30))
     assert (why.reason, why.best_units, why.best_count) == (Reason.FULL, 30, 1)
 
@@ -148,7 +150,7 @@ def test_what_is_not_said_counts_as_nothing() -> None:
     assert not any((full.suitable, full.most_units, full.most_count, full.free_units, full.free_count, full.left))
 
 
-def test_the_most_that_is_free_anywhere_is_told():
+def test_the_most_that_is_free_anywhere_is_told() -> None:
     ledger = Ledger.of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3")])
     for name, units in (("n1", 80), ("n2", 60), ("n3", 90)):
         ledger.add(active(name, name, units))
@@ -156,7 +158,7 @@ def test_the_most_that_is_free_anywhere_is_told():
     assert (why.reason, why.best_units) == (Reason.FULL, 40)
 
 
-def test_a_request_that_names_no_cpu_and_memory_needs_none():
+def test_a_request_that_names_no_cpu_and_memory_needs_none() -> None:
     ledger = Ledger.of([report("n1", [gpu("a")])])
     ledger.put_resources("n1", NodeResources(cpu=0, memory=0, pods=1))
     assert ledger.place(request(50)) is not None

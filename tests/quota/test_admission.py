@@ -41,7 +41,9 @@ def usage(*charges: tuple[str, str, int]) -> QuotaUsage:
         ([("optics", "bob", 100)], "course", 50, (True, None)),
     ],
 )
-def test_a_limit_refuses_the_server_that_would_exceed_it(running, group, units, expected):
+def test_a_limit_refuses_the_server_that_would_exceed_it(
+    running: list[tuple[str, str, int]], group: str, units: int, expected: tuple[bool, Refused | None]
+) -> None:
     account = ACCOUNTS.find(f"group:{group}", "eve")
     found = admit(usage(*running), account, "eve", units)
     assert (found.in_quota, found.refused) == expected

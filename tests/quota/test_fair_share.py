@@ -16,7 +16,7 @@ A, B = "group:a", "group:b"
 DAY = 86400.0
 
 
-def test_use_counts_half_after_the_half_life():
+def test_use_counts_half_after_the_half_life() -> None:
     fair = FairShare(DAY)
     fair.advance(0.0, {}, 400)
     fair.advance(DAY, {A: 100}, 400)
@@ -26,14 +26,14 @@ def test_use_counts_half_after_the_half_life():
     assert fair.used(B) == 0
 
 
-def test_lasting_use_counts_as_its_part_of_the_cluster():
+def test_lasting_use_counts_as_its_part_of_the_cluster() -> None:
     fair = FairShare(DAY)
     fair.advance(0.0, {}, 400)
     fair.advance(40 * DAY, {A: 100}, 400)
     assert fair.used(A) == pytest.approx(0.25)
 
 
-def test_an_account_without_use_is_forgotten():
+def test_an_account_without_use_is_forgotten() -> None:
     fair = FairShare(DAY)
     fair.advance(0.0, {}, 400)
     fair.advance(DAY, {A: 100}, 400)
@@ -42,7 +42,9 @@ def test_an_account_without_use_is_forgotten():
 
 
 @given(st.lists(st.tuples(st.floats(0, 5 * DAY), st.integers(0, 400)), max_size=8), st.integers(1, 6))
-def test_the_average_does_not_depend_on_how_often_it_is_brought_up_to_date(spans, pieces):
+def test_the_average_does_not_depend_on_how_often_it_is_brought_up_to_date(
+    spans: list[tuple[float, int]], pieces: int
+) -> None:
     whole, often = FairShare(DAY), FairShare(DAY)
     whole.advance(0.0, {}, 400)
     often.advance(0.0, {}, 400)
@@ -56,7 +58,7 @@ def test_the_average_does_not_depend_on_how_often_it_is_brought_up_to_date(spans
     assert 0 <= whole.used(A) <= 1
 
 
-def test_a_clock_that_was_set_back_counts_nothing_twice():
+def test_a_clock_that_was_set_back_counts_nothing_twice() -> None:
     fair = FairShare(DAY)
     fair.advance(DAY, {}, 400)
     fair.advance(0.0, {A: 400}, 400)
@@ -65,7 +67,7 @@ def test_a_clock_that_was_set_back_counts_nothing_twice():
     assert fair.used(A) == 0
 
 
-def test_use_that_began_before_the_hub_started_counts_as_if_it_had_been_watched():
+def test_use_that_began_before_the_hub_started_counts_as_if_it_had_been_watched() -> None:
     watched, restarted = FairShare(DAY), FairShare(DAY)
     watched.advance(0.0, {}, 400)
     watched.advance(7200.0, {A: 50}, 400)
@@ -73,20 +75,20 @@ def test_use_that_began_before_the_hub_started_counts_as_if_it_had_been_watched(
     assert restarted.used(A) == pytest.approx(watched.used(A))
 
 
-def test_an_admitted_spawn_pays_five_minutes_at_once():
+def test_an_admitted_spawn_pays_five_minutes_at_once() -> None:
     paid, used = FairShare(DAY), FairShare(DAY)
     paid.admitted(A, 50, 400)
     used.past(A, 50, 400, 300.0)
     assert paid.used(A) == pytest.approx(used.used(A)) == paid.penalty(50, 400)
 
 
-def test_without_known_gpus_nothing_counts():
+def test_without_known_gpus_nothing_counts() -> None:
     fair = FairShare(DAY)
     fair.admitted(A, 50, 0)
     assert fair.used(A) == 0
 
 
-def test_weights_divide_use_and_weight_0_comes_last():
+def test_weights_divide_use_and_weight_0_comes_last() -> None:
     heavy, idle = (Account(f"group:{weight}", Quota(weight=weight)) for weight in (2.0, 0.0))
     assert rank(heavy, 0.5) == rank(Account(A, Quota()), 0.25) == 0.25
     assert rank(idle, 0.0) == math.inf

@@ -34,41 +34,43 @@ def served(*spawns: tuple[str, int], usage: QuotaUsage | None = None, fair: Fair
     return ordered(asking(*spawns), usage or QuotaUsage(ACCOUNTS), fair or FairShare(86400.0), CAPACITY)
 
 
-def test_spawns_in_quota_come_first_and_each_counts_for_the_next():
+def test_spawns_in_quota_come_first_and_each_counts_for_the_next() -> None:
     assert served(("b", 50), ("a", 75), ("a", 50), ("a", 25)) == [1, 3, 0, 2]
 
 
-def test_what_runs_counts():
+def test_what_runs_counts() -> None:
     usage = QuotaUsage(ACCOUNTS)
     usage.put(Charge("s", "eve", ACCOUNTS.find("group:a", ""), 100, 0.0))
     assert served(("b", 50), ("a", 50), usage=usage) == [0, 1]
     assert served(("b", 50), ("a", 50)) == [1, 0]
 
 
-def test_teams_share_what_is_left_of_their_department():
+def test_teams_share_what_is_left_of_their_department() -> None:
     assert served(("b", 1), ("optics", 60), ("theory", 60), ("theory", 40)) == [1, 3, 0, 2]
 
 
-def test_the_account_that_used_less_of_late_is_served_first():
+def test_the_account_that_used_less_of_late_is_served_first() -> None:
     fair = FairShare(86400.0)
     fair.admitted("group:b", 400, CAPACITY)
     assert served(("b", 50), ("b", 50), ("c", 50), fair=fair) == [2, 0, 1]
 
 
-def test_accounts_take_turns_by_their_weights():
+def test_accounts_take_turns_by_their_weights() -> None:
     spawns = [("b", 50)] * 8 + [("c", 50)] * 8
     first = served(*spawns)[:8]
     assert Counter(spawns[number][0] for number in first) == {"b": 2, "c": 6}
 
 
-def test_weight_0_is_served_when_no_other_asks():
+def test_weight_0_is_served_when_no_other_asks() -> None:
     assert served(("idle", 50), ("b", 50), ("c", 50))[-1] == 0
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b", "c", "idle", "optics", "theory"]), st.integers(1, 200)), max_size=12)
 )
-def test_every_spawn_is_served_once_and_equal_ones_of_an_account_in_the_order_in_which_they_came(spawns):
+def test_every_spawn_is_served_once_and_equal_ones_of_an_account_in_the_order_in_which_they_came(
+    spawns: list[tuple[str, int]],
+) -> None:
     order = served(*spawns)
     assert sorted(order) == list(range(len(spawns)))
     for group in {group for group, _ in spawns}:
@@ -78,7 +80,7 @@ def test_every_spawn_is_served_once_and_equal_ones_of_an_account_in_the_order_in
 
 
 @given(st.lists(st.tuples(st.sampled_from(["b", "c"]), st.just(50)), max_size=16))
-def test_the_order_changes_no_usage(spawns):
+def test_the_order_changes_no_usage(spawns: list[tuple[str, int]]) -> None:
     usage, fair = QuotaUsage(ACCOUNTS), FairShare(86400.0)
     served(*spawns, usage=usage, fair=fair)
     assert len(usage) == 0

@@ -53,54 +53,54 @@ def made_way(spawns: list[int], sessions: list[OverQuota], free: Mapping[str, in
     return reclaimed(asking, sessions, Nodes(nodes, sessions))
 
 
-def test_a_spawn_that_fits_takes_nothing():
+def test_a_spawn_that_fits_takes_nothing() -> None:
     assert made_way([50], [idle("s", 1.0)], {"n2": 50}) == {}
 
 
-def test_the_longest_idle_session_makes_way_whatever_its_node():
+def test_the_longest_idle_session_makes_way_whatever_its_node() -> None:
     assert made_way([50], [idle("new", 9.0), idle("old", 1.0, node="n2"), active("works")]) == {"old": 0}
 
 
-def test_idle_sessions_make_way_before_active_ones():
+def test_idle_sessions_make_way_before_active_ones() -> None:
     assert made_way([50], [active("works", opened=99.0), idle("s", 9.0)]) == {"s": 0}
 
 
-def test_the_newest_active_session_makes_way_first_and_one_that_was_told_before_it():
+def test_the_newest_active_session_makes_way_first_and_one_that_was_told_before_it() -> None:
     assert made_way([50], [active("old", 1.0), active("new", 9.0)]) == {"new": 0}
     assert made_way([50], [active("old", 1.0, told=True), active("new", 9.0)]) == {"old": 0}
 
 
-def test_an_idle_session_keeps_its_smaller_share_where_that_is_enough():
+def test_an_idle_session_keeps_its_smaller_share_where_that_is_enough() -> None:
     assert made_way([30], [idle("s", 1.0, smaller=20)]) == {"s": 20}
     assert made_way([31], [idle("s", 1.0, smaller=20)]) == {"s": 0}
 
 
-def test_an_active_session_keeps_what_is_not_needed_and_at_least_its_minimum():
+def test_an_active_session_keeps_what_is_not_needed_and_at_least_its_minimum() -> None:
     assert made_way([20], [active("s")]) == {"s": 30}
     assert made_way([50], [active("s", least=1)]) == {}
     assert made_way([49], [active("s", least=1)]) == {"s": 1}
 
 
-def test_a_session_that_is_not_needed_after_all_is_spared():
+def test_a_session_that_is_not_needed_after_all_is_spared() -> None:
     sessions = [idle("small", 1.0, units=10), idle("large", 2.0, units=60)]
     assert made_way([60], sessions) == {"large": 0}
 
 
-def test_two_spawns_do_not_take_the_same_units():
+def test_two_spawns_do_not_take_the_same_units() -> None:
     sessions = [idle("s", 1.0), idle("t", 2.0)]
     assert made_way([50, 50], sessions) == {"s": 0, "t": 0}
     assert made_way([50, 50, 50], sessions) == {"s": 0, "t": 0}
 
 
-def test_what_one_spawn_leaves_is_for_the_next_one():
+def test_what_one_spawn_leaves_is_for_the_next_one() -> None:
     assert made_way([30, 20], [idle("s", 1.0), idle("t", 2.0)]) == {"s": 0}
 
 
-def test_sessions_of_the_spawn_s_own_account_stay():
+def test_sessions_of_the_spawn_s_own_account_stay() -> None:
     assert made_way([50], [idle("s", 1.0, account="a")]) == {}
 
 
-def test_a_spawn_that_nobody_can_help_takes_nothing_from_anybody():
+def test_a_spawn_that_nobody_can_help_takes_nothing_from_anybody() -> None:
     assert made_way([80, 50], [idle("s", 1.0), idle("t", 2.0, node="n2")]) == {"s": 0}
 
 
@@ -112,7 +112,7 @@ def test_a_spawn_that_nobody_can_help_takes_nothing_from_anybody():
 )
 def test_each_session_that_makes_way_is_needed_and_keeps_as_much_as_it_can(
     spawns: list[int], made: list[tuple[str, int, int, bool]]
-):
+) -> None:
     sessions = [
         idle(f"s{n}", float(since), units, node) if is_idle else active(f"s{n}", float(since), units, node)
         for n, (node, units, since, is_idle) in enumerate(made)

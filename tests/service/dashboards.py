@@ -23,6 +23,10 @@ MINUTE = 60.0
 ADMIN = Viewer("ann", sees_all=True)
 
 
+# dashboards are made of reports and ask no agent
+NO_AGENT: Any = None
+
+
 def template(name: str, fraction: float, shown: str) -> Template:
     idle = {
         "downgrade_after": "15m",
@@ -93,7 +97,7 @@ def shown(
     quotas: Quotas | None = None,
 ) -> dict[str, Any]:
     """The dashboard of that afternoon."""
-    snapshots = [NodeSnapshot(None, report if report is not None else afternoon())]
+    snapshots = [NodeSnapshot(NO_AGENT, report if report is not None else afternoon())]
     decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings())
     return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes, pending, quotas)
 

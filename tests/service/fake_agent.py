@@ -31,7 +31,7 @@ class FakeAgent:
         self.path = path
         self.clock = clock
         self.sessions: dict[str, SessionReport] = {}
-        self.asked: list[Request] = []
+        self.asked: list[Any] = []
         self.kept: Callable[[AnnounceRequest], Notice | None] = lambda request: request.notice
         self.before: Callable[[Request], None] = lambda request: None
         self.gpus = (

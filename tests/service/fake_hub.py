@@ -75,7 +75,8 @@ def _iso(values: dict[str, Any]) -> dict[str, Any]:
 class _Handler(RequestHandler):
     @property
     def hub(self) -> FakeHub:
-        return self.settings["hub"]
+        hub: FakeHub = self.settings["hub"]
+        return hub
 
     async def prepare(self) -> None:
         hub = self.hub

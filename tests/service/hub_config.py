@@ -2,47 +2,48 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from jupyterhub.proxy import Proxy
 from jupyterhub.spawner import Spawner
 
 
-class NoProxy(Proxy):
+class NoProxy(Proxy):  # type: ignore[misc]
     """Remembers routes; the tests talk to the hub and to the service directly."""
 
     should_start = False
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.routes = {}
+        self.routes: dict[str, Any] = {}
 
-    async def add_route(self, routespec, target, data):
+    async def add_route(self, routespec: str, target: str, data: Any) -> None:
         self.routes[routespec] = {"routespec": routespec, "target": target, "data": data}
 
-    async def delete_route(self, routespec):
+    async def delete_route(self, routespec: str) -> None:
         self.routes.pop(routespec, None)
 
-    async def get_all_routes(self):
+    async def get_all_routes(self) -> dict[str, Any]:
         return self.routes
 
 
-class TestServer(Spawner):
+class TestServer(Spawner):  # type: ignore[misc]
     """A server that runs as soon as it is asked to, and until it is stopped."""
 
     running = False
 
-    async def start(self):
+    async def start(self) -> tuple[str, int]:
         self.running = True
         return "127.0.0.1", int(os.environ["TEST_SERVER_PORT"])
 
-    async def stop(self, now=False):
+    async def stop(self, now: bool = False) -> None:
         self.running = False
 
-    async def poll(self):
+    async def poll(self) -> int | None:
         return None if self.running else 0
 
 
-c = get_config()  # noqa: F821
+c = get_config()  # type: ignore[name-defined]  # noqa: F821
 folder = Path(os.environ["TEST_FOLDER"])
 c.JupyterHub.bind_url = f"http://127.0.0.1:{os.environ['TEST_PROXY_PORT']}"
 c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{os.environ['TEST_HUB_PORT']}"

@@ -52,7 +52,7 @@ class RealHub:
         assert status == 201, answer
         status, _ = await self.ask("POST", f"/users/{name}/server", self.tester)
         assert status in (201, 202)
-        return answer["token"]
+        return str(answer["token"])
 
     async def authorize(self, name: str, path: str) -> HTTPResponse:
         """Log in as a browser does, and ask for a path of the hub with the cookies; redirects are not followed."""
@@ -74,7 +74,8 @@ class RealHub:
         return await browse(path)
 
     async def servers(self, name: str) -> dict[str, Any]:
-        return (await self.ask("GET", f"/users/{name}", self.tester))[1]["servers"]
+        servers: dict[str, Any] = (await self.ask("GET", f"/users/{name}", self.tester))[1]["servers"]
+        return servers
 
 
 async def fetch(url: str, token: str | None = None, method: str = "GET", body: Any = None) -> HTTPResponse:

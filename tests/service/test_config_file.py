@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from traitlets import Dict, List
@@ -41,7 +42,7 @@ def roles(config: Config) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("version", [5, 6])
-def test_users_may_open_the_dashboard(monkeypatch, version):
+def test_users_may_open_the_dashboard(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     config = apply(Config(), monkeypatch, version)
     assert roles(config)["gpushare-service"] == ["list:users", "read:servers", "delete:servers", "read:users:groups"]
     if version == 5:
@@ -66,7 +67,9 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("version", [5, 6])
-def test_an_admins_own_role_user_is_extended_and_not_defined_again(monkeypatch, tmp_path, version, order):
+def test_an_admins_own_role_user_is_extended_and_not_defined_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: int, order: str
+) -> None:
     """Files that are loaded with load_subconfig, as The Littlest JupyterHub does it, see nothing of each other."""
     set_version(monkeypatch, version)
     user = {"name": "user", "scopes": ["self", "read:hub"]}
@@ -79,19 +82,19 @@ def test_an_admins_own_role_user_is_extended_and_not_defined_again(monkeypatch, 
     assert roles(config)["user"] == ["self", "read:hub", ACCESS]
 
 
-def test_a_role_user_without_scopes_keeps_the_hubs_default(monkeypatch):
+def test_a_role_user_without_scopes_keeps_the_hubs_default(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config()
     config.JupyterHub.load_roles = [{"name": "user", "description": "Us"}]
     assert roles(apply(config, monkeypatch, 5))["user"] == ["self", ACCESS]
 
 
-def test_scopes_for_everybody_that_come_from_yaml(monkeypatch):
+def test_scopes_for_everybody_that_come_from_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config()
     config.JupyterHub.extra_user_scopes = ["read:hub"]
     assert apply(config, monkeypatch, 6).JupyterHub.extra_user_scopes == {"read:hub", ACCESS}
 
 
-def test_what_others_configured_stays(monkeypatch):
+def test_what_others_configured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config()
     config.JupyterHub.services = [{"name": "other"}]
     config.JupyterHub.custom_scopes = {"custom:other": {"description": "x"}}
@@ -102,13 +105,13 @@ def test_what_others_configured_stays(monkeypatch):
     assert config.JupyterHub.extra_user_scopes == {"read:hub", ACCESS}
 
 
-def test_run_twice_it_still_is_one_service_with_one_role(monkeypatch):
+def test_run_twice_it_still_is_one_service_with_one_role(monkeypatch: pytest.MonkeyPatch) -> None:
     config = apply(apply(Config(), monkeypatch, 5), monkeypatch, 5)
     assert [service["name"] for service in config.JupyterHub.services.get_value([])] == ["gpushare"]
     assert roles(config)["user"].count(ACCESS) == 1
 
 
-def test_the_service_is_told_where_things_are(monkeypatch):
+def test_the_service_is_told_where_things_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUSHARE_TEMPLATES", "/srv/my templates")
     monkeypatch.setenv("GPUSHARE_CONTROL", "/run/x.sock")
     monkeypatch.setenv("GPUSHARE_SERVICE_OPTIONS", "--timeout=1h --max-age '2 h'")

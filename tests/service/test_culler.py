@@ -4,35 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.control import AnnounceRequest, Request, TierRequest
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
-from tests.service.conftest import HOUR, MINUTE
-from tests.service.fake_agent import Refuse
+from gpushare_spawner.service.hub.client import Hub
+from tests.present import present
+from tests.service.conftest import HOUR, MINUTE, Clock
+from tests.service.fake_agent import FakeAgent, Refuse
+from tests.service.fake_hub import FakeHub
 
 # asks the hub in every round
 EAGER = CullerSettings(cull_every=1e-9)
+MakeCuller = Callable[..., Culler]
 
 
 @pytest.fixture
-def culler(agent, hub, templates, clock):
+def culler(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> MakeCuller:
     """Makes a new culler: as after a restart of the service, it knows nothing."""
 
-    def make(**settings):
+    def make(**settings: Any) -> Culler:
         return Culler([AgentClient(agent.path)], hub, lambda: templates, replace(EAGER, **settings), clock=clock)
 
     return make
 
 
-async def test_the_way_down_each_action_told_before(culler, agent, hub_server, clock):
+async def test_the_way_down_each_action_told_before(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     ann = agent.add("ann")
     hub_server.add("ann", last_activity=clock())
     one = culler()
@@ -57,7 +67,7 @@ async def test_the_way_down_each_action_told_before(culler, agent, hub_server, c
     assert dict(one.counters.actions) == {Tier.DOWNGRADED: 1, Tier.RELEASED: 1, Tier.STOPPED: 1}
 
 
-async def test_notices_say_when_what_is_left_and_why(culler, agent, clock):
+async def test_notices_say_when_what_is_left_and_why(culler: MakeCuller, agent: FakeAgent, clock: Clock) -> None:
     agent.add("ann")
     clock.forward(10 * MINUTE)
     again = await culler().round()
@@ -68,7 +78,7 @@ async def test_notices_say_when_what_is_left_and_why(culler, agent, clock):
     assert again == request.at  # the next pass is just then
 
 
-async def test_work_takes_the_notice_back(culler, agent, clock):
+async def test_work_takes_the_notice_back(culler: MakeCuller, agent: FakeAgent, clock: Clock) -> None:
     ann = agent.add("ann")
     clock.forward(10 * MINUTE)
     await culler().round()
@@ -79,14 +89,14 @@ async def test_work_takes_the_notice_back(culler, agent, clock):
     assert agent.sessions[ann].notice is None
 
 
-async def test_killed_between_decision_and_action(culler, agent, clock):
+async def test_killed_between_decision_and_action(culler: MakeCuller, agent: FakeAgent, clock: Clock) -> None:
     """All that counts is in the agent's report: every round here is made by a culler that knows of no other."""
     ann = agent.add("ann")
     clock.forward(10 * MINUTE)
     await culler().round()
     clock.forward(5 * MINUTE)
 
-    def die(request):
+    def die(request: Request) -> None:
         if isinstance(request, TierRequest):
             raise Refuse("the service is dead before the request is out")
 
@@ -101,14 +111,16 @@ async def test_killed_between_decision_and_action(culler, agent, clock):
     assert agent.told.count(("announce", ann, "downgraded")) == 1  # told once, not again
 
 
-async def test_killed_in_the_middle_of_a_round(culler, agent, hub_server, clock):
+async def test_killed_in_the_middle_of_a_round(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     names = [agent.add(f"user-{number}") for number in range(5)]
     clock.forward(10 * MINUTE)
     await culler().round()
     clock.forward(5 * MINUTE)
     done = asyncio.Event()
 
-    def count(request):
+    def count(request: Request) -> None:
         if isinstance(request, TierRequest) and len(agent.told) == 7:
             done.set()
 
@@ -123,13 +135,13 @@ async def test_killed_in_the_middle_of_a_round(culler, agent, hub_server, clock)
     assert {agent.sessions[name].tier for name in names} == {Tier.DOWNGRADED}
 
 
-async def test_work_between_report_and_action_is_respected(culler, agent, clock):
+async def test_work_between_report_and_action_is_respected(culler: MakeCuller, agent: FakeAgent, clock: Clock) -> None:
     ann = agent.add("ann")
     clock.forward(10 * MINUTE)
     await culler().round()
     clock.forward(5 * MINUTE)
 
-    def work_first(request):
+    def work_first(request: Request) -> None:
         if isinstance(request, TierRequest):
             agent.work(ann)
 
@@ -139,7 +151,7 @@ async def test_work_between_report_and_action_is_respected(culler, agent, clock)
     assert agent.sessions[ann].tier is Tier.ACTIVE
 
 
-def released(agent, hub_server, clock, **changes):
+def released(agent: FakeAgent, hub_server: FakeHub, clock: Clock, **changes: Any) -> str:
     """A session at the end of its eight hours, announced; the hub saw it last when it was opened."""
     opened = clock()
     ann = agent.add("ann", tier=Tier.RELEASED, effective_units=0, guaranteed_units=0, **changes)
@@ -149,20 +161,26 @@ def released(agent, hub_server, clock, **changes):
     return ann
 
 
-async def test_stop_deletes_through_the_hub(culler, agent, hub_server, clock):
+async def test_stop_deletes_through_the_hub(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     released(agent, hub_server, clock)
     await culler().round()
     assert hub_server.deleted == ["/users/ann/server"]
 
 
-async def test_a_busy_kernel_is_not_stopped(culler, agent, hub_server, clock):
+async def test_a_busy_kernel_is_not_stopped(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     ann = released(agent, hub_server, clock, kernels_busy=1)
     await culler().round()
     assert hub_server.deleted == []
     assert agent.sessions[ann].notice is None  # it was taken back: nothing is going to happen
 
 
-async def test_activity_that_the_hub_saw_a_moment_ago_saves_the_server(culler, agent, hub_server, clock):
+async def test_activity_that_the_hub_saw_a_moment_ago_saves_the_server(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     """The list of servers is older than what the hub says of the one server that is to stop."""
     released(agent, hub_server, clock)
     one = culler(cull_every=1000)
@@ -173,11 +191,13 @@ async def test_activity_that_the_hub_saw_a_moment_ago_saves_the_server(culler, a
     assert "/users/ann" in [path for _, path, _ in hub_server.asked]
 
 
-async def test_a_kernel_that_went_to_work_a_moment_ago_saves_the_server(culler, agent, hub_server, clock):
+async def test_a_kernel_that_went_to_work_a_moment_ago_saves_the_server(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     ann = released(agent, hub_server, clock)
     reports = []
 
-    def start_a_cell(request):
+    def start_a_cell(request: Request) -> None:
         reports.append(request)
         if len(reports) == 2:  # the second pass
             agent.change(ann, kernels_busy=1)
@@ -188,7 +208,9 @@ async def test_a_kernel_that_went_to_work_a_moment_ago_saves_the_server(culler, 
 
 
 @pytest.mark.parametrize("state", [{"pending": "stop"}, {"ready": False}])
-async def test_pending_servers_are_left_alone(culler, agent, hub_server, clock, state):
+async def test_pending_servers_are_left_alone(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock, state: dict[str, Any]
+) -> None:
     released(agent, hub_server, clock)
     hub_server.add("ann", last_activity=1_000_000.0, **state)
     hub_server.add("ann", "other", last_activity=clock())  # so that ann is among the users with ready servers
@@ -197,14 +219,18 @@ async def test_pending_servers_are_left_alone(culler, agent, hub_server, clock, 
     assert agent.asked == []
 
 
-async def test_a_session_that_is_still_starting_is_left_alone(culler, agent, clock):
+async def test_a_session_that_is_still_starting_is_left_alone(
+    culler: MakeCuller, agent: FakeAgent, clock: Clock
+) -> None:
     agent.add("ann", confirmed=False)
     clock.forward(HOUR)
     await culler().round()
     assert agent.asked == []
 
 
-async def test_the_gpu_actions_need_no_hub(culler, agent, hub_server, clock, caplog):
+async def test_the_gpu_actions_need_no_hub(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     ann = agent.add("ann")
     hub_server.faults = [500] * 100
     clock.forward(10 * MINUTE)
@@ -218,7 +244,9 @@ async def test_the_gpu_actions_need_no_hub(culler, agent, hub_server, clock, cap
     assert len(said) == 1  # not in every round
 
 
-async def test_a_hub_that_hangs_holds_up_no_gpu_action(agent, hub, hub_server, templates, clock):
+async def test_a_hub_that_hangs_holds_up_no_gpu_action(
+    agent: FakeAgent, hub: Hub, hub_server: FakeHub, templates: dict[str, Template], clock: Clock
+) -> None:
     ann = agent.add("ann")
     hub_server.faults = ["hang"] * 100
     one = Culler([AgentClient(agent.path)], hub, lambda: templates, EAGER, clock=clock, patience=0.01)
@@ -231,7 +259,9 @@ async def test_a_hub_that_hangs_holds_up_no_gpu_action(agent, hub, hub_server, t
     one._hub.close()
 
 
-async def test_a_stop_that_hangs_holds_up_no_gpu_action(culler, agent, hub_server, clock):
+async def test_a_stop_that_hangs_holds_up_no_gpu_action(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     released(agent, hub_server, clock)
     one = culler(cull_every=1000)
     one._patience = 0.1
@@ -246,7 +276,9 @@ async def test_a_stop_that_hangs_holds_up_no_gpu_action(culler, agent, hub_serve
     one._under_way["server ann"].cancel()
 
 
-async def test_a_deletion_that_the_hub_turns_away_is_decided_anew(culler, agent, hub_server, clock):
+async def test_a_deletion_that_the_hub_turns_away_is_decided_anew(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     """Not sent again as it was: the user may be back."""
     ann = released(agent, hub_server, clock)
     one = culler(cull_every=1000)
@@ -263,18 +295,20 @@ async def test_a_deletion_that_the_hub_turns_away_is_decided_anew(culler, agent,
     assert hub_server.users["ann"]["servers"] == {}
 
 
-async def test_without_the_hubs_word_nobody_is_stopped(culler, agent, hub_server, clock):
+async def test_without_the_hubs_word_nobody_is_stopped(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     released(agent, hub_server, clock)
     hub_server.faults = [500] * 100
     await culler().round()
     assert hub_server.deleted == []
 
 
-async def test_one_bad_session_does_not_hold_up_the_others(culler, agent, clock):
+async def test_one_bad_session_does_not_hold_up_the_others(culler: MakeCuller, agent: FakeAgent, clock: Clock) -> None:
     for number in range(20):
         agent.add(f"user-{number}")
 
-    def refuse_one(request):
+    def refuse_one(request: Request) -> None:
         if getattr(request, "id", "") == "user-7":
             raise Refuse("out of luck")
 
@@ -287,7 +321,14 @@ async def test_one_bad_session_does_not_hold_up_the_others(culler, agent, clock)
     assert one.counters.failures["agent"] == 1
 
 
-async def test_a_silent_agent_does_not_hold_up_another(agent, hub, templates, clock, tmp_path, caplog):
+async def test_a_silent_agent_does_not_hold_up_another(
+    agent: FakeAgent,
+    hub: Hub,
+    templates: dict[str, Template],
+    clock: Clock,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     ann = agent.add("ann")
     clock.forward(10 * MINUTE)
     agents = [AgentClient(tmp_path / "nobody.sock"), AgentClient(agent.path)]
@@ -298,7 +339,9 @@ async def test_a_silent_agent_does_not_hold_up_another(agent, hub, templates, cl
     assert sum("nobody.sock" in record.message for record in caplog.records) == 1
 
 
-async def test_a_template_that_is_gone(culler, agent, templates, clock):
+async def test_a_template_that_is_gone(
+    culler: MakeCuller, agent: FakeAgent, templates: dict[str, Template], clock: Clock
+) -> None:
     agent.add("ann")
     templates.clear()
     clock.forward(99 * HOUR)
@@ -306,10 +349,12 @@ async def test_a_template_that_is_gone(culler, agent, templates, clock):
     assert agent.asked == []
 
 
-async def test_rounds_go_on_after_one_that_failed(agent, hub, clock, caplog):
+async def test_rounds_go_on_after_one_that_failed(
+    agent: FakeAgent, hub: Hub, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     calls = []
 
-    def broken():
+    def broken() -> NoReturn:
         calls.append(1)
         raise RuntimeError("templates are on fire")
 
@@ -324,7 +369,9 @@ async def test_rounds_go_on_after_one_that_failed(agent, hub, clock, caplog):
 # -- servers without a share, and users --------------------------------------------------------------------------------
 
 
-async def test_servers_without_a_template_follow_the_options(culler, agent, hub_server, clock):
+async def test_servers_without_a_template_follow_the_options(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     hub_server.add("old", last_activity=clock() - 3601)
     hub_server.add("old", "named", last_activity=clock() - 3601)
     hub_server.add("new", last_activity=clock() - 3599)
@@ -338,14 +385,18 @@ async def test_servers_without_a_template_follow_the_options(culler, agent, hub_
     assert list(hub_server.users["new"]["servers"]) == [""]
 
 
-async def test_a_cpu_template_says_when_to_stop(culler, agent, hub_server, clock):
+async def test_a_cpu_template_says_when_to_stop(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     hub_server.add("ann", last_activity=clock() - 2 * HOUR - 1, user_options={"profile": "cpu"})
     hub_server.add("bob", last_activity=clock() - 2 * HOUR + 60, user_options={"profile": "cpu"})
     await culler(timeout=60).round()
     assert hub_server.deleted == ["/users/ann/server"]
 
 
-async def test_a_gpu_server_that_no_agent_knows_is_left_alone_and_it_is_said(culler, agent, hub_server, clock, caplog):
+async def test_a_gpu_server_that_no_agent_knows_is_left_alone_and_it_is_said(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     hub_server.add("ann", last_activity=clock() - 99 * HOUR, user_options={"profile": "quarter"})
     one = culler(timeout=60, max_age=60)
     await one.round()
@@ -357,8 +408,8 @@ async def test_a_gpu_server_that_no_agent_knows_is_left_alone_and_it_is_said(cul
 
 
 async def test_while_an_agent_is_silent_servers_of_unknown_kind_are_left_alone(
-    hub, hub_server, templates, clock, tmp_path
-):
+    hub: Hub, hub_server: FakeHub, templates: dict[str, Template], clock: Clock, tmp_path: Path
+) -> None:
     hub_server.add("ann", last_activity=clock() - 99 * HOUR)
     hub_server.add("bob", last_activity=clock() - 99 * HOUR, user_options={"profile": "cpu"})
     silent = Culler(
@@ -368,30 +419,36 @@ async def test_while_an_agent_is_silent_servers_of_unknown_kind_are_left_alone(
     assert hub_server.deleted == ["/users/bob/server"]
 
 
-async def test_max_age_of_a_session_is_announced_first(culler, agent, hub_server, clock):
+async def test_max_age_of_a_session_is_announced_first(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     ann = agent.add("ann", gpu_busy=True)
     hub_server.add("ann")
     clock.forward(2 * HOUR - 5 * MINUTE)
     one = culler(max_age=2 * HOUR)
     await one.round()
-    assert agent.sessions[ann].notice.tier is Tier.STOPPED
+    assert present(agent.sessions[ann].notice).tier is Tier.STOPPED
     assert hub_server.deleted == []
     clock.forward(5 * MINUTE)
     await one.round()
     assert hub_server.deleted == ["/users/ann/server"]
 
 
-async def test_a_busy_user_is_told_that_the_server_is_too_old(culler, agent, hub_server, clock):
+async def test_a_busy_user_is_told_that_the_server_is_too_old(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     ann = agent.add("ann", gpu_busy=True)
     hub_server.add("ann")
     clock.forward(2 * HOUR - 5 * MINUTE)
     await culler(max_age=2 * HOUR).round()
-    told = agent.sessions[ann].notice
+    told = present(agent.sessions[ann].notice)
     assert (told.cause, told.after_seconds) == (IdleCause.MAX_AGE, 2 * HOUR)
 
 
-async def test_an_older_agent_that_forgets_the_cause_is_told_once(culler, agent, hub_server, clock):
-    def without_cause(request):
+async def test_an_older_agent_that_forgets_the_cause_is_told_once(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
+    def without_cause(request: AnnounceRequest) -> Notice | None:
         notice = request.notice
         return notice and notice.model_copy(update={"cause": None, "after_seconds": 0.0})
 
@@ -409,7 +466,9 @@ async def test_an_older_agent_that_forgets_the_cause_is_told_once(culler, agent,
     assert hub_server.deleted == ["/users/ann/server"]
 
 
-async def test_users_are_deleted_only_when_asked_for(culler, agent, hub_server, clock):
+async def test_users_are_deleted_only_when_asked_for(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     hub_server.add("gone", None, last_activity=clock() - 3601, admin=False)
     hub_server.add("boss", None, last_activity=clock() - 3601, admin=True)
     hub_server.add("unclear", None, last_activity=clock() - 3601)
@@ -424,7 +483,9 @@ async def test_users_are_deleted_only_when_asked_for(culler, agent, hub_server, 
     assert sorted(hub_server.users) == ["here", "running"]
 
 
-async def test_default_and_named_sessions_can_be_kept(culler, agent, hub_server, clock):
+async def test_default_and_named_sessions_can_be_kept(
+    culler: MakeCuller, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
     ann = released(agent, hub_server, clock)
     await culler(cull_default_servers=False, max_age=60).round()
     assert hub_server.deleted == []
@@ -432,5 +493,5 @@ async def test_default_and_named_sessions_can_be_kept(culler, agent, hub_server,
 
 
 @pytest.fixture(autouse=True)
-def _quiet(caplog):
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="gpushare.service")

@@ -18,7 +18,7 @@ from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
 from gpushare_spawner.service.web.metrics import exposition
-from tests.service.dashboards import ADMIN, GIB, NOW, TEMPLATES, afternoon, page, session, shown
+from tests.service.dashboards import ADMIN, GIB, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown
 
 
 def plain(html: str) -> str:
@@ -26,7 +26,7 @@ def plain(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def test_the_page_says_of_each_session_what_it_has_and_does():
+def test_the_page_says_of_each_session_what_it_has_and_does() -> None:
     text = plain(page(shown()))
     assert "ann 0.25 GPU active 0.25 of 0.25 GPU on GPU 0 received 24 min of 25 min GPU time" in text
     assert "GPU busy 1 kernel, 1 busy 12 waits, 95 % under 194 ms 6 GiB of 16 GiB" in text
@@ -41,7 +41,7 @@ def test_the_page_says_of_each_session_what_it_has_and_does():
     assert "simulated" in text
 
 
-def test_users_see_themselves_and_anonymous_totals():
+def test_users_see_themselves_and_anonymous_totals() -> None:
     dashboard = shown(viewer=Viewer("bob"), notes=("The service lacks the scope x: y.",))
     assert [one["user"] for one in dashboard["sessions"]] == ["bob"]
     assert dashboard["others"] == 4
@@ -54,7 +54,7 @@ def test_users_see_themselves_and_anonymous_totals():
     assert [part["user"] for part in dashboard["nodes"][0]["gpus"][0]["bar"]] == [None, "bob", None, None]
 
 
-def test_everything_that_users_can_choose_is_escaped():
+def test_everything_that_users_can_choose_is_escaped() -> None:
     evil = '<script>alert("x")</script>'
     quoted = "'\"><img src=x onerror=alert(1)>"
     nasty = session("mallory", id="mallory", server=evil, template=quoted)
@@ -66,8 +66,8 @@ def test_everything_that_users_can_choose_is_escaped():
     assert html.count("<script") == 1  # our own
 
 
-def test_admins_are_told_what_is_wrong_with_an_agent_and_users_only_that_it_is():
-    silent = [NodeSnapshot(None, None, "no agent listens on /run/secret/control.sock")]
+def test_admins_are_told_what_is_wrong_with_an_agent_and_users_only_that_it_is() -> None:
+    silent = [NodeSnapshot(NO_AGENT, None, "no agent listens on /run/secret/control.sock")]
     admin = dashboard_data(silent, [], TEMPLATES, Viewer("boss", sees_all=True), NOW, ["Template x.yaml:3: gpu: no"])
     assert admin["problems"] == ["no agent listens on /run/secret/control.sock", "Template x.yaml:3: gpu: no"]
     user = dashboard_data(silent, [], TEMPLATES, Viewer("ann"), NOW, ["Template x.yaml:3: gpu: no"])
@@ -76,7 +76,7 @@ def test_admins_are_told_what_is_wrong_with_an_agent_and_users_only_that_it_is()
     assert "Sessions are unknown while an agent is unavailable." in page(user)
 
 
-def test_a_session_over_quota_is_marked_and_its_quota_is_named():
+def test_a_session_over_quota_is_marked_and_its_quota_is_named() -> None:
     quotas = Quotas.model_validate({"groups": {"optics": {"guarantee": 0.25}}, "users": {"erin": {"guarantee": 1}}})
     older = session("zoe", quota="group:optics", opened_at=NOW - 9000, gpus=("GPU-1",))
     newer = session("yan", quota="group:optics", opened_at=NOW - 8000, gpus=("GPU-1",))
@@ -91,13 +91,13 @@ def test_a_session_over_quota_is_marked_and_its_quota_is_named():
     assert ">over quota<" not in page(shown(afternoon(older, newer)))
 
 
-def test_a_dashboard_without_anything():
+def test_a_dashboard_without_anything() -> None:
     html = page(shown(afternoon().model_copy(update={"gpus": (), "sessions": ()}), Viewer("ann")))
     assert "This node has no GPU that can be shared." in html
     assert "You have no session with a GPU share." in html
 
 
-def test_a_session_that_starts_and_a_template_that_is_gone():
+def test_a_session_that_starts_and_a_template_that_is_gone() -> None:
     dashboard = shown(afternoon(session("fred", gpus=("GPU-1",), confirmed=False), session("gina", template="old")))
     text = plain(page(dashboard))
     assert "fred 0.25 GPU starting" in text
@@ -105,27 +105,27 @@ def test_a_session_that_starts_and_a_template_that_is_gone():
     assert "the template no longer exists" in text
 
 
-def test_no_line_breaks_between_a_number_and_its_unit_on_the_page():
+def test_no_line_breaks_between_a_number_and_its_unit_on_the_page() -> None:
     body = page(shown()).partition("<main")[2]
     assert "\u00a0GiB" in body
     assert not re.search(r"\d (GiB|MiB|min|h|s|%)\b", re.sub(r'(title|aria-label)="[^"]*"', "", body))
 
 
-def test_a_server_that_waits_for_what_it_gave_back_is_told_so():
+def test_a_server_that_waits_for_what_it_gave_back_is_told_so() -> None:
     said = "They are restored when capacity is free."
     assert said not in plain(page(shown()))
     assert plain(page(shown(afternoon(session("jo", gpus=("GPU-1",), lacks_requests=True))))).count(said) == 1
 
 
 @pytest.mark.parametrize(("needed", "refuses"), [(0, False), (7 * GIB, False), (8 * GIB, True), (9 * GIB, True)])
-def test_a_used_up_budget_of_host_memory_is_explained(needed, refuses):
+def test_a_used_up_budget_of_host_memory_is_explained(needed: int, refuses: bool) -> None:
     host = HostMemoryReport(budget_bytes=8 * GIB, needed_bytes=needed, paged_out_bytes=0)
     text = plain(page(shown(afternoon().model_copy(update={"host_memory": host}))))
     assert "budget 8 GiB" in text
     assert ("memory allocations beyond a guarantee are refused" in text) is refuses
 
 
-def test_a_released_borrower_does_not_borrow():
+def test_a_released_borrower_does_not_borrow() -> None:
     idle = session("hugo", tier=Tier.RELEASED, borrowed_units=25, effective_units=0)
     reclaimed = session("ida", borrowed_units=25, guaranteed_units=0)
     dashboard = shown(afternoon(idle, reclaimed))
@@ -134,12 +134,12 @@ def test_a_released_borrower_does_not_borrow():
     assert plain(page(dashboard)).count("0.25 GPU borrowed") == 1
 
 
-def test_a_session_without_gpu_work_is_idle_since_its_start():
+def test_a_session_without_gpu_work_is_idle_since_its_start() -> None:
     new = session("new", gpus=("GPU-1",), opened_at=NOW - 120, tier_since=NOW - 120, last_gpu_activity=None)
     assert "no GPU work yet started 2 min ago" in plain(page(shown(afternoon(new))))
 
 
-def test_units_of_an_idle_owner_are_not_called_used():
+def test_units_of_an_idle_owner_are_not_called_used() -> None:
     html = page(shown())
     assert "guaranteed to its owner</li>" in html
     assert "used by" not in html
@@ -153,14 +153,14 @@ def starting(user: str, seconds: float, profile: str = "half", name: str = "") -
 QUEUE = (starting("uma", 200), starting("ann", 90, "quarter", "two"), starting("vic", 10))
 
 
-def test_the_queue_says_who_waits_for_what_how_long_and_the_position():
+def test_the_queue_says_who_waits_for_what_how_long_and_the_position() -> None:
     dashboard = shown(pending=QUEUE)
     text = plain(page(dashboard))
     assert "Queue 1 uma waits for 0.50 GPU for 3 min 20 s 2 ann / two waits for 0.25 GPU for 1 min 30 s 3 vic" in text
     assert [one["since"] for one in dashboard["queue"]["spawns"]] == [NOW - 200, NOW - 90, NOW - 10]
 
 
-def test_users_see_their_own_position_and_how_many_others_wait():
+def test_users_see_their_own_position_and_how_many_others_wait() -> None:
     dashboard = shown(viewer=Viewer("ann"), pending=QUEUE)
     assert [(one["user"], one["position"]) for one in dashboard["queue"]["spawns"]] == [("ann", 2)]
     html = page(dashboard)
@@ -169,14 +169,14 @@ def test_users_see_their_own_position_and_how_many_others_wait():
     assert "vic " not in plain(html)
 
 
-def test_spawns_that_hold_a_share_or_need_none_do_not_wait():
+def test_spawns_that_hold_a_share_or_need_none_do_not_wait() -> None:
     cpu = Template(name="cpu", display_name="CPU only")
     pending = (starting("ann", 5), starting("zoe", 5, "cpu"), starting("gus", 5, "gone"))
     assert waiting_spawns(pending, [afternoon()], {**TEMPLATES, "cpu": cpu}) == []
     assert "No spawn waits for a GPU." in plain(page(shown(pending=pending)))
 
 
-def test_only_spawns_that_could_use_the_same_gpus_are_ahead():
+def test_only_spawns_that_could_use_the_same_gpus_are_ahead() -> None:
     gpus = (
         GpuReport(index=0, uuid="a", model="NVIDIA A100", memory_bytes=GIB),
         GpuReport(index=1, uuid="b", model="NVIDIA L4", memory_bytes=GIB),
@@ -194,7 +194,7 @@ def test_only_spawns_that_could_use_the_same_gpus_are_ahead():
     ]
 
 
-def test_gpus_with_too_little_memory_for_the_guarantee_are_not_the_same_gpus():
+def test_gpus_with_too_little_memory_for_the_guarantee_are_not_the_same_gpus() -> None:
     gpus = (
         GpuReport(index=0, uuid="a", model="NVIDIA A100", memory_bytes=80 * GIB),
         GpuReport(index=1, uuid="b", model="NVIDIA L4", memory_bytes=24 * GIB),
@@ -209,22 +209,22 @@ def test_gpus_with_too_little_memory_for_the_guarantee_are_not_the_same_gpus():
     assert [one.position for one in waiting_spawns(pending, [report], templates)] == [1, 1]
 
 
-def test_an_unknown_queue_is_not_an_empty_one():
+def test_an_unknown_queue_is_not_an_empty_one() -> None:
     assert "Unknown at the moment" in plain(page(shown(pending=None)))
 
 
-def test_without_any_report_it_is_unknown_who_waits():
+def test_without_any_report_it_is_unknown_who_waits() -> None:
     starting = HubServer(user="ann", name="", ready=False, pending="spawn", started=NOW - 9, profile="quarter-gpu")
-    silent = [NodeSnapshot(None, None, "silent")]
+    silent = [NodeSnapshot(NO_AGENT, None, "silent")]
     assert dashboard_data(silent, (), TEMPLATES, ADMIN, NOW, (), (starting,))["queue"] is None
 
 
-def test_refused_allocations_are_counted():
+def test_refused_allocations_are_counted() -> None:
     assert re.findall(r"(\d+) allocations? refused", page(shown())) == ["3"]
 
 
-def test_metrics():
-    snapshots = [NodeSnapshot(None, afternoon()), NodeSnapshot(None, None, "silent")]
+def test_metrics() -> None:
+    snapshots = [NodeSnapshot(NO_AGENT, afternoon()), NodeSnapshot(NO_AGENT, None, "silent")]
     decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings())
     counters = Counters()
     counters.failed("hub")

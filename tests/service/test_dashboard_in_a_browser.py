@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
+from selenium.webdriver import Chrome
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.service import reports
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.reports import RecentReports
 from gpushare_spawner.service.web import dashboard
+from tests.present import present
 from tests.service.dashboards import NOW, TEMPLATES, afternoon, session
 
 pytestmark = [
@@ -30,22 +35,22 @@ class SignedIn:
     access_scopes = ()
     base_url = "/services/gpushare/"
 
-    def get_user(self, handler, *, sync=True):
+    def get_user(self, handler: dashboard.DashboardPage, *, sync: bool = True) -> Any:
         ann = {"kind": "user", "name": "ann", "admin": True, "scopes": []}
         return ann if sync else asyncio.sleep(0, ann)
 
-    def _persist_url_token_if_set(self, handler):
+    def _persist_url_token_if_set(self, handler: dashboard.DashboardPage) -> None:
         pass
 
 
 class Agent:
-    def __init__(self):
+    def __init__(self) -> None:
         self.now = afternoon()
 
-    def report_age(self):
+    def report_age(self) -> float:
         return 0.0
 
-    async def report(self):
+    async def report(self) -> Report:
         return self.now
 
 
@@ -54,7 +59,7 @@ def browser() -> Iterator[object]:
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
+    options.binary_location = present(shutil.which("chromium"))
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
@@ -63,19 +68,23 @@ def browser() -> Iterator[object]:
     driver.quit()
 
 
-async def test_the_board_in_a_browser(browser, monkeypatch):
+async def test_the_board_in_a_browser(browser: Chrome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard._Page, "_hub_auth", SignedIn())
     tokens = []
     prepare = dashboard._Page.prepare
 
-    async def noting(page):
+    async def noting(page: dashboard.DashboardPage) -> None:
         tokens.append(page.request.headers.get("X-XSRFToken"))
         await prepare(page)
 
     monkeypatch.setattr(dashboard._Page, "prepare", noting)
     agent = Agent()
     sources = dashboard.DashboardSources(
-        RecentReports([agent], max_age=0), lambda: TEMPLATES, lambda: None, Counters(), clock=lambda: NOW
+        RecentReports([cast(reports.Agent, agent)], max_age=0),
+        lambda: TEMPLATES,
+        lambda: None,
+        Counters(),
+        clock=lambda: NOW,
     )
     socket, port = bind_unused_port()
     server = HTTPServer(dashboard.dashboard_application(sources, "/services/gpushare/"))
@@ -83,7 +92,7 @@ async def test_the_board_in_a_browser(browser, monkeypatch):
     size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
     def page_text() -> str:
-        return browser.execute_script("return document.getElementById('dashboard').innerText")
+        return str(browser.execute_script("return document.getElementById('dashboard').innerText"))
 
     await asyncio.to_thread(browser.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", size)
     await asyncio.to_thread(browser.get, f"http://127.0.0.1:{port}/services/gpushare/")

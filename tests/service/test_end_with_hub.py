@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 STARTER = """
@@ -36,7 +37,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_for(condition, seconds: float = 20) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -49,7 +50,7 @@ def running(tmp_path: Path) -> bool:
     return "Idle culler and dashboard" in (tmp_path / "service.log").read_text()
 
 
-def test_it_ends_when_the_hub_that_started_it_was_killed(tmp_path):
+def test_it_ends_when_the_hub_that_started_it_was_killed(tmp_path: Path) -> None:
     hub, service = start(tmp_path, "--end-with-hub")
     assert wait_for(lambda: running(tmp_path)), (tmp_path / "service.log").read_text()
     hub.send_signal(signal.SIGKILL)
@@ -58,7 +59,7 @@ def test_it_ends_when_the_hub_that_started_it_was_killed(tmp_path):
     assert "hub that started this service has ended" in (tmp_path / "service.log").read_text()
 
 
-def test_without_the_option_it_goes_on(tmp_path):
+def test_without_the_option_it_goes_on(tmp_path: Path) -> None:
     hub, service = start(tmp_path)
     try:
         assert wait_for(lambda: running(tmp_path)), (tmp_path / "service.log").read_text()

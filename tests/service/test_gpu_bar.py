@@ -10,7 +10,7 @@ from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from tests.service.dashboards import afternoon, session
 
 
-def test_owners_first_then_borrowers_then_what_is_lent_then_what_is_free():
+def test_owners_first_then_borrowers_then_what_is_lent_then_what_is_free() -> None:
     report = afternoon()
     full, half_empty = report.gpus
     assert gpu_bar(full, report.sessions) == [
@@ -22,7 +22,7 @@ def test_owners_first_then_borrowers_then_what_is_lent_then_what_is_free():
     assert gpu_bar(half_empty, report.sessions) == [Segment("owned", 10, "erin"), Segment("free", 90)]
 
 
-def test_a_borrower_gives_way_when_the_owner_is_back():
+def test_a_borrower_gives_way_when_the_owner_is_back() -> None:
     report = afternoon()
     changes = {"carol": {"effective_units": 50, "guaranteed_units": 50}, "dave": {"guaranteed_units": 15}}
     back = [one.model_copy(update=changes.get(one.user, {})) for one in report.sessions]
@@ -34,7 +34,7 @@ def test_a_borrower_gives_way_when_the_owner_is_back():
     ]
 
 
-def test_an_empty_gpu_that_may_be_overcommitted():
+def test_an_empty_gpu_that_may_be_overcommitted() -> None:
     gpu = GpuReport(index=0, uuid="GPU-0", model="x", memory_bytes=1, capacity_units=150)
     assert gpu_bar(gpu, []) == [Segment("free", 150)]
 
@@ -61,7 +61,7 @@ def neighbours(draw: st.DrawFn) -> list[SessionReport]:
 
 
 @given(neighbours())
-def test_the_bar_is_as_long_as_the_gpu_and_shows_what_everybody_gets(sessions):
+def test_the_bar_is_as_long_as_the_gpu_and_shows_what_everybody_gets(sessions: list[SessionReport]) -> None:
     gpu = GpuReport(index=0, uuid="GPU-0", model="x", memory_bytes=1)
     bar = gpu_bar(gpu, sessions)
     assert sum(segment.units for segment in bar) == 100

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import NoReturn
 
 import pytest
+from tornado.httpclient import HTTPRequest
 
 from gpushare_spawner.service.hub.client import Hub, HubFailed, ScopeMissing
 from gpushare_spawner.service.hub.scopes import missing
-from tests.service.fake_hub import TOKEN
+from tests.service.fake_hub import TOKEN, FakeHub
 
 
-async def test_servers_with_their_activity(hub, hub_server):
+async def test_servers_with_their_activity(hub: Hub, hub_server: FakeHub) -> None:
     hub_server.add("ann", started=100.0, last_activity=250.5, user_options={"profile": "quarter"})
     hub_server.add("ann", "two", started=100.0, last_activity=None, pending="stop")
     hub_server.add("bob", None, admin=True)
@@ -29,7 +31,7 @@ async def test_servers_with_their_activity(hub, hub_server):
     assert [user.name for user in await hub.users(with_ready_servers=False)] == ["ann", "bob"]
 
 
-async def test_pages_are_followed_by_offset_and_never_to_another_host(hub_server):
+async def test_pages_are_followed_by_offset_and_never_to_another_host(hub_server: FakeHub) -> None:
     for number in range(7):
         hub_server.add(f"user-{number}")
     client = Hub(hub_server.url, TOKEN, page_size=3)
@@ -41,7 +43,7 @@ async def test_pages_are_followed_by_offset_and_never_to_another_host(hub_server
     ]
 
 
-async def test_a_page_of_five_thousand_users(hub_server):
+async def test_a_page_of_five_thousand_users(hub_server: FakeHub) -> None:
     hub_server.page_limit = 10_000
     for number in range(5000):
         hub_server.add(f"user-{number:05}")
@@ -51,35 +53,35 @@ async def test_a_page_of_five_thousand_users(hub_server):
 
 
 @pytest.mark.parametrize("faults", [[429], [500, 502, 503], [504, "hang"]])
-async def test_a_busy_hub_is_asked_again(hub, hub_server, faults):
+async def test_a_busy_hub_is_asked_again(hub: Hub, hub_server: FakeHub, faults: list[int | str]) -> None:
     hub_server.add("ann")
     hub_server.faults = list(faults)
     assert [user.name for user in await hub.users()] == ["ann"]
     assert len(hub_server.asked) == len(faults) + 1
 
 
-async def test_retry_after_is_heeded(hub, hub_server):
+async def test_retry_after_is_heeded(hub: Hub, hub_server: FakeHub) -> None:
     hub_server.faults = [(429, {"Retry-After": "0.3"})]
     began = time.monotonic()
     await hub.users()
     assert time.monotonic() - began >= 0.3
 
 
-async def test_a_hub_that_stays_broken_is_given_up_with_its_own_words(hub, hub_server):
+async def test_a_hub_that_stays_broken_is_given_up_with_its_own_words(hub: Hub, hub_server: FakeHub) -> None:
     hub_server.faults = [500] * 4
     with pytest.raises(HubFailed, match=r"GET /users.* with 500: no, 500"):
         await hub.users()
     assert len(hub_server.asked) == 4
 
 
-async def test_no_hub_at_all():
+async def test_no_hub_at_all() -> None:
     client = Hub("http://127.0.0.1:9/hub/api", TOKEN, backoff=0.01, attempts=2)
     with pytest.raises(HubFailed, match=r"127\.0\.0\.1:9"):
         await client.users()
 
 
-async def test_a_failure_without_a_text_is_named_all_the_same(hub, monkeypatch):
-    async def fetch(request):
+async def test_a_failure_without_a_text_is_named_all_the_same(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch(request: HTTPRequest) -> NoReturn:
         raise TimeoutError
 
     monkeypatch.setattr(hub._client, "fetch", fetch)
@@ -87,7 +89,7 @@ async def test_a_failure_without_a_text_is_named_all_the_same(hub, monkeypatch):
         await hub.users()
 
 
-async def test_a_missing_scope_is_not_asked_for_again(hub, hub_server):
+async def test_a_missing_scope_is_not_asked_for_again(hub: Hub, hub_server: FakeHub) -> None:
     hub_server.faults = [403]
     with pytest.raises(ScopeMissing, match="scope"):
         await hub.users()
@@ -105,20 +107,20 @@ async def test_a_missing_scope_is_not_asked_for_again(hub, hub_server):
         b'{"items": [{"name": "a", "created": "yesterday"}], "_pagination": {}}',
     ],
 )
-async def test_answers_that_make_no_sense(hub, hub_server, answer):
+async def test_answers_that_make_no_sense(hub: Hub, hub_server: FakeHub, answer: bytes) -> None:
     hub_server.faults = [answer]
     with pytest.raises(HubFailed, match=r"unknown form|cannot be read"):
         await hub.users()
 
 
-async def test_pages_that_go_round_in_a_circle(hub, hub_server):
+async def test_pages_that_go_round_in_a_circle(hub: Hub, hub_server: FakeHub) -> None:
     page = b'{"items": [], "_pagination": {"next": {"offset": 5, "limit": 5}}}'
     hub_server.faults = [page, page]
     with pytest.raises(HubFailed, match="repeat at offset"):
         await hub.users()
 
 
-async def test_stopping_quotes_names_and_removes_only_named_servers(hub, hub_server):
+async def test_stopping_quotes_names_and_removes_only_named_servers(hub: Hub, hub_server: FakeHub) -> None:
     hub_server.add("a/b@x y")
     hub_server.add("a/b@x y", "é/1")
     await hub.stop("a/b@x y", "", remove=True)
@@ -130,12 +132,12 @@ async def test_stopping_quotes_names_and_removes_only_named_servers(hub, hub_ser
     assert hub_server.users["a/b@x y"]["servers"] == {}
 
 
-async def test_what_is_gone_already_is_no_error(hub, hub_server):
+async def test_what_is_gone_already_is_no_error(hub: Hub, hub_server: FakeHub) -> None:
     await hub.stop("nobody", "")
     assert await hub.server("nobody", "") is None
 
 
-async def test_few_requests_at_a_time(hub_server):
+async def test_few_requests_at_a_time(hub_server: FakeHub) -> None:
     hub_server.delay = 0.02
     for number in range(12):
         hub_server.add(f"user-{number}")
@@ -145,7 +147,7 @@ async def test_few_requests_at_a_time(hub_server):
     assert len(hub_server.deleted) == 12
 
 
-async def test_the_services_scopes(hub, hub_server):
+async def test_the_services_scopes(hub: Hub, hub_server: FakeHub) -> None:
     assert missing(await hub.own_scopes()) == []
     hub_server.scopes = ["list:users", "read:servers", "delete:servers!group=ml"]
     assert missing(await hub.own_scopes()) == []

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gpushare_spawner.service.hub import pending_spawns
+from gpushare_spawner.service.hub.client import Hub
 from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
+from tests.service.fake_hub import FakeHub
 
 
-async def test_pending_spawns_come_with_the_longest_first(hub, hub_server):
+async def test_pending_spawns_come_with_the_longest_first(hub: Hub, hub_server: FakeHub) -> None:
     hub_server.add("ann", ready=False, pending="spawn", started=200.0, user_options={"profile": "half"})
     hub_server.add("bob", started=50.0)
     hub_server.add("eve", "two", ready=False, pending="spawn", started=100.0)
@@ -23,14 +27,14 @@ async def test_pending_spawns_come_with_the_longest_first(hub, hub_server):
     ]
 
 
-async def test_many_looks_cost_the_hub_one_request(hub, hub_server):
+async def test_many_looks_cost_the_hub_one_request(hub: Hub, hub_server: FakeHub) -> None:
     pending = PendingSpawns(hub, max_age=60)
     await asyncio.gather(*(pending.now() for _ in range(20)))
     await pending.now()
     assert len(hub_server.asked) == 1
 
 
-async def test_a_hub_that_takes_long_is_asked_seldom_and_delays_no_page(hub, hub_server):
+async def test_a_hub_that_takes_long_is_asked_seldom_and_delays_no_page(hub: Hub, hub_server: FakeHub) -> None:
     hub_server.delay = 0.3
     pending = PendingSpawns(hub, max_age=0, patience=0.05)
     assert await pending.now() is None  # unknown, and the page is there
@@ -42,7 +46,9 @@ async def test_a_hub_that_takes_long_is_asked_seldom_and_delays_no_page(hub, hub
     assert len(hub_server.asked) == 1, "the next request comes after 20 times 0.3 s"
 
 
-async def test_after_a_failure_the_queue_is_unknown(hub, hub_server, caplog, monkeypatch):
+async def test_after_a_failure_the_queue_is_unknown(
+    hub: Hub, hub_server: FakeHub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pending_spawns, "SHARE_OF_TIME", 0.0)
     pending = PendingSpawns(hub, max_age=0, patience=20)
     assert await pending.now() == ()
@@ -52,14 +58,16 @@ async def test_after_a_failure_the_queue_is_unknown(hub, hub_server, caplog, mon
     assert await pending.now() == ()
 
 
-async def test_tries_that_failed_do_not_delay_the_next_request(hub, hub_server):
+async def test_tries_that_failed_do_not_delay_the_next_request(hub: Hub, hub_server: FakeHub) -> None:
     pending = PendingSpawns(hub, max_age=0, patience=20)
     hub_server.delay, hub_server.faults = 0.3, [403]
     assert await pending.now() is None
     assert await pending.now() == (), "asked again at once, not after 20 times 0.3 s"
 
 
-async def test_an_answer_that_nobody_waited_for_is_not_shown_later(hub, hub_server, monkeypatch):
+async def test_an_answer_that_nobody_waited_for_is_not_shown_later(
+    hub: Hub, hub_server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pending_spawns, "SHARE_OF_TIME", 0.0)
     monkeypatch.setattr(pending_spawns, "LONGEST_PAUSE", 0.2)
     hub_server.add("uma", ready=False, pending="spawn", started=1.0)

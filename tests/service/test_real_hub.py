@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from tests.service.fake_agent import fake_agent
-from tests.service.real_hub import fetch, real_hub
+from tests.service.fake_agent import FakeAgent, fake_agent
+from tests.service.real_hub import RealHub, fetch, real_hub
 
 TEMPLATE = """
 name: %s
@@ -30,7 +31,7 @@ def templates(tmp_path: Path) -> Path:
     return folder
 
 
-async def eventually(condition, seconds=20):
+async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if await condition():
@@ -39,7 +40,7 @@ async def eventually(condition, seconds=20):
     raise AssertionError("it did not happen")
 
 
-async def test_the_service_on_a_real_hub(tmp_path, templates):
+async def test_the_service_on_a_real_hub(tmp_path: Path, templates: Path) -> None:
     # one hub for all of it: its start takes longer than everything else
     async with (
         fake_agent(tmp_path / "control.sock", time.time) as agent,
@@ -55,7 +56,7 @@ async def test_the_service_on_a_real_hub(tmp_path, templates):
         assert "lacks the scope" not in hub.log.read_text()
 
 
-async def what_the_service_may_do_and_what_not(hub):
+async def what_the_service_may_do_and_what_not(hub: RealHub) -> None:
     """With exactly the shipped role: see servers and their activity, stop servers."""
     _, me = await hub.ask("GET", "/user", hub.service)
     assert {"list:users", "read:servers", "delete:servers"} <= set(me["scopes"])
@@ -82,7 +83,7 @@ async def what_the_service_may_do_and_what_not(hub):
     assert (await hub.ask("DELETE", "/users/bob/server", hub.service))[0] in (202, 204)
 
 
-async def who_sees_what(hub, ann, bob):
+async def who_sees_what(hub: RealHub, ann: str, bob: str) -> None:
     own = json.loads((await fetch(hub.dashboard_url + "api/report", ann)).body)
     assert [session["user"] for session in own["sessions"]] == ["ann"]
     assert own["others"] == 1
@@ -118,13 +119,13 @@ async def who_sees_what(hub, ann, bob):
     assert "requested scopes" not in hub.log.read_text()
 
 
-async def all_tiers_in_turn(hub, agent):
+async def all_tiers_in_turn(hub: RealHub, agent: FakeAgent) -> None:
     """Notified, downgraded, notified, released, notified, stopped through the hub's API."""
     await hub.user("carl")
     assert "" in await hub.servers("carl")
     agent.add("carl", template="hasty")
 
-    async def gone():
+    async def gone() -> bool:
         return not await hub.servers("carl")
 
     await eventually(gone)
@@ -141,7 +142,7 @@ async def all_tiers_in_turn(hub, agent):
 
 
 @pytest.mark.parametrize("problem", ["a port in use", "no token"])
-async def test_what_keeps_the_service_from_starting_is_said(tmp_path, problem):
+async def test_what_keeps_the_service_from_starting_is_said(tmp_path: Path, problem: str) -> None:
     import os
     import socket
     import sys

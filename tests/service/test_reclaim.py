@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -38,13 +39,13 @@ def quotas(**reclaim: object) -> Quotas:
 QUOTAS = quotas()
 
 
-def waits(user: str, template: str = "half", quota: str = "ml", since: float = 0.0, **changes: object) -> HubServer:
+def waits(user: str, template: str = "half", quota: str = "ml", since: float = 0.0, **changes: Any) -> HubServer:
     one = HubServer(user, "", ready=False, pending="spawn", started=since, profile=template, quota=quota)
     return replace(one, **changes)
 
 
-def share(agent: FakeAgent, user: str, units: int = 50, gpu: int = 0, **changes: object) -> str:
-    values: dict[str, object] = {
+def share(agent: FakeAgent, user: str, units: int = 50, gpu: int = 0, **changes: Any) -> str:
+    values: dict[str, Any] = {
         "template": "half", "share_units": units, "effective_units": units, "guaranteed_units": units,
         "gpus": (f"GPU-{gpu}",), "quota": "group:guests",
     }  # fmt: skip

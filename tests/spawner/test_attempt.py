@@ -78,7 +78,7 @@ async def test_a_wait_for_a_share_is_called_off_once(attempt: Attempt) -> None:
     assert attempt.call_off()
     await asyncio.wait({task})
     assert task.cancelled()
-    assert attempt.phase is SpawnPhase.ENDED
+    assert attempt.phase is SpawnPhase.ENDED  # type: ignore[comparison-overlap]
     assert not attempt.call_off()
 
 
@@ -111,7 +111,7 @@ async def test_a_started_server_is_not_settled_any_more(attempt: Attempt) -> Non
     attempt.settle(Choice(PROFILE))
     with attempt.starting():
         assert attempt.phase is SpawnPhase.STARTING
-    assert attempt.phase is SpawnPhase.STARTED
+    assert attempt.phase is SpawnPhase.STARTED  # type: ignore[comparison-overlap]
     assert not attempt.settled
 
 

@@ -6,12 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from gpushare_spawner.cli import main
 
 SHIPPED = Path(__file__).parents[2] / "templates"
 
 
-def test_check_of_the_shipped_templates(capsys):
+def test_check_of_the_shipped_templates(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["templates", "check", str(SHIPPED)]) == 0
     said = capsys.readouterr().out
     assert re.search(r"quarter-gpu \(default\) +0.25 GPU +after 15 min, downgraded to 0.10 GPU; after 45 min, ", said)
@@ -19,7 +21,7 @@ def test_check_of_the_shipped_templates(capsys):
     assert "resources.memory.limit" not in said, "each guarantee is kept on GPUs of up to 80 GiB"
 
 
-def test_check_of_a_bad_folder(tmp_path, capsys):
+def test_check_of_a_bad_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text("name: a\ndisplay_name: '[red]x'\n")
     (tmp_path / "b.yaml").write_text("name: b\ndisplay_name: b\ngpu: {fraction: .nan}\n")
     (tmp_path / "c.yaml").write_text("[" * 1000)
@@ -30,7 +32,9 @@ def test_check_of_a_bad_folder(tmp_path, capsys):
     assert lines[-1] == "2 problems, 1 valid template."
 
 
-def test_check_names_a_memory_limit_that_does_not_hold_what_is_guaranteed(tmp_path, capsys):
+def test_check_names_a_memory_limit_that_does_not_hold_what_is_guaranteed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     template = "name: {0}\ndisplay_name: {0}\ngpu: {{{1}}}\nresources: {{memory: {{limit: {2}}}}}\n"
     for name, gpu, limit in (
         ("low", "fraction: 0.25", "16Gi"),
@@ -47,7 +51,9 @@ def test_check_names_a_memory_limit_that_does_not_hold_what_is_guaranteed(tmp_pa
     assert "limit (16 GiB) is less than the guaranteed GPU memory on GPUs of more than 64 GiB" in said[1]
 
 
-def test_check_names_a_release_resources_that_can_be_without_effect(tmp_path: Path, capsys) -> None:
+def test_check_names_a_release_resources_that_can_be_without_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     template = (
         "name: {0}\ndisplay_name: {0}\ngpu: {{fraction: 0.25}}\nresources: {1}\n"
         "idle: {{release_after: 45m, release_resources: {{cpu: 100m}}}}\n"
@@ -64,26 +70,28 @@ def test_check_names_a_release_resources_that_can_be_without_effect(tmp_path: Pa
     )
 
 
-def test_check_of_a_folder_without_templates(tmp_path, capsys):
+def test_check_of_a_folder_without_templates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["templates", "check", str(tmp_path)]) == 1
     assert "no templates" in capsys.readouterr().out
     assert main(["templates", "check", str(tmp_path / "missing")]) == 1
     assert "cannot be listed" in capsys.readouterr().out
 
 
-def test_check_of_odd_file_names(tmp_path, capsys):
+def test_check_of_odd_file_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(str(tmp_path).encode().decode()) / "bad\udcff\n.yaml").write_text("[")
     assert main(["templates", "check", str(tmp_path)]) == 1
     assert "\\udcff\\n.yaml:1: is not YAML" in capsys.readouterr().out
 
 
-def test_schema_is_json_that_names_every_field(capsys):
+def test_schema_is_json_that_names_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["templates", "schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert {"name", "display_name", "gpu", "idle"} <= schema["properties"].keys()
 
 
-def test_check_without_a_folder_checks_the_hubs(tmp_path, capsys, monkeypatch):
+def test_check_without_a_folder_checks_the_hubs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUSHARE_TEMPLATES", str(SHIPPED))
     monkeypatch.chdir(tmp_path)
     assert main(["templates", "check"]) == 0

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.templates.folder import TemplateFolder
+from gpushare_spawner.templates.folder import TemplateFolder, Templates
+from tests.present import present
 
 SHIPPED = Path(__file__).parents[2] / "templates"
 
@@ -19,27 +20,27 @@ def card(name: str, more: str = "") -> str:
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "10-a.yaml").write_text(card("a"))
     (tmp_path / "20-b.yml").write_text(card("b", "gpu: {fraction: 0.25}\n"))
     return tmp_path
 
 
-def names(templates) -> list[str]:
+def names(templates: Templates) -> list[str]:
     return [template.name for template in templates]
 
 
-def test_the_templates_we_ship():
+def test_the_templates_we_ship() -> None:
     templates = TemplateFolder(SHIPPED).load()
     assert templates.problems == ()
     assert names(templates) == ["cpu-only", "tenth-gpu", "quarter-gpu", "half-gpu", "whole-gpu"]
     assert [template.name for template in templates if template.default] == ["quarter-gpu"]
     shares = {template.name: template.share.units for template in templates if template.share}
     assert shares == {"tenth-gpu": 10, "quarter-gpu": 25, "half-gpu": 50, "whole-gpu": 100}
-    assert templates.get("cpu-only").share is None
+    assert present(templates.get("cpu-only")).share is None
 
 
-def test_sorted_by_file_name_and_nothing_else_is_read(folder):
+def test_sorted_by_file_name_and_nothing_else_is_read(folder: Path) -> None:
     (folder / "05-z.yaml").write_text(card("z"))
     (folder / ".hidden.yaml").write_text("[")
     (folder / "notes.txt").write_text("[")
@@ -52,7 +53,7 @@ def test_sorted_by_file_name_and_nothing_else_is_read(folder):
     assert templates.get("nobody") is None
 
 
-def test_one_bad_file_takes_no_other_down(folder):
+def test_one_bad_file_takes_no_other_down(folder: Path) -> None:
     (folder / "15-bad.yaml").write_text(card("bad", "gpu: {fraction: 1.5}\n"))
     (folder / "16-worse.yaml").write_bytes(b"\xff\x00")
     templates = TemplateFolder(folder).load()
@@ -60,17 +61,17 @@ def test_one_bad_file_takes_no_other_down(folder):
     assert [problem.file for problem in templates.problems] == ["15-bad.yaml", "16-worse.yaml"]
 
 
-def test_of_two_templates_with_one_name_the_first_file_counts(folder):
+def test_of_two_templates_with_one_name_the_first_file_counts(folder: Path) -> None:
     (folder / "30-again.yaml").write_text("display_name: other\nname: a\n")
     templates = TemplateFolder(folder).load()
     assert names(templates) == ["a", "b"]
-    assert templates.get("a").display_name == "a"
+    assert present(templates.get("a")).display_name == "a"
     (problem,) = templates.problems
     assert (problem.file, problem.line, problem.field) == ("30-again.yaml", 2, "name")
     assert "10-a.yaml" in str(problem)
 
 
-def test_of_two_defaults_the_first_counts(folder):
+def test_of_two_defaults_the_first_counts(folder: Path) -> None:
     (folder / "01-x.yaml").write_text(card("x", "default: true\n"))
     (folder / "02-y.yaml").write_text(card("y", "default: true\n"))
     templates = TemplateFolder(folder).load()
@@ -80,7 +81,7 @@ def test_of_two_defaults_the_first_counts(folder):
     assert "01-x.yaml" in str(problem)
 
 
-def test_a_change_is_seen_and_a_removed_file_is_gone(folder):
+def test_a_change_is_seen_and_a_removed_file_is_gone(folder: Path) -> None:
     loader = TemplateFolder(folder)
     assert names(loader.load()) == ["a", "b"]
     (folder / "10-a.yaml").write_text(card("c"))
@@ -90,7 +91,7 @@ def test_a_change_is_seen_and_a_removed_file_is_gone(folder):
     assert names(loader.load()) == ["c", "d"]
 
 
-def test_two_changes_within_one_tick_of_the_clock_are_both_seen(folder):
+def test_two_changes_within_one_tick_of_the_clock_are_both_seen(folder: Path) -> None:
     loader = TemplateFolder(folder)
     path = folder / "10-a.yaml"
     stamp = os.stat(path).st_mtime_ns
@@ -101,7 +102,7 @@ def test_two_changes_within_one_tick_of_the_clock_are_both_seen(folder):
     assert names(loader.load()) == ["z", "b"]
 
 
-def test_unchanged_files_are_not_read_again(folder, monkeypatch):
+def test_unchanged_files_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = TemplateFolder(folder)
     monkeypatch.setattr("gpushare_spawner.templates.watched_file.SETTLING_SECONDS", 0.0)
     first = loader.load()
@@ -111,20 +112,20 @@ def test_unchanged_files_are_not_read_again(folder, monkeypatch):
     assert loader.load() is first
 
 
-def test_the_last_good_version_stays_in_force_and_the_problem_says_so(folder):
+def test_the_last_good_version_stays_in_force_and_the_problem_says_so(folder: Path) -> None:
     loader = TemplateFolder(folder)
     loader.load()
     (folder / "20-b.yml").write_text(card("b", "gpu: {fraction: 0.25x}\n"))
     templates = loader.load()
-    assert templates.get("b").share.units == 25
+    assert present(present(templates.get("b")).share).units == 25
     assert "the last valid version of b stays in force" in str(templates.problems[0])
     (folder / "20-b.yml").write_text(card("b", "gpu: {fraction: 0.5}\n"))
     templates = loader.load()
-    assert templates.get("b").share.units == 50
+    assert present(present(templates.get("b")).share).units == 50
     assert templates.problems == ()
 
 
-def test_a_hundred_megabytes_are_not_read(folder):
+def test_a_hundred_megabytes_are_not_read(folder: Path) -> None:
     with (folder / "99-big.yaml").open("wb") as file:
         file.truncate(100 * 10**6)  # a hole: it takes no room on the disk
     started = time.monotonic()
@@ -134,7 +135,7 @@ def test_a_hundred_megabytes_are_not_read(folder):
     assert "has 100,000,000 bytes, more than the limit of 1,048,576" in str(templates.problems[0])
 
 
-def test_a_pipe_a_dead_link_and_a_missing_folder_are_problems(folder, tmp_path):
+def test_a_pipe_a_dead_link_and_a_missing_folder_are_problems(folder: Path, tmp_path: Path) -> None:
     os.mkfifo(folder / "40-pipe.yaml")
     (folder / "41-link.yaml").symlink_to(tmp_path / "nowhere")
     templates = TemplateFolder(folder).load()
@@ -148,7 +149,7 @@ def test_a_pipe_a_dead_link_and_a_missing_folder_are_problems(folder, tmp_path):
     assert "cannot be listed: No such file or directory" in str(missing.problems[0])
 
 
-def test_a_folder_that_vanishes_keeps_its_templates(folder):
+def test_a_folder_that_vanishes_keeps_its_templates(folder: Path) -> None:
     loader = TemplateFolder(folder)
     loader.load()
     folder.rename(folder.with_name("away"))
@@ -159,7 +160,7 @@ def test_a_folder_that_vanishes_keeps_its_templates(folder):
     assert loader.load().problems == ()
 
 
-def test_a_config_map_that_kubernetes_swaps(tmp_path):
+def test_a_config_map_that_kubernetes_swaps(tmp_path: Path) -> None:
     for version, name in (("..v1", "a"), ("..v2", "c")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "t.yaml").write_text(card(name))
@@ -173,7 +174,7 @@ def test_a_config_map_that_kubernetes_swaps(tmp_path):
     assert names(loader.load()) == ["c"]
 
 
-def test_each_problem_is_logged_once(folder, caplog):
+def test_each_problem_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     loader = TemplateFolder(folder, logging.getLogger("hub"))
     (folder / "15-bad.yaml").write_text("[")

@@ -6,14 +6,17 @@ import re
 import string
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.parser import MAX_BYTES, Parsed, parse_template
 from gpushare_spawner.templates.schema import template_schema
+from tests.present import present
 
 GOOD = """\
 # what an admin writes
@@ -44,12 +47,12 @@ def card(more: str) -> str:
     return f"name: a\ndisplay_name: b\n{more}"
 
 
-def test_a_good_template():
+def test_a_good_template() -> None:
     parsed = parse_template(GOOD, "x.yaml")
     assert parsed.problems == ()
-    assert parsed.content.share.units == 25
-    assert parsed.content.idle.downgrade_after == 900
-    assert parsed.content.resources.memory.limit == 16 * 2**30
+    assert present(present(parsed.content).share).units == 25
+    assert present(parsed.content).idle.downgrade_after == 900
+    assert present(parsed.content).resources.memory.limit == 16 * 2**30
     assert parsed.lines["gpu", "fraction"] == 6
 
 
@@ -98,7 +101,7 @@ def test_a_good_template():
         ("access: {groups: ml}", "x.yaml:3: access.groups: must be a list, not ml; write [ml]"),
     ],
 )
-def test_wrong_fields_are_named_with_what_would_be_right(more, expected):
+def test_wrong_fields_are_named_with_what_would_be_right(more: str, expected: str) -> None:
     problems = said(card(more))
     assert len(problems) == 1
     assert problems[0].startswith(expected)
@@ -134,11 +137,11 @@ def test_wrong_fields_are_named_with_what_would_be_right(more, expected):
         ("name: \ud800", "x.yaml:1: byte 0xed is not UTF-8"),
     ],
 )
-def test_what_is_no_template_at_all(source, expected):
+def test_what_is_no_template_at_all(source: bytes | str, expected: str) -> None:
     assert said(source)[0].startswith(expected)
 
 
-def test_every_problem_of_a_file_is_told_in_the_order_of_lines():
+def test_every_problem_of_a_file_is_told_in_the_order_of_lines() -> None:
     problems = said("gpu: {fraction: 2}\nlimits: {per_user: 0}\nfoo: 1\n")
     fields = [problem.split(": ")[1] for problem in problems]
     assert sorted(fields) == ["display_name", "foo", "gpu.fraction", "limits.per_user", "name"]
@@ -146,19 +149,19 @@ def test_every_problem_of_a_file_is_told_in_the_order_of_lines():
     assert numbers == sorted(numbers)
 
 
-def test_words_that_yaml_1_1_would_change_stay_words():
+def test_words_that_yaml_1_1_would_change_stay_words() -> None:
     parsed = parse_template("name: 'no'\ndisplay_name: no\ndescription: 12:30", "x.yaml")
-    assert parsed.content.display_name == "no"
-    assert parsed.content.description == "12:30"
+    assert present(parsed.content).display_name == "no"
+    assert present(parsed.content).description == "12:30"
 
 
-def test_a_byte_order_mark_and_windows_line_ends():
+def test_a_byte_order_mark_and_windows_line_ends() -> None:
     assert parse_template(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode(), "x.yaml").content is not None
 
 
-def test_anchors_may_be_used():
+def test_anchors_may_be_used() -> None:
     parsed = parse_template(card("kubespawner_override: {a: &x [1, 2], b: *x}"), "x.yaml")
-    assert parsed.content.kubespawner_override == {"a": [1, 2], "b": [1, 2]}
+    assert present(parsed.content).kubespawner_override == {"a": [1, 2], "b": [1, 2]}
 
 
 def laughs(levels: int) -> str:
@@ -186,18 +189,18 @@ def nested_by_aliases() -> str:
         ("a: " + "b" * MAX_BYTES, "more than the limit of 1,048,576"),
     ],
 )
-def test_bombs_are_refused_before_they_grow(source, expected):
+def test_bombs_are_refused_before_they_grow(source: str, expected: str) -> None:
     started = time.monotonic()
     assert expected in said(source)[0]
     assert time.monotonic() - started < 20  # they would take hours, or all memory
 
 
-def test_long_comments_and_long_words_are_only_read():
+def test_long_comments_and_long_words_are_only_read() -> None:
     assert parse_template(card("# " + "x" * 200_000 + "\ndescription: ok"), "x.yaml").content is not None
     assert "has 200000 characters" in said(card("description: " + "x" * 200_000))[0]
 
 
-def reports_only_problems(source: str | bytes) -> Parsed:
+def reports_only_problems(source: str | bytes) -> Parsed[Template]:
     """Whatever comes in: a template or problems, each with its file and words."""
     parsed = parse_template(source, "x.yaml")
     assert (parsed.content is None) == bool(parsed.problems)
@@ -211,19 +214,19 @@ def reports_only_problems(source: str | bytes) -> Parsed:
 
 @given(st.binary(max_size=300))
 @settings(deadline=None)
-def test_any_bytes(source):
+def test_any_bytes(source: bytes) -> None:
     reports_only_problems(source)
 
 
 @given(st.text(alphabet=string.printable + "é\u2028\U0001f600", max_size=200))
 @settings(deadline=None)
-def test_any_text(source):
+def test_any_text(source: str) -> None:
     reports_only_problems(source)
 
 
 @given(st.data())
 @settings(deadline=None, max_examples=200)
-def test_good_text_with_something_else_in_it(data):
+def test_good_text_with_something_else_in_it(data: st.DataObject) -> None:
     source = GOOD
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(source)))
@@ -250,12 +253,12 @@ PARTS = st.sampled_from(
 @example({"gpu": {"fraction": None, "memory": {"\n": None}}})
 @example({"a\u2028b\x1b[2J": 1})
 @settings(deadline=None, max_examples=200)
-def test_any_values_in_the_fields(data):
+def test_any_values_in_the_fields(data: dict[str, Any]) -> None:
     base = {"name": "a", "display_name": "b"}
     reports_only_problems(yaml.safe_dump({**base, **data}, allow_unicode=True))
 
 
-def test_the_schema_describes_every_field():
+def test_the_schema_describes_every_field() -> None:
     schema = template_schema()
     assert schema["required"] == ["name", "display_name"]
     assert not schema["additionalProperties"]
@@ -264,7 +267,7 @@ def test_the_schema_describes_every_field():
         assert [name for name, field in part["properties"].items() if not field.get("description")] == []
 
 
-def test_the_examples_in_the_reference_are_right():
+def test_the_examples_in_the_reference_are_right() -> None:
     text = (Path(__file__).parents[2] / "docs/reference/templates.md").read_text()
     examples = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.S) if block.startswith("name:")]
     assert len(examples) >= 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -17,6 +18,7 @@ from gpushare_spawner.templates.folder import TemplateFolder
 from gpushare_spawner.templates.parser import parse_quotas
 from gpushare_spawner.templates.quota_file import QuotaFile
 from gpushare_spawner.templates.schema import quota_schema
+from tests.present import present
 
 GOOD = """\
 groups:
@@ -41,10 +43,10 @@ def said(source: str) -> list[str]:
     return [str(problem) for problem in parsed.problems]
 
 
-def test_good_quotas_are_read_in_units_of_one_percent():
+def test_good_quotas_are_read_in_units_of_one_percent() -> None:
     parsed = parse_quotas(GOOD, "quotas.yaml")
     assert parsed.problems == ()
-    quotas = parsed.content
+    quotas = present(parsed.content)
     physics = quotas.groups["physics"]
     assert (physics.guaranteed_units, physics.maximum_units, physics.teams_units) == (600, 1000, 600)
     assert physics.teams["optics"].per_user.servers == 2
@@ -53,9 +55,9 @@ def test_good_quotas_are_read_in_units_of_one_percent():
     assert quotas.guaranteed_units == 600 + 200 + 100, "the default's number of users is not known"
 
 
-def test_a_department_without_a_guarantee_is_guaranteed_what_its_teams_are():
+def test_a_department_without_a_guarantee_is_guaranteed_what_its_teams_are() -> None:
     parsed = parse_quotas("groups: {a: {teams: {b: {guarantee: 0.29}, c: {guarantee: 0.58}}}}", "quotas.yaml")
-    assert parsed.content.groups["a"].guaranteed_units == 87
+    assert present(parsed.content).groups["a"].guaranteed_units == 87
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_a_department_without_a_guarantee_is_guaranteed_what_its_teams_are():
         ("users: {}\n---\nusers: {}", "quotas.yaml:2: a second document starts here; write all quotas in one document"),
     ],
 )
-def test_a_wrong_field_is_said_with_line_and_advice(source, expected):
+def test_a_wrong_field_is_said_with_line_and_advice(source: str, expected: str) -> None:
     (problem,) = said(source)
     assert problem.startswith(expected)
 
@@ -117,14 +119,14 @@ NESTED = st.recursive(VALUES, lambda inner: st.dictionaries(FIELDS, inner, max_s
 
 @given(st.dictionaries(st.sampled_from(["groups", "users", "default", "half_life"]), NESTED, max_size=4))
 @settings(deadline=None, max_examples=100)
-def test_whatever_the_fields_contain_there_are_quotas_or_problems(data):
+def test_whatever_the_fields_contain_there_are_quotas_or_problems(data: dict[str, Any]) -> None:
     parsed = parse_quotas(yaml.safe_dump(data, allow_unicode=True), "quotas.yaml")
     assert (parsed.content is None) == bool(parsed.problems)
     for problem in parsed.problems:
         assert str(problem).isprintable()
 
 
-def test_the_quota_file_is_no_template(tmp_path):
+def test_the_quota_file_is_no_template(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(TEMPLATE)
     (tmp_path / "quotas.yaml").write_text(GOOD)
     templates = TemplateFolder(tmp_path).load()
@@ -137,12 +139,14 @@ def changed(path: Path, text: str, second: int) -> None:
     os.utime(path, (second, second))
 
 
-def test_a_bad_quota_file_keeps_the_last_valid_quotas_and_the_log_says_so_once(tmp_path, caplog):
+def test_a_bad_quota_file_keeps_the_last_valid_quotas_and_the_log_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "quotas.yaml"
     quotas = QuotaFile(tmp_path, logging.getLogger("hub"))
     assert quotas.load().quotas is None
     changed(path, "users: {ada: {guarantee: 1}}", 1000)
-    before = quotas.load().quotas
+    before = present(quotas.load().quotas)
     assert before.users["ada"].guarantee == 1
     changed(path, "users: {ada: {guarantee: x}}", 2000)
     for _ in range(2):
@@ -151,11 +155,11 @@ def test_a_bad_quota_file_keeps_the_last_valid_quotas_and_the_log_says_so_once(t
     assert str(problem).endswith("; the last valid quotas stay in force")
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
     changed(path, "users: {ada: {guarantee: 3}}", 3000)
-    assert quotas.load().quotas.users["ada"].guarantee == 3
+    assert present(quotas.load().quotas).users["ada"].guarantee == 3
     assert quotas.load().problems == ()
 
 
-def test_quotas_end_with_their_file_but_not_with_an_unreadable_folder(tmp_path):
+def test_quotas_end_with_their_file_but_not_with_an_unreadable_folder(tmp_path: Path) -> None:
     folder = tmp_path / "templates"
     folder.mkdir()
     (folder / "quotas.yaml").write_text(GOOD)
@@ -168,7 +172,7 @@ def test_quotas_end_with_their_file_but_not_with_an_unreadable_folder(tmp_path):
     assert quotas.load().quotas is None
 
 
-def test_a_file_that_was_read_a_moment_ago_is_not_looked_at_again(tmp_path):
+def test_a_file_that_was_read_a_moment_ago_is_not_looked_at_again(tmp_path: Path) -> None:
     quotas = QuotaFile(tmp_path)
     assert quotas.load().quotas is None
     (tmp_path / "quotas.yaml").write_text(GOOD)
@@ -182,14 +186,14 @@ def check(tmp_path: Path, quotas: str, *options: str) -> int:
     return main(["templates", "check", str(tmp_path), *options])
 
 
-def test_check_reads_the_quotas_too(tmp_path, capsys):
+def test_check_reads_the_quotas_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(tmp_path, GOOD, "--gpus", "9") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 template, 5 quotas, no problems."
     assert check(tmp_path, "users:\n  ada: {guarantee: x}") == 1
     assert "quotas.yaml:2: users.ada.guarantee: 'x' is not" in capsys.readouterr().out
 
 
-def test_check_warns_of_guarantees_that_cannot_be_kept(tmp_path, capsys):
+def test_check_warns_of_guarantees_that_cannot_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(tmp_path, GOOD, "--gpus", "8") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("quotas.yaml: the guarantees add up to 9 GPUs, and there are 8 GPUs: ")
@@ -199,13 +203,13 @@ def test_check_warns_of_guarantees_that_cannot_be_kept(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("gpus", ["0", "-1", "1.5", "many"])
-def test_check_wants_a_whole_number_of_gpus(tmp_path, gpus, capsys):
+def test_check_wants_a_whole_number_of_gpus(tmp_path: Path, gpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         check(tmp_path, GOOD, "--gpus", gpus)
     assert "write a whole number, like 8" in capsys.readouterr().err
 
 
-def test_the_schema_describes_every_field_and_accepts_good_quotas():
+def test_the_schema_describes_every_field_and_accepts_good_quotas() -> None:
     schema = quota_schema()
     jsonschema.validate(yaml.safe_load(GOOD), schema)
     for part in [schema, *schema["$defs"].values()]:
@@ -215,6 +219,6 @@ def test_the_schema_describes_every_field_and_accepts_good_quotas():
         jsonschema.validate({"groups": {"a": {"guarante": 1}}}, schema)
 
 
-def test_the_command_prints_the_schema(capsys):
+def test_the_command_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["templates", "schema", "quotas"]) == 0
     assert '"title": "Quotas"' in capsys.readouterr().out

@@ -22,7 +22,7 @@ GIB, MIB = 2**30, 2**20
         (75, 2, "1.50 GPU"),
     ],
 )
-def test_a_share_is_said_in_gpus(units, gpus, said):
+def test_a_share_is_said_in_gpus(units: int, gpus: int, said: str) -> None:
     assert amounts.gpu_share(units, gpus) == said
 
 
@@ -44,11 +44,11 @@ def test_a_share_is_said_in_gpus(units, gpus, said):
         (-1, "0 GiB"),
     ],
 )
-def test_memory_has_the_unit_that_is_easiest_to_read(size, said):
+def test_memory_has_the_unit_that_is_easiest_to_read(size: int, said: str) -> None:
     assert amounts.memory(size) == said
 
 
-def test_a_part_of_a_total_names_its_unit_once_where_both_have_the_same():
+def test_a_part_of_a_total_names_its_unit_once_where_both_have_the_same() -> None:
     assert amounts.memory_of(3 * GIB, 16 * GIB) == "3 of 16 GiB"
     assert amounts.memory_of(256 * MIB, 16 * GIB) == "256 MiB of 16 GiB"
     assert amounts.memory_of(0, 16 * GIB) == "0 of 16 GiB"
@@ -71,7 +71,7 @@ def test_a_part_of_a_total_names_its_unit_once_where_both_have_the_same():
         (86400, "24 h"),
     ],
 )
-def test_a_duration_has_at_most_two_units_and_is_never_negative(seconds, said):
+def test_a_duration_has_at_most_two_units_and_is_never_negative(seconds: float, said: str) -> None:
     assert amounts.duration(seconds) == said
 
 
@@ -89,7 +89,7 @@ def test_a_duration_has_at_most_two_units_and_is_never_negative(seconds, said):
         (4000, "1 h 6 min"),
     ],
 )
-def test_an_elapsed_time_has_no_seconds_from_five_minutes_on(seconds, said):
+def test_an_elapsed_time_has_no_seconds_from_five_minutes_on(seconds: float, said: str) -> None:
     assert amounts.elapsed(seconds) == said
 
 
@@ -97,7 +97,7 @@ def test_an_elapsed_time_has_no_seconds_from_five_minutes_on(seconds, said):
     ("seconds", "said"),
     [(0, "0 ms"), (0.0337, "34 ms"), (0.9996, "1.0 s"), (1.74, "1.7 s"), (59.96, "1 min"), (75, "1 min 15 s")],
 )
-def test_a_latency_shows_milliseconds(seconds, said):
+def test_a_latency_shows_milliseconds(seconds: float, said: str) -> None:
     assert amounts.latency(seconds) == said
 
 
@@ -114,12 +114,12 @@ NOON = 1_699_012_800.0  # 2023-11-03 12:00 UTC
         (NOON + 30 * 24 * 3600, "12:00 UTC on 3 Dec"),
     ],
 )
-def test_an_instant_has_its_day_if_that_is_not_today(at, said):
+def test_an_instant_has_its_day_if_that_is_not_today(at: float, said: str) -> None:
     assert amounts.universal_clock(at, NOON) == said
 
 
 @pytest.mark.parametrize(("zone", "said"), [("UTC-9", "03:00 on 4 Nov"), ("UTC+9", "09:00")])
-def test_the_day_is_that_of_the_readers_time_zone(zone, said, monkeypatch):
+def test_the_day_is_that_of_the_readers_time_zone(zone: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:
@@ -129,13 +129,13 @@ def test_the_day_is_that_of_the_readers_time_zone(zone, said, monkeypatch):
         time.tzset()
 
 
-def test_no_line_breaks_between_a_number_and_its_unit():
+def test_no_line_breaks_between_a_number_and_its_unit() -> None:
     assert amounts.unbroken("in 1 h 5 min of 0.25 GPU") == "in 1\u00a0h\u00a05\u00a0min of 0.25\u00a0GPU"
     assert amounts.unbroken("for 3 min 27 s") == "for 3\u00a0min\u00a027\u00a0s"
     assert amounts.unbroken("34 ms, 3 s, 95 %, 256 MiB") == "34\u00a0ms, 3\u00a0s, 95\u00a0%, 256\u00a0MiB"
     assert amounts.unbroken("3 sessions of 2 users") == "3 sessions of 2 users"
 
 
-def test_a_number_goes_with_its_noun():
+def test_a_number_goes_with_its_noun() -> None:
     assert (amounts.plural(1, "session"), amounts.plural(2, "session")) == ("1 session", "2 sessions")
     assert amounts.plural(2, "process", "processes") == "2 processes"

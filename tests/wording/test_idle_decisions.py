@@ -38,25 +38,25 @@ QUARTER = Share(units=25)
         ),
     ],
 )
-def test_each_action_says_what_is_lost_and_what_is_not(action, said):
+def test_each_action_says_what_is_lost_and_what_is_not(action: IdleAction, said: str) -> None:
     assert idle_decisions.explained(action, QUARTER) == said
 
 
-def test_a_downgrade_of_several_gpus_says_what_is_left_on_each():
+def test_a_downgrade_of_several_gpus_says_what_is_left_on_each() -> None:
     said = idle_decisions.explained(IdleAction(Tier.DOWNGRADED, 10, 0, 900), Share(units=100, count=2))
     assert "from 2 GPUs to 0.10 GPU on each of its 2 GPUs" in said
 
 
-def test_every_reason_for_no_action_has_words():
+def test_every_reason_for_no_action_has_words() -> None:
     assert all(idle_decisions.why_none(reason) for reason in NoAction)
 
 
-def test_the_next_action_is_said_in_a_few_words():
+def test_the_next_action_is_said_in_a_few_words() -> None:
     assert idle_decisions.upcoming(Tier.DOWNGRADED, 10) == "downgrade to 0.10 GPU"
     assert idle_decisions.upcoming(Tier.RELEASED, 0) == "release of the share"
     assert idle_decisions.upcoming(Tier.STOPPED, 0) == "stop of the server"
 
 
-def test_an_overdue_server_is_idle_or_old():
+def test_an_overdue_server_is_idle_or_old() -> None:
     assert idle_decisions.overdue(Overdue(IdleCause.IDLE, 600)) == "no activity for 10 min"
     assert idle_decisions.overdue(Overdue(IdleCause.MAX_AGE, 7200)) == "2 h old"

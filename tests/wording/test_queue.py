@@ -6,12 +6,12 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.wording import queue
 
 
-def test_the_first_spawn_in_the_queue_has_position_1():
+def test_the_first_spawn_in_the_queue_has_position_1() -> None:
     assert queue.position(0) == "First in queue"
     assert queue.position(1) == "Position 2 in queue"
 
 
-def test_a_waiting_spawn_is_told_its_position_the_reason_and_when_the_wait_ends():
+def test_a_waiting_spawn_is_told_its_position_the_reason_and_when_the_wait_ends() -> None:
     assert queue.waiting(2, Share(25), "Earlier spawns are placed first.", None) == (
         "Position 3 in queue, waiting for 0.25 GPU. Earlier spawns are placed first. "
         "If the server cannot start by {time}, the spawn is cancelled."
@@ -21,21 +21,21 @@ def test_a_waiting_spawn_is_told_its_position_the_reason_and_when_the_wait_ends(
     )
 
 
-def test_a_waiting_spawn_is_told_the_amount_once():
+def test_a_waiting_spawn_is_told_the_amount_once() -> None:
     why = "Not enough free capacity: this needs 0.25 GPU, and none is free."
     assert queue.waiting(0, Share(25), why, None) == (
         f"First in queue. {why} If the server cannot start by {{time}}, the spawn is cancelled."
     )
 
 
-def test_a_waiting_spawn_is_told_the_estimate_where_there_is_one():
+def test_a_waiting_spawn_is_told_the_estimate_where_there_is_one() -> None:
     assert queue.waiting(0, Share(25), "", 75) == (
         "First in queue, waiting for 0.25 GPU. Estimated wait: about 1 h 15 min. "
         "If the server cannot start by {time}, the spawn is cancelled."
     )
 
 
-def test_the_user_of_a_waiting_spawn_is_told_what_would_start_now():
+def test_the_user_of_a_waiting_spawn_is_told_what_would_start_now() -> None:
     assert queue.instead(()) == ""
     assert queue.instead(("CPU only",)) == (
         "CPU only would start now. To start it instead, stop this server on the hub's home page and choose again."
@@ -46,7 +46,7 @@ def test_the_user_of_a_waiting_spawn_is_told_what_would_start_now():
     )
 
 
-def test_a_placed_spawn_names_its_gpus_and_the_units_that_are_lent():
+def test_a_placed_spawn_names_its_gpus_and_the_units_that_are_lent() -> None:
     two = queue.placed_on([(0, "NVIDIA L4"), (1, "NVIDIA L4")], "node-a")
     assert two == "GPU 0 (NVIDIA L4) and GPU 1 (NVIDIA L4) of node-a"
     assert queue.placed(two, 0) == f"Placed on {two}."

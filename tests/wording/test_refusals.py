@@ -81,11 +81,11 @@ from gpushare_spawner.wording import refusals
         ),
     ],
 )
-def test_a_refusal_says_what_is_needed_and_what_there_is(why, said):
+def test_a_refusal_says_what_is_needed_and_what_there_is(why: Unplaceable, said: str) -> None:
     assert refusals.capacity(why) == said
 
 
-def test_a_full_queue_and_a_long_wait_say_what_helps():
+def test_a_full_queue_and_a_long_wait_say_what_helps() -> None:
     assert refusals.queue_full(Share(25), 50) == (
         "The queue is full (50 spawns). Try again in a few minutes, or choose a template without a GPU."
     )
@@ -95,7 +95,7 @@ def test_a_full_queue_and_a_long_wait_say_what_helps():
     )
 
 
-def test_nodes_without_reports_are_named_or_counted_with_the_age_of_the_latest_report():
+def test_nodes_without_reports_are_named_or_counted_with_the_age_of_the_latest_report() -> None:
     assert (
         refusals.nodes_without_reports(["node-a"], 75)
         == "Node node-a sends no reports; the last one is 1 min 15 s old."

@@ -47,7 +47,7 @@ class World:
         self.saved = 0
         self.part = TierAnnotations(self, lambda session: self.doing, self.save)
 
-    def move(self, session: Session, tier: Tier, units: int, reason: str) -> None:
+    def move(self, session: Session, tier: Tier, units: int, reason: str, yields_until: float | None = None) -> None:
         self.moves.append((tier, units))
         session.record.tier, session.record.effective_units = tier, units
 

@@ -55,6 +55,9 @@ class Credentials:
         return context
 
 
+Items = list[dict[str, Any]]
+
+
 @dataclass
 class KubeClient:
     """Start with ``async with``. Paths are those of the API, as in `path("pods", "default", "a")`."""
@@ -111,12 +114,10 @@ class KubeClient:
     async def get(self, path: str) -> Any:
         return await self.call("GET", path)
 
-    async def list(self, path: str, labels: str = "", fields: str = "") -> list[dict[str, Any]]:
+    async def list(self, path: str, labels: str = "", fields: str = "") -> Items:
         return (await self.list_with_version(path, labels, fields))[0]
 
-    async def list_with_version(
-        self, path: str, labels: str = "", fields: str = ""
-    ) -> tuple[list[dict[str, Any]], str]:
+    async def list_with_version(self, path: str, labels: str = "", fields: str = "") -> tuple[Items, str]:
         answer = await self.call("GET", path, query=_query(labelSelector=labels, fieldSelector=fields))
         return answer["items"], answer["metadata"]["resourceVersion"]
 
@@ -167,7 +168,7 @@ class KubeClient:
     async def follow(
         self,
         path: str,
-        listed: Callable[[list[dict[str, Any]]], Awaitable[None]],
+        listed: Callable[[Items], Awaitable[None]],
         changed: Callable[[str, dict[str, Any]], Awaitable[None]],
         fields: str = "",
     ) -> None:

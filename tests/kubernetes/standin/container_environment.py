@@ -78,7 +78,7 @@ def in_place(text: str, mounts: Mapping[str, str], address: str) -> str:
     """A value or argument with the paths and addresses that hold for a process on this machine."""
     for inside in sorted(mounts, key=len, reverse=True):
         pattern = rf"(?<![\w./-]){re.escape(inside.rstrip('/'))}(?=[/:,;\"'\s]|$)"
-        text = re.sub(pattern, lambda _, inside=inside: mounts[inside].rstrip("/"), text)
+        text = re.sub(pattern, lambda _, inside=inside: mounts[inside].rstrip("/"), text)  # type: ignore[misc]
     return ALL_ADDRESSES.sub(address, text)
 
 

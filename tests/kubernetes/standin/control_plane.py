@@ -17,6 +17,7 @@ from kubernetes_asyncio import config
 from kubernetes_asyncio.client import Configuration
 
 from gpushare_spawner.demo.ports import free_ports
+from tests.present import present
 
 from .client import Credentials
 
@@ -39,12 +40,12 @@ def api_server(assets: Path, folder: Path) -> Iterator[Credentials]:
     )
     etcd_url = f"http://127.0.0.1:{etcd_port}"
     etcd = [
-        assets / "etcd", f"--data-dir={folder / 'etcd'}", f"--listen-client-urls={etcd_url}",
+        str(assets / "etcd"), f"--data-dir={folder / 'etcd'}", f"--listen-client-urls={etcd_url}",
         f"--advertise-client-urls={etcd_url}", f"--listen-peer-urls=http://127.0.0.1:{peer_port}", "--unsafe-no-fsync",
     ]  # fmt: skip
     server = [
-        assets / "kube-apiserver", f"--etcd-servers={etcd_url}", "--bind-address=127.0.0.1", f"--secure-port={port}",
-        "--advertise-address=127.0.0.1",
+        str(assets / "kube-apiserver"), f"--etcd-servers={etcd_url}", "--bind-address=127.0.0.1",
+        f"--secure-port={port}", "--advertise-address=127.0.0.1",
         f"--cert-dir={folder / 'certificates'}", f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={folder / 'service-accounts.key'}",
@@ -64,9 +65,9 @@ def cluster_of(kubeconfig: str) -> Credentials:
     """Whom the kubeconfig's current context makes us. Raises kubernetes_asyncio's ConfigException."""
     configuration = Configuration()
     asyncio.run(config.load_kube_config(config_file=kubeconfig, client_configuration=configuration))
-    certificate = (configuration.cert_file, configuration.key_file) if configuration.cert_file else None
+    certificate = (configuration.cert_file, configuration.key_file or "") if configuration.cert_file else None
     return Credentials(
-        configuration.host.rstrip("/"),
+        present(configuration.host).rstrip("/"),
         (configuration.api_key.get("BearerToken") or "").removeprefix("Bearer "),
         ca_file=configuration.ssl_ca_cert,
         client_certificate=certificate,

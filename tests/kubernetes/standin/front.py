@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import secrets
+import ssl
 from collections import Counter
 
 import aiohttp
@@ -61,7 +62,7 @@ class Front:
         self.cut_watches()
         await self._stack.aclose()
 
-    def _contexts(self) -> list[object]:
+    def _contexts(self) -> list[ssl.SSLContext | None]:
         own = self._backend
         plain = Credentials(own.url, ca_file=own.ca_file, verify=own.verify)
         return [own.ssl_context(), plain.ssl_context()]

@@ -36,7 +36,7 @@ class Plugin:
 
     @property
     def stub(self) -> Any:
-        return services.DevicePluginStub(self.channel)
+        return services.DevicePluginStub(self.channel)  # type: ignore[no-untyped-call]
 
 
 class PluginSocket(services.RegistrationServicer):
@@ -56,7 +56,7 @@ class PluginSocket(services.RegistrationServicer):
             if left.is_socket():
                 left.unlink()
         self._server = grpc.aio.server()
-        services.add_RegistrationServicer_to_server(self, self._server)
+        services.add_RegistrationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._server.add_insecure_port(f"unix:{self._folder / SOCKET}")
         await self._server.start()
 
@@ -161,7 +161,8 @@ class PluginSocket(services.RegistrationServicer):
             raise allocation_failed(_worded(error)) from None
         if not answer.container_responses:
             raise allocation_failed(f"no containers return in allocation response {answer}")
-        return answer.container_responses[0]
+        first: messages.ContainerAllocateResponse = answer.container_responses[0]
+        return first
 
 
 def _worded(error: grpc.aio.AioRpcError) -> str:

@@ -37,7 +37,7 @@ class PodResourcesSocket(services.PodResourcesListerServicer):
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / SOCKET).unlink(missing_ok=True)
         self._server = grpc.aio.server()
-        services.add_PodResourcesListerServicer_to_server(self, self._server)
+        services.add_PodResourcesListerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._server.add_insecure_port(f"unix:{self._folder / SOCKET}")
         await self._server.start()
 

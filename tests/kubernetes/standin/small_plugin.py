@@ -42,14 +42,14 @@ class SmallPlugin(services.DevicePluginServicer):
         # served before it registers: the kubelet dials back at once
         (self._folder / self.endpoint).unlink(missing_ok=True)
         self._server = grpc.aio.server()
-        services.add_DevicePluginServicer_to_server(self, self._server)
+        services.add_DevicePluginServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._server.add_insecure_port(f"unix:{self._folder / self.endpoint}")
         await self._server.start()
         async with grpc.aio.insecure_channel(f"unix:{self._folder}/kubelet.sock") as channel:
             request = messages.RegisterRequest(
                 version="v1beta1", endpoint=self.endpoint, resource_name=self.resource, options=self._options()
             )
-            await services.RegistrationStub(channel).Register(request, timeout=10)
+            await services.RegistrationStub(channel).Register(request, timeout=10)  # type: ignore[no-untyped-call]
 
     async def stop(self) -> None:
         """As when it is killed."""

@@ -39,7 +39,8 @@ class Stored:
 
     def copy(self) -> dict[str, Any]:
         """For changing."""
-        return json.loads(self.raw)
+        data: dict[str, Any] = json.loads(self.raw)
+        return data
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from hypothesis import strategies as some
 from gpushare_spawner.model.kubernetes.annotations import (
     IDLE_SINCE,
     NOTICE,
-    PREFIX,
     AnnotationProblem,
     PodSession,
     notice_patch,
     pod_session,
     tier_patch,
 )
+from gpushare_spawner.model.kubernetes.prefix import PREFIX
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 
@@ -38,7 +38,7 @@ uuids = some.from_regex(r"GPU-[0-9a-f-]{1,36}", fullmatch=True)
 
 
 @some.composite
-def sessions(draw) -> PodSession:
+def sessions(draw: some.DrawFn) -> PodSession:
     gpus = draw(some.lists(uuids, min_size=1, max_size=8, unique=True))
     share = draw(some.integers(1, 100))
     return PodSession(

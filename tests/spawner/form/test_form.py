@@ -369,7 +369,7 @@ def choices(quotas: dict[str, Any], groups: set[str], reservations: AgentReserva
 async def test_a_card_says_what_the_users_quota_means_for_a_start_now(
     agent: FakeAgent, quota: dict[str, Any], says: str
 ) -> None:
-    quotas = {"users": {"ada": quota}}
+    quotas: dict[str, Any] = {"users": {"ada": quota}}
     reservations = AgentReservations(
         AgentClient(agent.socket), logging.getLogger("test"), quotas=lambda: Quotas.model_validate(quotas)
     )
@@ -379,7 +379,7 @@ async def test_a_card_says_what_the_users_quota_means_for_a_start_now(
 
 
 async def test_a_user_with_several_quotas_chooses_one_on_the_card(agent: FakeAgent) -> None:
-    quotas = {"users": {"ada": {"guarantee": 1}}, "groups": {"optics": {}}}
+    quotas: dict[str, Any] = {"users": {"ada": {"guarantee": 1}}, "groups": {"optics": {}}}
     reservations = AgentReservations(
         AgentClient(agent.socket), logging.getLogger("test"), quotas=lambda: Quotas.model_validate(quotas)
     )
@@ -397,7 +397,7 @@ async def test_a_user_with_several_quotas_chooses_one_on_the_card(agent: FakeAge
 
 async def test_a_profiles_own_option_named_quota_is_not_ours(agent: FakeAgent) -> None:
     own = {"quota": {"display_name": "Disk", "choices": {"big": {"kubespawner_override": {}}}}}
-    quotas = {"users": {"ada": {}}, "groups": {"optics": {}}}
+    quotas: dict[str, Any] = {"users": {"ada": {}}, "groups": {"optics": {}}}
     reservations = AgentReservations(
         AgentClient(agent.socket), logging.getLogger("test"), quotas=lambda: Quotas.model_validate(quotas)
     )

@@ -12,7 +12,7 @@ from gpushare_spawner.spawner.kubernetes.api_errors import api_refused
 def test_a_used_up_quota_may_pass_and_is_told_with_its_figures() -> None:
     error = ApiException(status=403, reason="Forbidden")
     said = "exceeded quota: compute, requested: requests.cpu=1, used: requests.cpu=4, limited: requests.cpu=4"
-    error.body = json.dumps({"message": f'pods "jupyter-ada" is forbidden: {said}'})
+    error.body = json.dumps({"message": f'pods "jupyter-ada" is forbidden: {said}'}).encode()
     refusal = api_refused(error)
     assert (refusal.status_code, refusal.refusal) == (503, "quota-exceeded")
     assert said in refusal.jupyterhub_message

@@ -15,7 +15,7 @@ from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
 TEMPLATES = [Template(name=name, display_name=name.upper()) for name in ("half", "whole", "taken")]
-OWN = [
+OWN: list[dict[str, Any]] = [
     {"slug": "own", "display_name": "Own", "profile_options": {"image": {"choices": {"a": {}, "b": {}}}}},
     {"slug": "taken", "display_name": "Taken"},
 ]

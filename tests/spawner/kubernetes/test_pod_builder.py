@@ -64,7 +64,7 @@ def test_a_pod_that_is_pinned_elsewhere_is_refused() -> None:
 def test_the_node_s_name_goes_into_each_term_of_an_admin_s_affinity(as_models: bool) -> None:
     theirs = [{"matchExpressions": [{"key": zone, "operator": "Exists"}]} for zone in ("a", "b")]
     pod = manifest()
-    preferred = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    preferred: dict[str, Any] = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
     if as_models:
         terms = [get_k8s_model(V1NodeSelectorTerm, term) for term in theirs]
         selector = V1NodeSelector(node_selector_terms=terms)
@@ -73,9 +73,9 @@ def test_the_node_s_name_goes_into_each_term_of_an_admin_s_affinity(as_models: b
         )
     else:
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": theirs}}
-        pod.spec.affinity = {**preferred, "nodeAffinity": required}
+        pod.spec.affinity = {**preferred, "nodeAffinity": required}  # type: ignore[assignment]
     built = build_pod(pod, share(), 1, "").spec.affinity
-    affinity = built.to_dict(serialize=True) if as_models else built
+    affinity: Any = built.to_dict(serialize=True) if as_models else built
     if not as_models:
         assert affinity["podAffinity"] == preferred["podAffinity"]
     named = [{"key": "metadata.name", "operator": "In", "values": ["node-a"]}]

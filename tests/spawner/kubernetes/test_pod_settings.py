@@ -31,8 +31,8 @@ def test_the_settings_are_those_that_are_read() -> None:
 
 
 def test_what_settings_demand_of_nodes_is_the_same_for_models_and_dicts() -> None:
-    toleration = {"key": "gpu", "operator": "Exists", "toleration_seconds": 5}
-    term = {"match_expressions": [{"key": "a", "operator": "In", "values": ["b"]}]}
+    toleration: dict[str, Any] = {"key": "gpu", "operator": "Exists", "toleration_seconds": 5}
+    term: dict[str, Any] = {"match_expressions": [{"key": "a", "operator": "In", "values": ["b"]}]}
     zone = {"zone": "x"}
     by_dict = constraints(node_selector=zone, node_affinity_required=[term], tolerations=[toleration])
     assert by_dict == constraints(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpushare_spawner.model.kubernetes import (
     REPORT_KEY,
+    REPORT_STALE_SECONDS,
     NodeFacts,
     PodConstraints,
     PodSession,
@@ -24,7 +25,6 @@ from gpushare_spawner.model.kubernetes import (
 from gpushare_spawner.model.report import GpuReport, Notice, Report
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Ledger, NodeResources, Requested
-from gpushare_spawner.spawner.kubernetes.cluster import snapshot as module
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import PODS, REPORTS, ClusterSnapshots
@@ -109,7 +109,7 @@ class Cluster:
         self.bound[name] = {"metadata": {"name": name}, "node": node, "requested": requested, "token": token}
 
     def reserve(self, token: str, gpu: str, units: int = 25) -> PodShare:
-        allocation = Allocation(f"s#{token}", (gpu,), units, 0, units, 0.0, Requested(1000, 0, 1))
+        allocation = Allocation(f"s#{token}", (gpu,), units, 0, units, 0.0, uncounted=Requested(1000, 0, 1))
         self.reservations._in_flight[token] = allocation
         return PodShare(None, None, (), token)  # type: ignore[arg-type]
 
@@ -197,7 +197,7 @@ async def test_a_pod_whose_annotations_will_not_do_counts_by_its_limits_once_its
 
 async def test_a_node_whose_report_is_too_old_is_offered_to_nobody_until_it_reports_again() -> None:
     cluster = Cluster()
-    cluster.report("n", age=module.REPORT_STALE_SECONDS + 5)
+    cluster.report("n", age=REPORT_STALE_SECONDS + 5)
     ledger = await cluster.ledger()
     assert list(ledger.capacity.nodes) == ["m"]
     snapshot = await cluster.reservations.snapshot()
@@ -277,7 +277,7 @@ def test_the_kept_ledger_is_what_a_new_one_would_be(events: list[tuple[Any, ...]
 async def test_a_changed_node_alone_is_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, asked = Cluster(), []
     accept = PodConstraints.accept
-    monkeypatch.setattr(PodConstraints, "accept", lambda pod, node: asked.append(node.name) or accept(pod, node))
+    monkeypatch.setattr(PodConstraints, "accept", lambda pod, node: asked.append(node.name) or accept(pod, node))  # type: ignore[func-returns-value]
     constraints = PodConstraints.of({"pool": "notebooks"}, [], [])
     assert cluster.snapshots.ineligible(constraints) == frozenset()
     await cluster.ledger()

@@ -72,6 +72,12 @@ async def test_what_an_earlier_hub_reserved_and_never_used_is_closed(make_hub: A
 async def test_state_that_makes_no_sense_is_no_obstacle(hub: RunningHub) -> None:
     await hub.add_user("ada")
     spawner = hub.spawner("ada")
-    for state in ({"gpushare": 3}, {"gpushare": {"session": {"id": "x"}, "template": None}}, {"gpushare": []}, {}):
+    states: tuple[dict[str, Any], ...] = (
+        {"gpushare": 3},
+        {"gpushare": {"session": {"id": "x"}, "template": None}},
+        {"gpushare": []},
+        {},
+    )
+    for state in states:
         spawner.load_state(state)
         assert spawner._attempt.session is None

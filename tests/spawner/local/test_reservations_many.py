@@ -18,7 +18,7 @@ from tests.spawner.queue.test_reservations import spawn_request
 from tests.spawner.running_hub import RunningHub, until
 
 
-class NoProcess(Spawner):
+class NoProcess(Spawner):  # type: ignore[misc]
     """Servers that are nothing but an address: a spawner of quite another kind, without 50 processes."""
 
     address: ClassVar[tuple[str, int]]

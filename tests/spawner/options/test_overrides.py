@@ -18,7 +18,7 @@ NAMES = ("labels", "nodes", "hook")
 
 class Traits(LoggingConfigurable):
     labels = Dict({"of": "the admin"})
-    nodes = List()
+    nodes: Any = List()
     hook = AnyValue(None, allow_none=True)
     size = Integer(1)
 

@@ -25,7 +25,8 @@ def test_before_any_spawn_all_templates_with_a_gpu_are_expected_alike() -> None:
     strategy = ExpectedWorkload(lambda: [QUARTER, WHOLE, NO_GPU]).strategy(StrandingAwareFgd(), snapshot, 0.0)
     assert isinstance(strategy, StrandingAwareFgd)
     kinds = [
-        (kind.demand.units, kind.demand.cpu, kind.demand.models, kind.popularity) for kind in strategy.workload.kinds
+        (kind.demand.units, kind.demand.cpu, set(kind.demand.models or ()), kind.popularity)
+        for kind in strategy.workload.kinds
     ]
     assert kinds == [(25, 1500, {"A100", "L4"}, 20), (100, 0, {"A100"}, 20)]
     assert strategy.workload.kinds[0].demand.memory == 2 * 2**30

@@ -21,7 +21,7 @@ from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.local.reservations import AgentReservations
+from gpushare_spawner.spawner.local.reservations import AgentReservations, OpenedShare
 from gpushare_spawner.spawner.queue.queue import Reservation, SpawnRequest, Ticket
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording.amounts import universal_clock
@@ -340,6 +340,7 @@ async def test_a_share_on_lent_units_is_marked_as_borrowed(queue: RunningQueue, 
     for gpu in (0, 1):
         agent.occupy(f"idle-{gpu}", 100, gpu, tier="released", effective_units=0, guaranteed_units=0)
     got = await queue.start(spawn_request("ada"))
+    assert isinstance(got, OpenedShare)
     assert got.opened_with.borrowed_units == 50
 
 
