@@ -22,9 +22,9 @@ class Budget:
         self._left = max(-self._debt, self._now() - cost)
         return self._left > 0
 
-    def wait(self) -> float:
-        """Seconds until something may be spent again; 0 if it may now."""
-        left = self._now()
+    def wait(self, keep: float = 0) -> float:
+        """Seconds until something may be spent again, and more than `keep` is left; 0 if it may now."""
+        left = self._now() - keep
         # slightly more than 0: sums of floats are not exact
         return (1e-3 - left) / self._rate if left <= 0 else 0.0
 

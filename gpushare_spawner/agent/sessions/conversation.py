@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
+from gpushare_spawner.agent.sessions.burst_frames import BURST_FRAMES, BurstFrames
 from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
 from gpushare_spawner.model.frames import LACKS_REQUESTS, YIELDS, Feature, Frame, Kind, LeaseState, Role, gpu_bytes
@@ -64,6 +65,8 @@ class Conversation:
         self._memory: dict[tuple[Connection, str], Frame] = {}
         """What processes have said since, the oldest first."""
         self._memory_timer: asyncio.TimerHandle | None = None
+        self._bursts: BurstFrames[tuple[Connection, str]] | None = None
+        """Made with the first of them: all connections of the session have one budget."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Handle a frame. Raises Refused for one before HELLO, of another role, or for a GPU of another session."""
@@ -88,7 +91,12 @@ class Conversation:
                 self._memory.pop((connection, uuid), None)  # it says the same, and is newer
             if frame.kind in (Kind.REQUEST, Kind.BUSY):
                 self._around.work_begins(session)
-            self._around.arbitrations[uuid].receive(connection, frame)
+            if frame.kind in BURST_FRAMES:
+                self._burst_frames_of(connection).received((connection, uuid), frame)
+                return
+            if self._bursts is not None:
+                self._bursts.catch_up((connection, uuid))
+            self._tell_arbiter((connection, uuid), frame)
         elif connection in session.observers and frame.kind in _FROM_OBSERVERS:
             if frame.kind is Kind.KERNELS:
                 busy, alive, instant = frame.fields[:3]
@@ -116,6 +124,8 @@ class Conversation:
             self._limits.leave(connection)
             for gpu in session.gpus:
                 self._memory.pop((connection, gpu.uuid), None)
+                if self._bursts is not None:
+                    self._bursts.forget((connection, gpu.uuid))
                 self._around.arbitrations[gpu.uuid].leave(connection)
 
     def tell_tier(self) -> None:
@@ -129,6 +139,15 @@ class Conversation:
         """Tell the session's observers what comes, or that nothing comes."""
         for connection in self._session.observers:
             self._announce(connection)
+
+    def _burst_frames_of(self, connection: Connection) -> BurstFrames[tuple[Connection, str]]:
+        if self._bursts is None:
+            self._bursts = BurstFrames(connection.reading, self._tell_arbiter, self._loop.call_later)
+        return self._bursts
+
+    def _tell_arbiter(self, process: tuple[Connection, str], frame: Frame) -> None:
+        connection, uuid = process
+        self._around.arbitrations[uuid].receive(connection, frame)
 
     def _memory_said(self, connection: Connection, uuid: str, frame: Frame) -> None:
         self._memory[connection, uuid] = frame

@@ -24,7 +24,7 @@ MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
 MAX_UNREAD_FRAMES = 256
 """Frames kept for a peer whose socket buffer is full."""
 KNOWN_FEATURES = sum(Feature)
-COSTS = dict.fromkeys((Kind.BUSY, Kind.IDLE, Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
+COSTS = dict.fromkeys((Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
 """Cost in frames, where it is not 1: the arbiter considers all processes, the answer all sessions on the GPU, KERNELS
 all observers."""
 COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.KERNELS: 20, Kind.QUERY: 50}
@@ -147,6 +147,11 @@ class Connection:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
         self._home.forget(self)
+
+    @property
+    def reading(self) -> FairReading:
+        """What reads all connections of its session, and what they may cost."""
+        return self._home.reading
 
     def hold(self) -> None:
         """Read nothing until `go_on`."""

@@ -28,10 +28,11 @@ PER_CONNECTION = 4
 
 
 CPU_SHARE = 0.25
-"""Part of a core that a session's frames may take in the long run: some take longer the more processes there are.
-
-A program whose bursts begin and end 150 times a second sends 300 frames, and beside 50 sessions each takes 0.8 ms: with
-less it would lose its connection, because its socket's buffer holds 278 frames."""
+"""Part of a core that a session's frames may take in the long run: some take longer the more processes there are."""
+KEPT_FOR_READING = FRAMES_IN_STORE / 2
+"""What BUSY and IDLE leave of the budget. A program whose bursts begin and end 150 times a second sends 300 frames, and
+beside 50 sessions the arbiter takes 0.8 ms for each: the arbiter then hears of fewer (burst_frames.py), and the frames
+are read all the same. A program that is not read loses its connection: its socket's buffer holds 278 frames."""
 MOST_CPU_COST = 200
 """Frames that one frame costs at most for its CPU time: the agent may have collected garbage meanwhile."""
 
@@ -73,6 +74,20 @@ class FairReading:
         if reader in self._queue:
             self._queue.remove(reader)
 
+    def spare_in(self) -> float:
+        """Seconds until more is left of the budget than reading needs; 0: it is now."""
+        return self._budget.wait(KEPT_FOR_READING)
+
+    def charge(self, work: Callable[[], None]) -> None:
+        """Do work for the session that follows from its frames, and count its CPU time."""
+        begun = self._cpu_seconds()
+        work()
+        self._budget.spend(self._cost_since(begun))
+
+    def _cost_since(self, begun: float) -> float:
+        """Return what CPU time costs, in frames. ``begun``: the thread's CPU time before."""
+        return min((self._cpu_seconds() - begun) * FRAMES_PER_SECOND / CPU_SHARE, MOST_CPU_COST)
+
     def _read(self, reader: Reader) -> bool:
         """Read a few frames. False if there may be more, and it is the others' turn."""
         for _ in range(PER_CONNECTION):
@@ -82,8 +97,7 @@ class FairReading:
             cost = reader.read_one()
             if cost is None:
                 return True
-            taken = (self._cpu_seconds() - begun) * FRAMES_PER_SECOND / CPU_SHARE
-            cost = max(cost, min(taken, MOST_CPU_COST))
+            cost = max(cost, self._cost_since(begun))
             self._budget.spend(cost)
             self._left -= cost
         # the event loop calls again where there is more
