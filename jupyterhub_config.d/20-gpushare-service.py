@@ -2,7 +2,8 @@
 # See docs/explanation/culler.md.
 #
 # Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, the address
-# of the dashboard for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_SERVICE_OPTIONS, more options of
+# of the dashboard for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_HISTORY, the database of the history, as
+# SQLAlchemy names it, or false (a file beside the hub's SQLite database); GPUSHARE_SERVICE_OPTIONS, more options of
 # `gpushare service`, like --cull-every=30s.
 #
 # In a cluster (KUBERNETES_SERVICE_HOST is set, GPUSHARE_CONTROL is not) the service uses the API server, with the hub's
@@ -30,9 +31,17 @@ def _gpushare_defined(trait):
 
 # a service inherits no variables of the hub, so it gets them as options
 _gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service", "--end-with-hub"]
-for _option, _variable in (("--templates-dir", "GPUSHARE_TEMPLATES"), ("--control-socket", "GPUSHARE_CONTROL")):
+for _option, _variable in (
+    ("--templates-dir", "GPUSHARE_TEMPLATES"),
+    ("--control-socket", "GPUSHARE_CONTROL"),
+    ("--history", "GPUSHARE_HISTORY"),
+):
     if os.environ.get(_variable):
         _gpushare_command.append(f"{_option}={os.environ[_variable]}")
+_gpushare_db = c.JupyterHub.db_url if "db_url" in c.JupyterHub else ""
+if _gpushare_db.startswith("sqlite:////") and not os.environ.get("GPUSHARE_HISTORY"):
+    # beside the hub's own database, which is kept
+    _gpushare_command.append(f"--history={_gpushare_db.rpartition('/')[0]}/gpushare-history.sqlite")
 _gpushare_url = os.environ.get("GPUSHARE_SERVICE_URL") or "http://127.0.0.1:10190"
 _gpushare_environment = {}
 if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("GPUSHARE_CONTROL"):
@@ -85,7 +94,7 @@ if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(
     c.JupyterHub.load_roles.append(
         {
             "name": "gpushare-service",
-            "description": "The idle culler for shared GPUs: lists servers and stops idle ones",
+            "description": "The idle culler for shared GPUs: lists servers and groups, and stops idle servers",
             "scopes": ["list:users", "read:servers", "delete:servers", "read:users:groups"],
             "services": ["gpushare"],
         }

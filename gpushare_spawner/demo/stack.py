@@ -56,6 +56,7 @@ class Stack:
             "GPUSHARE_CONTROL": str(self.folder.control_socket),
             "GPUSHARE_TEMPLATES": str(self.folder.templates),
             "GPUSHARE_SERVICE_URL": f"http://127.0.0.1:{self.service_port}",
+            "GPUSHARE_HISTORY": f"sqlite:///{self.folder.root}/gpushare-history.sqlite",
             "GPUSHARE_SERVICE_OPTIONS": f"--cull-every {self.cull_every:g}",
             "GPUSHARE_DEMO_DIR": str(self.folder.root),
             "GPUSHARE_DEMO_IP": self.ip,

@@ -21,6 +21,8 @@ from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.history.recorder import History, HistorySources, Retention
+from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
 from gpushare_spawner.service.hub.client import Hub, HubFailed
 from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
 from gpushare_spawner.service.hub.scopes import missing
@@ -32,6 +34,7 @@ from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
 log = logging.getLogger("gpushare.service")
 
 DEFAULT_CULL_EVERY = 10.0
+DEFAULT_HISTORY = "sqlite:///gpushare-history.sqlite"
 PARENT_EVERY = 1.0
 """Seconds between two checks whether the hub that started the service still runs, with --end-with-hub."""
 
@@ -118,6 +121,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _switch(idle, "--cull-admin-users", True, "whether --cull-users deletes admins too")
 
+    history = parser.add_argument_group("history")
+    history.add_argument(
+        "--history",
+        default=DEFAULT_HISTORY,
+        metavar="URL",
+        help="the database of the history, as SQLAlchemy names it, like postgresql+psycopg://gpushare@db/gpushare; "
+        f"false: keep no history; default {DEFAULT_HISTORY}, in the folder where the hub runs",
+    )
+    kept = Retention()
+    _time(history, "--history-detail", kept.detail, "keep GPU time by the hour for this long, then by the day")
+    _time(history, "--history-names", kept.names, "keep users' names for this long")
+    _time(history, "--history-keep", kept.keep, "delete all that is older than this")
+
     load = parser.add_argument_group("load")
     load.add_argument(
         "--concurrency",
@@ -162,7 +178,7 @@ def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
         return 2
     try:
         asyncio.run(_serve(options, token, hub_name, cluster_agents))
-    except (OSError, NoAgents) as error:
+    except (OSError, NoAgents, HistoryFailed) as error:
         log.error("The service cannot start: %s", error)
         return 1
     return 0
@@ -236,20 +252,24 @@ async def _run_until_stopped(
     pending: PendingSpawns,
 ) -> None:
     lacking: list[str] = []
+    reports = RecentReports(agents)
+    history = _history(options, culler, reports, templates, pending)
     sources = DashboardSources(
-        reports=RecentReports(agents),
+        reports=reports,
         templates=templates,
         hub_snapshot=lambda: culler.hub_snapshot,
         counters=culler.counters,
-        notes=lambda: [*lacking, *templates.problems],
+        notes=lambda: [*lacking, *templates.problems, *([history.problem] if history and history.problem else [])],
         pending=pending.now,
         quotas=templates.quotas,
         claims=lambda: culler.pressure.claims,
         settings=settings,
     )
-    server = _listen(sources, options.ip)
+    server = _listen(sources, options.ip, history)
     scopes = _check_scopes(hub, settings.cull_users, templates.quotas() is not None, lacking)
     tasks = [asyncio.create_task(culler.run()), asyncio.create_task(scopes)]
+    if history is not None:
+        tasks.append(asyncio.create_task(history.run()))
     stop = asyncio.Event()
     if options.end_with_hub:
         tasks.append(asyncio.create_task(_stop_without_parent(stop)))
@@ -267,6 +287,25 @@ async def _run_until_stopped(
         server.stop()
     pending.close()
     hub.close()
+
+
+def _history(
+    options: argparse.Namespace,
+    culler: Culler,
+    reports: RecentReports,
+    templates: TemplateSource,
+    pending: PendingSpawns,
+) -> History | None:
+    if options.history.strip().lower() in ("", "false"):
+        return None
+    sources = HistorySources(
+        snapshots=reports.snapshots,
+        users=lambda: culler.hub_snapshot.users if culler.hub_snapshot is not None else (),
+        pending=pending.now,
+        templates=templates,
+    )
+    kept = Retention(options.history_detail, options.history_names, options.history_keep)
+    return History(HistoryStore(options.history), sources, kept)
 
 
 async def _stop_without_parent(stop: asyncio.Event) -> None:
@@ -288,7 +327,7 @@ async def _check_scopes(hub: Hub, cull_users: bool, quotas: bool, lacking: list[
         log.warning("%s", sentence)
 
 
-def _listen(sources: DashboardSources, ip: str | None) -> HTTPServer | None:
+def _listen(sources: DashboardSources, ip: str | None, history: History | None) -> HTTPServer | None:
     """Serve the pages at $JUPYTERHUB_SERVICE_URL; without it there are none.
 
     ``ip`` is for a URL whose host is not this machine, like that of a Kubernetes Service; *: all addresses.
@@ -298,7 +337,7 @@ def _listen(sources: DashboardSources, ip: str | None) -> HTTPServer | None:
         log.info("$JUPYTERHUB_SERVICE_URL is not set: the idle culler runs without a dashboard")
         return None
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
-    application = dashboard_application(sources, prefix, os.environ.get("JUPYTERHUB_BASE_URL", "/") + "hub/")
+    application = dashboard_application(sources, prefix, os.environ.get("JUPYTERHUB_BASE_URL", "/") + "hub/", history)
     port = url.port or (443 if url.scheme == "https" else 80)
     server = HTTPServer(application, ssl_options=_own_tls() if url.scheme == "https" else None, xheaders=True)
     host = ip or url.hostname
@@ -339,7 +378,8 @@ def _tls(purpose: ssl.Purpose, key: str, certificate: str, authority: str) -> ss
 
 
 def _time(group: argparse._ArgumentGroup, name: str, default: float, help: str) -> None:
-    default_said = f"{default:g}s" if default else "0: never"
+    days = default and default % 86400 == 0
+    default_said = (f"{default / 86400:g}d" if days else f"{default:g}s") if default else "0: never"
     group.add_argument(name, type=_seconds, default=default, metavar="TIME", help=f"{help}; default {default_said}")
 
 

@@ -154,7 +154,15 @@ def test_metrics_of_sessions_are_not_among_those_without_a_token() -> None:
 
 SERVICE = "/services/gpushare"
 ADDRESSES = {
-    "service": [f"{SERVICE}/", SERVICE, f"{SERVICE}/api/report", f"{SERVICE}/metrics"],
+    "service": [
+        f"{SERVICE}/",
+        SERVICE,
+        f"{SERVICE}/api/report",
+        f"{SERVICE}/history",
+        f"{SERVICE}/api/history",
+        f"{SERVICE}/api/actions",
+        f"{SERVICE}/metrics",
+    ],
     "agent": ["/metrics"],
     "notebook": ["/user/ada/gpushare/status"],
 }

@@ -40,7 +40,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 async def start(*options: str, env: dict[str, str]) -> asyncio.subprocess.Process:
     command = (sys.executable, "-m", "gpushare_spawner.cli", "service", "--cull-every=1s", *options)
-    return await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE)
+    return await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE, cwd=env["HOME"])
 
 
 async def test_an_idle_session_is_told_and_released(

@@ -33,7 +33,7 @@ TEMPLATE = Template(name="quarter-gpu", display_name="0.25 GPU", gpu={"fraction"
 
 def with_the_service(config: Config) -> None:
     """As jupyterhub_config.d/20-gpushare-service.py makes it known to the hub, but not started by the hub."""
-    scopes = ["list:users", "read:servers", "delete:servers"]
+    scopes = ["list:users", "read:servers", "delete:servers", "read:users:groups"]
     config.JupyterHub.services.append({"name": "gpushare", "api_token": TOKEN})
     config.JupyterHub.load_roles.append({"name": "gpushare-service", "scopes": scopes, "services": ["gpushare"]})
 

@@ -15,7 +15,8 @@ from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.dashboard import page_environment
-from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
+from gpushare_spawner.service.web.dashboard_data import dashboard_data
+from gpushare_spawner.service.web.viewer import Viewer
 
 NOW = 1_000_000.0
 GIB = 2**30

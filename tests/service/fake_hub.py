@@ -25,7 +25,7 @@ class FakeHub:
         self.page_limit = page_limit
         self.in_flight = self.most_in_flight = 0
         self.delay = 0.0
-        self.scopes = ["list:users", "read:servers", "delete:servers"]
+        self.scopes = ["list:users", "read:servers", "delete:servers", "read:users:groups"]
         socket, port = bind_unused_port()
         self.url = f"http://127.0.0.1:{port}/hub/api"
         self._server = HTTPServer(

@@ -16,8 +16,9 @@ from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
-from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
+from gpushare_spawner.service.web.dashboard_data import dashboard_data
 from gpushare_spawner.service.web.metrics import exposition
+from gpushare_spawner.service.web.viewer import Viewer
 from tests.service.dashboards import ADMIN, GIB, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown
 
 

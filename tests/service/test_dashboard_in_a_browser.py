@@ -17,6 +17,7 @@ from gpushare_spawner.service import reports
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.reports import RecentReports
 from gpushare_spawner.service.web import dashboard
+from gpushare_spawner.service.web.page import Page
 from tests.present import present
 from tests.service.dashboards import NOW, TEMPLATES, afternoon, session
 
@@ -69,15 +70,15 @@ def browser() -> Iterator[object]:
 
 
 async def test_the_board_in_a_browser(browser: Chrome, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard._Page, "_hub_auth", SignedIn())
+    monkeypatch.setattr(Page, "_hub_auth", SignedIn())
     tokens = []
-    prepare = dashboard._Page.prepare
+    prepare = Page.prepare
 
     async def noting(page: dashboard.DashboardPage) -> None:
         tokens.append(page.request.headers.get("X-XSRFToken"))
         await prepare(page)
 
-    monkeypatch.setattr(dashboard._Page, "prepare", noting)
+    monkeypatch.setattr(Page, "prepare", noting)
     agent = Agent()
     sources = dashboard.DashboardSources(
         RecentReports([cast(reports.Agent, agent)], max_age=0),

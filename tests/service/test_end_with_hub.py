@@ -24,7 +24,7 @@ def start(tmp_path: Path, *more: str) -> tuple[subprocess.Popen[str], int]:
     options = [f"--templates-dir={tmp_path}", f"--control-socket={tmp_path}/none.sock", *more]
     command = [sys.executable, "-c", STARTER, *options]
     with (tmp_path / "service.log").open("w") as log:
-        hub = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+        hub = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, cwd=tmp_path)
     assert hub.stdout is not None
     return hub, int(hub.stdout.readline())
 

@@ -51,6 +51,7 @@ async def test_the_service_on_a_real_hub(tmp_path: Path, templates: Path) -> Non
         agent.add("bob", gpus=("GPU-1",))
         await what_the_service_may_do_and_what_not(hub)
         await who_sees_what(hub, ann, bob)
+        await the_history_counts_everybody(hub, ann)
         agent.asked.clear()
         await all_tiers_in_turn(hub, agent)
         assert "lacks the scope" not in hub.log.read_text()
@@ -59,7 +60,7 @@ async def test_the_service_on_a_real_hub(tmp_path: Path, templates: Path) -> Non
 async def what_the_service_may_do_and_what_not(hub: RealHub) -> None:
     """With exactly the shipped role: see servers and their activity, stop servers."""
     _, me = await hub.ask("GET", "/user", hub.service)
-    assert {"list:users", "read:servers", "delete:servers"} <= set(me["scopes"])
+    assert {"list:users", "read:servers", "delete:servers", "read:users:groups"} <= set(me["scopes"])
     assert not [
         scope for scope in me["scopes"] if scope.startswith(("access:", "admin:", "tokens", "servers", "users"))
     ]
@@ -84,6 +85,11 @@ async def what_the_service_may_do_and_what_not(hub: RealHub) -> None:
 
 
 async def who_sees_what(hub: RealHub, ann: str, bob: str) -> None:
+    async def known() -> bool:
+        """Reports can be a second old."""
+        return len(json.loads((await fetch(hub.dashboard_url + "api/report", hub.tester)).body)["sessions"]) == 2
+
+    await eventually(known)
     own = json.loads((await fetch(hub.dashboard_url + "api/report", ann)).body)
     assert [session["user"] for session in own["sessions"]] == ["ann"]
     assert own["others"] == 1
@@ -117,6 +123,19 @@ async def who_sees_what(hub: RealHub, ann: str, bob: str) -> None:
     granted = await hub.authorize("ann", login.headers["Location"])
     assert "oauth_callback?code=" in granted.headers["Location"]
     assert "requested scopes" not in hub.log.read_text()
+
+
+async def the_history_counts_everybody(hub: RealHub, ann: str) -> None:
+    async def counted() -> bool:
+        whole = json.loads((await fetch(hub.dashboard_url + "api/history?by=user", hub.tester)).body)
+        return {row["user"] for row in whole["rows"] if row["reserved"] > 0} == {"ann", "bob"}
+
+    await eventually(counted)
+    own = json.loads((await fetch(hub.dashboard_url + "api/history?by=user", ann)).body)
+    assert [row["user"] for row in own["rows"]] == ["ann"]
+    assert (await fetch(hub.dashboard_url + "history", ann)).code == 200
+    assert (await fetch(hub.dashboard_url + "api/history")).code == 403
+    assert list(hub.log.parent.glob("**/gpushare-history.sqlite"))
 
 
 async def all_tiers_in_turn(hub: RealHub, agent: FakeAgent) -> None:
@@ -156,7 +175,7 @@ async def test_what_keeps_the_service_from_starting_is_said(tmp_path: Path, prob
         }
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gpushare_spawner.cli", "service", f"--templates-dir={tmp_path}",
-            env=environment, stderr=asyncio.subprocess.PIPE,
+            env=environment, stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
         )  # fmt: skip
         _, said = await process.communicate()
     assert process.returncode in (1, 2)

@@ -13,6 +13,7 @@ _ALWAYS = {
     "list:users": "it cannot list servers, so no server is stopped",
     "read:servers": "it cannot read the servers' last activity, so no server is stopped",
     "delete:servers": "no server is stopped after stop_after or --timeout",
+    "read:users:groups": "without quotas, the history counts no GPU time for groups",
 }
 _FOR_QUOTAS = {
     "read:users:groups": "it cannot read users' groups, so no session makes way for a spawn in quota whose user chose "

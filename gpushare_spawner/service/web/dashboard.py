@@ -8,11 +8,12 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
+from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler, authenticated
 
 from gpushare_spawner import __version__
@@ -22,13 +23,25 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.hub.scopes import METRICS, SEE_ALL
+from gpushare_spawner.service.hub.scopes import METRICS
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
-from gpushare_spawner.service.web.dashboard_data import Viewer, dashboard_data
+from gpushare_spawner.service.web.dashboard_data import dashboard_data
+from gpushare_spawner.service.web.history import ActionsJson, HistoryJson, HistoryPage
 from gpushare_spawner.service.web.metrics import CONTENT_TYPE, exposition
+from gpushare_spawner.service.web.page import Page
 from gpushare_spawner.wording import dashboard as words
-from gpushare_spawner.wording.amounts import elapsed, gpu_share, latency, memory, number_of_gpus, plural, unbroken
+from gpushare_spawner.wording.amounts import (
+    elapsed,
+    gpu_share,
+    latency,
+    memory,
+    number_of_gpus,
+    plural,
+    unbroken,
+    universal_clock,
+)
 
 log = logging.getLogger("gpushare.service.dashboard")
 
@@ -66,20 +79,26 @@ class DashboardSources:
         return snapshots, decisions, templates, instant
 
 
-def dashboard_application(sources: DashboardSources, prefix: str, hub_prefix: str = "/hub/") -> Application:
-    """The pages under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX)."""
+def dashboard_application(
+    sources: DashboardSources, prefix: str, hub_prefix: str = "/hub/", history: History | None = None
+) -> Application:
+    """The pages under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX). ``history``: None, the service keeps none."""
     prefix = prefix.rstrip("/") + "/"
     return Application(
         [
             (prefix, DashboardPage),
             (prefix.rstrip("/"), ToDashboard, {"prefix": prefix}),
             (prefix + "api/report", ReportJson),
+            (prefix + "history", HistoryPage),
+            (prefix + "api/history", HistoryJson),
+            (prefix + "api/actions", ActionsJson),
             (prefix + "metrics", MetricsText),
             (prefix + "oauth_callback", HubOAuthCallbackHandler),
             (prefix + r"static/(.*)", StaticFileHandler, {"path": str(HERE / "static")}),
         ],
         sources=sources,
-        pages=page_environment(prefix, hub_prefix),
+        history=history,
+        pages=page_environment(prefix, hub_prefix, history is not None),
         cookie_secret=os.urandom(32),
         log_function=_log_request,
     )
@@ -91,7 +110,7 @@ def _log_request(page: RequestHandler) -> None:
     log.log(level, "%s %s: %d", page.request.method, page.request.path, page.get_status())
 
 
-def page_environment(prefix: str, hub_prefix: str) -> Environment:
+def page_environment(prefix: str, hub_prefix: str, has_history: bool = False) -> Environment:
     """Return the environment that renders the pages."""
     pages = Environment(
         loader=FileSystemLoader(HERE / "pages"),
@@ -108,55 +127,35 @@ def page_environment(prefix: str, hub_prefix: str) -> Environment:
         "number_of_gpus": number_of_gpus,
         "unbroken": unbroken,
         "counted": plural,
+        "instant": lambda at: datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"),
+        "instant_text": lambda at: universal_clock(at, time.time()),
     }
-    pages.globals |= {"prefix": prefix, "hub_prefix": hub_prefix, "version": __version__}
+    pages.globals |= {
+        "prefix": prefix,
+        "hub_prefix": hub_prefix,
+        "version": __version__,
+        "has_history": has_history,
+    }
     return pages
 
 
-class _Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterhub has no types
-    """A page for users of the hub. The hub is asked for the user without blocking the event loop."""
-
-    async def prepare(self) -> None:
-        await self.hub_auth.get_user(self, sync=False)  # kept on this handler, so current_user asks no more
-
-    def set_default_headers(self) -> None:
-        self.set_header("Server", "gpushare")
-        self.set_header("Cache-Control", "no-store")
-        self.set_header("X-Content-Type-Options", "nosniff")
-        self.set_header("Referrer-Policy", "same-origin")
-        self.set_header(
-            "Content-Security-Policy",
-            # the bars' widths are style attributes
-            "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
-            "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        )
+class SourcesPage(Page):
+    """A page that shows what agents and hub say now."""
 
     @property
     def sources(self) -> DashboardSources:
         sources: DashboardSources = self.settings["sources"]
         return sources
 
-    def may(self, scope: str) -> bool:
-        """Return whether the user is an admin, or has the scope."""
-        user = self.current_user
-        return bool(user.get("admin")) or scope in user.get("scopes", ())
-
     async def data(self) -> dict[str, Any]:
         """Return the dashboard's data, as far as the user may see it."""
         snapshots, decisions, templates, now = await self.sources.now()
-        viewer = Viewer(self.current_user["name"] if self.current_user.get("kind") == "user" else "", self.may(SEE_ALL))
         pending = await self.sources.pending()
         notes, quotas = self.sources.notes(), self.sources.quotas()
-        return dashboard_data(snapshots, decisions, templates, viewer, now, notes, pending, quotas)
-
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        error = (kwargs.get("exc_info") or (None, None))[1]
-        message = (error.log_message if isinstance(error, HTTPError) else None) or self._reason
-        self.set_header("Content-Type", "application/json")
-        self.finish(json.dumps({"status": status_code, "message": message}))
+        return dashboard_data(snapshots, decisions, templates, self.viewer, now, notes, pending, quotas)
 
 
-class DashboardPage(_Page):
+class DashboardPage(SourcesPage):
     """The dashboard: GPUs, their shares, and the sessions.
 
     Admins and users with the scope `custom:gpushare:read` see every session, others their own and totals
@@ -171,7 +170,7 @@ class DashboardPage(_Page):
         self.finish(page.render(dashboard=await self.data(), xsrf=self.xsrf_token.decode()))
 
 
-class ReportJson(_Page):
+class ReportJson(SourcesPage):
     """The dashboard as JSON, for programs. 403 without a login.
 
     `nodes`: each with its GPUs, their share units (`owned`, `borrowed`, `lent`, `free`) and its budget of host memory.
@@ -183,19 +182,19 @@ class ReportJson(_Page):
     """
 
     async def get(self) -> None:
-        _require_login(self)
+        self.require_login()
         self.set_header("Content-Type", "application/json")
         self.finish(json.dumps(await self.data()))
 
 
-class MetricsText(_Page):
+class MetricsText(SourcesPage):
     """The metrics in Prometheus' text format.
 
     For admins and for tokens with the scope `custom:gpushare:metrics`; 403 for others.
     """
 
     async def get(self) -> None:
-        _require_login(self)
+        self.require_login()
         if not self.may(METRICS):
             raise HTTPError(403, words.metrics_refused(METRICS))
         snapshots, decisions, _, now = await self.sources.now()
@@ -211,9 +210,3 @@ class ToDashboard(RequestHandler):
 
     def get(self) -> None:
         self.redirect(self._prefix)
-
-
-def _require_login(page: _Page) -> None:
-    # a program cannot use a redirect to a login form
-    if not page.current_user:
-        raise HTTPError(403, words.LOG_IN)

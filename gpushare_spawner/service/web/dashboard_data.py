@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpushare_spawner.model.quota import Quotas
@@ -17,21 +16,11 @@ from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import WaitingSpawn, waiting_spawns
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.restart_offer import node_to_own
+from gpushare_spawner.service.web.viewer import Viewer
 from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer
 from gpushare_spawner.wording.idle_decisions import explained, upcoming, why_none
 from gpushare_spawner.wording.pod_requests import LACKING
 from gpushare_spawner.wording.quotas import name_of
-
-
-@dataclass(frozen=True)
-class Viewer:
-    """The user of the page. ``sees_all``: all sessions with names; otherwise their own, and totals without names."""
-
-    name: str
-    sees_all: bool = False
-
-    def may_see(self, of: SessionReport | HubServer) -> bool:
-        return self.sees_all or of.user == self.name
 
 
 def dashboard_data(

@@ -1,0 +1,143 @@
+"""Turns the agents' reports into amounts of GPU time. Pure: instants come with the reports.
+
+A report has counters that grow while a session is open. The meter adds what they grew by since the last report, so a
+service that was down, or an agent that was unavailable, loses only what sessions did that ended meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.service.history.use import HOUR, Amounts, Counters, Subject
+
+GroupOf = Callable[[SessionReport], str]
+"""Returns the group that a session's GPU time counts for; empty: none."""
+
+
+class Meter:
+    """Amounts by hour and subject, since they were taken last."""
+
+    def __init__(self, counted: Iterable[Counters] = ()) -> None:
+        """``counted``: what was counted before, by an earlier service."""
+        self._counted = {(one.node, one.session): one for one in counted}
+        self._amounts: dict[tuple[int, Subject], Amounts] = {}
+        self._changed: set[tuple[str, str]] = set()
+        self._ended: set[tuple[str, str]] = set()
+
+    def observe(self, report: Report, group_of: GroupOf) -> None:
+        """Count what a node's sessions did since its last report. An older report than the last one counts nothing."""
+        gpus = {gpu.uuid: gpu for gpu in report.gpus}
+        open_now = set()
+        for session in report.sessions:
+            key = (report.node, session.id)
+            open_now.add(key)
+            if session.confirmed:
+                self._observe_session(key, session, report.published_at, gpus, group_of)
+        for key in [key for key in self._counted if key[0] == report.node and key not in open_now]:
+            if report.published_at > self._counted[key].seen_at:
+                del self._counted[key]
+                self._changed.discard(key)
+                self._ended.add(key)
+
+    def take(self) -> tuple[dict[tuple[int, Subject], Amounts], list[Counters], list[tuple[str, str]]]:
+        """Return the amounts by (start of the hour, subject), the counters that changed, and the sessions that ended.
+
+        All since the last `take`. Sessions are named by node and id.
+        """
+        taken = (self._amounts, [self._counted[key] for key in sorted(self._changed)], sorted(self._ended))
+        self._amounts, self._changed, self._ended = {}, set(), set()
+        return taken
+
+    def give_back(
+        self, taken: tuple[dict[tuple[int, Subject], Amounts], list[Counters], list[tuple[str, str]]]
+    ) -> None:
+        """Take back what could not be stored: it comes with the next `take`."""
+        amounts, changed, ended = taken
+        for (hour, subject), amount in amounts.items():
+            self._add(hour, subject, amount)
+        self._changed |= {(one.node, one.session) for one in changed} & set(self._counted)
+        self._ended |= set(ended) - set(self._counted)
+
+    def _observe_session(
+        self,
+        key: tuple[str, str],
+        session: SessionReport,
+        now: float,
+        gpus: dict[str, GpuReport],
+        group_of: GroupOf,
+    ) -> None:
+        before = self._counted.get(key)
+        if before is None or before.opened_at != session.opened_at:
+            # nothing of it is counted; while nobody counted it had what its tier leaves it
+            before = Counters(key[0], key[1], session.opened_at, session.opened_at, session.share_units)
+        elif now <= before.seen_at:
+            return
+        self._counted[key] = after = Counters(
+            node=key[0],
+            session=key[1],
+            opened_at=session.opened_at,
+            seen_at=max(now, before.seen_at),
+            effective_units=session.effective_units,
+            gpu_seconds=session.gpu_seconds,
+            entitled=session.delivered.entitled_seconds,
+            delivered=session.delivered.delivered_seconds,
+            waits=session.delivered.waits,
+        )
+        self._changed.add(key)
+        self._ended.discard(key)
+        count = len(session.gpus)
+        if not count:
+            return
+        amounts = _amounts(session, before, after)
+        group = group_of(session)
+        for uuid in session.gpus:
+            gpu = gpus.get(uuid)
+            subject = Subject(
+                session.user, session.server, session.template, group, key[0], uuid, gpu.model if gpu else ""
+            )
+            for hour, part in _by_hour(before.seen_at, after.seen_at):
+                self._add(hour, subject, amounts.times(part))
+
+    def _add(self, hour: int, subject: Subject, amounts: Amounts) -> None:
+        known = self._amounts.get((hour, subject))
+        self._amounts[hour, subject] = amounts if known is None else known.plus(amounts)
+
+
+def _amounts(session: SessionReport, before: Counters, after: Counters) -> Amounts:
+    """Return what a session did between two reports, on each of its GPUs."""
+    passed, count = after.seen_at - before.seen_at, len(session.gpus)
+    share, borrowed = session.share_units / UNITS_PER_GPU, session.borrowed_units / UNITS_PER_GPU
+    worked = _growth(before.gpu_seconds, after.gpu_seconds) / count
+    # the tier changed once at most as far as is known: an earlier change and its return are not in the report
+    since = min(max(session.tier_since, before.seen_at), after.seen_at)
+    held = before.effective_units * (since - before.seen_at) + after.effective_units * (after.seen_at - since)
+    return Amounts(
+        reserved=share * passed,
+        idle=share * max(0.0, passed - worked),
+        recovered=max(0.0, share * passed - held / UNITS_PER_GPU),
+        borrowed=borrowed * passed,
+        used=worked,
+        entitled=_growth(before.entitled, after.entitled) / count,
+        delivered=_growth(before.delivered, after.delivered) / count,
+        waits=_growth(before.waits, after.waits) / count,
+    )
+
+
+def _growth(before: float, after: float) -> float:
+    """Return what a counter grew by; one that is smaller than before began again at 0: its agent lost its state."""
+    return after - before if after >= before else after
+
+
+def _by_hour(begin: float, end: float) -> Iterator[tuple[int, float]]:
+    """Yield each hour (its start, seconds since the epoch) from ``begin`` to ``end``, and its part of that time."""
+    if end <= begin:
+        yield int(end // HOUR) * HOUR, 1.0
+        return
+    hour = int(begin // HOUR) * HOUR
+    while hour < end:
+        part = (min(end, hour + HOUR) - max(begin, hour)) / (end - begin)
+        if part > 0:
+            yield hour, part
+        hour += HOUR

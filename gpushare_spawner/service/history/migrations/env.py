@@ -1,0 +1,19 @@
+"""Run by Alembic for each migration, with the connection of `store.HistoryStore`."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from gpushare_spawner.service.history.tables import METADATA
+
+_given = context.config.attributes
+context.configure(
+    connection=_given["connection"],
+    target_metadata=METADATA,
+    version_table=_given["version_table"],
+    # SQLite changes columns only by a copy of the table
+    render_as_batch=True,
+    transaction_per_migration=False,
+)
+with context.begin_transaction():
+    context.run_migrations()

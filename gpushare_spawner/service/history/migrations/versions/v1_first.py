@@ -1,0 +1,85 @@
+"""The first version of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from alembic import op
+
+revision: str = "1"
+down_revision: str | None = None
+branch_labels: str | Sequence[str] | None = None
+depends_on: str | Sequence[str] | None = None
+
+ROW = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+AMOUNTS = ("reserved", "idle", "recovered", "borrowed", "used", "entitled", "delivered", "waits")
+
+
+def _names(*names: str) -> list[sa.Column[str]]:
+    return [sa.Column(name, sa.String(255), nullable=False) for name in names]
+
+
+def _numbers(*names: str) -> list[sa.Column[float]]:
+    return [sa.Column(name, sa.Float(53), nullable=False) for name in names]
+
+
+def upgrade() -> None:
+    """Make the tables."""
+    op.create_table(
+        "gpushare_subject",
+        sa.Column("id", ROW, nullable=False),
+        *_names("user", "server", "template", "group", "node", "gpu", "model"),
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_gpushare_subject"),
+        sa.UniqueConstraint("digest", name="uq_gpushare_subject_digest"),
+    )
+    op.create_table(
+        "gpushare_use",
+        sa.Column("start", sa.BigInteger, autoincrement=False, nullable=False),
+        sa.Column("subject", ROW, autoincrement=False, nullable=False),
+        sa.Column("length", sa.Integer, nullable=False),
+        *_numbers(*AMOUNTS),
+        sa.PrimaryKeyConstraint("start", "subject", name="pk_gpushare_use"),
+        sa.ForeignKeyConstraint(["subject"], ["gpushare_subject.id"], name="fk_gpushare_use_subject"),
+    )
+    op.create_index("ix_gpushare_use_subject", "gpushare_use", ["subject"])
+    op.create_table(
+        "gpushare_counters",
+        *_names("node", "session"),
+        *_numbers("opened_at", "seen_at"),
+        sa.Column("effective_units", sa.Integer, nullable=False),
+        *_numbers("gpu_seconds", "entitled", "delivered"),
+        sa.Column("waits", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("node", "session", name="pk_gpushare_counters"),
+    )
+    op.create_table(
+        "gpushare_action",
+        sa.Column("id", ROW, nullable=False),
+        *_numbers("at"),
+        sa.Column("action", sa.String(32), nullable=False),
+        *_names("actor", "user", "server", "template", "group", "node"),
+        sa.Column("units", sa.Integer, nullable=False),
+        sa.Column("cause", sa.String(32), nullable=False),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("dry_run", sa.Boolean, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_gpushare_action"),
+    )
+    op.create_index("ix_gpushare_action_at", "gpushare_action", ["at"])
+    op.create_index("ix_gpushare_action_user", "gpushare_action", ["user"])
+    op.create_table(
+        "gpushare_wait",
+        sa.Column("id", ROW, nullable=False),
+        *_numbers("began_at", "seconds"),
+        sa.Column("outcome", sa.String(16), nullable=False),
+        *_names("user", "server", "template", "group"),
+        sa.PrimaryKeyConstraint("id", name="pk_gpushare_wait"),
+    )
+    op.create_index("ix_gpushare_wait_began_at", "gpushare_wait", ["began_at"])
+    op.create_index("ix_gpushare_wait_user", "gpushare_wait", ["user"])
+
+
+def downgrade() -> None:
+    """Delete the tables."""
+    for table in ("gpushare_wait", "gpushare_action", "gpushare_counters", "gpushare_use", "gpushare_subject"):
+        op.drop_table(table)

@@ -1,0 +1,138 @@
+"""Questions to the history: sums of GPU time by user, group, template, GPU and time; actions; waits.
+
+Each function takes a connection, for `HistoryStore.read`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, Table, func, select
+
+from gpushare_spawner.service.history.events import Action, Outcome
+from gpushare_spawner.service.history.tables import ACTION, SUBJECT, USE, WAIT
+from gpushare_spawner.service.history.use import AMOUNTS, DAY, HOUR, Amounts
+
+
+class By(StrEnum):
+    """What sums are divided by."""
+
+    USER = "user"
+    GROUP = "group"
+    TEMPLATE = "template"
+    MODEL = "model"
+    NODE = "node"
+    GPU = "gpu"
+    """The node, and the GPU's UUID."""
+    HOUR = "hour"
+    """Hours of UTC. Amounts that are kept by the day stand in the first hour of the day."""
+    DAY = "day"
+    """Days of UTC."""
+
+
+_STEPS = {By.HOUR: HOUR, By.DAY: DAY}
+
+
+@dataclass(frozen=True)
+class Period:
+    """From ``since`` to before ``until``, seconds since the epoch; only of what the filters let through."""
+
+    since: float
+    until: float
+    user: str | None = None
+    """Only this user's; None: everybody's."""
+    group: str | None = None
+    template: str | None = None
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One row of an answer."""
+
+    key: tuple[str | int, ...]
+    """The values that the sum is of, in the order asked for; an hour or a day is its start, in seconds since the
+    epoch."""
+    amounts: Amounts
+
+
+def gpu_time(connection: Connection, period: Period, by: Sequence[By]) -> list[Sum]:
+    """Return the amounts of GPU time in the period, ordered by key.
+
+    An hour, or a day of older time, counts whole if it begins in the period.
+    """
+    keys = [column for one in by for column in _columns(one)]
+    sums = [func.sum(USE.c[name]) for name in AMOUNTS]
+    question = select(*keys, *sums).join_from(USE, SUBJECT).where(*_within(period, USE.c.start, SUBJECT))
+    if keys:
+        question = question.group_by(*keys).order_by(*keys)
+    rows = connection.execute(question).all()
+    return [
+        Sum(_key(by, tuple(row)[: len(keys)]), Amounts(*(value or 0.0 for value in tuple(row)[len(keys) :])))
+        for row in rows
+        if row[-1] is not None
+    ]
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Waits for a server, in a period."""
+
+    started: int
+    """Spawns that got a GPU."""
+    gave_up: int
+    """Spawns that were cancelled, or failed."""
+    mean_seconds: float
+    """Of those that got a GPU."""
+    longest_seconds: float
+
+
+def waits(connection: Connection, period: Period) -> Waits:
+    """Return how long spawns waited that began in the period."""
+    rows = connection.execute(
+        select(WAIT.c.outcome, func.count(), func.avg(WAIT.c.seconds), func.max(WAIT.c.seconds))
+        .where(*_within(period, WAIT.c.began_at, WAIT))
+        .group_by(WAIT.c.outcome)
+    ).all()
+    found = {outcome: (number, mean, longest) for outcome, number, mean, longest in rows}
+    number, mean, longest = found.get(Outcome.STARTED, (0, 0.0, 0.0))
+    return Waits(number, found.get(Outcome.GAVE_UP, (0, 0.0, 0.0))[0], float(mean), float(longest))
+
+
+def actions(connection: Connection, period: Period, limit: int, before: int | None = None) -> list[tuple[int, Action]]:
+    """Return the newest actions in the period with their numbers; ``before``: only those with a smaller number."""
+    question: Select[Any] = select(ACTION).where(*_within(period, ACTION.c.at, ACTION))
+    if before is not None:
+        question = question.where(ACTION.c.id < before)
+    rows = connection.execute(question.order_by(ACTION.c.id.desc()).limit(limit))
+    return [(row.id, Action(**{key: value for key, value in row._mapping.items() if key != "id"})) for row in rows]
+
+
+def _columns(by: By) -> list[ColumnElement[Any]]:
+    if by in _STEPS:
+        step = _STEPS[by]
+        # % of integers is the same in all databases, their division is not
+        return [USE.c.start - USE.c.start % step]
+    if by is By.GPU:
+        return [SUBJECT.c.node, SUBJECT.c.gpu]
+    return [SUBJECT.c[by.value]]
+
+
+def _key(by: Sequence[By], values: tuple[Any, ...]) -> tuple[str | int, ...]:
+    key: list[str | int] = []
+    given = iter(values)
+    for one in by:
+        value = next(given)
+        key.append(f"{value} {next(given)}" if one is By.GPU else value)
+    return tuple(key)
+
+
+def _within(period: Period, instant: ColumnElement[Any], table: Table) -> list[ColumnElement[bool]]:
+    filters = {"user": period.user, "group": period.group, "template": period.template}
+    return [
+        instant >= period.since,
+        instant < period.until,
+        *(table.c[name] == value for name, value in filters.items() if value is not None),
+    ]

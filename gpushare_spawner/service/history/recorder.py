@@ -1,0 +1,242 @@
+"""Keeps the history: counts each report, and stores what was counted once a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.history.events import Action, Wait
+from gpushare_spawner.service.history.groups import group_of_session, group_of_user
+from gpushare_spawner.service.history.metering import Meter
+from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
+from gpushare_spawner.service.history.waiting import SpawnWatch
+from gpushare_spawner.service.hub.client import HubServer, HubUser
+from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.wording.history import restored
+
+log = logging.getLogger("gpushare.service.history")
+
+OBSERVE_EVERY = 10.0
+"""Seconds between two looks at the reports: what a session did after the last look before its end is not counted."""
+QUEUE_EVERY = 30.0
+"""Seconds between two questions to the hub for its pending servers: only for spawns that give up, so seldom."""
+STORE_EVERY = 60.0
+"""Seconds. A service that is killed counts the time since then when it starts again; only what sessions did that ended
+in between is lost."""
+THIN_EVERY = 6 * 3600.0
+"""Seconds between two deletions of what is old."""
+MOST_EVENTS = 100_000
+"""Actions, and waits, that are kept while the database does not answer; the oldest are given up first."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long the history is kept, in seconds; 0: without end."""
+
+    detail: float = 31 * 86400.0
+    """By the hour; afterwards by the day."""
+    names: float = 400 * 86400.0
+    """With the names of users."""
+    keep: float = 3 * 365 * 86400.0
+    """At all."""
+
+
+@dataclass(frozen=True)
+class HistorySources:
+    """What is recorded, and where it comes from."""
+
+    snapshots: Callable[[], Awaitable[Sequence[NodeSnapshot]]]
+    users: Callable[[], Collection[HubUser]]
+    """Returns the hub's users as far as they are known now."""
+    pending: Callable[[], Awaitable[Sequence[HubServer] | None]]
+    """Returns the servers that the hub is starting; None: unknown."""
+    templates: Callable[[], Mapping[str, Template]]
+    clock: Callable[[], float] = time.time
+    """Seconds since the epoch."""
+
+
+class History:
+    """Records and answers. A database that fails stops nothing else of the service.
+
+    One thread asks the database, so that a slow one does not block the event loop.
+    """
+
+    def __init__(self, store: HistoryStore, sources: HistorySources, retention: Retention | None = None) -> None:
+        self._store = store
+        self._sources = sources
+        self._retention = retention or Retention()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
+        self._meter: Meter | None = None
+        self._groups: dict[str, Collection[str]] = {}
+        self._spawns = SpawnWatch(lambda user: group_of_user(user, self._groups))
+        self._tiers: dict[str, dict[str, Tier]] = {}
+        self._actions: list[Action] = []
+        self._waits: list[Wait] = []
+        self._problem = ""
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is stored now; empty: it is."""
+        return self._problem
+
+    async def run(self) -> None:
+        """Observe, store and thin without end; store a last time when cancelled."""
+        tasks = [
+            asyncio.create_task(_repeat(work, pause))
+            for work, pause in (
+                (self.observe, OBSERVE_EVERY),
+                (self.observe_queue, QUEUE_EVERY),
+                (self.store, STORE_EVERY),
+                (self.thin, THIN_EVERY),
+            )
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.shield(self.store())
+            self._thread.shutdown(wait=False)
+            self._store.close()
+
+    async def observe(self) -> None:
+        """Count what the agents' reports say."""
+        snapshots = await self._sources.snapshots()
+        users = self._sources.users()
+        servers = [server for user in users for server in user.servers]
+        # while the hub does not answer, users are in the groups in which they were
+        self._groups |= {server.user: server.groups for server in servers if server.groups is not None}
+        started = {(server.user, server.name): server.started for server in servers if server.started is not None}
+        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+        for report in reports:
+            if self._meter is not None:
+                self._meter.observe(report, self._group_of)
+            self._waits += self._spawns.observe_report(report, started)
+            self._note_restored(report)
+        if len(reports) == len(snapshots):
+            present = {report.node for report in reports}
+            self._spawns.forget_nodes(present)
+            self._tiers = {node: tiers for node, tiers in self._tiers.items() if node in present}
+
+    async def observe_queue(self) -> None:
+        """Count the spawns that gave up."""
+        pending, snapshots = await self._sources.pending(), await self._sources.snapshots()
+        if pending is None or any(snapshot.report is None for snapshot in snapshots):
+            return
+        templates = self._sources.templates()
+        waiting = [
+            server
+            for server in pending
+            if (template := templates.get(server.profile or "")) is not None and template.gpu is not None
+        ]
+        self._waits += self._spawns.observe_queue(waiting, self._sources.clock())
+
+    def record(self, action: Action) -> None:
+        """Record an action; the group of its user is added."""
+        self._actions.append(action)
+
+    async def ask(self, query: Callable[[Connection], T]) -> T:
+        """Return a query's result, with all that is counted until now. Raises HistoryFailed."""
+        await self.store()
+        return await self._in_thread(lambda: self._store.read(query))
+
+    async def store(self) -> None:
+        """Store what was counted; what cannot be stored is kept for the next time."""
+        if self._meter is None and not await self._trying(self._open):
+            self._limit()
+            return
+        assert self._meter is not None
+        meter, actions, waits = self._meter, self._actions, self._waits
+        taken = meter.take()
+        self._actions, self._waits = [], []
+        if not any((*taken, actions, waits)):
+            return
+        if not await self._trying(lambda: self._store.add(*taken, actions, waits)):
+            meter.give_back(taken)
+            self._actions, self._waits = actions + self._actions, waits + self._waits
+            self._limit()
+
+    async def thin(self) -> None:
+        """Make old rows fewer."""
+        if self._meter is not None:
+            kept = self._retention
+            await self._trying(lambda: self._store.thin(self._sources.clock(), kept.detail, kept.names, kept.keep))
+
+    def _open(self) -> None:
+        self._store.upgrade()
+        self._meter = Meter(self._store.counters())
+
+    async def _trying(self, work: Callable[[], None]) -> bool:
+        """Run work of the database; a failure is logged once. Returns whether it succeeded."""
+        try:
+            await self._in_thread(work)
+        except HistoryFailed as error:
+            if str(error) != self._problem:
+                log.error("Nothing is added to the history. %s", error)
+            self._problem = str(error)
+            return False
+        if self._problem:
+            log.info("The history's database answers again")
+        self._problem = ""
+        return True
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _group_of(self, session: SessionReport) -> str:
+        return group_of_session(session, self._groups)
+
+    def _note_restored(self, report: Report) -> None:
+        """Record that the agent restored a share: it does so by itself, with the next burst."""
+        before = self._tiers.get(report.node, {})
+        self._tiers[report.node] = {session.id: session.tier for session in report.sessions}
+        for session in report.sessions:
+            was = before.get(session.id)
+            if was is not None and session.tier.depth < was.depth:
+                self.record(_restored(report.node, session, was, self._group_of(session)))
+
+    def _limit(self) -> None:
+        lost = 0
+        for kept in (self._actions, self._waits):
+            more = max(0, len(kept) - MOST_EVENTS)
+            del kept[:more]
+            lost += more
+        if lost:
+            log.error("The history lost %d entries: its database does not answer", lost)
+
+
+async def _repeat(work: Callable[[], Awaitable[None]], pause: float) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:
+            # one bad report must not end the recording
+            log.exception("The history could not be brought up to date")
+        await asyncio.sleep(pause)
+
+
+def _restored(node: str, session: SessionReport, was: Tier, group: str) -> Action:
+    return Action(
+        at=session.tier_since,
+        action="restored",
+        actor="agent",
+        user=session.user,
+        server=session.server,
+        template=session.template,
+        group=group,
+        node=node,
+        units=session.effective_units,
+        reason=restored(was),
+    )

@@ -1,0 +1,54 @@
+"""What all pages of the service have in common: the user of the hub who asks, headers, errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jupyterhub.services.auth import HubOAuthenticated
+from tornado.web import HTTPError, RequestHandler
+
+from gpushare_spawner.service.hub.scopes import SEE_ALL
+from gpushare_spawner.service.web.viewer import Viewer
+from gpushare_spawner.wording import dashboard as words
+
+
+class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterhub has no types
+    """A page for users of the hub. The hub is asked for the user without blocking the event loop."""
+
+    async def prepare(self) -> None:
+        await self.hub_auth.get_user(self, sync=False)  # kept on this handler, so current_user asks no more
+
+    def set_default_headers(self) -> None:
+        self.set_header("Server", "gpushare")
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("Referrer-Policy", "same-origin")
+        self.set_header(
+            "Content-Security-Policy",
+            # the bars' widths are style attributes
+            "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
+            "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        )
+
+    @property
+    def viewer(self) -> Viewer:
+        """The user who asks, or a program with a token that names none."""
+        user = self.current_user
+        return Viewer(user["name"] if user.get("kind") == "user" else "", self.may(SEE_ALL))
+
+    def may(self, scope: str) -> bool:
+        """Return whether the user is an admin, or has the scope."""
+        user = self.current_user
+        return bool(user.get("admin")) or scope in user.get("scopes", ())
+
+    def require_login(self) -> None:
+        """Refuse without a login: a program cannot use a redirect to a login form."""
+        if not self.current_user:
+            raise HTTPError(403, words.LOG_IN)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        error = (kwargs.get("exc_info") or (None, None))[1]
+        message = (error.log_message if isinstance(error, HTTPError) else None) or self._reason
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps({"status": status_code, "message": message}))

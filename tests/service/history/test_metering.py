@@ -1,0 +1,191 @@
+"""Amounts of GPU time from the agents' reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare_spawner.model.report import DeliveredReport, GpuReport, Report, SessionReport
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.history.metering import Meter
+from gpushare_spawner.service.history.use import HOUR, Amounts, Counters
+
+BEGIN = 1_000_000 * HOUR
+"""The start of an hour."""
+ONE_GPU = (GpuReport(index=0, uuid="GPU-0", model="A100", memory_bytes=2**30),)
+
+
+def session(**changes: Any) -> SessionReport:
+    """A quarter that was opened at BEGIN."""
+    values: dict[str, Any] = {
+        "id": "ann", "user": "ann", "template": "quarter", "gpus": ("GPU-0",), "share_units": 25, "opened_at": BEGIN,
+        "tier_since": BEGIN, "effective_units": 25, "guaranteed_units": 25,
+    }  # fmt: skip
+    return SessionReport(**(values | changes))
+
+
+def report(at: float, *sessions: SessionReport, node: str = "n") -> Report:
+    return Report(node=node, published_at=at, gpus=ONE_GPU, sessions=sessions)
+
+
+def observe(meter: Meter, *reports: Report) -> None:
+    for one in reports:
+        meter.observe(one, lambda session: "ml" if session.user == "ann" else "")
+
+
+def total(meter: Meter) -> Amounts:
+    whole = Amounts()
+    for amounts in meter.take()[0].values():
+        whole = whole.plus(amounts)
+    return whole
+
+
+def test_a_quarter_reserves_a_quarter_of_the_time() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 10, session()), report(BEGIN + 400, session()))
+    assert total(meter).reserved == pytest.approx(100)
+
+
+def test_time_without_bursts_is_idle_and_the_rest_is_not() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 400, session(gpu_seconds=100)))
+    amounts = total(meter)
+    assert (amounts.used, amounts.idle, amounts.reserved) == pytest.approx((100, 75, 100))
+
+
+def test_what_a_tier_takes_is_recovered_from_the_moment_of_the_change_on() -> None:
+    meter = Meter()
+    observe(
+        meter,
+        report(BEGIN + 100, session()),
+        report(BEGIN + 300, session(tier=Tier.RELEASED, tier_since=BEGIN + 200, effective_units=0)),
+    )
+    assert total(meter).recovered == pytest.approx(25)
+
+
+def test_counters_are_what_they_grew_by() -> None:
+    meter = Meter()
+    first = DeliveredReport(entitled_seconds=10, delivered_seconds=9, waits=3)
+    second = DeliveredReport(entitled_seconds=30, delivered_seconds=27, waits=5)
+    observe(meter, report(BEGIN + 10, session(delivered=first)))
+    total(meter)
+    observe(meter, report(BEGIN + 20, session(delivered=second)))
+    amounts = total(meter)
+    assert (amounts.entitled, amounts.delivered, amounts.waits) == pytest.approx((20, 18, 2))
+
+
+def test_an_agent_that_lost_its_state_counts_from_zero_again() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 100, session(gpu_seconds=50)))
+    total(meter)
+    observe(meter, report(BEGIN + 200, session(gpu_seconds=20)))
+    assert total(meter).used == pytest.approx(20)
+
+
+def test_a_server_that_is_started_again_is_counted_from_its_start() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 100, session(gpu_seconds=50)))
+    total(meter)
+    observe(meter, report(BEGIN + 200, session(opened_at=BEGIN + 180, tier_since=BEGIN + 180, gpu_seconds=60)))
+    amounts = total(meter)
+    assert (amounts.reserved, amounts.used) == pytest.approx((5, 60))
+
+
+def test_a_reservation_that_is_not_confirmed_counts_only_once_it_is() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 100, session(confirmed=False)))
+    assert meter.take() == ({}, [], [])
+    observe(meter, report(BEGIN + 200, session()))
+    assert total(meter).reserved == pytest.approx(50)
+
+
+def test_each_of_several_gpus_has_its_part() -> None:
+    meter = Meter()
+    gpus = tuple(GpuReport(index=k, uuid=f"GPU-{k}", model="A100", memory_bytes=1) for k in range(2))
+    two = session(gpus=("GPU-0", "GPU-1"), share_units=100, effective_units=100, guaranteed_units=100, gpu_seconds=40)
+    meter.observe(Report(node="n", published_at=BEGIN + 100, gpus=gpus, sessions=(two,)), lambda session: "")
+    amounts = meter.take()[0]
+    assert {subject.gpu: (amount.reserved, amount.used) for (_, subject), amount in amounts.items()} == {
+        "GPU-0": (100, 20),
+        "GPU-1": (100, 20),
+    }
+
+
+def test_subjects_say_who_and_where() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 100, session(server="thesis")))
+    ((hour, subject),) = meter.take()[0]
+    assert hour == BEGIN
+    assert (subject.user, subject.server, subject.template, subject.group) == ("ann", "thesis", "quarter", "ml")
+    assert (subject.node, subject.gpu, subject.model) == ("n", "GPU-0", "A100")
+
+
+def test_time_is_divided_among_the_hours_in_which_it_went_by() -> None:
+    meter = Meter()
+    late = session(opened_at=BEGIN + HOUR - 60, tier_since=BEGIN + HOUR - 60)
+    observe(meter, report(BEGIN + 2 * HOUR + 60, late))
+    hours = {hour - BEGIN: amounts.reserved for (hour, _), amounts in meter.take()[0].items()}
+    assert hours == pytest.approx({0: 15, HOUR: 900, 2 * HOUR: 15})
+
+
+def test_an_older_report_counts_nothing() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 200, session()))
+    before = total(meter)
+    observe(meter, report(BEGIN + 100, session()), report(BEGIN + 200, session()))
+    assert before.reserved == pytest.approx(50)
+    assert meter.take()[0] == {}
+
+
+def test_a_session_that_ended_is_named_once() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 100, session()))
+    meter.take()
+    observe(meter, report(BEGIN + 110), report(BEGIN + 120))
+    assert meter.take() == ({}, [], [("n", "ann")])
+
+
+def test_nodes_do_not_end_each_others_sessions() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 100, session()), report(BEGIN + 110, node="other"))
+    assert meter.take()[2] == []
+
+
+def test_what_could_not_be_stored_comes_again() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 100, session()))
+    taken = meter.take()
+    observe(meter, report(BEGIN + 200, session()))
+    meter.give_back(taken)
+    amounts, counted, _ = meter.take()
+    assert sum(one.reserved for one in amounts.values()) == pytest.approx(50)
+    assert [one.seen_at for one in counted] == [BEGIN + 200]
+
+
+@given(st.lists(st.floats(0.1, 5000), min_size=1, max_size=8), st.integers(0, 8))
+def test_a_restart_at_any_moment_counts_the_same(pauses: list[float], restart_after: int) -> None:
+    """The counters that were stored are all that a new meter needs."""
+    whole, first = Meter(), Meter()
+    parts, at = Amounts(), float(BEGIN)
+    counted: list[Counters] = []
+    for number, pause in enumerate(pauses):
+        at += pause
+        now = session(gpu_seconds=(at - BEGIN) / 3, effective_units=25 if number % 2 else 10, tier_since=at - pause / 2)
+        observe(whole, report(at, now))
+        if number == restart_after:
+            first = Meter(counted)
+        observe(first, report(at, now))
+        amounts, counted, _ = first.take()
+        for one in amounts.values():
+            parts = parts.plus(one)
+    expected = total(whole)
+    assert parts.reserved == pytest.approx(expected.reserved)
+    assert parts.reserved == pytest.approx(0.25 * (at - BEGIN))
+    assert (parts.idle, parts.recovered, parts.used) == pytest.approx(
+        (expected.idle, expected.recovered, expected.used)
+    )
+    assert expected.idle <= expected.reserved + 1e-6
+    assert expected.recovered <= expected.reserved + 1e-6

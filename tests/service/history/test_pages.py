@@ -1,0 +1,217 @@
+"""The history's page and its API: who may see what, and what is answered to wrong requests."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tornado.httpclient import AsyncHTTPClient, HTTPResponse
+from tornado.httpserver import HTTPServer
+from tornado.testing import bind_unused_port
+
+from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.history.events import Action, Outcome, Wait
+from gpushare_spawner.service.history.recorder import History, HistorySources
+from gpushare_spawner.service.history.store import HistoryStore
+from gpushare_spawner.service.history.use import HOUR, Amounts, Subject
+from gpushare_spawner.service.reports import RecentReports
+from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
+from gpushare_spawner.service.web.page import Page
+
+PREFIX = "/services/gpushare/"
+THIS_HOUR = int(time.time() // HOUR) * HOUR
+ANN = Subject("ann", "", "quarter", "ml", "n1", "GPU-0", "A100")
+BOB = Subject("bob", "", "half", "=bio()", "n1", "GPU-1", "A100")
+ONE = Amounts(reserved=7200, idle=3600, recovered=1800, used=5400, entitled=100, delivered=98, waits=3)
+USERS: dict[str, dict[str, Any]] = {
+    "admin": {"kind": "user", "name": "root", "admin": True, "scopes": []},
+    "ann": {"kind": "user", "name": "ann", "admin": False, "scopes": []},
+    "reader": {"kind": "service", "name": "robot", "scopes": ["custom:gpushare:read"]},
+    "service": {"kind": "service", "name": "robot", "scopes": []},
+}
+
+
+class SignedIn:
+    """Stands for the hub's login."""
+
+    access_scopes = ()
+    base_url = PREFIX
+    login_url = "/hub/login"
+    user: dict[str, Any] | None = None
+
+    def get_user(self, handler: object, *, sync: bool = True) -> Any:
+        return self.user if sync else asyncio.sleep(0, self.user)
+
+    def _persist_url_token_if_set(self, handler: object) -> None: ...
+
+
+class Client:
+    """Asks the service as one of its users."""
+
+    def __init__(self, port: int, login: SignedIn) -> None:
+        self._url, self._login = f"http://127.0.0.1:{port}{PREFIX}", login
+
+    async def get(self, path: str, user: str | None = "admin") -> HTTPResponse:
+        self._login.user = USERS[user] if user else None
+        return await AsyncHTTPClient().fetch(self._url + path, raise_error=False, follow_redirects=False)
+
+    async def rows(self, query: str, user: str = "admin") -> list[dict[str, Any]]:
+        answer = await self.get(f"api/history?{query}", user)
+        assert answer.code == 200, answer.body
+        rows: list[dict[str, Any]] = json.loads(answer.body)["rows"]
+        return rows
+
+
+async def nothing() -> list[Any]:
+    return []
+
+
+def history(folder: Path) -> History:
+    return History(HistoryStore(f"sqlite:///{folder}/h.sqlite"), HistorySources(nothing, list, nothing, dict))
+
+
+@pytest.fixture
+async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    kept = history(tmp_path)
+    await kept.store()
+    action = Action(THIS_HOUR, "released", "culler", "ann", "", "quarter", "ml", "n1", 0, "idle", "GPU idle for 45 min")
+    kept._store.add(
+        {(THIS_HOUR, ANN): ONE, (THIS_HOUR - HOUR, ANN): ONE, (THIS_HOUR, BOB): ONE},
+        [],
+        [],
+        [action, replace(action, user="<b>bob</b>", at=THIS_HOUR + 1.0)],
+        [Wait(THIS_HOUR, 65.0, Outcome.STARTED, "ann", "", "quarter", "ml")],
+    )
+    async for client in serving(kept, monkeypatch):
+        yield client
+
+
+async def serving(kept: History | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    login = SignedIn()
+    monkeypatch.setattr(Page, "_hub_auth", login)
+    sources = DashboardSources(RecentReports([]), dict, lambda: None, Counters())
+    socket, port = bind_unused_port()
+    server = HTTPServer(dashboard_application(sources, PREFIX, history=kept))
+    server.add_socket(socket)
+    yield Client(port, login)
+    server.stop()
+
+
+async def test_gpu_hours_by_group(client: Client) -> None:
+    assert await client.rows("by=group") == [
+        {
+            "group": "=bio()", "reserved": 2.0, "idle": 1.0, "recovered": 0.5, "borrowed": 0.0, "used": 1.5,
+            "entitled": pytest.approx(100 / 3600, abs=1e-6), "delivered": pytest.approx(98 / 3600, abs=1e-6),
+            "waits": 3,
+        },
+        {
+            "group": "ml", "reserved": 4.0, "idle": 2.0, "recovered": 1.0, "borrowed": 0.0, "used": 3.0,
+            "entitled": pytest.approx(200 / 3600, abs=1e-6), "delivered": pytest.approx(196 / 3600, abs=1e-6),
+            "waits": 6,
+        },
+    ]  # fmt: skip
+
+
+async def test_users_see_their_own_time_only(client: Client) -> None:
+    assert [row["user"] for row in await client.rows("by=user", "ann")] == ["ann"]
+    assert [row["user"] for row in await client.rows("by=user&user=ann", "ann")] == ["ann"]
+    assert len(await client.rows("by=user", "reader")) == 2
+    assert await client.rows("by=user", "service") == []
+    for path in ("api/history?user=bob", "api/actions?user=bob"):
+        answer = await client.get(path, "ann")
+        assert answer.code == 403
+        assert "for admins" in json.loads(answer.body)["message"]
+
+
+async def test_users_see_actions_on_their_own_sessions_only(client: Client) -> None:
+    async def users(user: str) -> list[str]:
+        return [one["user"] for one in json.loads((await client.get("api/actions", user)).body)["actions"]]
+
+    assert await users("admin") == ["<b>bob</b>", "ann"]
+    assert await users("ann") == ["ann"]
+    assert await users("service") == []
+
+
+async def test_pages_of_actions(client: Client) -> None:
+    first = json.loads((await client.get("api/actions?limit=1")).body)["actions"]
+    second = json.loads((await client.get(f"api/actions?limit=1&before={first[0]['id']}")).body)["actions"]
+    assert [one["user"] for one in first + second] == ["<b>bob</b>", "ann"]
+
+
+async def test_csv_for_a_spreadsheet_runs_no_formula(client: Client) -> None:
+    answer = await client.get("api/history?by=group,hour&format=csv")
+    assert answer.headers["Content-Type"].startswith("text/csv")
+    head, *rows = csv.reader(io.StringIO(answer.body.decode()))
+    assert head[:4] == ["group", "hour", "reserved", "idle"]
+    assert [row[0] for row in rows] == ["'=bio()", "ml", "ml"]
+    assert rows[0][1].endswith(":00:00+00:00")
+
+
+async def test_periods(client: Client) -> None:
+    assert await client.rows(f"by=user&since={THIS_HOUR + HOUR}&until={THIS_HOUR + 2 * HOUR}") == []
+    iso = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(THIS_HOUR))
+    assert [row["reserved"] for row in await client.rows(f"by=user&since={iso}")] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("by=colour", "by: 'colour' is not known: choose from user, group, template"),
+        ("since=yesterday", "since: 'yesterday' is not a time: write a date like 2026-11-01"),
+        ("since=2026-11-02&until=2026-11-01", "until: the period ends before it begins"),
+        ("until=1e999", "until: '1e999' is not a time"),
+    ],
+)
+async def test_a_wrong_request_says_what_would_be_right(client: Client, query: str, said: str) -> None:
+    answer = await client.get(f"api/history?{query}")
+    assert answer.code == 400
+    assert said in json.loads(answer.body)["message"]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=99999", "before=-1"])
+async def test_wrong_pages_of_actions(client: Client, query: str) -> None:
+    assert (await client.get(f"api/actions?{query}")).code == 400
+
+
+@pytest.mark.parametrize("path", ["api/history", "api/actions"])
+async def test_programs_without_a_login_are_refused(client: Client, path: str) -> None:
+    assert (await client.get(path, None)).code == 403
+
+
+async def test_the_page_in_all_its_forms(client: Client) -> None:
+    for query in ("", "period=day&by=user", "period=this-month&by=template", "period=week&by=gpu", "period=x&by=x"):
+        answer = await client.get(f"history?{query}")
+        assert answer.code == 200, answer.body
+        page = answer.body.decode()
+        assert "GPU-hours" in page
+        assert "1 server got a GPU after 1 min 5 s on average" in page.replace("\xa0", " ")
+        assert "<b>bob</b>" not in page
+        assert "&lt;b&gt;bob&lt;/b&gt;" in page
+
+
+async def test_the_page_of_a_user_names_nobody_else(client: Client) -> None:
+    page = (await client.get("history?by=user", "ann")).body.decode()
+    assert "bob" not in page
+    assert "Your GPU-hours" in page
+
+
+async def test_a_service_without_a_history_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async for client in serving(None, monkeypatch):
+        answer = await client.get("api/history")
+        assert answer.code == 404
+        assert "keeps no history" in json.loads(answer.body)["message"]
+
+
+async def test_a_database_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async for client in serving(history(tmp_path / "missing"), monkeypatch):
+        answer = await client.get("api/history")
+        assert answer.code == 503
+        assert "unable to open database file" in json.loads(answer.body)["message"]
