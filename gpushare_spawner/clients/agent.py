@@ -23,7 +23,7 @@ from gpushare_spawner.model.control import (
     TierRequest,
 )
 from gpushare_spawner.model.report import Report
-from gpushare_spawner.wording.exceptions import reason
+from gpushare_spawner.wording.errors import reason
 
 
 def default_control_socket() -> Path:

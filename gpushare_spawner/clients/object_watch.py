@@ -16,7 +16,7 @@ from kubernetes_asyncio.client import ApiException
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.clients.watch_lines import watch_lines
-from gpushare_spawner.wording.exceptions import http_status, reason
+from gpushare_spawner.wording.errors import http_status, reason
 
 Object = dict[str, Any]
 """As the API server sends it, or a part of that. Never changed here."""

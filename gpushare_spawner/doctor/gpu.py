@@ -32,7 +32,7 @@ from gpushare_spawner.doctor.gpu_programs import PREAMBLE, PROGRAMS, installed
 from gpushare_spawner.doctor.scripted_agent import Peer, ScriptedAgent
 from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
 from gpushare_spawner.wording.amounts import memory
-from gpushare_spawner.wording.exceptions import reason
+from gpushare_spawner.wording.errors import reason
 
 DEFAULT_SIZE = 1 << 30
 """Bytes that each program fills."""

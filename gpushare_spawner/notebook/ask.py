@@ -9,8 +9,7 @@ import time
 from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, Role
 from gpushare_spawner.notebook.process_names import named
 from gpushare_spawner.notebook.readable_status import ReadableStatus
-from gpushare_spawner.wording import agent_errors
-from gpushare_spawner.wording.exceptions import reason
+from gpushare_spawner.wording.errors import AGENT_CLOSED, agent_refused, agent_silent, agent_unavailable, reason
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"
 """The path of the session's socket; the spawner sets it. Without it the server has no share."""
@@ -46,10 +45,10 @@ def ask(path: str | None = None, timeout: float = 2.0) -> ReadableStatus:
     except AgentUnavailable as error:
         return ReadableStatus.unknown(str(error))
     except TimeoutError:
-        return ReadableStatus.unknown(agent_errors.no_answer(timeout))
+        return ReadableStatus.unknown(agent_silent(timeout))
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or reason(error)
-        return ReadableStatus.unknown(agent_errors.unavailable(f"{why}: {path}"))
+        return ReadableStatus.unknown(agent_unavailable(f"{why}: {path}"))
 
 
 def _ask(path: str, deadline: float) -> ReadableStatus:
@@ -74,13 +73,13 @@ def _next(connection: socket.socket, deadline: float, *wanted: Kind) -> Frame:
         connection.settimeout(_left(deadline))
         data = connection.recv(FRAME_BYTES + 1)
         if not data:
-            raise AgentUnavailable(agent_errors.CLOSED)
+            raise AgentUnavailable(AGENT_CLOSED)
         try:
             frame = Frame.unpack(data)
         except FrameError as error:
-            raise AgentUnavailable(agent_errors.unavailable(f"its answer cannot be read: {error}")) from error
+            raise AgentUnavailable(agent_unavailable(f"its answer cannot be read: {error}")) from error
         if frame.kind is Kind.ERROR:
-            raise AgentUnavailable(agent_errors.refused(frame.fields[0]))
+            raise AgentUnavailable(agent_refused(frame.fields[0]))
         if frame.kind in wanted:
             return frame
 

@@ -12,8 +12,14 @@ from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.notebook.ask import hello, session_socket
 from gpushare_spawner.notebook.kernels import KernelActivity
 from gpushare_spawner.notebook.process_names import named
-from gpushare_spawner.wording import agent_errors
-from gpushare_spawner.wording.exceptions import reason
+from gpushare_spawner.wording.errors import (
+    AGENT_CLOSED,
+    AGENT_NOT_YET,
+    agent_refused,
+    agent_silent,
+    agent_unavailable,
+    reason,
+)
 
 FIRST_DELAY = 0.1
 LAST_DELAY = 5.0
@@ -39,7 +45,7 @@ class SessionClient:
         self._answered: asyncio.Future[list[Frame]] | None = None
         self._last: tuple[float, ShareStatus] | None = None
         self._kernels: KernelActivity | None = None
-        self._problem = agent_errors.NOT_YET
+        self._problem = AGENT_NOT_YET
 
     @property
     def shared(self) -> bool:
@@ -74,9 +80,9 @@ class SessionClient:
                 await self._send(Kind.QUERY)
                 status = named(ShareStatus.of(await asyncio.wait_for(self._answered, timeout)))
             except TimeoutError:
-                return ShareStatus.unknown(agent_errors.no_answer(timeout))
+                return ShareStatus.unknown(agent_silent(timeout))
             except (OSError, ValueError) as error:
-                return ShareStatus.unknown(agent_errors.unavailable(str(error)))
+                return ShareStatus.unknown(agent_unavailable(str(error)))
             finally:
                 self._answered = None
             self._last = (loop.time(), status)
@@ -103,10 +109,10 @@ class SessionClient:
                 frame = Frame.unpack(data)
                 await self._take(frame)
                 welcomed = welcomed or frame.kind is Kind.WELCOME
-            self._problem = agent_errors.CLOSED
+            self._problem = AGENT_CLOSED
         except (OSError, FrameError) as error:
             why = getattr(error, "strerror", None) or reason(error)
-            self._problem = agent_errors.unavailable(why)
+            self._problem = agent_unavailable(why)
             self._log.debug("gpushare: the agent is unavailable: %s", why)
         except _Refused as error:
             self._problem = str(error)
@@ -135,7 +141,7 @@ class SessionClient:
             case Kind.TIER:
                 self._last = None
             case Kind.ERROR:
-                raise _Refused(agent_errors.refused(frame.fields[0]))
+                raise _Refused(agent_refused(frame.fields[0]))
             case _:
                 pass  # DEVICE, and frames of a newer agent
 

@@ -27,7 +27,7 @@ class TemplateSource:
         quotas = self._quotas.load()
         return [
             *(f"Template {problem}" for problem in self._folder.load().problems),
-            *(f"Quotas {problem}" for problem in (*quotas.problems, *quotas.warnings)),
+            *map(str, (*quotas.problems, *quotas.warnings)),
         ]
 
     def quotas(self) -> Quotas | None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.problems import Problem, problems_of
-from gpushare_spawner.wording.exceptions import reason
+from gpushare_spawner.wording.errors import reason
 
 MAX_BYTES = 1024 * 1024
 """A longer file is rejected unread: a template has a few hundred bytes, quotas a few thousand."""

@@ -27,7 +27,8 @@ def guaranteed(gpu: Gpu, memory_bytes: int | None, borrowed: int = 0) -> str:
         return full
     owned = share.units - borrowed
     now = _part(gpu, owned, memory_bytes) if owned > 0 else "no GPU time and no GPU memory"
-    return f"{now} while {'its units are' if owned <= 0 else 'the rest is'} lent; {full} once the lender has stopped"
+    borrowed_part = "the rest is" if owned > 0 else "all units are"
+    return f"{now} while {borrowed_part} borrowed from idle sessions; {full} after these have stopped"
 
 
 def _part(gpu: Gpu, units: int, memory_bytes: int | None) -> str:

@@ -13,7 +13,7 @@ import aiohttp
 
 from gpushare_spawner.clients.service_account import ServiceAccountConnection
 from gpushare_spawner.clients.watch_lines import watch_lines
-from gpushare_spawner.wording.exceptions import reason
+from gpushare_spawner.wording.errors import reason
 
 Json = dict[str, Any]
 

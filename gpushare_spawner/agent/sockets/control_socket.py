@@ -19,7 +19,7 @@ from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.sockets.descriptors import Acceptor
 from gpushare_spawner.agent.state.session_folder import check_length
 from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
-from gpushare_spawner.wording.exceptions import reason
+from gpushare_spawner.wording.errors import reason
 
 log = logging.getLogger(__name__)
 

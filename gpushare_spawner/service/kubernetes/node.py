@@ -14,7 +14,7 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, Failure, TierRequest
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
-from gpushare_spawner.wording.exceptions import http_status, reason
+from gpushare_spawner.wording.errors import http_status, reason
 
 PATCH_TIMEOUT = 10.0
 """Seconds for one patch."""

@@ -28,7 +28,7 @@ from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT, patch_annota
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.service.kubernetes.resize_api import ResizeApi
 from gpushare_spawner.wording import pod_requests as words
-from gpushare_spawner.wording.exceptions import http_status, reason
+from gpushare_spawner.wording.errors import http_status, reason
 
 log = logging.getLogger("gpushare.service.requests")
 

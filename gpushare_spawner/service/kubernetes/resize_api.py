@@ -11,7 +11,7 @@ from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.service.kubernetes.node import PATCH_TIMEOUT
 from gpushare_spawner.wording import pod_requests as words
-from gpushare_spawner.wording.exceptions import http_status, reason
+from gpushare_spawner.wording.errors import http_status, reason
 
 RESIZE = "pods/resize"
 ASK_AGAIN_AFTER = 600.0

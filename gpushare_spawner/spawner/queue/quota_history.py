@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gpushare_spawner.wording.exceptions import reason
+from gpushare_spawner.wording.errors import reason
 
 SAVE_EVERY = 30.0
 """Seconds between two writes. Ours: a hub that is killed forgets at most so much use, a tenth of the entry penalty."""

@@ -223,8 +223,8 @@ async def test_a_card_says_when_units_are_lent_and_what_that_means(
     assert "Starts now on lent units" in page.text
     assert "When those sessions work again, they reclaim the units" in page.text
     assert (
-        "Guaranteed no GPU time and no GPU memory while its units are lent; "
-        "25 % of one GPU's time and 4 GiB of memory once the lender has stopped" in page.text
+        "Guaranteed no GPU time and no GPU memory while all units are borrowed from idle sessions; "
+        "25 % of one GPU's time and 4 GiB of memory after these have stopped" in page.text
     )
     assert 'style="width: 0%"' in page.html
 
@@ -233,7 +233,10 @@ async def test_a_card_tells_owned_from_lent_units(reservations: AgentReservation
     for gpu in (0, 1):
         agent.occupy(f"idle-{gpu}", 90, gpu, tier="released", effective_units=0, guaranteed_units=0)
     page = Page(Form().render(offered(QUARTER), {}, await reservations.availability_now()))
-    assert "10 % of one GPU's time and 1.6 GiB of memory while the rest is lent; 25 % of one GPU's time" in page.text
+    assert (
+        "10 % of one GPU's time and 1.6 GiB of memory while the rest is borrowed from idle sessions; 25 % of one"
+        in page.text
+    )
     assert 'style="width: 10%"' in page.html
 
 

@@ -24,7 +24,7 @@ from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN
 from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import pod_requests
 from gpushare_spawner.spawner.kubernetes.cluster.pods import FINISHED, RESERVATION, annotation, phase
-from gpushare_spawner.wording.exceptions import reason
+from gpushare_spawner.wording.errors import reason
 
 ASK_AGAIN_SECONDS = 300.0
 """After the API server has refused to show nodes and pods. Ours: an admin who grants the right sees an effect soon."""

@@ -1,0 +1,39 @@
+"""What an error says: the text of an exception, an HTTP status, and why a session's agent gave no answer."""
+
+from __future__ import annotations
+
+_GOES_ON = "GPU work continues without the agent."
+_REFUSALS = {
+    1: "The agent could not read the request.",
+    2: "The agent uses another version of the protocol. Restart the server to get the agent's version.",
+    3: "The agent does not accept requests from this user.",
+    4: "This session has ended. Restart the server to get a GPU share again.",
+}
+
+AGENT_NOT_YET = "The agent has not answered yet."
+AGENT_CLOSED = f"The agent closed the connection. {_GOES_ON}"
+
+
+def reason(error: BaseException) -> str:
+    """Return the text of an exception; the name of its class where it has none, as a bare ``TimeoutError()``."""
+    return str(error) or type(error).__name__
+
+
+def http_status(code: int | None, phrase: str | None) -> str:
+    """Return an HTTP status with the server's phrase, if it sent one: "503 Service Unavailable", "503"."""
+    return f"{code} {phrase or ''}".strip()
+
+
+def agent_refused(code: int) -> str:
+    """Return what the code of an ERROR frame means to the session's user."""
+    return _REFUSALS.get(code, f"The agent refused the request (code {code}).")
+
+
+def agent_silent(timeout: float) -> str:
+    """Return that the agent did not answer within some seconds."""
+    return f"The agent did not answer within {timeout:g} s. {_GOES_ON}"
+
+
+def agent_unavailable(reason: str) -> str:
+    """Return that the agent cannot be reached, and why."""
+    return f"The agent is unavailable ({reason}). {_GOES_ON}"
