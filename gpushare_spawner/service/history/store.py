@@ -28,7 +28,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from gpushare_spawner.service.history.events import Action, Wait
 from gpushare_spawner.service.history.tables import ACTION, COUNTERS, SUBJECT, USE, WAIT
 from gpushare_spawner.service.history.use import AMOUNTS, DAY, HOUR, Amounts, Counters, Subject
-from gpushare_spawner.wording.exceptions import reason
+from gpushare_spawner.wording.errors import reason
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "gpushare_version"
