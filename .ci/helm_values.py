@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.templates.schema import template_schema
+from gpushare_spawner.templates.schema import quota_schema, template_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 HUB_VALUES = ROOT / "helm-values" / "jupyterhub.yaml"
@@ -51,11 +51,13 @@ def with_config_files(values: str) -> str:
 
 
 def with_templates(schema: str) -> str:
-    """The chart's schema with that of a compute template as it is now."""
+    """The chart's schema with those of a compute template and of quotas as they are now."""
     values = json.loads(schema)
     template = template_schema()
-    parts = {"Template": template, **template.pop("$defs")}
-    template.pop("$schema")
+    quotas = quota_schema()
+    parts = {"Template": template, **template.pop("$defs"), "Quotas": quotas, **quotas.pop("$defs")}
+    for schema_of_file in (template, quotas):
+        schema_of_file.pop("$schema")
     # the key in the values is the name of a template that has none
     template["required"].remove("name")
     values["definitions"] = {name: _in_draft_7(part) for name, part in sorted(parts.items())}
@@ -74,7 +76,7 @@ def _in_draft_7(part: Any) -> Any:
     return {
         key: _in_draft_7(value)
         for key, value in part.items()
-        if key != "default" or (isinstance(value, dict) and "type" in value)
+        if key != "default" or (isinstance(value, dict) and not {"type", "$ref"}.isdisjoint(value))
     }
 
 

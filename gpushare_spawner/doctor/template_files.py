@@ -7,7 +7,11 @@ from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.templates.folder import TemplateFolder, Templates
+from gpushare_spawner.templates.problems import Problem
+from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasInForce
+from gpushare_spawner.wording.quotas import exceeds_cluster
 
 _COPY = "Copy the templates that come with the package: `gpushare config-path templates` prints their folder."
 
@@ -18,19 +22,17 @@ def check(folder: Path, gpus: tuple[Gpu, ...], on_node: bool) -> list[Finding]:
         if on_node:
             return [skipped(str(folder), "does not exist: in a cluster the hub's pod has the templates")]
         return [problem(str(folder), "does not exist, so the form is empty", _COPY)]
-    return findings(
-        folder, TemplateFolder(folder, log=logging.Logger("gpushare.doctor", logging.CRITICAL)).load(), gpus
-    )
+    quiet = logging.Logger("gpushare.doctor", logging.CRITICAL)
+    found = findings(folder, TemplateFolder(folder, log=quiet).load(), gpus)
+    # in a cluster there are other GPUs than this node's
+    return found + quota_findings(folder, QuotaFile(folder, log=quiet).load(), () if on_node else gpus)
 
 
 def findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[Finding]:
     """Return the findings about the templates on a machine with these GPUs."""
     found = []
     for wrong in templates.problems:
-        place = wrong.file if wrong.line is None else f"{wrong.file}:{wrong.line}"
-        what = f"{wrong.field}: {wrong.what}" if wrong.field else wrong.what
-        advice = wrong.advice or f"Correct it, and check again: `gpushare templates check {folder}`."
-        found.append(problem(str(folder / place), what, advice[0].upper() + advice[1:]))
+        found.append(problem(*_told(folder, wrong)))
     if not templates.templates and not templates.problems:
         found.append(problem(str(folder), "has no templates, so the form is empty", _COPY))
     for template in templates:
@@ -42,3 +44,25 @@ def findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[
     if templates.templates:
         found.append(ok(str(folder), f"templates: {', '.join(template.name for template in templates)}"))
     return found
+
+
+def quota_findings(folder: Path, quotas: QuotasInForce, gpus: tuple[Gpu, ...]) -> list[Finding]:
+    """Return the findings about quotas.yaml; none where there is no such file. `gpus`: of the hub; empty: unknown."""
+    found = [problem(*_told(folder, wrong)) for wrong in quotas.problems]
+    found += [note(*_told(folder, warning)) for warning in quotas.warnings]
+    if quotas.quotas is None:
+        return found
+    exceeds = exceeds_cluster(quotas.quotas, len(gpus) * UNITS_PER_GPU) if gpus else None
+    if exceeds is not None:
+        found.append(note(str(folder / QUOTA_FILE), exceeds, "Lower some guarantees: not all can hold at once."))
+    if not quotas.problems:
+        found.append(ok(str(folder / QUOTA_FILE), "quotas are valid"))
+    return found
+
+
+def _told(folder: Path, wrong: Problem) -> tuple[str, str, str]:
+    """Return where a problem is, what it is and what to do."""
+    place = wrong.file if wrong.line is None else f"{wrong.file}:{wrong.line}"
+    what = f"{wrong.field}: {wrong.what}" if wrong.field else wrong.what
+    advice = wrong.advice or f"Correct it, and check again: `gpushare templates check {folder}`."
+    return str(folder / place), what, advice[0].upper() + advice[1:]

@@ -65,6 +65,10 @@ def units_of(gpus: float) -> int:
 Gpus = Annotated[float, BeforeValidator(_gpus, json_schema_input_type=Annotated[float, Field(ge=0, le=MOST_GPUS)])]
 """An amount of GPUs; fractions are allowed."""
 
+_PartOfGpu = Annotated[
+    float, BeforeValidator(_gpus, json_schema_input_type=Annotated[float, Field(ge=0.01, le=1)]), Field(gt=0, le=1)
+]
+
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 """The name of a JupyterHub group or user: JupyterHub allows 255 characters."""
 
@@ -75,7 +79,7 @@ class PerUser(_Part):
     servers: Annotated[int, Field(ge=1, strict=True)] | None = None
     """Servers with a GPU that one user can have at a time in this quota, of all templates together. Not given: any
     number."""
-    weight: Annotated[Gpus, Field(gt=0, le=1)] | None = None
+    weight: _PartOfGpu | None = None
     """The part of one GPU that all sessions of one user in this quota get together while others compete for that GPU,
     for example 0.5. Where their shares add up to more, each gets less in proportion, and the other sessions get the
     rest. A session keeps the value with which it was started. Not given: no bound."""

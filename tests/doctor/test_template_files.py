@@ -41,3 +41,40 @@ def test_models_that_are_not_here_are_a_note(tmp_path: Path) -> None:
     found = check(tmp_path, (L4,), False)
     assert [finding.level for finding in found] == [Level.NOTE, Level.OK]
     assert "*H100*" in found[0].what
+
+
+TEMPLATE = "name: a\ndisplay_name: A\ngpu: {fraction: 0.5}\n"
+
+
+def quotas(tmp_path: Path, text: str, on_node: bool = False) -> list[tuple[Level, str]]:
+    (tmp_path / "a.yaml").write_text(TEMPLATE)
+    (tmp_path / "quotas.yaml").write_text(text)
+    found = check(tmp_path, (L4,), on_node)
+    assert all(finding.remedy for finding in found if finding.level is not Level.OK)
+    return [
+        (one.level, f"{one.where.removeprefix(str(tmp_path))} {one.what}")
+        for one in found
+        if "quotas.yaml" in one.where
+    ]
+
+
+def test_quotas_are_checked_with_the_templates(tmp_path: Path) -> None:
+    assert quotas(tmp_path, "groups: {ml: {guarantee: 1}}") == [(Level.OK, "/quotas.yaml quotas are valid")]
+    ((level, said),) = quotas(tmp_path, "groups:\n  ml: {guarantee: lots}\n")
+    assert level is Level.PROBLEM
+    assert said.startswith("/quotas.yaml:2 groups.ml.guarantee: ")
+
+
+def test_guarantees_beyond_the_gpus_are_a_note(tmp_path: Path) -> None:
+    text = "groups: {ml: {guarantee: 2}}"
+    first, last = quotas(tmp_path, text)
+    assert first[0] is Level.NOTE
+    assert "the guarantees add up to 2 GPUs, and there are 1 GPU" in first[1]
+    assert last[0] is Level.OK
+    assert [level for level, _ in quotas(tmp_path, text, on_node=True)] == [Level.OK]
+
+
+def test_teams_beyond_their_department_are_a_note(tmp_path: Path) -> None:
+    first, _ = quotas(tmp_path, "groups:\n  d:\n    guarantee: 0.5\n    teams: {t: {guarantee: 1}}\n")
+    assert first[0] is Level.NOTE
+    assert first[1].startswith("/quotas.yaml:3 groups.d: the teams are guaranteed")

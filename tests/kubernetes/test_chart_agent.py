@@ -14,10 +14,12 @@ import helm_python
 import jsonschema
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from gpushare_spawner.agent import probe
 from gpushare_spawner.cli import subcommand_parser
 from gpushare_spawner.model.kubernetes import resource_name
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.templates.parser import parse_template
 from tests.kubernetes.agent_account import POLICY_KINDS
@@ -388,6 +390,52 @@ def test_a_template_that_the_check_refuses_is_refused_with_its_path(changes: dic
     said = str(refused.value).replace("/", ".")
     assert "templates.quarter" in said
     assert path in said
+
+
+REFUSED_QUOTAS: dict[str, tuple[dict[str, Any], str]] = {
+    "a misspelt field": ({"groups": {"a": {"guarante": 1}}}, "groups.a"),
+    "too fine": ({"groups": {"a": {"guarantee": 0.255}}}, "groups.a.guarantee"),
+    "a maximum below the guarantee": ({"users": {"a": {"guarantee": 2, "maximum": 1}}}, "users.a.maximum"),
+    "a team twice": ({"groups": {"a": {"teams": {"t": {}}}, "b": {"teams": {"t": {}}}}}, "groups.b.teams.t"),
+    "a team that is a group": ({"groups": {"a": {"teams": {"b": {}}}, "b": {}}}, "groups.a.teams.b"),
+    "servers of a department": ({"groups": {"a": {"servers": 2, "teams": {"t": {}}}}}, "groups.a"),
+    "a team's amount": ({"groups": {"a": {"teams": {"t": {"maximum": 0.001}}}}}, "groups.a.teams.t.maximum"),
+    "no half-life": ({"half_life": "0s"}, "half_life"),
+    "a stop at once": ({"reclaim": {"stop_after": 0}}, "reclaim.stop_after"),
+    "no duration": ({"reclaim": {"notice": "soon"}}, "reclaim.notice"),
+    "too large a weight": ({"default": {"per_user": {"weight": 1.5}}}, "default.per_user.weight"),
+    "no weight": ({"default": {"per_user": {"weight": 0}}}, "default.per_user.weight"),
+}
+"""Quotas that `gpushare templates check` refuses, and the path in the chart's message."""
+TEMPLATE = {"quarter": {"display_name": "Quarter", "gpu": {"fraction": 0.25}}}
+
+
+@pytest.mark.parametrize(("quotas", "path"), REFUSED_QUOTAS.values(), ids=REFUSED_QUOTAS)
+def test_quotas_that_the_check_refuses_are_refused_with_their_path(quotas: dict[str, Any], path: str) -> None:
+    with pytest.raises(ValidationError):
+        Quotas.model_validate(quotas)
+    with pytest.raises(Exception, match=r"quotas") as refused:
+        render({"templates": TEMPLATE, "quotas": quotas})
+    assert f"quotas.{path}" in str(refused.value).replace("/", ".")
+
+
+def test_quotas_are_one_more_file_for_the_hub() -> None:
+    quotas = {
+        "groups": {"a": {"guarantee": 2.5, "teams": {"t": {"guarantee": 1, "per_user": {"weight": 0.57}}}}, "b": {}},
+        "users": {"ada": {"maximum": 0.29}},
+        "half_life": "12h",
+        "reclaim": {"stop_after": "30m"},
+    }
+    data = one(render({"templates": TEMPLATE, "quotas": quotas}), "ConfigMap", "gpushare-templates")["data"]
+    assert set(data) == {"quarter.yaml", "quotas.yaml"}
+    assert Quotas.model_validate(yaml.safe_load(data["quotas.yaml"])) == Quotas.model_validate(quotas)
+
+
+def test_quotas_need_templates_and_no_template_has_their_name() -> None:
+    with pytest.raises(Exception, match="quotas: needs templates"):
+        render({"quotas": {"groups": {"a": {}}}})
+    with pytest.raises(Exception, match=r"templates\.quotas: the name is reserved"):
+        render({"templates": {"quotas": TEMPLATE["quarter"]}})
 
 
 @pytest.mark.parametrize("units", range(1, 101))

@@ -106,20 +106,21 @@ async def test_an_admins_own_form_gets_the_templates_escaped(
     make_hub: MakeHub, nodes: GpuNodes, templates: Path
 ) -> None:
     (templates / "evil.yaml").write_text(f"name: evil\ndisplay_name: {json.dumps(EVIL[:70])}\ngpu: {{fraction: 0.1}}\n")
+    (templates / "quotas.yaml").write_text("users: {ada: {guarantee: 0.5}}\n")
     await nodes.add(gpus=1)
 
     def configure(config: Any) -> None:
         with_own(config, bare=True)
         config.KubeSpawner.profile_form_template = (
             "{% for p in profile_list %}<p>{{ p.slug }}|{{ p.default }}|{{ p.display_name }}"
-            "|{{ p.gpushare.text if p.gpushare }}</p>{% endfor %}"
+            "|{{ [p.gpushare.text, p.gpushare.quota] | join(', ') if p.gpushare }}</p>{% endfor %}"
         )
 
     hub = await make_hub(configure)
     await hub.add_user("ada")
     form = await hub.spawner("ada").get_options_form()
     assert "<script>" not in form
-    assert "<p>half-gpu|False|0.50 GPU|Starts now</p>" in form
+    assert "<p>half-gpu|False|0.50 GPU|Starts now, in quota, 0.50 GPU left</p>" in form
     assert "<p>bare|True|Bare <i>pod</i>|</p>" in form
 
 

@@ -162,8 +162,15 @@ def _card(
             *([_quota_option(profile, accounts, options_here)] if len(accounts) > 1 else []),
             *(_option(profile, name, option, options_here) for name, option in profile.options.items()),
         ],
-        quota=quota_texts.on_card(accounts[0].admission) if len(accounts) == 1 and accounts[0].admission else "",
+        quota=quota_now(accounts) if len(accounts) == 1 else "",
     )
+
+
+def quota_now(accounts: Sequence[QuotaChoice]) -> str:
+    """Return what a user's quota says about a spawn now: of several the one that is used where none is chosen."""
+    if not accounts or (admission := accounts[0].admission) is None:
+        return ""
+    return quota_texts.on_card(admission) if len(accounts) == 1 else quota_texts.choice(accounts[0].account, admission)
 
 
 def _now(template: Template, availability_now: AvailabilityNow | None) -> Availability:

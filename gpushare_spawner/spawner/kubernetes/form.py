@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpushare_spawner.spawner.form.form import OTHER
+from gpushare_spawner.model.share import Share
+from gpushare_spawner.spawner.form.form import OTHER, quota_now
 from gpushare_spawner.spawner.kubernetes.profile_list import Offer, as_entry, default_card
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
+from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
 
 
 def has_own_form(form_template: str, template_paths: Sequence[str]) -> bool:
@@ -31,13 +33,20 @@ def shown_as_chosen(chosen: Mapping[str, Any], cards: Sequence[Profile], offer: 
 
 
 def entries_of(
-    cards: Sequence[Profile], offer: Offer, availability_now: AvailabilityNow | None
+    cards: Sequence[Profile],
+    offer: Offer,
+    availability_now: AvailabilityNow | None,
+    quotas: Callable[[Share], Sequence[QuotaChoice]] = lambda share: (),
 ) -> list[dict[str, Any]]:
-    """Return the entries for an admin's form, in KubeSpawner's terms."""
+    """Return the entries for an admin's form, in KubeSpawner's terms. ``quotas``: see `Form.render`."""
     standard = default_card(cards, offer.own_default)
     own = {entry["slug"]: entry for entry in offer.own}
     entries = [
-        as_entry(card, availability_now.availability(card.template) if availability_now is not None else None)
+        as_entry(
+            card,
+            availability_now.availability(card.template) if availability_now is not None else None,
+            quota_now(quotas(card.template.gpu.share)) if card.template.gpu is not None else "",
+        )
         if card.template is not None
         else own[card.slug]
         for card in cards

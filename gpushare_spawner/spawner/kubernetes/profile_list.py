@@ -98,15 +98,17 @@ def check_choices(entry: Mapping[str, Any], options: Mapping[str, Any]) -> None:
             raise SpawnRefused(words.unknown_choice(where, choice, choices), reason="unknown-choice")
 
 
-def as_entry(profile: Profile, now: Availability | None) -> dict[str, Any]:
+def as_entry(profile: Profile, now: Availability | None, quota: str = "") -> dict[str, Any]:
     """A template as an entry for an admin's own form, which takes KubeSpawner's profiles: its text is escaped.
 
-    ``gpushare`` holds what is known of it beyond that: ``kind`` (now, wait, never, unknown), ``text``, ``detail``.
+    ``gpushare`` holds what is known of it beyond that: ``kind`` (now, wait, never, unknown), ``text``, ``detail``, and
+    ``quota``: what the user's quota says about a spawn now, empty where there are no quotas.
     """
     entry: dict[str, Any] = _escaped(profile.as_kubespawner())
     entry["profile_options"] = {name: _escaped_deep(option) for name, option in profile.options.items()}
     if now is not None:
-        entry["gpushare"] = {"kind": now.kind, "text": str(escape(now.text)), "detail": str(escape(now.detail))}
+        told = {"kind": now.kind, "text": now.text, "detail": now.detail, "quota": quota}
+        entry["gpushare"] = {name: str(escape(text)) for name, text in told.items()}
     return entry
 
 

@@ -202,7 +202,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         cards = self._allowed(offer.cards)
         availability_now = await self._availability_if_watched() if offers_gpu(cards) else None
         if self._has_own_form():
-            return self._kube.rendered_form(entries_of(cards, offer, availability_now))
+            return self._kube.rendered_form(entries_of(cards, offer, availability_now, self._quota_choices))
         chosen = shown_as_chosen(self._chosen_before(), cards, offer)
         return Form(self.form_template_paths).render(
             cards, chosen, availability_now, self.unavailable, quotas=self._quota_choices

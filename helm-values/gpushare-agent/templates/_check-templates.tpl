@@ -1,6 +1,9 @@
 {{- /* What `gpushare templates check` refuses and values.schema.json cannot say. Fails with the path of the value. */ -}}
 {{- define "gpushare-agent.checkTemplate" -}}
 {{- $path := printf "templates.%s" .name -}}
+{{- if eq .name "quotas" -}}
+{{- fail "templates.quotas: the name is reserved for quotas: choose another, or write quotas in the value quotas" -}}
+{{- end -}}
 {{- $gpu := index .template "gpu" -}}
 {{- $idle := default dict (index .template "idle") -}}
 {{- $share := 0.0 -}}
@@ -125,4 +128,63 @@
 {{- $total = float64 (trim (toString .)) -}}
 {{- end -}}
 {{- $total -}}
+{{- end }}
+
+{{- /* What `gpushare templates check` refuses in quotas.yaml and values.schema.json cannot say. */ -}}
+{{- define "gpushare-agent.checkQuotas" -}}
+{{- $seen := dict -}}
+{{- range $name, $group := .groups -}}
+{{- $_ := set $seen $name "a group" -}}
+{{- end -}}
+{{- range $name, $group := .groups -}}
+{{- $path := printf "quotas.groups.%s" $name -}}
+{{- $group = default dict $group -}}
+{{- include "gpushare-agent.checkQuota" (dict "path" $path "quota" $group) -}}
+{{- range $team, $quota := $group.teams -}}
+{{- include "gpushare-agent.checkQuota" (dict "path" (printf "%s.teams.%s" $path $team) "quota" (default dict $quota)) -}}
+{{- if hasKey $seen $team -}}
+{{- fail (printf "%s.teams.%s: %s is %s already" $path $team $team (index $seen $team)) -}}
+{{- end -}}
+{{- $_ := set $seen $team (printf "a team of %s" $name) -}}
+{{- end -}}
+{{- if and $group.teams (or (not (kindIs "invalid" $group.servers)) $group.per_user) -}}
+{{- fail (printf "%s: a group with teams has no servers of its own: give servers and per_user in the teams" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $quota := .users -}}
+{{- include "gpushare-agent.checkQuota" (dict "path" (printf "quotas.users.%s" $name) "quota" (default dict $quota)) -}}
+{{- end -}}
+{{- include "gpushare-agent.checkQuota" (dict "path" "quotas.default" "quota" (default dict .default)) -}}
+{{- include "gpushare-agent.checkPositive" (dict "path" "quotas.half_life" "value" .half_life) -}}
+{{- $reclaim := default dict .reclaim -}}
+{{- include "gpushare-agent.checkPositive" (dict "path" "quotas.reclaim.stop_after" "value" $reclaim.stop_after) -}}
+{{- end }}
+
+{{- define "gpushare-agent.checkQuota" -}}
+{{- $path := .path -}}
+{{- $quota := .quota -}}
+{{- range $field := list "guarantee" "maximum" -}}
+{{- $value := index $quota $field -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- include "gpushare-agent.checkFraction" (dict "path" (printf "%s.%s" $path $field) "value" $value) -}}
+{{- end -}}
+{{- end -}}
+{{- $weight := index (default dict $quota.per_user) "weight" -}}
+{{- if not (kindIs "invalid" $weight) -}}
+{{- include "gpushare-agent.checkFraction" (dict "path" (printf "%s.per_user.weight" $path) "value" $weight) -}}
+{{- end -}}
+{{- $guarantee := float64 (default 0 $quota.guarantee) -}}
+{{- if not (kindIs "invalid" $quota.maximum) -}}
+{{- if lt (float64 $quota.maximum) $guarantee -}}
+{{- fail (printf "%s.maximum: %v is less than the guarantee (%v)" $path $quota.maximum $guarantee) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "gpushare-agent.checkPositive" -}}
+{{- if not (kindIs "invalid" .value) -}}
+{{- if le (float64 (include "gpushare-agent.seconds" .value)) 0.0 -}}
+{{- fail (printf "%s: must be more than 0 s" .path) -}}
+{{- end -}}
+{{- end -}}
 {{- end }}
