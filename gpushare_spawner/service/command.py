@@ -20,6 +20,7 @@ from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
 from gpushare_spawner.service.culler.culler import Culler
+from gpushare_spawner.service.culler.decisions import HubSnapshot
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.recorder import History, HistorySources, Retention
 from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
@@ -219,10 +220,19 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
     templates = TemplateSource(Path(options.templates_dir))
     listeners: list[Callable[[], None]] = []
     async with _agents(options, listeners, hub_name, cluster_agents, templates) as agents:
-        pending = PendingSpawns(hub)
-        culler = Culler(agents, hub, templates, settings, quotas=templates.quotas, pending=pending.recent)
+        pending, reports = PendingSpawns(hub), RecentReports(agents)
+        history = _history(options, lambda: culler.hub_snapshot, reports, templates, pending)
+        culler = Culler(
+            agents,
+            hub,
+            templates,
+            settings,
+            quotas=templates.quotas,
+            pending=pending.recent,
+            record=history.record if history is not None else lambda action: None,
+        )
         listeners.append(culler.reports_changed)
-        await _run_until_stopped(options, hub, culler, agents, templates, settings, pending)
+        await _run_until_stopped(options, hub, culler, reports, templates, settings, pending, history)
 
 
 def _agents(
@@ -246,14 +256,13 @@ async def _run_until_stopped(
     options: argparse.Namespace,
     hub: Hub,
     culler: Culler,
-    agents: Iterable[Agent],
+    reports: RecentReports,
     templates: TemplateSource,
     settings: CullerSettings,
     pending: PendingSpawns,
+    history: History | None,
 ) -> None:
     lacking: list[str] = []
-    reports = RecentReports(agents)
-    history = _history(options, culler, reports, templates, pending)
     sources = DashboardSources(
         reports=reports,
         templates=templates,
@@ -291,7 +300,7 @@ async def _run_until_stopped(
 
 def _history(
     options: argparse.Namespace,
-    culler: Culler,
+    hub_snapshot: Callable[[], HubSnapshot | None],
     reports: RecentReports,
     templates: TemplateSource,
     pending: PendingSpawns,
@@ -300,7 +309,7 @@ def _history(
         return None
     sources = HistorySources(
         snapshots=reports.snapshots,
-        users=lambda: culler.hub_snapshot.users if culler.hub_snapshot is not None else (),
+        users=lambda: snapshot.users if (snapshot := hub_snapshot()) is not None else (),
         pending=pending.now,
         templates=templates,
     )

@@ -17,12 +17,14 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.culler.action_log import ActionLog
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
 from gpushare_spawner.service.culler.gpu_actions import stop_yielding, take_gpu_action, update_notice
 from gpushare_spawner.service.culler.hub_actions import HubActions, Templates
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, may_matter, pressure
 from gpushare_spawner.service.culler.servers_without_share import Verdict, judge, users_to_delete
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.history import events
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
 from gpushare_spawner.service.hub.server_list import HubWatch
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, ask_all
@@ -59,9 +61,10 @@ class Culler:
         patience: float = 2.0,
         quotas: Callable[[], Quotas | None] = lambda: None,
         pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown,
+        record: Callable[[events.Action], None] = lambda action: None,
     ) -> None:
         """``quotas`` returns those in force; ``pending`` the servers that the hub is starting, the longest first, None
-        where that is not known now."""
+        where that is not known now; ``record`` enters an action in the history."""
         self.counters = Counters()
         self._agents = agents
         self._templates = templates
@@ -69,7 +72,8 @@ class Culler:
         self._clock = clock
         self._patience = patience
         self._hub = HubWatch(hub, 3 * settings.cull_every, settings.cull_users, self.counters)
-        self._hub_actions = HubActions(hub, templates, settings, self.counters, clock)
+        self._actions = ActionLog(record, clock)
+        self._hub_actions = HubActions(hub, templates, settings, self.counters, self._actions, clock)
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._slots = asyncio.Semaphore(settings.concurrency or 1000)
         self._said: dict[str, str] = {}
@@ -159,7 +163,9 @@ class Culler:
             return None
         if one.session.yields and one.session.id in self.pressure.free_again:
             return partial(stop_yielding, one)
-        return partial(update_notice if one.decision.tier is one.session.tier else take_gpu_action, one, self.counters)
+        if one.decision.tier is one.session.tier:
+            return partial(update_notice, one, self.counters)
+        return partial(take_gpu_action, one, self.counters, self._actions)
 
     def _due_hub_actions(
         self,

@@ -12,6 +12,7 @@ from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.culler.action_log import ActionLog
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.wording.idle_decisions import decided, explained
 
@@ -22,7 +23,7 @@ KEPT_SECONDS = 600.0
 of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner."""
 
 
-async def take_gpu_action(one: SessionDecision, counters: Counters) -> bool:
+async def take_gpu_action(one: SessionDecision, counters: Counters, actions: ActionLog) -> bool:
     """Ask the agent for the tier that was decided. Returns True.
 
     The agent refuses (ControlRefused) if the session has worked on the GPU since, unless it makes way for a spawn in
@@ -40,8 +41,7 @@ async def take_gpu_action(one: SessionDecision, counters: Counters) -> bool:
             yields_until=one.decided_at + KEPT_SECONDS if one.claim is not None else None,
         )
     )
-    left = f"{decision.units} of {session.share_units} units left"
-    log.info("%s: %s, %s. %s", one.name, decision.tier, left, decided(decision, share))
+    actions.gpu_action(one)
     counters.acted(decision.tier)
     return True
 

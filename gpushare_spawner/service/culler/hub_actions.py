@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.culler.action_log import ActionLog
 from gpushare_spawner.service.culler.decisions import SessionDecision, decide_session
 from gpushare_spawner.service.culler.gpu_actions import update_notice
 from gpushare_spawner.service.culler.servers_without_share import judge
@@ -33,12 +34,19 @@ class HubActions:
     """Each method returns whether it changed something. Raises HubFailed and the agent's errors."""
 
     def __init__(
-        self, hub: Hub, templates: Templates, settings: CullerSettings, counters: Counters, clock: Callable[[], float]
+        self,
+        hub: Hub,
+        templates: Templates,
+        settings: CullerSettings,
+        counters: Counters,
+        actions: ActionLog,
+        clock: Callable[[], float],
     ) -> None:
         self._hub = hub
         self._templates = templates
         self._settings = settings
         self._counters = counters
+        self._actions = actions
         self._clock = clock
         self.awaiting_reports = False
         """Whether a stop waits for the agent's next report."""
@@ -62,7 +70,9 @@ class HubActions:
             return await update_notice(fresh, self._counters)
         if fresh.decision.tier is not Tier.STOPPED:
             return False
-        return await self._stop(server, decided(fresh.decision, current.share))
+        await self._stop(server)
+        self._actions.stopped_session(fresh, decided(fresh.decision, current.share))
+        return True
 
     def _too_old(self, age: float) -> bool:
         self.awaiting_reports = self.awaiting_reports or age > FRESH_SECONDS
@@ -74,7 +84,11 @@ class HubActions:
         if server is None:
             return False
         verdict = judge(server, self._templates(), self._settings, self._clock(), agents_answered=True)
-        return bool(verdict.stop_because) and await self._stop(server, verdict.stop_because)
+        if not verdict.stop_because:
+            return False
+        await self._stop(server)
+        self._actions.stopped_server(server, verdict.stop_because)
+        return True
 
     async def delete_user(self, user: HubUser, reason: str) -> bool:
         """Delete a user who has no servers."""
@@ -82,8 +96,6 @@ class HubActions:
         log.info("User %s deleted: %s", user.name, reason)
         return True
 
-    async def _stop(self, server: HubServer, reason: str) -> bool:
+    async def _stop(self, server: HubServer) -> None:
         await self._hub.stop(server.user, server.name, self._settings.remove_named_servers)
-        log.info("%s: stopped: %s", server.label, reason)
         self._counters.acted(Tier.STOPPED)
-        return True

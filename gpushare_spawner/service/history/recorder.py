@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -144,8 +144,8 @@ class History:
         self._waits += self._spawns.observe_queue(waiting, self._sources.clock())
 
     def record(self, action: Action) -> None:
-        """Record an action; the group of its user is added."""
-        self._actions.append(action)
+        """Record an action; one that names no group gets that of its user."""
+        self._actions.append(replace(action, group=action.group or group_of_user(action.user, self._groups)))
 
     async def ask(self, query: Callable[[Connection], T]) -> T:
         """Return a query's result, with all that is counted until now. Raises HistoryFailed."""

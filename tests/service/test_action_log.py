@@ -1,0 +1,84 @@
+"""Each idle action is one line of the log, and an entry of the history."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.culler.action_log import line
+from gpushare_spawner.service.culler.culler import Culler
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.hub.client import Hub
+from tests.service.conftest import MINUTE, Clock
+from tests.service.fake_agent import FakeAgent
+from tests.service.fake_hub import FakeHub
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Read a line of ``name=value`` pairs as a log collector does."""
+    return dict(pair.split("=", 1) for pair in shlex.split(text))
+
+
+async def test_each_action_is_logged_with_its_figures_and_recorded(
+    agent: FakeAgent,
+    hub: Hub,
+    hub_server: FakeHub,
+    templates: dict[str, Template],
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agent.add("ann", quota="group:optics")
+    hub_server.add("ann", last_activity=clock())
+    recorded: list[Action] = []
+    settings = CullerSettings(cull_every=1e-9)
+    one = Culler([AgentClient(agent.path)], hub, lambda: templates, settings, clock=clock, record=recorded.append)
+    caplog.set_level(logging.INFO, "gpushare.service.actions")
+    for _ in range(9 * 60):
+        await one.round()
+        clock.forward(MINUTE)
+        if hub_server.deleted:
+            break
+    assert [(action.action, action.units, action.cause) for action in recorded] == [
+        ("downgraded", 10, "idle"),
+        ("released", 0, "idle"),
+        ("stopped", 0, "idle"),
+    ]
+    assert {(action.user, action.group, action.template, action.actor) for action in recorded} == {
+        ("ann", "optics", "quarter", "culler")
+    }
+    lines = [pairs(record.getMessage()) for record in caplog.records if record.name == "gpushare.service.actions"]
+    assert [one["action"] for one in lines] == ["downgraded", "released", "stopped"]
+    assert lines[0]["units"] == "10"
+    assert "15 min without GPU work" in lines[0]["reason"]
+    assert lines[0].items() >= {"user": "ann", "template": "quarter", "node": "fake", "cause": "idle"}.items()
+
+
+async def test_a_server_without_a_share_is_recorded_too(
+    hub: Hub, hub_server: FakeHub, templates: dict[str, Template], clock: Clock
+) -> None:
+    hub_server.add("zoe", last_activity=clock() - 7200)
+    recorded: list[Action] = []
+    settings = CullerSettings(cull_every=1e-9, timeout=3600)
+    await Culler([], hub, lambda: templates, settings, clock=clock, record=recorded.append).round()
+    assert [(action.action, action.user, action.node) for action in recorded] == [("stopped", "zoe", "")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"user": "ann"}, "user=ann"),
+        ({"user": "a b=c"}, 'user="a b=c"'),
+        ({"reason": 'said "no"\nand=left'}, r'reason="said \"no\"\nand=left"'),
+        ({"dry_run": True}, "dry_run=true"),
+    ],
+)
+def test_a_value_never_looks_like_another_pair_or_line(changes: dict[str, Any], expected: str) -> None:
+    said = line(Action(1.0, "released", "culler", **changes))
+    assert expected in said
+    assert "\n" not in said
