@@ -3,10 +3,11 @@
 `decide` is for sessions with a GPU share, `overdue` for servers without one and for users.
 """
 
+from gpushare_spawner.idle.dry_run import DryRun
 from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.idle.overdue import Overdue, overdue
 from gpushare_spawner.idle.policy import Decision, IdleAction, decide
 from gpushare_spawner.idle.reclaim import Claim
 from gpushare_spawner.idle.schedule import NoAction
 
-__all__ = ["Claim", "Decision", "IdleAction", "NoAction", "Observation", "Overdue", "decide", "overdue"]
+__all__ = ["Claim", "Decision", "DryRun", "IdleAction", "NoAction", "Observation", "Overdue", "decide", "overdue"]

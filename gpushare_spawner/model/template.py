@@ -179,6 +179,8 @@ class Idle(_Part):
     """The server is stopped after this long without GPU work, busy kernels or other activity. Not given: never."""
     warn_before: Seconds = 300.0
     """The notice period: how long before each idle action the user is notified."""
+    dry_run: bool = False
+    """Idle actions are decided, logged and shown, and not carried out; users get no notices."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Idle:

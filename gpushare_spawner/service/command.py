@@ -113,6 +113,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "whether default servers may be stopped; idle shares are released in any case",
     )
     _switch(idle, "--cull-named-servers", True, "whether named servers may be stopped")
+    _switch(
+        idle,
+        "--dry-run",
+        False,
+        "decide, log and show idle actions, and carry out none: no share is downgraded or released, no server is "
+        "stopped, no user is deleted, and users get no notices",
+    )
     _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")
     _switch(
         idle,
@@ -207,6 +214,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         cull_default_servers=options.cull_default_servers,
         cull_named_servers=options.cull_named_servers,
         remove_named_servers=options.remove_named_servers,
+        dry_run=options.dry_run,
         concurrency=options.concurrency,
     )
     hub = Hub(
@@ -273,6 +281,7 @@ async def _run_until_stopped(
         quotas=templates.quotas,
         claims=lambda: culler.pressure.claims,
         settings=settings,
+        dry_run=culler.dry_run,
     )
     server = _listen(sources, options.ip, history)
     scopes = _check_scopes(hub, settings.cull_users, templates.quotas() is not None, lacking)

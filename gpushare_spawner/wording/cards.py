@@ -61,6 +61,8 @@ def _memory(written: str, memory_bytes: int | None) -> str:
 def idle_actions(template: Template) -> list[str]:
     """Return what happens to an idle session, one phrase for each action; empty: nothing."""
     idle: Idle = template.idle
+    if idle.dry_run:
+        return []
     actions = []
     share = template.share
     if idle.downgrade_after is not None and share is not None:
@@ -75,7 +77,8 @@ def idle_actions(template: Template) -> list[str]:
 
 def takes_idle_share(template: Template) -> bool:
     """Return whether an idle session loses units, and gets them back with its next GPU work."""
-    return template.idle.downgrade_after is not None or template.idle.release_after is not None
+    idle = template.idle
+    return not idle.dry_run and (idle.downgrade_after is not None or idle.release_after is not None)
 
 
 def machine(resources: Resources) -> str:

@@ -69,6 +69,40 @@ async def test_a_server_without_a_share_is_recorded_too(
     assert [(action.action, action.user, action.node) for action in recorded] == [("stopped", "zoe", "")]
 
 
+@pytest.mark.parametrize("whole_service", [True, False])
+async def test_a_dry_run_logs_each_action_once_and_does_nothing(
+    agent: FakeAgent,
+    hub: Hub,
+    hub_server: FakeHub,
+    templates: dict[str, Template],
+    clock: Clock,
+    whole_service: bool,
+) -> None:
+    agent.add("ann")
+    hub_server.add("ann", last_activity=clock())
+    hub_server.add("zoe", last_activity=clock() - 7200)
+    recorded: list[Action] = []
+    if not whole_service:
+        quarter = templates["quarter"]
+        templates["quarter"] = quarter.model_copy(update={"idle": quarter.idle.model_copy(update={"dry_run": True})})
+    settings = CullerSettings(cull_every=1e-9, timeout=3600 if whole_service else 0, dry_run=whole_service)
+    one = Culler([AgentClient(agent.path)], hub, lambda: templates, settings, clock=clock, record=recorded.append)
+    for _ in range(9 * 60):
+        await one.round()
+        clock.forward(MINUTE)
+    assert not [request for request in agent.asked if request.op != "report"]
+    assert not hub_server.deleted
+    assert all(action.dry_run for action in recorded)
+    actions = [(action.user, action.action, action.units) for action in recorded]
+    assert [action for action in actions if action[0] == "ann"] == [
+        ("ann", "downgraded", 10),
+        ("ann", "released", 0),
+        ("ann", "stopped", 0),
+    ]
+    assert actions.count(("zoe", "stopped", 0)) == whole_service
+    assert not one.counters.actions
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

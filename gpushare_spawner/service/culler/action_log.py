@@ -28,14 +28,14 @@ class ActionLog:
         self._clock = clock
 
     def gpu_action(self, one: SessionDecision) -> None:
-        """Log that a session was downgraded or released, as decided."""
+        """Log that a session was downgraded or released, as decided; or, in a dry run, that it would have been."""
         self._session_action(one, one.decision.tier, one.decision.units, decided(one.decision, one.session.share))
 
     def stopped_session(self, one: SessionDecision, reason: str) -> None:
         """Log that a session's server was stopped."""
         self._session_action(one, Tier.STOPPED, 0, reason)
 
-    def stopped_server(self, server: HubServer, reason: str) -> None:
+    def stopped_server(self, server: HubServer, reason: str, dry_run: bool = False) -> None:
         """Log that a server without a share was stopped."""
         self._log(
             Action(
@@ -46,6 +46,7 @@ class ActionLog:
                 server=server.name,
                 template=server.profile or "",
                 reason=reason,
+                dry_run=dry_run,
             )
         )
 
@@ -64,6 +65,7 @@ class ActionLog:
                 units=units,
                 cause=upcoming.cause.value if upcoming is not None else "",
                 reason=reason,
+                dry_run=one.dry_run,
             )
         )
 

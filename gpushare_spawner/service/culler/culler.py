@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
+from gpushare_spawner.idle import DryRun
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
@@ -19,7 +20,7 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.action_log import ActionLog
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
-from gpushare_spawner.service.culler.gpu_actions import stop_yielding, take_gpu_action, update_notice
+from gpushare_spawner.service.culler.gpu_actions import stop_yielding, suppose, take_gpu_action, update_notice
 from gpushare_spawner.service.culler.hub_actions import HubActions, Templates
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, may_matter, pressure
 from gpushare_spawner.service.culler.servers_without_share import Verdict, judge, users_to_delete
@@ -79,6 +80,9 @@ class Culler:
         self._said: dict[str, str] = {}
         self._quotas = quotas
         self._pending = pending
+        self.dry_run = DryRun()
+        """What sessions would be whose idle actions are not carried out."""
+        self._told: set[str] = set()
         self.pressure = NO_PRESSURE
         """What spawns in quota made necessary in the last round."""
         self._woken = asyncio.Event()
@@ -120,7 +124,8 @@ class Culler:
         templates, now = self._templates(), self._clock()
         self.pressure = await self._pressure_now(snapshots, templates, now)
         claims = self.pressure.claims
-        decisions = decide_sessions(snapshots, self.hub_snapshot, templates, now, self._settings, claims)
+        decisions = decide_sessions(snapshots, self.hub_snapshot, templates, now, self._settings, claims, self.dry_run)
+        self.dry_run.keep({one.session.id for one in decisions})
         done = await asyncio.gather(
             *(self._guarded(one.name, action) for one in decisions if (action := self._gpu_action(one)))
         )
@@ -159,7 +164,11 @@ class Culler:
 
     def _gpu_action(self, one: SessionDecision) -> Action | None:
         """Return what the agent has to do for a session; None where the session starts or stops."""
-        if _starts_or_stops(one) or one.decision.tier is Tier.STOPPED:
+        if _starts_or_stops(one):
+            return None
+        if one.dry_run:
+            return partial(suppose, one, self.dry_run, self._actions)
+        if one.decision.tier is Tier.STOPPED:
             return None
         if one.session.yields and one.session.id in self.pressure.free_again:
             return partial(stop_yielding, one)
@@ -176,14 +185,31 @@ class Culler:
     ) -> Iterator[tuple[str, Action]]:
         """Yield what the hub has to do, each with a unique name."""
         for one in decisions:
-            if one.decision.tier is Tier.STOPPED and not _starts_or_stops(one):
+            if one.decision.tier is Tier.STOPPED and not one.dry_run and not _starts_or_stops(one):
                 yield f"server {one.name}", partial(self._hub_actions.stop_session, one)
+        if self._settings.dry_run:
+            self._say_what_would_come(self._judged(snapshots, templates, now), now)
+            return
         for server, verdict in self._judged(snapshots, templates, now):
             if verdict.stop_because:
                 yield f"server {server.label}", partial(self._hub_actions.stop_unshared, server)
         if self._settings.cull_users and self.hub_snapshot is not None:
             for user, reason in users_to_delete(self.hub_snapshot, self._settings, now):
                 yield f"user {user.name}", partial(self._hub_actions.delete_user, user, reason)
+
+    def _say_what_would_come(self, judged: Iterable[tuple[HubServer, Verdict]], now: float) -> None:
+        """Log once which servers without a share a dry run does not stop, and which users it does not delete."""
+        said: dict[str, Callable[[], None]] = {
+            f"server {server.label}": partial(self._actions.stopped_server, server, verdict.stop_because, dry_run=True)
+            for server, verdict in judged
+            if verdict.stop_because
+        }
+        if self._settings.cull_users and self.hub_snapshot is not None:
+            for user, reason in users_to_delete(self.hub_snapshot, self._settings, now):
+                said[f"user {user.name}"] = partial(log.info, "Dry run: user %s is not deleted: %s", user.name, reason)
+        for name in sorted(said.keys() - self._told):
+            said[name]()
+        self._told = set(said)
 
     def _judged(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpushare_spawner.idle import Claim, Decision, Observation, decide
+from gpushare_spawner.idle import Claim, Decision, DryRun, Observation, decide
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -36,6 +36,10 @@ class SessionDecision:
     decision: Decision
     decided_at: float
     """Seconds since the epoch."""
+    observation: Observation
+    """What the decision was made on; in a dry run with the tier and notice that the session would have."""
+    dry_run: bool = False
+    """The decision is not carried out."""
     claim: Claim | None = None
     """What spawns in quota that wait need of it."""
 
@@ -52,10 +56,12 @@ def decide_sessions(
     now: float,
     settings: CullerSettings,
     claims: Mapping[str, Claim] | None = None,
+    dry_run: DryRun | None = None,
 ) -> list[SessionDecision]:
     """Decide on all sessions of all agents that answered. ``hub`` is None where the hub did not answer.
 
-    ``claims``: what spawns in quota need, by session.
+    ``claims``: what spawns in quota need, by session. ``dry_run``: the state of sessions whose actions are not carried
+    out.
     """
     servers = hub.servers if hub is not None else {}
     claims = claims or {}
@@ -65,7 +71,15 @@ def decide_sessions(
 
     return [
         decide_session(
-            node.agent, node.report, session, server_of(session), templates, now, settings, claims.get(session.id)
+            node.agent,
+            node.report,
+            session,
+            server_of(session),
+            templates,
+            now,
+            settings,
+            claims.get(session.id),
+            dry_run,
         )
         for node in snapshots
         if node.report is not None
@@ -82,6 +96,7 @@ def decide_session(
     now: float,
     settings: CullerSettings,
     claim: Claim | None = None,
+    dry_run: DryRun | None = None,
 ) -> SessionDecision:
     """Decide on one session. A stop that the settings forbid is neither decided nor announced."""
     template = templates.get(session.template)
@@ -91,5 +106,10 @@ def decide_session(
     if claim is not None and not settings.may_stop(session.server):
         claim = Claim(claim.units, claim.rules.model_copy(update={"stop_after": None}))
     observation = Observation.of(session, server.seen if server is not None else None)
+    dry = settings.dry_run or (idle is not None and idle.dry_run)
+    if dry and dry_run is not None:
+        observation = dry_run.observe(session.id, observation)
     decision = decide(idle, observation, now, max_age, claim)
-    return SessionDecision(agent, report.node, session, server, template, decision, now, claim)
+    return SessionDecision(
+        agent, report.node, session, server, template, decision, now, observation, dry_run=dry, claim=claim
+    )

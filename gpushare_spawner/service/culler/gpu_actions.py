@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from gpushare_spawner.idle import IdleAction
+from gpushare_spawner.idle import DryRun, IdleAction
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Notice
@@ -44,6 +44,20 @@ async def take_gpu_action(one: SessionDecision, counters: Counters, actions: Act
     actions.gpu_action(one)
     counters.acted(decision.tier)
     return True
+
+
+async def suppose(one: SessionDecision, dry_run: DryRun, actions: ActionLog) -> bool:
+    """Log what a session's decision would do, instead of doing it. Returns False: nothing has changed."""
+    session, decision, seen = one.session, one.decision, one.observation
+    if decision.tier is not seen.tier:
+        actions.gpu_action(one)
+        dry_run.act(session.id, seen, decision.tier, decision.units, one.decided_at)
+    elif decision.notice is None:
+        if seen.notice is not None:
+            dry_run.notify(session.id, seen, None, one.decided_at)
+    elif seen.notice is None or not _same(seen.notice, decision.notice):
+        dry_run.notify(session.id, seen, notice_of(decision.notice, session.share), one.decided_at)
+    return False
 
 
 async def stop_yielding(one: SessionDecision) -> bool:

@@ -19,6 +19,8 @@ class CullerSettings:
     cull_default_servers: bool = True
     cull_named_servers: bool = True
     remove_named_servers: bool = False
+    dry_run: bool = False
+    """Decide, log and show idle actions, and carry out none."""
     concurrency: int = 10
     """Idle actions at a time; 0: any number."""
 

@@ -17,7 +17,7 @@ from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler, authenticated
 
 from gpushare_spawner import __version__
-from gpushare_spawner.idle import Claim
+from gpushare_spawner.idle import Claim, DryRun
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.counters import Counters
@@ -69,13 +69,17 @@ class DashboardSources:
     claims: Callable[[], Mapping[str, Claim]] = lambda: {}
     """Returns what spawns in quota need of sessions over quota, by session."""
     settings: CullerSettings = field(default_factory=CullerSettings)
+    dry_run: DryRun = field(default_factory=DryRun)
+    """The culler's."""
     clock: Callable[[], float] = time.time
 
     async def now(self) -> tuple[list[NodeSnapshot], list[SessionDecision], Mapping[str, Template], float]:
         """Return the agents' snapshots, the decisions on their sessions, the templates, and the time of all these."""
         snapshots = await self.reports.snapshots()
         templates, instant = self.templates(), self.clock()
-        decisions = decide_sessions(snapshots, self.hub_snapshot(), templates, instant, self.settings, self.claims())
+        decisions = decide_sessions(
+            snapshots, self.hub_snapshot(), templates, instant, self.settings, self.claims(), self.dry_run
+        )
         return snapshots, decisions, templates, instant
 
 

@@ -152,7 +152,8 @@ def _session(
     better = node_to_own(session, template, restarts_on)
     indices = {gpu.uuid: gpu.index for gpu in report.gpus}
     action = decision.upcoming
-    told = session.notice is not None and action is not None and session.notice.tier is action.tier
+    notice = one.observation.notice
+    told = notice is not None and action is not None and notice.tier is action.tier and not one.dry_run
     return {
         "node": report.node,
         "user": session.user,
@@ -193,6 +194,7 @@ def _session(
             "at": action.at,
             "in_seconds": max(0.0, action.at - now),
             "announced": told,
+            "dry_run": one.dry_run,
             "action": upcoming(action.tier, action.units),
             "reason": explained(action, session.share),
         },
