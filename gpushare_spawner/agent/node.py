@@ -22,6 +22,7 @@ from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.sessions.unclaimed import UnclaimedMemory
 from gpushare_spawner.agent.sessions.unconnected_processes import UnconnectedProcesses
 from gpushare_spawner.agent.sockets.session_endpoint import ProcessEndpoints, SessionEndpoints
 from gpushare_spawner.agent.state.state_folder import StateFolder
@@ -84,6 +85,7 @@ class Node:
             clock=self.wall_clock,
             changed=self.news,
         )
+        self._unclaimed = UnclaimedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
         self.health = GpuHealth(self.gpus, lambda: self.rounds.states)
         self._reports = NodeReports(
@@ -154,7 +156,8 @@ class Node:
     def _memory_seen(self, states: Mapping[str, GpuState]) -> None:
         sessions = self.registry.sessions.values()
         processes = (one for session in sessions for one in sorted(session.cuda, key=lambda one: one.number))
-        driver_figures.tell_arbiters(states, self.gpus, self.arbitrations, processes)
+        unclaimed = self._unclaimed.look(states, sessions)
+        driver_figures.tell_arbiters(states, self.gpus, self.arbitrations, processes, unclaimed)
 
     def _paged_out(self, session: MemorySession) -> int:
         return sum(self.arbitrations[gpu.uuid].view(session.id).paged_out_bytes for gpu in session.gpus)

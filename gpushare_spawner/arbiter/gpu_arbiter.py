@@ -134,15 +134,17 @@ class GpuArbiter:
         self._roster.set_memory(known, managed, plain)
         return self._decide()
 
-    def device_memory(self, client: ClientId, amount: int | None, now: float) -> list[Decision]:
+    def device_memory(self, client: ClientId, amount: int | None, unclaimed: int, now: float) -> list[Decision]:
         """What the driver shows for the client's process on this GPU, in bytes: managed, plain and CUDA context.
 
         None: the driver does not show the process. Then its plain memory is reckoned with only while it works.
+        ``unclaimed``: the bytes of it beyond all that the process has claimed.
         """
         known = self._roster.client(client)
         self._check_amount(amount)
+        self._check_amount(unclaimed)
         self._advance(now)
-        self._roster.device_memory(known, amount)
+        self._roster.device_memory(known, amount, unclaimed)
         return self._decide()
 
     def working_set(self, client: ClientId, resident: int, now: float) -> list[Decision]:

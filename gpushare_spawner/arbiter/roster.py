@@ -121,10 +121,11 @@ class Roster:
         self._reckon(client, grown if client.held else 0)
         self.holder_grew = self.holder_grew or (client.held and grown > 0)
 
-    def device_memory(self, client: Client, amount: int | None) -> None:
-        """The driver shows so many bytes for the client's process, its CUDA context included; None: it does not."""
-        if client.device_memory != amount:
-            client.device_memory = amount
+    def device_memory(self, client: Client, amount: int | None, unclaimed: int = 0) -> None:
+        """The driver shows so many bytes for the client's process, its CUDA context included; None: it does not.
+        `unclaimed`: the bytes of it that the process has not claimed."""
+        if (client.device_memory, client.unclaimed) != (amount, unclaimed):
+            client.device_memory, client.unclaimed = amount, unclaimed
             self._reckon(client)
 
     def working_set(self, client: Client, resident: int) -> None:
@@ -178,11 +179,12 @@ class Roster:
     def _reckon(self, client: Client, used_now: int = 0) -> None:
         """Find what is to be reckoned with of the client's memory. `used_now`: bytes that a holder has begun to use."""
         fixed = min(client.claimed_plain + self._settings.context_bytes, self.vram)
-        plain = min(fixed, client.device_memory or 0)
+        confirmed = min(fixed, client.device_memory or 0)
+        plain = min(confirmed + client.unclaimed, self.vram)
         if plain != client.plain:
             client.plain = plain
             self._vram_budget = None
-        client.unconfirmed = fixed - plain
+        client.unconfirmed = fixed - confirmed
         used = client.allocated if client.touched is None or client.doubted else client.touched
         client.working_set = min(client.allocated, used, self.vram)
         self.residency.resized(client, self.vram_budget().for_managed, used_now)

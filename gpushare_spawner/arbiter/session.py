@@ -22,13 +22,15 @@ class Client:
     claimed_plain: int = 0
     """Memory that cannot leave the GPU, as the client says."""
     plain: int = 0
-    """The part of `claimed_plain`, with the CUDA context, that the driver confirms: on the GPU whether it works or
-    not."""
+    """The part of `claimed_plain`, with the CUDA context, that the driver confirms, and `unclaimed`: on the GPU whether
+    it works or not."""
     unconfirmed: int = 0
     """The part that the driver does not confirm: it is reckoned with while the client works or waits, like a working
     set, so that a false claim keeps no others from running together."""
     device_memory: int | None = None
     """What the driver shows for its process; None: it does not show it."""
+    unclaimed: int = 0
+    """The part of it beyond all that the process has claimed: nobody knows whether it can leave the GPU."""
     touched: int | None = None
     """The most of its managed memory that was ever seen on the GPU, or known to have been paged out; None: never
     looked."""

@@ -8,7 +8,7 @@ import pytest
 
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant
 from gpushare_spawner.arbiter.time_slice import TRUST, Bandwidth
-from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, forever
+from tests.arbiter.virtual_gpu import GIB, Job, VirtualGpu, alternating, forever
 
 
 class Liar(VirtualGpu):
@@ -144,7 +144,7 @@ def together(plain: int, shown: int | None, busy: bool) -> bool:
         arbiter.add_session(name, 50, 0.0)
         arbiter.connect(name, name, 0.0)
     if shown is not None:
-        arbiter.device_memory("eve", shown, 0.0)
+        arbiter.device_memory("eve", shown, 0, 0.0)
     if busy:
         arbiter.request("eve", 0, plain, 0.0)
     else:
@@ -169,8 +169,31 @@ def test_confirmed_memory_counts_no_longer_when_the_driver_shows_less() -> None:
     arbiter.connect("eve", "eve", 0.0)
     arbiter.memory("eve", 0, 8 * GIB, 0.0)
     for shown, left in ((8 * GIB, 8 * GIB), (GIB, 15 * GIB), (None, 16 * GIB)):
-        arbiter.device_memory("eve", shown, 1.0)
+        arbiter.device_memory("eve", shown, 0, 1.0)
         assert arbiter._roster.vram_budget().for_managed == left
+
+
+@pytest.mark.parametrize("reckoned", [True, False])
+def test_memory_that_a_session_holds_and_does_not_claim_displaces_no_more_than_it_takes(reckoned: bool) -> None:
+    """eve's processes hold 5 GiB and claim nothing; bob and cyd have 6 GiB each on 16."""
+    device = VirtualGpu(GpuArbiter(16 * GIB))
+    device.session("eve", 50)
+    for number in range(6):
+        device.start(Job(f"eve{number}", "eve", 0, alternating(1e9, 1.0)))
+        hidden = 5 * GIB // 6
+        device.arbiter.device_memory(f"eve{number}", hidden, hidden if reckoned else 0, 0.0)
+    together = 0.0
+    for name in ("bob", "cyd"):
+        device.session(name, 50)
+        device.start(Job(name, name, 6 * GIB, forever()))
+    for second in range(1, 201):
+        device.run(float(second))
+        together += {"bob", "cyd"} <= set(device.arbiter.holders())
+    # 12 GiB beside 5 do not fit: together, the driver would move pages at each kernel
+    assert together == (0 if reckoned else 200)
+    if reckoned:
+        times = [device.jobs[name].gpu_seconds for name in ("bob", "cyd")]
+        assert min(times) > 0.45 * 200, "they take turns, and lose the hand-offs alone"
 
 
 def test_one_that_claims_unconfirmed_plain_memory_and_works_takes_turns_with_others_who_run_together() -> None:

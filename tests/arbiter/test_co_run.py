@@ -36,7 +36,7 @@ def test_confirmed_plain_memory_counts_even_of_those_who_are_quiet() -> None:
     device = gpu()
     device.session("quiet", 50)
     device.start(Job("quiet", "quiet", 0, alternating(1e9, 1.0), plain=5 * GIB))
-    device.arbiter.device_memory("quiet", 5 * GIB, 0.0)
+    device.arbiter.device_memory("quiet", 5 * GIB, 0, 0.0)
     run(device, "a", 6)
     run(device, "b", 6)
     device.run(1.0)

@@ -218,12 +218,12 @@ def test_names_that_are_taken_and_amounts_below_0_are_refused() -> None:
     with pytest.raises(ValueError, match="already"):
         gpu.add_session("a", 1, 1.0)
     with pytest.raises(ValueError, match="at least 0"):
-        gpu.device_memory("a", -1, 1.0)
+        gpu.device_memory("a", -1, 0, 1.0)
     with pytest.raises(ValueError, match="at least 0"):
         gpu.working_set("a", -1, 1.0)
     with pytest.raises(ValueError, match="memory"):
         GpuArbiter(0)
-    assert gpu.device_memory("a", 0, 1.0) == gpu.working_set("a", 0, 1.0) == []
+    assert gpu.device_memory("a", 0, 0, 1.0) == gpu.working_set("a", 0, 1.0) == []
 
 
 def test_where_all_fit_a_lease_has_no_time_slice() -> None:

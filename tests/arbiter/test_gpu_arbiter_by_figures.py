@@ -53,7 +53,7 @@ def kinds(decisions: list[Decision]) -> list[tuple[type, object]]:
         lambda gpu: gpu.process_ended("c", "c", 4.0),
         lambda gpu: gpu.process_ended("c", "unknown", 4.0),
         lambda gpu: gpu.memory("b", GIB, 0, 4.0),
-        lambda gpu: gpu.device_memory("b", GIB, 4.0),
+        lambda gpu: gpu.device_memory("b", GIB, 0, 4.0),
         lambda gpu: gpu.working_set("b", GIB, 4.0),
         lambda gpu: gpu.request("c", GIB, 0, 4.0),
         lambda gpu: gpu.idle("b", lease(gpu, "b"), 4.0, 0.0, 4.0),
@@ -449,7 +449,7 @@ def test_what_clients_and_the_driver_say_of_memory_counts_from_then_on() -> None
     assert gpu.session_view("a").memory_bytes == 5 * GIB
     client = gpu._roster.client("a")
     assert client.footprint == 5 * GIB
-    gpu.device_memory("a", 2 * GIB, 1.0)
+    gpu.device_memory("a", 2 * GIB, 0, 1.0)
     assert (client.footprint, gpu._roster.vram_budget().for_managed) == (3 * GIB, 14 * GIB)
     gpu.working_set("a", GIB, 1.0)
     assert client.footprint == GIB

@@ -124,7 +124,7 @@ def test_a_lone_working_set_larger_than_the_gpu_fills_it() -> None:
 
 def test_confirmed_plain_memory_is_on_the_gpu_and_leaves_less_for_the_rest() -> None:
     desk = Desk()
-    desk.arbiter.device_memory("a", 6 * GIB, 0.0)
+    desk.arbiter.device_memory("a", 6 * GIB, 0, 0.0)
     desk.ask("a", 0, plain=6)
     desk.give_back("a")
     desk.ask("b", 8)

@@ -269,10 +269,12 @@ def test_a_holder_seen_to_use_more_makes_the_quiet_page_out() -> None:
     assert decisions[0].client == "b"
 
 
-@pytest.mark.parametrize("look", ["working_set", "device_memory"])
-def test_amounts_below_zero_are_refused(look: str) -> None:
+@pytest.mark.parametrize(
+    ("look", "amounts"), [("working_set", (-1,)), ("device_memory", (-1, 0)), ("device_memory", (0, -1))]
+)
+def test_amounts_below_zero_are_refused(look: str, amounts: tuple[int, ...]) -> None:
     arbiter = Looked().arbiter
     with pytest.raises(ValueError, match="at least 0"):
-        getattr(arbiter, look)("a", -1, 1.0)
+        getattr(arbiter, look)("a", *amounts, 1.0)
     with pytest.raises(KeyError):
-        getattr(arbiter, look)("nobody", 1, 1.0)
+        getattr(arbiter, look)("nobody", *map(abs, amounts), 1.0)

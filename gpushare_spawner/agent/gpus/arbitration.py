@@ -62,8 +62,8 @@ class GpuArbitration:
         """Since when a client has heard nothing about its request, the longest first."""
         self._granted: dict[int, tuple[int, float]] = {}
         """The lease that a client was given last, and when."""
-        self._shown: dict[int, int | None] = {}
-        """Bytes that the driver last showed for a client's process."""
+        self._shown: dict[int, tuple[int | None, int]] = {}
+        """Bytes that the driver last showed for a client's process, and those of them beyond its claims."""
         self._seen: set[int] = set()
         """Clients of which it is known what they have on the GPU."""
         self._paced: set[int] = set()
@@ -112,16 +112,18 @@ class GpuArbitration:
             self._look_in = LOOK_AGAIN
             self._look_for_ended()
 
-    def device_memory(self, amounts: Mapping[int, int | None]) -> None:
+    def device_memory(self, amounts: Mapping[int, int | None], unclaimed: Mapping[int, int]) -> None:
         """What the driver shows for the clients' processes on this GPU, in bytes, by client number; None: nothing.
 
-        The driver knows processes: of several connections of one process, one has the figure and the others have 0.
+        ``unclaimed``: the bytes of them that the processes have not claimed. The driver knows processes: of several
+        connections of one process, one has the figures and the others have 0.
         """
         now = self._clock()
         for number, amount in amounts.items():
-            if number in self._clients and amount != self._shown.get(number):
-                self._shown[number] = amount
-                self._carry_out(self._arbiter.device_memory(number, amount, now))
+            figures = amount, unclaimed.get(number, 0)
+            if number in self._clients and figures != self._shown.get(number, (None, 0)):
+                self._shown[number] = figures
+                self._carry_out(self._arbiter.device_memory(number, *figures, now))
 
     def working_sets(self, resident: Mapping[int, int]) -> None:
         """Upper bounds of the clients' managed memory that is on the GPU now, in bytes, by client number."""
