@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 
 from gpushare_spawner.model.report import Report
@@ -61,6 +61,27 @@ class LedgerFeed:
             self.ledger.drop_node(node)
             self._say((Source.REPORTED, node), ())
 
+    def reported(self, node: str) -> Report | None:
+        """Return a node's report that counts; None where there is none."""
+        return self._reports.get(node)
+
+    def follow_reports(self, newest: Mapping[str, Report]) -> Iterator[tuple[str, Report | None]]:
+        """Take these reports, by their nodes, instead of the known ones; yield each node that has changed.
+
+        With its report, or None where it has none any more. A report that is the same object costs next to nothing.
+        """
+        for node in self._reports.keys() - newest.keys():
+            self.forget_node(node)
+            yield node, None
+        for node, report in newest.items():
+            known = self._reports.get(node)
+            if known is report:
+                continue
+            if known is not None and report.published_at < known.published_at:
+                self.forget_node(node)  # the agent's clock was set back, or its machine was replaced
+            self.report(report)
+            yield node, report
+
     def put(self, source: Source, allocation: Allocation) -> None:
         """A pod or a reservation has this allocation now."""
         self._say(_SAID[source], [allocation], all_of_it=False)
@@ -93,16 +114,8 @@ class LedgerFeed:
 
         Of two allocations of a session in one list the first counts.
         """
-        newest = newest_reports(reports)
-        for node in self._reports.keys() - newest.keys():
-            self.forget_node(node)
-        for node, report in newest.items():
-            known = self._reports.get(node)
-            if known is report:
-                continue
-            if known is not None and report.published_at < known.published_at:
-                self.forget_node(node)  # the agent's clock was set back, or its machine was replaced
-            self.report(report)
+        for _ in self.follow_reports(newest_reports(reports)):
+            pass
         self._say(_SAID[Source.SEEN], seen)
         self._say(_SAID[Source.RESERVED], reserved)
         return self.ledger

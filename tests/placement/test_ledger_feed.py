@@ -208,3 +208,13 @@ def test_a_clock_that_was_set_back_does_not_keep_a_node_out_of_a_full_account() 
     feed.follow([report("n", [gpu("a")], [active("s", "a", 60)], at=100.0)])
     feed.follow([report("n", [gpu("a")], at=5.0)])
     assert feed.ledger.free_units("a") == 100
+
+
+def test_only_nodes_that_have_changed_are_told_of_reports_that_are_followed() -> None:
+    feed = LedgerFeed()
+    first, second = report("n", [gpu("a")], at=100.0), report("m", [gpu("b")], at=100.0)
+    assert dict(feed.follow_reports({"n": first, "m": second})) == {"n": first, "m": second}
+    earlier = report("n", [gpu("a")], at=5.0)
+    assert list(feed.follow_reports({"n": earlier, "m": second})) == [("n", earlier)], "the clock was set back"
+    assert list(feed.follow_reports({"m": second})) == [("n", None)]
+    assert (feed.reported("n"), feed.reported("m")) == (None, second)

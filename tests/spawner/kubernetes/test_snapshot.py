@@ -195,6 +195,62 @@ async def test_a_pod_whose_annotations_will_not_do_counts_by_its_limits_once_its
     assert (await cluster.ledger()).free_units("GPU-n-1") == 60
 
 
+async def test_a_pod_that_cannot_be_read_costs_only_itself_and_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster()
+    cluster.pod("bad", "GPU-n-0", units=30)
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 70
+    parsed = cluster.snapshots._parsed
+
+    def broken(pod: dict[str, Any]) -> Any:
+        if pod["metadata"]["name"] == "bad":
+            raise RuntimeError("no such thing")
+        return parsed(pod)
+
+    monkeypatch.setattr(cluster.snapshots, "_parsed", broken)
+    for _ in range(3):
+        cluster.pod("bad", "GPU-n-0", units=50)
+        cluster.pod("good", "GPU-n-1", units=40)
+        ledger = await cluster.ledger()
+        assert (ledger.free_units("GPU-n-0"), ledger.free_units("GPU-n-1")) == (70, 60), "as it was before"
+    assert [record.message for record in caplog.records] == [
+        "Pod hub/bad cannot be read, so it counts as it was before"
+    ]
+    del cluster.pods.resources["hub/bad"]
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 100
+
+
+async def test_a_pod_of_contradictory_numbers_counts_by_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    monkeypatch.setattr(cluster.snapshots, "whole_devices", lambda units: 1000)
+    cluster.pod("ada", "GPU-n-0", units=30)
+    assert (await cluster.ledger()).free_units("GPU-n-0") == 70
+
+
+async def test_a_bound_pod_and_a_node_that_cannot_be_read_cost_only_themselves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = Cluster()
+    await cluster.ledger()
+    cluster.bound["bad"] = {"metadata": {"name": "bad"}}
+    cluster.bind("good", "n", 4000)
+    cluster.free["bad"] = {"metadata": {"name": "bad"}}
+    cluster.allocatable("m", 32_000)
+    for _ in range(2):
+        nodes = (await cluster.ledger()).capacity.nodes
+        assert (nodes["n"].resources.cpu, nodes["m"].resources.cpu) == (60_000, 32_000)
+    assert sorted(record.message.split(" cannot")[0] for record in caplog.records) == ["Node bad", "Pod bad"]
+
+
+async def test_a_report_that_cannot_be_read_costs_only_itself(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster()
+    cluster.reports.resources["bad"] = {"data": {}}
+    cluster.report("o")
+    assert sorted((await cluster.ledger()).capacity.nodes) == ["m", "n", "o"]
+    assert [record.message.split(" cannot")[0] for record in caplog.records] == ["ConfigMap bad"]
+
+
 async def test_a_node_whose_report_is_too_old_is_offered_to_nobody_until_it_reports_again() -> None:
     cluster = Cluster()
     cluster.report("n", age=REPORT_STALE_SECONDS + 5)

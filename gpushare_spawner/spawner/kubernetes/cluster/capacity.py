@@ -21,7 +21,7 @@ from gpushare_spawner.clients.object_watch import Object, Watched
 from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints, memory_bytes, millicores
 from gpushare_spawner.placement import NodeResources, Requested
 from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN
-from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
+from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import BadObjects, ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import pod_requests
 from gpushare_spawner.spawner.kubernetes.cluster.pods import FINISHED, RESERVATION, annotation, phase
 from gpushare_spawner.wording.errors import reason
@@ -49,6 +49,7 @@ class ClusterCapacity:
         self._bound: set[str] = set()
         self._nodes_seen = ChangedObjects()
         self._pods_seen = ChangedObjects()
+        self._bad_objects = BadObjects(log)
         self._recounted: set[str] = set()
         self._facts: dict[str, NodeFacts] = {}
         self._ruled_out: dict[PodConstraints, frozenset[str]] = {}
@@ -76,24 +77,17 @@ class ClusterCapacity:
             return
         for changed in self._pods_seen.pieces(lambda: pods.objects):
             for start in range(0, len(changed), COUNTED_AT_ONCE):
-                touched = {
-                    node
-                    for _, before, now in changed[start : start + COUNTED_AT_ONCE]
-                    for node in (self._move(before, -1), self._move(now, 1))
-                }
+                touched = set()
+                for name, before, now in changed[start : start + COUNTED_AT_ONCE]:
+                    for pod, sign in ((before, -1), (now, 1)):
+                        with self._bad_objects.apart(f"Pod {name}"):
+                            touched.add(self._move(pod, sign))
                 self._recount(touched)
                 yield
         for changed in self._nodes_seen.pieces(lambda: nodes.objects):
-            for _, before, now in changed:
-                name = (now or before)["metadata"]["name"]
-                self._allocatable.pop(name, None)
-                facts = self._facts.pop(name, None)
-                if now is not None:
-                    self._allocatable[name] = now["allocatable"]
-                    self._facts[name] = now["facts"]
-                if facts != self._facts.get(name):
-                    self._judge(name)
-                self._recount([name])
+            for key, before, now in changed:
+                with self._bad_objects.apart(f"Node {key}"):
+                    self._take_node((now or before)["metadata"]["name"], now)
             yield
 
     def changes(self) -> Iterator[tuple[str, NodeResources]]:
@@ -145,6 +139,17 @@ class ClusterCapacity:
 
     def _on_change(self) -> None:
         """Nothing to do: `count` finds what has changed."""
+
+    def _take_node(self, name: str, now: Object | None) -> None:
+        """Count a node; None: it is gone."""
+        self._allocatable.pop(name, None)
+        facts = self._facts.pop(name, None)
+        if now is not None:
+            self._allocatable[name] = now["allocatable"]
+            self._facts[name] = now["facts"]
+        if facts != self._facts.get(name):
+            self._judge(name)
+        self._recount([name])
 
     def _move(self, pod: Object | None, sign: int) -> str:
         """Count a pod on its node, or take it off; return the node, empty where the pod is on none."""

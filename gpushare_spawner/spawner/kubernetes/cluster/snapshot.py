@@ -28,7 +28,7 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement import Allocation, LedgerFeed, Source
 from gpushare_spawner.sharing.native_pod import notebook_container
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
-from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import ChangedObjects
+from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import BadObjects, ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
@@ -46,6 +46,9 @@ follows the device plugin within 10 s (``nodeStatusUpdateFrequency``)."""
 
 DROPPED_AT_ONCE = 50
 """Reservations that are dropped from the ledger in one piece: about 2 ms."""
+
+REPORTS_AT_ONCE = 1000
+"""Reports whose age is looked at in one piece: less than 1 ms."""
 
 CLOSED_SECONDS = 60.0
 """For how long a namespace that the hub may not look into is not tried again."""
@@ -94,7 +97,6 @@ class ClusterSnapshots:
         """The event loop keeps only weak references to tasks."""
         self._config_maps = ChangedObjects()
         self._reports: dict[str, tuple[str, Report | None]] = {}
-        self._counted: dict[str, Report] = {}
         self._awaited = ""
         self._changed_pods: dict[tuple[Any, ...], ChangedObjects] = {}
         self._pods: dict[str, _SeenPod] = {}
@@ -106,6 +108,7 @@ class ClusterSnapshots:
         self._distrusted: dict[str, float] = {}
         self._closed: dict[str | None, float] = {}
         self._lasting = LastingObjects()
+        self._bad_objects = BadObjects(log)
         self._last: tuple[float, GpuSnapshot] | None = None
 
     async def snapshot(
@@ -243,15 +246,19 @@ class ClusterSnapshots:
         """Read the reports that have changed."""
         for changed in self._config_maps.pieces(lambda: reflector.resources):
             for key, _, config_map in changed:
-                if config_map is None:
-                    self._reports.pop(key, None)
-                    continue
-                version = config_map["metadata"].get("resourceVersion") or ""
-                known = self._reports.get(key)
-                if known is None or known[0] != version:
-                    self._reports[key] = (version, self._read(key, config_map, known[1] if known is not None else None))
+                with self._bad_objects.apart(f"ConfigMap {key}"):
+                    self._take_report(key, config_map)
                 yield
             yield
+
+    def _take_report(self, key: str, config_map: Mapping[str, Any] | None) -> None:
+        if config_map is None:
+            self._reports.pop(key, None)
+            return
+        version = config_map["metadata"].get("resourceVersion") or ""
+        known = self._reports.get(key)
+        if known is None or known[0] != version:
+            self._reports[key] = (version, self._read(key, config_map, known[1] if known is not None else None))
 
     def _count_reports(self) -> Iterator[None]:
         """Place by the reports that are fresh from now on; set `_awaited`, a sentence about those that will not do."""
@@ -259,7 +266,9 @@ class ClusterSnapshots:
         silent: list[Report] = []
         distrusted: list[Report] = []
         fresh: dict[str, Report] = {}
-        for _, report in self._reports.values():
+        for number, (_, report) in enumerate(self._reports.values()):
+            if number % REPORTS_AT_ONCE == 0:
+                yield
             if report is None:
                 continue
             if now - report.published_at > REPORT_STALE_SECONDS:
@@ -268,25 +277,13 @@ class ClusterSnapshots:
                 distrusted.append(report)
             else:
                 fresh[report.node] = report
-        for node in self._counted.keys() - fresh.keys():
-            self._forget_node(node)
-            yield
-        for node, report in fresh.items():
-            known = self._counted.get(node)
-            if known is report:
-                continue
-            if known is not None and report.published_at < known.published_at:
-                self._forget_node(node)  # the agent's clock was set back, or its machine was replaced
-            self._counted[node] = report
-            self.feed.report(report)
-            self._inventory.put(node, report.gpus)
+        for node, counted in self.feed.follow_reports(fresh):
+            if counted is None:
+                self._inventory.drop(node)
+            else:
+                self._inventory.put(node, counted.gpus)
             yield
         self._awaited = _awaited(now, silent, distrusted, bool(fresh))
-
-    def _forget_node(self, node: str) -> None:
-        del self._counted[node]
-        self.feed.forget_node(node)
-        self._inventory.drop(node)
 
     def _read(self, key: str, config_map: Mapping[str, Any], known: Report | None) -> Report | None:
         try:
@@ -314,20 +311,25 @@ class ClusterSnapshots:
             changed = self._changed_pods.setdefault(key, ChangedObjects())
             yield from self._take_pods(changed, functools.partial(getattr, reflector, "resources"))
         for name, pod in list(self._odd_pods.items()):
-            self._take_pod(name, pod)
+            with self._bad_objects.apart(f"Pod {name}"):
+                self._take_pod(name, pod)
 
     def _take_pods(self, pods: ChangedObjects, objects: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
         for changed in pods.pieces(objects):
             for name, _, pod in changed:
-                self._take_pod(name, pod)
+                with self._bad_objects.apart(f"Pod {name}"):
+                    self._take_pod(name, pod)
                 yield
             yield
 
     def _take_pod(self, name: str, pod: Mapping[str, Any] | None) -> None:
         """Count what a pod holds; None: it is gone."""
-        before = self._pods.pop(name, None)
-        self._odd_pods.pop(name, None)
+        before = self._pods.get(name)
+        # first what can fail: a pod that cannot be read counts as it did before
         now = self._seen_pod(name, pod, before) if pod is not None and holds_share(pod) else None
+        self._pods.pop(name, None)
+        if now is None or not now.odd:
+            self._odd_pods.pop(name, None)
         if before is not None and (now is None or now.allocation.session != before.allocation.session):
             self.feed.drop(Source.SEEN, before.allocation.session)
         if before is not None:
@@ -350,7 +352,7 @@ class ClusterSnapshots:
             return before
         try:
             allocation, announced = self._parsed(pod)
-        except AnnotationProblem as problem:
+        except (AnnotationProblem, ValueError) as problem:
             # read again each time: its GPUs may be known only later
             self._odd_pods[name] = pod
             return _SeenPod(uid, version, token, self._by_limits(pod, problem), None, odd=True)
@@ -374,7 +376,7 @@ class ClusterSnapshots:
         """Units of the devices that so many units take: the kubelet gives out devices of ``unit_size`` units."""
         return -(-units // self.unit_size) * self.unit_size
 
-    def _by_limits(self, pod: Mapping[str, Any], problem: AnnotationProblem) -> Allocation:
+    def _by_limits(self, pod: Mapping[str, Any], problem: Exception) -> Allocation:
         """What the scheduler counts: more than the truth perhaps, never less."""
         name = _name(pod)
         if name not in self._told:
@@ -389,7 +391,7 @@ class ClusterSnapshots:
             if (index := gpu_index_of(key)) is not None
         }
         units = min(UNITS_PER_GPU, max([*wanted.values(), 1]) * self.unit_size)
-        report = self._counted.get(node)
+        report = self.feed.reported(node)
         by_index = {gpu.index: gpu.uuid for gpu in report.gpus} if report is not None else {}
         gpus = tuple(by_index[index] for index in wanted if index in by_index)
         return Allocation(name, gpus, units, 0, units, created_at(pod))
