@@ -15,6 +15,7 @@ from typing import Any
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
 from gpushare_spawner.model.kubernetes.quantities import memory_bytes, millicores
 from gpushare_spawner.model.kubernetes.resources import gpu_index_of
+from gpushare_spawner.model.tier import Tier
 
 REQUESTS = PREFIX + "requests"
 """Annotation: JSON of the CPU and memory that the session's container requests by its template, as the API server
@@ -135,6 +136,14 @@ def container_requests(pod: Mapping[str, Any]) -> ContainerRequests | None:
         full=full,
         changeable=status.get("qosClass") == _BURSTABLE,
     )
+
+
+def lacks_requests(requests: ContainerRequests | None, tier: Tier) -> bool:
+    """Return whether a session that is not released runs on less than its template gives: its node is full.
+
+    ``requests``: those of its container, see `container_requests`.
+    """
+    return requests is not None and requests.lacking and tier is not Tier.RELEASED
 
 
 def missing_requests(pod: Mapping[str, Any]) -> tuple[str, ...]:

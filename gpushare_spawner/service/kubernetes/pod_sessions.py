@@ -11,7 +11,6 @@ from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, PodSession
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.session_id import split_session_id
-from gpushare_spawner.model.tier import Tier
 
 _ENDED = ("Succeeded", "Failed")
 
@@ -55,7 +54,7 @@ class SessionPod:
     @property
     def lacks_requests(self) -> bool:
         """Whether the pod gave back requests while it was released, and its node has not granted them again."""
-        return self.requests is not None and self.requests.lacking and self.session.tier is not Tier.RELEASED
+        return kubernetes.lacks_requests(self.requests, self.session.tier)
 
 
 def trimmed(pod: dict[str, Any]) -> dict[str, Any]:

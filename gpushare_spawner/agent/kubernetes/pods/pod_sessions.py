@@ -30,7 +30,6 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
-from gpushare_spawner.model.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +252,7 @@ class PodSessions:
         said = self._said_by(pod) if pod is not None else None
         if pod is None or said is None:
             return
-        session.lacks_requests = pod.lacks_requests and said.tier is not Tier.RELEASED
+        session.lacks_requests = kubernetes.lacks_requests(pod.requests, said.tier)
         self._tiers.follow(session, said, pod.annotations)
         self._writer.look(session)
 

@@ -16,7 +16,7 @@ from typing import Any
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.kubernetes import AnnotationProblem, PodSession
+from gpushare_spawner.model.kubernetes import AnnotationProblem, ContainerRequests, PodSession
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,13 @@ class Pod:
     """Seconds since the epoch."""
     ended: bool
     """All its containers are, and none will start again: the kubelet has taken its devices back."""
-    lacks_requests: bool = False
-    """It gave back requested CPU and memory, and the node has not granted them again."""
+    requests: ContainerRequests | None = None
+    """None: its container with the share does not request both CPU and memory."""
 
     @classmethod
     def of(cls, item: Json) -> Pod:
         """From the API's object. Raises KeyError or ValueError for what is no pod."""
-        metadata, requests = item["metadata"], kubernetes.container_requests(item)
+        metadata = item["metadata"]
         return cls(
             namespace=metadata["namespace"],
             name=metadata["name"],
@@ -56,7 +56,7 @@ class Pod:
             annotations=dict(metadata.get("annotations") or {}),
             created=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
             ended=(item.get("status") or {}).get("phase") in _ENDED,
-            lacks_requests=requests is not None and requests.lacking,
+            requests=kubernetes.container_requests(item),
         )
 
     @cached_property
