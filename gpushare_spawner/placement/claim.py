@@ -41,8 +41,8 @@ class LeastLacking:
     """
 
     def admits(self, demand: Demand, node: NodeCapacity) -> bool:
-        """Whether the node could take the demand if it were empty: its healthy GPUs, its CPU and its memory."""
-        could_have = node.resources.can_ever_have(demand.cpu, demand.memory)
+        """Whether the node could take the demand if all sessions there ended: its healthy GPUs, its CPU and memory."""
+        could_have = node.resources.sessions_can_leave(demand.cpu, demand.memory)
         return could_have and node.name not in demand.ineligible and bool(_candidates(demand, node))
 
     def rate(self, demand: Demand, node: NodeCapacity) -> Rated:
@@ -63,7 +63,7 @@ def cheapest_claim(capacity: FreeCapacity, request: PlacementRequest) -> Claim |
 
 
 def able_nodes(capacity: FreeCapacity, request: PlacementRequest) -> Set[str]:
-    """Return the nodes that could take a request if they were empty."""
+    """Return the nodes that could take a request if all sessions there ended."""
     return capacity.admitted(request.demand, LEAST_LACKING, request.node)
 
 

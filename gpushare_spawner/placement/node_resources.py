@@ -45,16 +45,29 @@ class NodeResources:
     """Millicores that are free while nothing runs there. It changes with a node's machine only, so it is no news."""
     most_memory: int | None = field(default=None, compare=False)
     """Bytes that are free while nothing runs there."""
+    session_cpu: int | None = None
+    """Millicores that are free while no session runs there, what other pods request taken off."""
+    session_memory: int | None = None
+    """Bytes that are free while no session runs there."""
 
     @classmethod
     def of_empty_node(cls, cpu: int | None, memory: int | None, pods: int | None = None) -> NodeResources:
         """Return what is free on a node where nothing runs."""
-        return cls(cpu, memory, pods, cpu, memory)
+        return cls(cpu, memory, pods, cpu, memory, cpu, memory)
 
     def can_ever_have(self, cpu: int, memory: int) -> bool:
         """Whether so much would be free if nothing ran there; true where that is not known."""
         return (self.most_cpu is None or cpu <= self.most_cpu) and (
             self.most_memory is None or memory <= self.most_memory
+        )
+
+    def sessions_can_leave(self, cpu: int, memory: int) -> bool:
+        """Whether so much would be free if all sessions there ended; true where that is not known.
+
+        When pods that are no sessions end nobody knows: daemons never do.
+        """
+        return (self.session_cpu is None or cpu <= max(self.session_cpu, 0)) and (
+            self.session_memory is None or memory <= max(self.session_memory, 0)
         )
 
     def lacks_cpu(self, cpu: int) -> bool:
@@ -69,14 +82,16 @@ class NodeResources:
         """Whether the node takes no more pods."""
         return self.pods is not None and self.pods < 1
 
-    def less(self, requested: Requested) -> NodeResources:
-        """Return what is left; it can be less than nothing."""
+    def less(self, requested: Requested, by_others: Requested = NOTHING) -> NodeResources:
+        """Return what is left; it can be less than nothing. ``by_others``: the part that no session requests."""
         return NodeResources(
             None if self.cpu is None else self.cpu - requested.cpu,
             None if self.memory is None else self.memory - requested.memory,
             None if self.pods is None else self.pods - requested.pods,
             self.most_cpu,
             self.most_memory,
+            None if self.session_cpu is None else self.session_cpu - by_others.cpu,
+            None if self.session_memory is None else self.session_memory - by_others.memory,
         )
 
     def more(self, requested: Requested) -> NodeResources:

@@ -20,14 +20,18 @@ class Lacking(IntEnum):
     """Its taints or labels keep the pod out."""
     CAPACITY = 3
     """Even if it were empty it could not take the demand: too few GPUs, or too few units on them."""
-    HEALTH = 4
+    MOST_CPU = 4
+    """Even if nothing ran there it would have too little CPU."""
+    MOST_MEMORY = 5
+    """Even if nothing ran there it would have too little memory."""
+    HEALTH = 6
     """It could take the demand if it were empty and all its GPUs were healthy."""
-    UNITS = 5
+    UNITS = 7
     """Its GPUs are allocated to others."""
-    PODS = 6
+    PODS = 8
     """It runs as many pods as it may."""
-    CPU = 7
-    MEMORY = 8
+    CPU = 9
+    MEMORY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Obstacle:
     free_count: int = 0
     """Whole GPUs of one model that are free."""
     left: int = 0
-    """PODS, CPU (millicores), MEMORY (bytes): what the node has left of it."""
+    """PODS, CPU (millicores), MEMORY (bytes): what the node has left. MOST_CPU, MOST_MEMORY: what it has at all."""
 
 
 def fits(demand: Demand, node: NodeCapacity) -> bool:
@@ -79,9 +83,19 @@ def obstacle_of(demand: Demand, node: NodeCapacity) -> Obstacle:
         lacking = Lacking.ELIGIBLE
     elif if_healthy < demand.count:
         lacking = Lacking.CAPACITY
+    elif not node.resources.can_ever_have(demand.cpu, 0):
+        lacking = Lacking.MOST_CPU
+    elif not node.resources.can_ever_have(0, demand.memory):
+        lacking = Lacking.MOST_MEMORY
     elif most_count < demand.count:
         lacking = Lacking.HEALTH
-    left = {Lacking.PODS: node.resources.pods, Lacking.CPU: node.resources.cpu, Lacking.MEMORY: node.resources.memory}
+    left = {
+        Lacking.PODS: node.resources.pods,
+        Lacking.CPU: node.resources.cpu,
+        Lacking.MEMORY: node.resources.memory,
+        Lacking.MOST_CPU: node.resources.most_cpu,
+        Lacking.MOST_MEMORY: node.resources.most_memory,
+    }
     return Obstacle(
         lacking,
         suitable=len(suitable),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,6 +25,8 @@ class Reason(StrEnum):
     """The share would fit if all GPUs were healthy."""
     TOO_BIG = "too-big"
     """More than any node could ever give, even if it were empty."""
+    NODES_TOO_SMALL = "nodes-too-small"
+    """Nodes have the GPUs, and would have too little CPU or memory even if nothing ran there."""
     FULL = "full"
     """It would fit, but other sessions have the units now."""
     NODES_FULL = "nodes-full"
@@ -41,10 +43,10 @@ class Shortage:
     """Nodes whose GPUs have the units, and that lack something else."""
 
     lacking: Lacking
-    """PODS, CPU or MEMORY."""
+    """PODS, CPU or MEMORY; MOST_CPU or MOST_MEMORY for nodes that are too small."""
     nodes: int
     most_left: int
-    """The most that one of them has left: pods, millicores or bytes."""
+    """The most that one of them has left, or has at all: pods, millicores or bytes."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Unplaceable:
     memory: int = 0
     """Bytes of host memory that were requested."""
     shortages: tuple[Shortage, ...] = ()
-    """NODES_FULL: what is missing on the nodes whose GPUs have the units; the shortage of most nodes first."""
+    """NODES_FULL: what is missing on the nodes whose GPUs have the units; the shortage of most nodes first.
+    NODES_TOO_SMALL: the same of the nodes whose GPUs would do."""
     left_out: tuple[str, ...] = ()
     """NOT_ADMITTED: those nodes, sorted."""
 
@@ -93,7 +96,7 @@ def explain(capacity: FreeCapacity, request: PlacementRequest) -> Unplaceable:
     lacking = {obstacle.lacking for obstacle in found}
     if fitting and request.left_out:
         return Unplaceable(Reason.NOT_ADMITTED, share, suitable=suitable, left_out=tuple(sorted(request.left_out)))
-    shortages = _shortages(found)
+    shortages = _shortages(found, (Lacking.CPU, Lacking.MEMORY, Lacking.PODS))
     if shortages and not fitting:
         return Unplaceable(
             Reason.NODES_FULL,
@@ -114,14 +117,24 @@ def explain(capacity: FreeCapacity, request: PlacementRequest) -> Unplaceable:
         return Unplaceable(Reason.UNHEALTHY, share, suitable=suitable)
     if Lacking.ELIGIBLE in lacking:
         return Unplaceable(Reason.INELIGIBLE, share, suitable=suitable)
+    too_small = _shortages(found, (Lacking.MOST_CPU, Lacking.MOST_MEMORY))
+    if too_small:
+        return Unplaceable(
+            Reason.NODES_TOO_SMALL,
+            share,
+            suitable=suitable,
+            shortages=too_small,
+            cpu=request.cpu,
+            memory=request.memory,
+        )
     most_units = max(obstacle.most_units for obstacle in found)
     most_count = max(obstacle.most_count for obstacle in found)
     return Unplaceable(Reason.TOO_BIG, share, most_units=most_units, most_count=most_count, suitable=suitable)
 
 
-def _shortages(found: Mapping[Obstacle, int]) -> tuple[Shortage, ...]:
+def _shortages(found: Mapping[Obstacle, int], kinds: Iterable[Lacking]) -> tuple[Shortage, ...]:
     shortages = []
-    for lacking in (Lacking.CPU, Lacking.MEMORY, Lacking.PODS):
+    for lacking in kinds:
         nodes = {obstacle: count for obstacle, count in found.items() if obstacle.lacking is lacking}
         if nodes:
             most = max(obstacle.left for obstacle in nodes)

@@ -42,6 +42,9 @@ def capacity(why: Unplaceable) -> str:
         case Reason.NODES_FULL:
             shortages = "; ".join(_shortage(shortage, why) for shortage in why.shortages)
             return f"Nodes with {_amount(share)} free lack another resource: {shortages}."
+        case Reason.NODES_TOO_SMALL:
+            shortages = "; ".join(_too_small(shortage, why) for shortage in why.shortages)
+            return f"{shortages[0].upper()}{shortages[1:]}. Choose a template that asks for less CPU and memory, or ask the admin."
         case Reason.UNHEALTHY if share.count == 1:
             return f"No suitable GPU is healthy ({why.suitable} found). Ask the admin: the agent's log says why."
         case Reason.UNHEALTHY:
@@ -76,6 +79,14 @@ def _shortage(shortage: Shortage, why: Unplaceable) -> str:
         case _:
             return f"{nodes} can run no more pods"
     return f"this needs {needed}, and at most {left} is free on {nodes}"
+
+
+def _too_small(shortage: Shortage, why: Unplaceable) -> str:
+    if shortage.lacking is Lacking.MOST_CPU:
+        needed, most = f"{why.cpu / 1000:g} CPU", f"{shortage.most_left / 1000:g} CPU"
+    else:
+        needed, most = f"{memory(why.memory)} of memory", memory(shortage.most_left)
+    return f"this needs {needed}, and a node with suitable GPUs has at most {most}, even while nothing runs there"
 
 
 def _amount(share: Share) -> str:

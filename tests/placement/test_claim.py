@@ -99,6 +99,25 @@ def test_a_node_that_could_not_take_the_request_if_it_were_empty_is_not_claimed(
         assert able_nodes(ledger.capacity, request(25, **too_much)) == set()
 
 
+def test_a_node_where_the_end_of_all_sessions_would_not_leave_enough_is_not_claimed() -> None:
+    """Daemons never end: GPUs that are kept for them to end would stay idle until the wait is over."""
+    ledger = Ledger.of([report("n", [gpu("a")], [active("ada", "a", 25)])])
+    whole = NodeResources.of_empty_node(8 * CORE, 2**30)
+    ledger.put_resources("n", whole.less(Requested(7 * CORE, 2**29, 2), by_others=Requested(5 * CORE, 2**28, 1)))
+    assert able_nodes(ledger.capacity, request(25, cpu=3 * CORE, memory=3 * 2**28)) == {"n"}
+    assert able_nodes(ledger.capacity, request(25, cpu=0, memory=0)) == {"n"}
+    for too_much in ({"cpu": 3 * CORE + 1}, {"memory": 3 * 2**28 + 1}):
+        assert cheapest_claim(ledger.capacity, request(25, **too_much)) is None
+        assert able_nodes(ledger.capacity, request(25, **too_much)) == set()
+
+
+def test_a_node_where_others_request_more_than_it_has_is_claimed_for_what_requests_nothing() -> None:
+    ledger = Ledger.of([report("n", [gpu("a")], [active("ada", "a", 100)])])
+    too_much = Requested(9 * CORE, 2**31, 2)
+    ledger.put_resources("n", NodeResources.of_empty_node(8 * CORE, 2**30).less(too_much, by_others=too_much))
+    assert able_nodes(ledger.capacity, request(25)) == {"n"}
+
+
 def test_a_request_without_cpu_and_memory_fits_beside_a_claim_on_more_than_is_free() -> None:
     ledger = Ledger.of([report("n", [gpu("a")])])
     ledger.put_resources("n", NodeResources(cpu=CORE, memory=2**30))

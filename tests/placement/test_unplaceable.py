@@ -8,7 +8,16 @@ import pytest
 
 from gpushare_spawner.model.report import GpuReport
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Demand, Ledger, NodeResources, PlacementRequest, Reason, Shortage, Unplaceable
+from gpushare_spawner.placement import (
+    Demand,
+    Ledger,
+    NodeResources,
+    PlacementRequest,
+    Reason,
+    Requested,
+    Shortage,
+    Unplaceable,
+)
 from gpushare_spawner.placement.obstacle import Lacking, Obstacle
 from tests.placement.reports import active, gpu, report, request
 
@@ -110,6 +119,21 @@ def test_a_node_without_enough_cpu_or_memory_is_told_from_one_without_units() ->
     )  # n4 can take it: nothing is short everywhere
     ledger.put_resources("n3", NodeResources(pods=0))
     assert Shortage(Lacking.PODS, 1, 0) in ledger.why_unplaceable(wanted).shortages
+
+
+def test_nodes_that_are_too_small_even_if_nothing_ran_there_are_no_reason_to_wait() -> None:
+    ledger = Ledger.of([report(name, [gpu(name)]) for name in ("n1", "n2", "n3")])
+    ledger.add(active("s", "n2", 90))
+    for node, cpu, memory in (("n1", 2000, 8), ("n2", 4000, 8), ("n3", 8000, 7)):
+        ledger.put_resources(node, NodeResources.of_empty_node(cpu, memory).less(Requested(cpu=1000)))
+    why = ledger.why_unplaceable(request(50, cpu=5000, memory=8))
+    assert (why.reason, why.may_pass) == (Reason.NODES_TOO_SMALL, False)
+    assert why.shortages == (Shortage(Lacking.MOST_CPU, 2, 4000), Shortage(Lacking.MOST_MEMORY, 1, 7))
+    # n2 would do if its session ended
+    assert ledger.why_unplaceable(request(50, cpu=4000, memory=8)).reason is Reason.FULL
+    # n1 and n2 are too small, and the GPU of n3 as well
+    ledger.put_node("n3", [gpu("n3", capacity=40)])
+    assert ledger.why_unplaceable(request(50, cpu=5000)).reason is Reason.NODES_TOO_SMALL
 
 
 def test_nodes_that_keep_the_pod_out_are_an_admins_matter() -> None:

@@ -64,6 +64,18 @@ from gpushare_spawner.wording import refusals
             "on 3 nodes; this needs 4 GiB of memory, and at most 1 GiB is free on 1 node; 1 node can run no more pods.",
         ),
         (
+            Unplaceable(
+                Reason.NODES_TOO_SMALL,
+                Share(50),
+                cpu=64_000,
+                memory=2**40,
+                shortages=(Shortage(Lacking.MOST_CPU, 2, 32_000), Shortage(Lacking.MOST_MEMORY, 1, 2**38)),
+            ),
+            "This needs 64 CPU, and a node with suitable GPUs has at most 32 CPU, even while nothing runs there; "
+            "this needs 1 TiB of memory, and a node with suitable GPUs has at most 256 GiB, even while nothing runs "
+            "there. Choose a template that asks for less CPU and memory, or ask the admin.",
+        ),
+        (
             Unplaceable(Reason.FULL, Share(50), best_units=40),
             "Not enough free capacity: this needs 0.50 GPU, and at most 0.40 GPU is free on any GPU.",
         ),

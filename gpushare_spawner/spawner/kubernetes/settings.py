@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from traitlets import Float, Integer, TraitError, Unicode
+from traitlets import Bool, Float, Integer, TraitError, Unicode
 
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
@@ -48,6 +48,22 @@ def view_patience() -> Any:
         help="""
         Seconds that a spawn waits while what the GPUs hold is not known, before it is refused: the cluster's API does
         not answer, or no agent has published a report within two minutes.
+        """,
+    ).tag(config=True)
+
+
+def nodes_are_added() -> Any:
+    """Make ``nodes_are_added``."""
+    return Bool(
+        False,
+        help="""
+        Whether nodes are added to the cluster now and then, with GPU models, or with more GPUs, CPU or memory, that no
+        node has now.
+
+        Then a spawn that no node of now could take, even if nothing ran there, waits in the queue for such a node.
+        Without this setting it is refused at once, and its user reads what is missing. The queue itself makes no pod
+        for a spawn that waits, so a cluster autoscaler adds no node for it: set this where nodes come by a schedule,
+        for placeholder pods, or by hand.
         """,
     ).tag(config=True)
 

@@ -90,6 +90,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
     share_unit_size = settings.share_unit_size()
     view_patience = settings.view_patience()
     start_attempts = settings.start_attempts()
+    nodes_are_added = settings.nodes_are_added()
 
     @default("reports_namespace")
     def _default_reports_namespace(self) -> str:
@@ -119,7 +120,13 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         cluster = ClusterSnapshots(
             self.reflectors, self._reports_key, self.share_unit_size, self.log, capacity=capacity
         )
-        return PodReservations(cluster, self.log, patience=self.view_patience, **self._queue_settings())
+        return PodReservations(
+            cluster,
+            self.log,
+            patience=self.view_patience,
+            nodes_are_added=self.nodes_are_added,
+            **self._queue_settings(),
+        )
 
     @property
     def _reports_key(self) -> tuple[str, str]:

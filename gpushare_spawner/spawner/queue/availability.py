@@ -10,6 +10,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Demand, PlacementRequest
 from gpushare_spawner.spawner.queue.inventory import GpuKind
 from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck, Verdict
+from gpushare_spawner.spawner.queue.positions import Positions
 from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue
 from gpushare_spawner.wording import queue as words
 
@@ -99,7 +100,7 @@ class AvailabilityNow:
             return Availability("now", words.STARTS_NOW)
         if verdict.outcome is Outcome.NEVER:
             return Availability("never", self._why_never(verdict), verdict.why)
-        position = words.position(self.queue.ahead_of(request.models or frozenset(), self.check.snapshot))
+        position = words.position(Positions(self.check, self.queue).ahead_of(request))
         return Availability("wait", position, verdict.why)
 
     def _why_never(self, verdict: Verdict) -> str:

@@ -11,7 +11,15 @@ from enum import Enum
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.placement import Ledger, PlacementRequest, PreparedStrategy, Reason, Strategy, Unplaceable
+from gpushare_spawner.placement import (
+    Ledger,
+    PlacementRequest,
+    PreparedStrategy,
+    Reason,
+    Strategy,
+    Unplaceable,
+    looking_for_claim,
+)
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.wording import refusals
 from gpushare_spawner.wording.queue import EARLIER_FIRST
@@ -59,6 +67,8 @@ class PlacementCheck:
     ledger: Ledger
     strategy: Strategy
     counted: Callable[[Share], Share] = field(default=lambda share: share)
+    nodes_are_added: bool = False
+    """Nodes that are added later may do for what no node of now can take."""
 
     def verdict(self, request: PlacementRequest) -> Verdict:
         """Return whether a request can be placed, beside what is kept for spawns that wait."""
@@ -70,6 +80,8 @@ class PlacementCheck:
         if not unplaceable.may_pass:
             if self.snapshot.awaited:
                 return Verdict(Outcome.WAIT, why=self.snapshot.awaited)
+            if self.nodes_are_added:
+                return Verdict(Outcome.WAIT, why=why)
             unsuitable = not request.models or unplaceable.reason in (Reason.NO_MODEL, Reason.NO_GPUS)
             ineligible = unplaceable.reason is Reason.INELIGIBLE
             return Verdict(Outcome.NEVER, why=why, unsuitable=unsuitable, ineligible=ineligible)
@@ -96,3 +108,5 @@ class PlacementCheck:
         if self.ledger.place(counted, self.strategy) is None:
             while self.ledger.capacity.prepare_obstacles(request.demand, NODES_AT_ONCE):
                 yield
+            # for its position and its claim
+            yield from looking_for_claim(self.ledger.capacity, counted)

@@ -21,6 +21,7 @@ from gpushare_spawner.placement import (
 )
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck
+from gpushare_spawner.spawner.queue.positions import Positions
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.queue_errors import impossible, queue_full
 from gpushare_spawner.wording.refusals import not_admitted
@@ -41,6 +42,7 @@ class Placer:
         self._feed = feed
         self._queue = queue
         self._where = where
+        self._positions = Positions(check, queue)
         self._reached: set[str] = set()
         """Nodes that the spawns with a claim could use if everything were free there."""
         # each spawn meets the claims of those before it, and neither its own nor those of later ones
@@ -50,7 +52,8 @@ class Placer:
     def place(self, ticket: Ticket) -> Placement | None:
         """Return a place for the ticket; None where it waits on, and knows its position, or has been refused."""
         request, snapshot = ticket.request, self._check.snapshot
-        verdict = self._check.verdict(request.placement(snapshot))
+        asked = request.placement(snapshot)
+        verdict = self._check.verdict(asked)
         # taints come and go: a spawn that was told to wait is not refused for one
         waits = verdict.outcome is Outcome.WAIT or (verdict.ineligible and ticket.ahead is not None)
         if waits:
@@ -58,7 +61,7 @@ class Placer:
                 ticket.refuse(queue_full(request, self._queue.length))
             else:
                 why = f"{not_admitted(request.left_out())}." if verdict.left_out else verdict.why
-                ticket.says(self._queue.ahead_of(request.models(snapshot), snapshot, ticket), why)
+                ticket.says(self._positions.ahead_of(asked, ticket), why)
         elif verdict.outcome is Outcome.NEVER:
             ticket.refuse(impossible(request, self._where, verdict.why))
         return verdict.placement

@@ -89,7 +89,7 @@ class WaitStatus:
     """What the user of a queued spawn is told."""
 
     ahead: int
-    """Spawns before it that want the same GPUs."""
+    """Spawns before it that could use the same GPUs."""
     hint: str = ""
     """What it waits for, as a sentence."""
     minutes: int | None = None
@@ -109,7 +109,7 @@ class Ticket:
     """The other templates that the user may start."""
     result: asyncio.Future[Reservation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     ahead: int | None = None
-    """Spawns before it that want the same GPUs, as of the last pass; None before the first."""
+    """Spawns before it that could use the same GPUs, as of the last pass; None before the first."""
     hint: str = ""
     """What it waits for."""
     first_since: float | None = None
@@ -205,11 +205,11 @@ class SpawnQueue:
         """Leave the queue; nothing happens if it is not in it."""
         self._tickets.pop(id(ticket), None)
 
-    def ahead_of(self, models: frozenset[str], snapshot: GpuSnapshot, ticket: Ticket | None = None) -> int:
-        """How many earlier tickets want a GPU of one of these models; all of them where no ticket is given."""
+    def ahead_of(self, competes: Callable[[Ticket], bool], ticket: Ticket | None = None) -> int:
+        """How many earlier tickets compete with this one; of all tickets where none is given."""
         count = 0
         for other in self._tickets.values():
             if other is ticket:
                 break
-            count += not other.result.done() and not models.isdisjoint(other.request.models(snapshot))
+            count += not other.result.done() and competes(other)
         return count

@@ -46,7 +46,8 @@ class Reservations(ABC, Generic[Reserved]):
 
     One serves all spawners of a hub that use the same GPUs. ``place_every``: seconds between two passes over the queue;
     while it is empty, nothing is asked. ``patience``: seconds that a spawn waits while nothing is known of the GPUs.
-    ``templates``: returns those that can be spawned; ``quotas``: those in force, None where there are none;
+    ``nodes_are_added``: a spawn that no node of now can take waits for a node that can. ``templates``: returns those
+    that can be spawned; ``quotas``: those in force, None where there are none;
     ``quota_usage_file``: where use over quota is kept, None: nowhere.
     """
 
@@ -66,6 +67,7 @@ class Reservations(ABC, Generic[Reserved]):
         queue_length: int = 50,
         place_every: float = 1.5,
         patience: float = 20.0,
+        nodes_are_added: bool = False,
         templates: Callable[[], Iterable[Template]] = tuple,
         quotas: Callable[[], Quotas | None] = lambda: None,
         quota_usage_file: Path | None = None,
@@ -80,6 +82,7 @@ class Reservations(ABC, Generic[Reserved]):
         self.queue = SpawnQueue(queue_length)
         self.place_every = place_every
         self.patience = patience
+        self.nodes_are_added = nodes_are_added
         self.started_at = time.time()
         self._estimates = WaitEstimates()
         self._lock = asyncio.Lock()
@@ -321,7 +324,7 @@ class Reservations(ABC, Generic[Reserved]):
             forgetting = self.feed.ledger.capacity.forgetting(before)
             next(forgetting, None)
             self.in_background(LoopBreaks().through(forgetting))
-        return PlacementCheck(snapshot, self.feed.ledger, self.strategy, self.counted)
+        return PlacementCheck(snapshot, self.feed.ledger, self.strategy, self.counted, self.nodes_are_added)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something to its end, whoever asked for it."""

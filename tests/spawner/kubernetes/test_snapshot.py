@@ -243,6 +243,17 @@ async def test_a_bound_pod_and_a_node_that_cannot_be_read_cost_only_themselves(
     assert sorted(record.message.split(" cannot")[0] for record in caplog.records) == ["Node bad", "Pod bad"]
 
 
+async def test_what_pods_that_are_no_sessions_request_cannot_become_free() -> None:
+    cluster = Cluster()
+    cluster.free["n"]["allocatable"] = NodeResources.of_empty_node(64_000, 2**40)
+    cluster.bind("daemon", "n", 4000)
+    cluster.bind("ada", "n", 10_000, token="t")
+    resources = (await cluster.ledger()).capacity.nodes["n"].resources
+    assert (resources.cpu, resources.session_cpu, resources.most_cpu) == (50_000, 60_000, 64_000)
+    del cluster.bound["daemon"]
+    assert (await cluster.ledger()).capacity.nodes["n"].resources.session_cpu == 64_000
+
+
 async def test_a_report_that_cannot_be_read_costs_only_itself(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster()
     cluster.reports.resources["bad"] = {"data": {}}

@@ -43,6 +43,14 @@ def test_a_share_that_no_gpu_can_ever_give_is_never_placed(
     assert (verdict.outcome, verdict.unsuitable) == (Outcome.NEVER, unsuitable)
 
 
+def test_a_share_that_no_node_of_now_can_take_waits_where_nodes_are_added() -> None:
+    check = Machine().check()
+    request = PlacementRequest(Share(100, 3), models=A100)
+    never = check.verdict(request)
+    waits = replace(check, nodes_are_added=True).verdict(request)
+    assert (never.outcome, waits) == (Outcome.NEVER, Verdict(Outcome.WAIT, why=never.why))
+
+
 def test_a_share_waits_while_gpus_are_missing_for_a_moment() -> None:
     verdict = Machine(awaited="Node c says nothing.").check().verdict(PlacementRequest(Share(100, 3), models=A100))
     assert verdict == Verdict(Outcome.WAIT, why="Node c says nothing.")

@@ -46,6 +46,7 @@ class ClusterCapacity:
         self._known: dict[str, NodeResources] = {}
         self._allocatable: dict[str, NodeResources] = {}
         self._requested: dict[str, Requested] = {}
+        self._by_others: dict[str, Requested] = {}
         self._bound: set[str] = set()
         self._nodes_seen = ChangedObjects()
         self._pods_seen = ChangedObjects()
@@ -156,13 +157,9 @@ class ClusterCapacity:
         if pod is None or not pod["node"]:
             return ""
         node: str = pod["node"]
-        there, requested = self._requested.get(node, NOTHING), pod["requested"]
-        now = Requested(
-            there.cpu + sign * requested.cpu, there.memory + sign * requested.memory, there.pods + sign * requested.pods
-        )
-        self._requested[node] = now
-        if now == NOTHING:
-            del self._requested[node]
+        _add(self._requested, node, pod["requested"], sign)
+        if not pod["token"]:
+            _add(self._by_others, node, pod["requested"], sign)
         if pod["token"]:
             (self._bound.add if sign > 0 else self._bound.discard)(pod["token"])
         return node
@@ -178,16 +175,28 @@ class ClusterCapacity:
         for node in nodes:
             self._known.pop(node, None)
             if node in self._allocatable:
-                self._known[node] = self._allocatable[node].less(self._requested.get(node, NOTHING))
+                self._known[node] = self._allocatable[node].less(
+                    self._requested.get(node, NOTHING), self._by_others.get(node, NOTHING)
+                )
             self._recounted.add(node)
 
     def _forget(self) -> None:
         if not self._known:
             return
         self._recounted.update(self._known)
-        self._known, self._allocatable, self._requested, self._bound = {}, {}, {}, set()
+        self._known, self._allocatable, self._requested, self._by_others, self._bound = {}, {}, {}, {}, set()
         self._nodes_seen, self._pods_seen = ChangedObjects(), ChangedObjects()
         self._facts, self._ruled_out = {}, {}
+
+
+def _add(amounts: dict[str, Requested], node: str, requested: Requested, sign: int) -> None:
+    there = amounts.get(node, NOTHING)
+    now = Requested(
+        there.cpu + sign * requested.cpu, there.memory + sign * requested.memory, there.pods + sign * requested.pods
+    )
+    amounts[node] = now
+    if now == NOTHING:
+        del amounts[node]
 
 
 def kept_node(node: Object) -> Object:

@@ -1,0 +1,57 @@
+"""Positions in the queue: how many earlier spawns could use the same GPUs as a spawn.
+
+One object for one pass over the queue, on its snapshot. The order of the queue stands in `queue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from gpushare_spawner.placement import Demand, PlacementRequest, able_nodes
+from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
+from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
+
+_Kind = tuple[Demand, str]
+"""What a request needs of a node, and the only node that will do; empty: any."""
+
+
+class Positions:
+    """Counts the spawns ahead: models, taints and labels, and the size of nodes say which spawns compete.
+
+    What it asks for is prepared by `PlacementCheck.preparing`.
+    """
+
+    def __init__(self, check: PlacementCheck, queue: SpawnQueue) -> None:
+        self._check = check
+        self._queue = queue
+        self._requests: dict[Ticket, PlacementRequest] = {}
+        self._compete: dict[tuple[_Kind, _Kind], bool] = {}
+
+    def ahead_of(self, request: PlacementRequest, ticket: Ticket | None = None) -> int:
+        """Return how many earlier tickets compete with a request; all of them where no ticket is given."""
+        asked = self._check.counted_request(request)
+        return self._queue.ahead_of(lambda other: self._competes(asked, self._request(other)), ticket)
+
+    def _request(self, ticket: Ticket) -> PlacementRequest:
+        known = self._requests.get(ticket)
+        if known is None:
+            asked = ticket.request.placement(self._check.snapshot)
+            known = self._requests[ticket] = self._check.counted_request(asked)
+        return known
+
+    def _competes(self, one: PlacementRequest, other: PlacementRequest) -> bool:
+        key = ((one.demand, one.node), (other.demand, other.node))
+        known = self._compete.get(key)
+        if known is None:
+            known = self._compete[key] = self._share_gpus(one, other)
+        return known
+
+    def _share_gpus(self, one: PlacementRequest, other: PlacementRequest) -> bool:
+        if one.models is not None and other.models is not None and one.models.isdisjoint(other.models):
+            return False
+        these, those = self._able(one), self._able(other)
+        # none: it waits for GPUs to become healthy, or for nodes that are not there
+        return not (these and those) or not these.isdisjoint(those)
+
+    def _able(self, request: PlacementRequest) -> Set[str]:
+        return able_nodes(self._check.ledger.capacity, request)
