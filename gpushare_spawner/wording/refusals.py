@@ -44,7 +44,8 @@ def capacity(why: Unplaceable) -> str:
             return f"Nodes with {_amount(share)} free lack another resource: {shortages}."
         case Reason.NODES_TOO_SMALL:
             shortages = "; ".join(_too_small(shortage, why) for shortage in why.shortages)
-            return f"{shortages[0].upper()}{shortages[1:]}. Choose a template that asks for less CPU and memory, or ask the admin."
+            said = f"{shortages[0].upper()}{shortages[1:]}"
+            return f"{said}. Choose a template that asks for less CPU and memory, or ask the admin."
         case Reason.UNHEALTHY if share.count == 1:
             return f"No suitable GPU is healthy ({why.suitable} found). Ask the admin: the agent's log says why."
         case Reason.UNHEALTHY:
