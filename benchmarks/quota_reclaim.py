@@ -1,0 +1,193 @@
+"""How long a group waits for its guarantee where sessions over quota hold all GPUs: a simulation in virtual time.
+
+A part of ``python -m benchmarks.quotas``. Servers of a group without a guarantee hold all GPUs, a quarter each, three of
+four of them busy. Then the users of a group that is guaranteed half of the GPUs start servers, all at once. The
+queue, the choice of the sessions that make way and the policy are the product's, with the default times of `reclaim`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from gpushare_spawner.idle import Observation, decide
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.placement import Allocation, LedgerFeed, Source, StrandingAwareFgd, workload_of
+from gpushare_spawner.service.culler.reclaim import pressure
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.queue.inventory import GpuInventory
+from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
+from gpushare_spawner.spawner.queue.placer import Placer
+from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest
+from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
+from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
+
+QUARTER = Template.model_validate({"name": "quarter", "display_name": "Q", "gpu": {"fraction": 0.25}})
+UNITS = 25
+ROUND_SECONDS = CullerSettings().cull_every
+PASS_SECONDS = 1.5
+"""The default of the spawners' ``queue_poll_interval``."""
+ARRIVAL = 3600.0
+"""Seconds after which the group in quota comes: the sessions over quota have been idle, or busy, for so long."""
+LONGEST = 3600.0
+GIB = 2**30
+
+
+@dataclass
+class Reclaimed:
+    """What came of it."""
+
+    seconds: float | None = None
+    """Until the group had its guarantee; None: not within an hour."""
+    idle_made_way: int = 0
+    active_made_way: int = 0
+    borrowed_units: int = 0
+    """Of the group in quota; 0: it owns all that it has."""
+
+
+@dataclass
+class Cluster:
+    """Hub, service and agents at one instant."""
+
+    gpus: int
+    sessions: dict[str, SessionReport] = field(default_factory=dict)
+    feed: LedgerFeed = field(default_factory=LedgerFeed)
+    nodes: dict[str, tuple[GpuReport, ...]] = field(default_factory=dict)
+    made: Reclaimed = field(default_factory=Reclaimed)
+
+    def __post_init__(self) -> None:
+        inventory = GpuInventory()
+        for node in range(self.gpus // 4):
+            cards = tuple(
+                GpuReport(index=i, uuid=f"GPU-{node}-{i}", model="A100", memory_bytes=80 * GIB) for i in range(4)
+            )
+            self.nodes[f"node-{node}"] = cards
+            self.feed.report(Report(node=f"node-{node}", published_at=0.0, gpus=cards))
+            inventory.put(f"node-{node}", cards)
+            for number in range(4 * len(cards)):
+                self._open(f"guest-{node}-{number}", "group:guests", cards[number // 4].uuid, 0.0, number % 4 != 0)
+        self.snapshot = GpuSnapshot(inventory)
+        guarantee = self.gpus / 2
+        self.quotas = Quotas.model_validate({"groups": {"owners": {"guarantee": guarantee}, "guests": {}}})
+        self.queue = SpawnQueue(10_000)
+        self.now = ARRIVAL
+        ledger, log = self.feed.ledger, logging.getLogger("quotas")
+        self.accounts = QueueQuotas(ledger, log, lambda: self.quotas, lambda: self.now)
+        request = self.snapshot.request(QUARTER)
+        self.strategy = StrandingAwareFgd(workload_of([(request.demand, 1.0)]))
+        for number in range(round(guarantee * UNITS_PER_GPU) // UNITS):
+            self.queue.join(SpawnRequest(Tenant(f"owner-{number}", quota="group:owners"), QUARTER), self.now)
+
+    def run(self) -> Reclaimed:
+        """Let rounds of the service and passes of the queue alternate until the queue is empty."""
+        next_round = ARRIVAL
+        while len(self.queue) and self.now < ARRIVAL + LONGEST:
+            self._pass()
+            if self.now >= next_round:
+                self._round()
+                next_round = self.now + ROUND_SECONDS
+            self.now += PASS_SECONDS
+        if not len(self.queue):
+            self.made.seconds = self.now - PASS_SECONDS - ARRIVAL
+        self.made.borrowed_units = sum(
+            one.borrowed_units for one in self.sessions.values() if one.quota == "group:owners"
+        )
+        return self.made
+
+    def _open(self, name: str, quota: str, gpu: str, at: float, busy: bool, borrowed: int = 0) -> None:
+        self._put(
+            SessionReport(
+                id=name,
+                user=name,
+                template=QUARTER.name,
+                quota=quota,
+                gpus=(gpu,),
+                share_units=UNITS,
+                borrowed_units=borrowed,
+                tier_since=at,
+                effective_units=UNITS,
+                guaranteed_units=UNITS,
+                opened_at=at,
+                gpu_busy=busy,
+            )
+        )
+
+    def _put(self, session: SessionReport) -> None:
+        self.sessions[session.id] = session
+        allocation = Allocation.of(session)
+        assert allocation is not None
+        self.feed.put(Source.SEEN, allocation)
+
+    def _pass(self) -> None:
+        """One pass over the queue, as `spawner.queue.reservations` makes it."""
+        self.accounts.bring_up_to_date(len(self.snapshot.gpus) * UNITS_PER_GPU)
+        self.queue.arrange(self.accounts.order(self.queue))
+        check = PlacementCheck(self.snapshot, self.feed.ledger, self.strategy)
+        placer = Placer(check, self.feed, self.queue, "the simulation")
+        for ticket in list(self.queue):
+            placement = placer.place(ticket)
+            if placement is None:
+                continue
+            self.queue.leave(ticket)
+            tenant, (gpu,) = ticket.request.tenant, placement.gpus
+            self._open(tenant.user, tenant.quota, gpu, self.now, True, placement.borrowed)
+            if not self.feed.ledger.unowned_units(gpu):
+                self._units_have_owners(gpu)
+
+    def _units_have_owners(self, gpu: str) -> None:
+        """What the agent does: busy sessions on the GPU that made way are active again, and borrow."""
+        for session in [one for one in self.sessions.values() if one.yields and gpu in one.gpus]:
+            changes: dict[str, object] = {"yields": False}
+            if session.gpu_busy:
+                changes |= {"tier": Tier.ACTIVE, "effective_units": UNITS}
+            self._put(session.model_copy(update=changes))
+
+    def _round(self) -> None:
+        """One round of the service's culler."""
+        pending = [
+            HubServer(one.request.tenant.user, "", False, "spawn", ARRIVAL, None, QUARTER.name, quota="owners")
+            for one in self.queue
+        ]
+        found = pressure(self.quotas, self._reports(), pending, {QUARTER.name: QUARTER}, self.now)
+        for session in list(self.sessions.values()):
+            claim = found.claims.get(session.id)
+            decision = decide(QUARTER.idle, Observation.of(session), self.now, claim=claim)
+            coming = decision.notice
+            if decision.no_action is not None:
+                notice = None
+                if coming is not None:
+                    notice = Notice(
+                        tier=coming.tier, at=coming.at, reason="", effective_units=coming.units, cause=coming.cause
+                    )
+                self.sessions[session.id] = session.model_copy(update={"notice": notice})
+                continue
+            assert decision.upcoming is not None
+            assert decision.upcoming.cause is IdleCause.RECLAIM
+            self.made.active_made_way += session.gpu_busy
+            self.made.idle_made_way += not session.gpu_busy
+            made_way = {
+                "tier": decision.tier,
+                "effective_units": decision.units,
+                "borrowed_units": UNITS - decision.units,
+                "yields": True,
+                "notice": None,
+            }
+            self._put(session.model_copy(update=made_way))
+
+    def _reports(self) -> list[Report]:
+        return [
+            Report(
+                node=node,
+                published_at=self.now,
+                gpus=cards,
+                sessions=tuple(one for one in self.sessions.values() if one.gpus[0] in {card.uuid for card in cards}),
+            )
+            for node, cards in self.nodes.items()
+        ]
