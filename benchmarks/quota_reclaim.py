@@ -1,7 +1,7 @@
 """How long a group waits for its guarantee where sessions over quota hold all GPUs: a simulation in virtual time.
 
-A part of ``python -m benchmarks.quotas``. Servers of a group without a guarantee hold all GPUs, a quarter each, three of
-four of them busy. Then the users of a group that is guaranteed half of the GPUs start servers, all at once. The
+A part of ``python -m benchmarks.quotas``. Servers of a group without a guarantee hold all GPUs, a quarter each; three
+of four are busy. Then the users of a group that is guaranteed half of the GPUs start servers, all at once. The
 queue, the choice of the sessions that make way and the policy are the product's, with the default times of `reclaim`.
 """
 
