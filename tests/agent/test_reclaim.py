@@ -11,7 +11,7 @@ from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.share_status import explanation
-from tests.agent.conftest import Agent, Eventually
+from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import FIRST, Peer
 
 
@@ -112,6 +112,20 @@ async def test_a_restart_of_the_agent_keeps_what_is_kept(agent: Agent) -> None:
     assert session(agent, "over").yields
     agent.open("owner", share_units=70)
     assert held(agent, "owner") == (Tier.ACTIVE, 70, 70, 0)
+
+
+async def test_gpu_work_withdraws_only_notices_that_it_averts(agent: Agent) -> None:
+    over = await agent.peer(agent.open("over", share_units=100))
+    for cause, stays in ((IdleCause.MAX_AGE, True), (IdleCause.RECLAIM, True), (IdleCause.IDLE, False)):
+        notice = Notice(tier=Tier.STOPPED, at=time.time() + 60, reason="", cause=cause)
+        agent.node.requests.announce(AnnounceRequest.of("over", notice))
+        work(over)
+        over.send(Kind.QUERY)  # not allowed from this role: it ends the connection after the work is dealt with
+        await over.ended()
+        assert (session(agent, "over").notice is not None) == stays, cause
+        over = await agent.peer(
+            agent.node.requests.open(request_for("over", share_units=100)).environment["GPUSHARE_SOCKET"]
+        )
 
 
 async def test_gpu_work_does_not_withdraw_the_notice(agent: Agent) -> None:

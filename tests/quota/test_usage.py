@@ -151,3 +151,17 @@ def test_usage_is_the_same_however_it_came_about(sessions: list[tuple[str, int, 
     fresh = filled(sessions)
     assert found.over_quota() == fresh.over_quota()
     assert all(found.used(account(group)) == fresh.used(account(group)) for group in ("optics", "course"))
+
+
+def test_accounts_without_sessions_use_nothing() -> None:
+    for group in ("optics", "course"):
+        assert usage().used(account(group)) == 0
+        assert usage().used_by_department(account(group)) == 0
+
+
+def test_an_account_says_whether_the_file_has_it() -> None:
+    assert account("optics").known
+    assert not account("gone").known
+    assert ACCOUNTS.find("user:ada", "ada").known
+    assert not ACCOUNTS.find("user:ben", "ben").known
+    assert ACCOUNTS.find("", "ben").known

@@ -28,8 +28,14 @@ def status(**changes: Any) -> ShareStatus:
     ("tier", "units", "said"),
     [
         (Tier.DOWNGRADED, 20, f"Your GPU share will be reduced to 0.20 GPU at {{time}}: {WAITS}. Your data is kept."),
-        (Tier.RELEASED, 0, f"Your GPU share will be reduced to what others leave at {{time}}: {WAITS}. Your data is kept."),
-        (Tier.STOPPED, 0, f"Your server will stop at {{time}}: it is idle, and {WAITS}. Save your work, or run a cell."),
+        (
+            Tier.RELEASED, 0,
+            f"Your GPU share will be reduced to what others leave at {{time}}: {WAITS}. Your data is kept.",
+        ),
+        (
+            Tier.STOPPED, 0,
+            f"Your server will stop at {{time}}: it is idle, and {WAITS}. Save your work, or run a cell.",
+        ),
     ],
 )  # fmt: skip
 def test_the_notice_says_who_waits_and_fits_a_toast(tier: Tier, units: int, said: str) -> None:
