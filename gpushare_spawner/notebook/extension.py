@@ -73,9 +73,17 @@ def answer(status: ShareStatus) -> dict[str, Any]:
         "explanation": share_status.explanation(status),
         "changed_text": notices.changed(status) if status.known else "",
         "notice_text": notices.notice(status, action) if action is not None else "",
+        "reclaimed_text": notices.reclaimed(status),
         "limit_text": memory_limits.refused(status, hit) if hit is not None else "",
     }
-    return status.as_json() | {name: unbroken(text) for name, text in sentences.items()}
+    return status.as_json() | {name: unbroken(text) for name, text in sentences.items()} | {"dashboard": dashboard()}
+
+
+def dashboard() -> str:
+    """Return the address of the dashboard, with the hub's host where servers have hosts of their own; empty without a
+    hub. The service has the name that our config files and values give it."""
+    prefix = os.environ.get("JUPYTERHUB_BASE_URL")
+    return f"{os.environ.get('JUPYTERHUB_HOST', '')}{url_path_join(prefix, 'services/gpushare')}/" if prefix else ""
 
 
 class StatusHandler(APIHandler):

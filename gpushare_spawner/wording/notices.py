@@ -32,6 +32,15 @@ def notice(status: ShareStatus, action: PendingAction) -> str:
             return f"Your GPU share will be {gpu_share(action.effective_units, len(status.gpus))} at {{time}}."
 
 
+def reclaimed(status: ShareStatus) -> str:
+    """Return that owners have reclaimed units that the session borrowed; at most TOAST_LETTERS long; else nothing."""
+    if not status.known or status.tier is not Tier.ACTIVE or status.borrowed_now >= status.borrowed_units:
+        return ""
+    gpus = len(status.gpus)
+    now, share = gpu_share(status.guaranteed_units, gpus), gpu_share(status.share_units, gpus)
+    return f"{now} of your {share} is guaranteed now: others reclaimed the rest. The dashboard says if a restart helps."
+
+
 def _idle(status: ShareStatus, otherwise: str) -> str:
     """Return why the share counts as idle: idle time counts from the last GPU work, or else from the server's start."""
     return "no GPU work since the start" if status.idle_seconds is None else otherwise

@@ -116,7 +116,10 @@ def tier_now(status: ShareStatus) -> str:
             return f"You have {share} now, up to 100 % while others are idle."
         case _ if status.borrowed_units:
             now = gpu_share(status.guaranteed_units, gpus)
-            return f"Of your {share}, {now} is guaranteed now: the owners of the lent units have reclaimed the rest."
+            return (
+                f"Of your {share}, {now} is guaranteed now: the owners of the lent units have reclaimed the rest. "
+                "The dashboard says whether the full share is free elsewhere: a restart then gives it to you."
+            )
         case _:
             return f"You have {share}: guaranteed while others work, up to 100 % while others are idle."
 

@@ -15,6 +15,7 @@ import pytest
 from gpushare_spawner import __version__
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.notebook.extension import dashboard
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
 from tests.notebook.jupyter import ROOT, Jupyter, running
 from tests.notebook.scripted_agent import ScriptedAgent
@@ -144,3 +145,13 @@ def test_kernels_that_come_and_go_while_they_are_counted() -> None:
 
     manager = SimpleNamespace(list_kernel_ids=lambda: ["a", "gone", "b"], get_kernel=get)
     assert kernel_activity(manager) == KernelActivity(busy=1, alive=2, last_activity=0.0)
+
+
+def test_the_dashboard_is_the_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JUPYTERHUB_BASE_URL", "JUPYTERHUB_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    assert dashboard() == "", "there is no hub"
+    monkeypatch.setenv("JUPYTERHUB_BASE_URL", "/jupyter/")
+    assert dashboard() == "/jupyter/services/gpushare/"
+    monkeypatch.setenv("JUPYTERHUB_HOST", "https://hub.example.org")
+    assert dashboard() == "https://hub.example.org/jupyter/services/gpushare/"

@@ -41,7 +41,7 @@ def lab(agent: ScriptedAgent, tmp_path_factory: pytest.TempPathFactory) -> Itera
     # Jupyter's question about news would lie over our notifications
     quiet = '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}'
     (settings / "page_config.json").write_text(quiet)
-    with running(folder, "jupyterlab", GPUSHARE_SOCKET=str(agent.path)) as jupyter:
+    with running(folder, "jupyterlab", GPUSHARE_SOCKET=str(agent.path), JUPYTERHUB_BASE_URL="/") as jupyter:
         yield jupyter
 
 
@@ -126,6 +126,15 @@ def test_the_share_stands_in_the_status_bar_and_changes_are_told(
     wait_for(".jp-Dialog", "1 other session shares the GPU.")
     browser.execute_script("document.querySelector('.jp-Dialog-button.jp-mod-accept').click()")
     wait_for(".jp-Dialog", "other session", there=False)
+
+    script.borrowed, script.guaranteed = 15, 10
+    wait_for(toast, "0.10 GPU of your 0.25 GPU is guaranteed now: others reclaimed the rest.")
+    browser.execute_script("window.open = address => { window.opened = address; }")
+    offered = browser.find_element(By.XPATH, "//*[contains(@class, 'Toastify__toast')]//button[.='Dashboard']")
+    browser.execute_script("arguments[0].click()", offered)
+    assert browser.execute_script("return window.opened") == "/services/gpushare/"
+    script.borrowed, script.guaranteed = 0, 25
+    wait_for(toast, "others reclaimed the rest", there=False)
 
     script.refused = 1
     wait_for(toast, "Out of GPU memory: 2 GiB more would exceed the 16 GiB that this session may allocate.")

@@ -157,6 +157,15 @@ def test_a_session_that_never_worked_reads_that_its_idle_time_counts_from_the_st
     assert ": no GPU work since the start. Variables" in share_status.explanation(idle)
 
 
+def test_reclaimed_units_are_notified_with_a_word_on_the_restart() -> None:
+    said = notices.reclaimed(of(borrowed=15, guaranteed=10))
+    assert said.startswith("0.10 GPU of your 0.25 GPU is guaranteed now: others reclaimed the rest. The dashboard says")
+    assert len(said) <= notices.TOAST_LETTERS
+    for other in (of(), of(borrowed=15, guaranteed=25), of(tier=Tier.RELEASED, effective=0, borrowed=15, guaranteed=0)):
+        assert notices.reclaimed(other) == ""
+    assert notices.reclaimed(ShareStatus.unknown("away")) == notices.reclaimed(ShareStatus.without_share()) == ""
+
+
 def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed() -> None:
     released = of(tier=Tier.RELEASED, effective=0, borrowed=25, guaranteed=0)
     assert "borrowed" not in share_status.line(released) + share_status.explanation(released)
@@ -164,6 +173,7 @@ def test_units_that_a_tier_or_their_owner_has_taken_are_not_borrowed() -> None:
     assert "borrowed" not in share_status.line(reclaimed) + share_status.page(reclaimed, 0)
     said = share_status.explanation(reclaimed)
     assert "Of your 0.25 GPU, 0.10 GPU is guaranteed now: the owners of the lent units have reclaimed the rest." in said
+    assert "The dashboard says whether the full share is free elsewhere" in said
     partly = share_status.explanation(of(borrowed=15, guaranteed=18))
     assert "Of your 0.25 GPU, 0.18 GPU is guaranteed now" in partly
     assert "You have 0.25 GPU now" not in partly

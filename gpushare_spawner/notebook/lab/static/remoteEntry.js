@@ -79,8 +79,9 @@
   }
 
   /*
-   * Two notifications at most: one about the share (a notice of an idle action, or a new tier), and one about the last memory
-   * allocation that a limit refused. Each is updated, so that they do not pile up.
+   * Three notifications at most: one about the share (a notice of an idle action, or a new tier), one about borrowed units that
+   * their owners reclaimed, and one about the last memory allocation that a limit refused. Each is updated, so that they do not
+   * pile up.
    */
   class Notifier {
     constructor(Notification, explain) {
@@ -98,6 +99,7 @@
       const before = this._before;
       this._before = status;
       this._showShare(status, before);
+      this._showReclaimed(status, before);
       if (before !== undefined) {
         this._showLimit(status, before); // the dialog shows what was refused before this page was open
       }
@@ -131,6 +133,15 @@
         this._say('share', status.changed_text, restored ? 'success' : 'warning', { autoClose: restored ? 8000 : false });
       } else if (newNotice) {
         this._dismiss('share'); // the notice was withdrawn
+      }
+    }
+
+    _showReclaimed(status, before) {
+      if (!status.reclaimed_text) {
+        this._dismiss('reclaimed');
+      } else if (!before || before.reclaimed_text !== status.reclaimed_text) {
+        const open = { label: 'Dashboard', callback: () => window.open(status.dashboard, '_blank', 'noopener') };
+        this._say('reclaimed', status.reclaimed_text, 'info', { autoClose: false, actions: status.dashboard ? [open] : [] });
       }
     }
 
