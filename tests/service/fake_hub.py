@@ -31,6 +31,7 @@ class FakeHub:
         self._server = HTTPServer(
             Application(
                 [
+                    (r"/hub/api/", _Version),
                     (r"/hub/api/users", _Users),
                     (r"/hub/api/user", _Self),
                     (r"/hub/api/users/([^/]+)", _User),
@@ -50,7 +51,8 @@ class FakeHub:
             account.update(_iso(changes))
             return
         account["servers"][server] = _iso(
-            {"name": server, "ready": True, "pending": None, "started": 0.0, "last_activity": 0.0, "user_options": {}}
+            {"name": server, "ready": True, "pending": None, "url": "/", "started": 0.0, "last_activity": 0.0}
+            | {"user_options": {}}
             | changes
         )
 
@@ -110,6 +112,11 @@ def _body(data: bytes) -> Any:
 class _Self(_Handler):
     def get(self) -> None:
         self.finish({"kind": "service", "name": "gpushare", "scopes": self.hub.scopes})
+
+
+class _Version(_Handler):
+    def get(self) -> None:
+        self.finish(json.dumps({"version": "5.5.0"}))
 
 
 class _Users(_Handler):

@@ -1,0 +1,42 @@
+"""A `cull_arbiter_hook` for jupyterhub-idle-culler 2.0 and later: lets it run beside this service.
+
+In the file that is given to jupyterhub-idle-culler as ``--config``::
+
+    from gpushare_spawner.service.idle_culler_hook import cull_arbiter
+
+    c.IdleCuller.cull_arbiter_hook = cull_arbiter("/etc/gpushare/templates")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from gpushare_spawner.templates.folder import TemplateFolder, default_folder
+
+
+def cull_arbiter(templates_dir: Path | str | None = None) -> Callable[..., bool]:
+    """Return the hook. ``templates_dir``: the hub's folder of templates, read again when it changes.
+
+    Servers of templates with a GPU are never culled by jupyterhub-idle-culler: it sees neither GPU work nor busy
+    kernels, and this service stops them. Servers of other templates are culled after their `idle.stop_after`, and never
+    if it is not given. All other servers are culled after jupyterhub-idle-culler's own time-out.
+    """
+    folder = TemplateFolder(Path(templates_dir) if templates_dir is not None else default_folder())
+
+    def hook(*, inactive: timedelta | None, inactive_limit: float, server: Mapping[str, Any], **_: Any) -> bool:
+        """Return whether a server is culled. ``inactive_limit``: seconds; ``server``: as the hub's API describes it."""
+        if inactive is None:
+            return False
+        options = server.get("user_options")
+        name = options.get("profile") if isinstance(options, Mapping) else None
+        template = next((one for one in folder.load() if one.name == name), None)
+        if template is None:
+            return inactive.total_seconds() >= inactive_limit
+        if template.gpu is not None or template.idle.stop_after is None:
+            return False
+        return inactive.total_seconds() >= template.idle.stop_after
+
+    return hook
