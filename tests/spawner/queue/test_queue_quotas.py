@@ -8,17 +8,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, Ledger
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.local.reservations import AgentReservations
-from gpushare_spawner.spawner.queue.queue import Reservation, SpawnQueue, SpawnRequest, Ticket
+from gpushare_spawner.spawner.queue.queue import SpawnQueue, SpawnRequest
 from gpushare_spawner.spawner.queue.queue_quotas import QueueQuotas
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.queue.running_queue import RunningQueue
 from tests.spawner.running_hub import until
 
 QUOTAS = Quotas.model_validate(
@@ -171,29 +170,15 @@ async def test_guarantees_beyond_the_gpus_are_logged_once(desk: Desk, caplog: py
 # -- through the real queue --
 
 
-class Hub:
-    """Reservations on a fake agent."""
-
-    def __init__(self, agent: FakeAgent) -> None:
-        self.tickets: dict[str, Ticket] = {}
-        self.reservations = AgentReservations(
-            AgentClient(agent.socket, 1.0), logging.getLogger("test"), place_every=0.05, quotas=lambda: QUOTAS
-        )
-
-    def start(self, spawn: SpawnRequest) -> asyncio.Task[Reservation]:
-        made = self.reservations.reserve(spawn, 10.0, lambda ticket: self.tickets.update({spawn.session: ticket}))
-        return asyncio.ensure_future(made)
-
-
 @pytest.fixture
-async def hub(agent: FakeAgent) -> AsyncIterator[Hub]:
-    made = Hub(agent)
-    yield made
-    for task in list(made.reservations._tasks):
-        task.cancel()
+async def hub(agent: FakeAgent) -> AsyncIterator[RunningQueue]:
+    async with RunningQueue(agent, quotas=lambda: QUOTAS) as made:
+        yield made
 
 
-async def test_a_spawn_in_quota_gets_the_units_that_come_free_before_earlier_ones(hub: Hub, agent: FakeAgent) -> None:
+async def test_a_spawn_in_quota_gets_the_units_that_come_free_before_earlier_ones(
+    hub: RunningQueue, agent: FakeAgent
+) -> None:
     for gpu in (0, 1):
         agent.occupy(f"there-{gpu}", 100, gpu)
     over = hub.start(request("x", "b"))
@@ -210,7 +195,7 @@ async def test_a_spawn_in_quota_gets_the_units_that_come_free_before_earlier_one
     await over
 
 
-async def test_a_spawn_beyond_the_maximum_is_refused_with_the_quota_named(hub: Hub) -> None:
+async def test_a_spawn_beyond_the_maximum_is_refused_with_the_quota_named(hub: RunningQueue) -> None:
     await hub.start(request("x", "little", 0.25))
     with pytest.raises(SpawnRefused) as refused:
         await hub.start(request("y", "little", 0.5))
@@ -221,7 +206,7 @@ async def test_a_spawn_beyond_the_maximum_is_refused_with_the_quota_named(hub: H
     )
 
 
-async def test_servers_of_a_user_count_over_all_templates(hub: Hub) -> None:
+async def test_servers_of_a_user_count_over_all_templates(hub: RunningQueue) -> None:
     await hub.start(request("x", "few", 0.25, "one"))
     spawn = request("x", "few", 0.1, "two")
     with pytest.raises(SpawnRefused, match="allows 1 for each user") as refused:
@@ -230,12 +215,12 @@ async def test_servers_of_a_user_count_over_all_templates(hub: Hub) -> None:
     await hub.start(request("z", "few", 0.25, "one"))
 
 
-async def test_of_two_spawns_at_once_only_one_gets_what_a_maximum_leaves(hub: Hub) -> None:
+async def test_of_two_spawns_at_once_only_one_gets_what_a_maximum_leaves(hub: RunningQueue) -> None:
     results = await asyncio.gather(*(hub.start(request(name, "little", 0.5)) for name in "xy"), return_exceptions=True)
     assert sorted(isinstance(result, SpawnRefused) for result in results) == [False, True]
 
 
-async def test_a_hub_that_is_restarted_knows_the_quota_of_what_runs(hub: Hub, agent: FakeAgent) -> None:
+async def test_a_hub_that_is_restarted_knows_the_quota_of_what_runs(hub: RunningQueue, agent: FakeAgent) -> None:
     await hub.start(request("x", "little", 0.5))
     with pytest.raises(SpawnRefused):
-        await Hub(agent).start(request("y", "little", 0.5))
+        await RunningQueue(agent, quotas=lambda: QUOTAS).start(request("y", "little", 0.5))

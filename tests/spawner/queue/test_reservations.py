@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 import time
 from collections.abc import AsyncIterator
@@ -15,20 +14,18 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.sharing.base import Tenant
-from gpushare_spawner.spawner.local.reservations import AgentReservations, OpenedShare
-from gpushare_spawner.spawner.queue.queue import Reservation, SpawnRequest, Ticket
+from gpushare_spawner.spawner.local.reservations import OpenedShare
+from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 from gpushare_spawner.wording.amounts import universal_clock
 from tests.spawner.fake_agent import FakeAgent
+from tests.spawner.queue.running_queue import RunningQueue
 from tests.spawner.running_hub import TOKEN, RunningHub, until
-
-TASKS: set[asyncio.Task[Any]] = set()
 
 
 def spawn_request(name: str, fraction: float = 0.5, **gpu: Any) -> SpawnRequest:
@@ -37,37 +34,10 @@ def spawn_request(name: str, fraction: float = 0.5, **gpu: Any) -> SpawnRequest:
     return SpawnRequest(Tenant(name), template)
 
 
-class RunningQueue:
-    """Reservations on a fake agent, and the starts that a test began."""
-
-    def __init__(self, agent: FakeAgent, **settings: Any) -> None:
-        self.agent = agent
-        self.reservations = AgentReservations(
-            AgentClient(agent.socket, 1.0), logging.getLogger("test"), **{"place_every": 0.05, **settings}
-        )
-        self.tickets: dict[str, Ticket] = {}
-
-    def start(self, wanted: SpawnRequest, patience: float = 10.0) -> asyncio.Task[Reservation]:
-        task = asyncio.ensure_future(
-            self.reservations.reserve(wanted, patience, lambda ticket: self.tickets.update({wanted.session: ticket}))
-        )
-        TASKS.add(task)
-        task.add_done_callback(TASKS.discard)
-        return task
-
-    async def waits(self, name: str, ahead: int) -> None:
-        await until(lambda: name in self.tickets and self.tickets[name].ahead == ahead)
-
-    def nothing_left(self) -> bool:
-        return not len(self.reservations.queue) and self.reservations.sessions.all_closed
-
-
 @pytest.fixture
 async def queue(agent: FakeAgent) -> AsyncIterator[RunningQueue]:
-    made = RunningQueue(agent)
-    yield made
-    for task in list(made.reservations._tasks):
-        task.cancel()
+    async with RunningQueue(agent) as made:
+        yield made
 
 
 async def test_spawns_are_placed_in_the_order_in_which_they_came(queue: RunningQueue, agent: FakeAgent) -> None:
