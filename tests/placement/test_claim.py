@@ -125,3 +125,28 @@ def test_a_request_without_cpu_and_memory_fits_beside_a_claim_on_more_than_is_fr
     assert ledger.place(request(50)) is not None
     assert ledger.place(request(50, cpu=1)) is None
     assert ledger.place(request(50, memory=1)) is None
+
+
+def test_of_two_models_the_one_that_lacks_less_is_claimed_and_of_equal_ones_the_first_by_index() -> None:
+    held = [active("ada", "a", 60), active("bob", "b", 40)]
+    ledger = Ledger.of([report("n", [gpu("a", 0, "T4"), gpu("b", 1, "A100")], held)])
+    claim = cheapest_claim(ledger.capacity, request(80))
+    assert claim is not None
+    assert claim.gpus == ("b",)
+    ledger.replace(active("bob", "b", 60))
+    claim = cheapest_claim(ledger.capacity, request(80))
+    assert claim is not None
+    assert claim.gpus == ("a",)
+
+
+def test_a_request_fits_without_claims_on_a_node_that_it_may_use_and_on_no_other() -> None:
+    ledger = Ledger.of([report("n1", [gpu("a")]), report("n2", [gpu("b")], [active("ada", "b", 60)])])
+    for name, node, uuid in (("first", "n1", "a"), ("second", "n2", "b")):
+        ledger.claim(name, Claim.of(request(100), node, (uuid,)))
+    assert ledger.fits_without(request(50), ["first", "unknown"])
+    assert not ledger.fits_without(request(50), ["second"]), "too little is free there"
+    assert ledger.fits_without(request(40), ["second"])
+    assert not ledger.fits_without(request(40), ["unknown"])
+    assert ledger.fits_without(request(50, node="n1"), ["first"])
+    assert not ledger.fits_without(request(40, node="n2"), ["first"])
+    assert not ledger.fits_without(request(50, left_out=frozenset({"n1"})), ["first"])
