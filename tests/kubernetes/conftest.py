@@ -7,13 +7,17 @@ kubelets too, which register themselves and leave again, so that it needs no GPU
 
 from __future__ import annotations
 
+import functools
 import os
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from kubernetes_asyncio.client import rest
 
 from tests.spawner.conftest import templates
 
@@ -46,7 +50,11 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         with api_server(Path(_ASSETS), tmp_path_factory.mktemp("control-plane")) as credentials:
             yield ControlPlane(credentials, whole=False)
     else:
-        yield None
+        with pytest.MonkeyPatch.context() as patch:
+            # The stand-in speaks HTTP, and every client reads the machine's certificates when it is made: 35 ms.
+            context = functools.cache(ssl.create_default_context)
+            patch.setattr(rest, "ssl", SimpleNamespace(**(vars(ssl) | {"create_default_context": context})))
+            yield None
 
 
 def cluster_on(control_plane: ControlPlane | None) -> AbstractAsyncContextManager[Cluster]:
