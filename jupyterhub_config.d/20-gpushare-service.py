@@ -2,9 +2,9 @@
 # See docs/explanation/culler.md.
 #
 # Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, the address
-# of the dashboard for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_HISTORY, the database of the history, as
-# SQLAlchemy names it, or false (a file beside the hub's SQLite database); GPUSHARE_SERVICE_OPTIONS, more options of
-# `gpushare service`, like --cull-every=30s.
+# of the dashboard for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_HISTORY, the SQLAlchemy URL of the
+# history's database (a file beside the hub's SQLite database), or false for no history; GPUSHARE_SERVICE_OPTIONS, more
+# options of `gpushare service`, like --cull-every=30s.
 #
 # In a cluster (KUBERNETES_SERVICE_HOST is set, GPUSHARE_CONTROL is not) the service uses the API server, with the hub's
 # service account. The users' pods are in GPUSHARE_NAMESPACE, or else in the hub's POD_NAMESPACE. The proxy reaches the

@@ -91,20 +91,20 @@ class PerUser(_Part):
 
 
 class Reclaim(_Part):
-    """How sessions over quota make way while a spawn in quota waits for their units. Kernels and their GPU memory stay
-    in each case, unless `stop_after` is given."""
+    """How sessions over quota make way while a spawn in quota waits for their units: they are downgraded or released.
+    Kernels and their GPU memory stay in each case, unless `stop_after` is given."""
 
     enabled: Annotated[bool, Field(strict=True)] = True
-    """Whether units are reclaimed at all. With `false` they come free only when servers end, or by the idle actions of
-    their templates."""
+    """Whether units are reclaimed at all. With `false` they become free only when servers end, or by the idle actions
+    of their templates."""
     idle_after: Seconds = RECLAIM_IDLE_SECONDS
     """A session without GPU work for this long is idle: idle sessions make way before active ones, the longest idle
-    first, whatever the idle actions of their template are."""
+    first, whatever the idle actions of their templates are."""
     notice: Seconds = RECLAIM_NOTICE_SECONDS
-    """The notice period: how long before it makes way a session's user is notified."""
+    """The notice period: how long before a session makes way its user is notified."""
     active_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """What an active session keeps at least, as a fraction of each of its GPUs. With 0 a guarantee of whole GPUs can be
-    met by active sessions too; such a session still gets GPU time with the lowest weight."""
+    met by active sessions too; such a session then still gets GPU time, with the lowest weight."""
     stop_after: Seconds | None = None
     """A server that made way is stopped when it is without GPU work, busy kernels or other activity for this long,
     while a spawn in quota still waits for its GPU. Not given: no server is stopped."""

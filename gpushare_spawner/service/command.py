@@ -134,13 +134,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--history",
         default=DEFAULT_HISTORY,
         metavar="URL",
-        help="the database of the history, as SQLAlchemy names it, like postgresql+psycopg://gpushare@db/gpushare; "
+        help="SQLAlchemy URL of the history's database, like postgresql+psycopg://gpushare@db/gpushare; "
         f"false: keep no history; default {DEFAULT_HISTORY}, in the folder where the hub runs",
     )
     kept = Retention()
     _time(history, "--history-detail", kept.detail, "keep GPU time by the hour for this long, then by the day")
-    _time(history, "--history-names", kept.names, "keep users' names for this long")
-    _time(history, "--history-keep", kept.keep, "delete all that is older than this")
+    _time(history, "--history-names", kept.names, "keep the names of users and of their servers for this long")
+    _time(history, "--history-keep", kept.keep, "delete everything that is older")
 
     load = parser.add_argument_group("load")
     load.add_argument(

@@ -110,8 +110,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     quota_usage_file = Unicode(
         "gpushare-quota-usage.json",
         help="""
-        File in which the hub keeps what accounts used over quota recently, so that a restart does not forget the use of
-        sessions that have ended. A relative path counts from the hub's working directory; empty: nothing is kept.
+        File in which the hub keeps how much each user and group used over quota recently, so that a restart does not
+        forget the use of sessions that have ended. A relative path starts at the hub's working directory; empty:
+        nothing is kept.
 
         The file is written only where there are quotas. It names users and groups, and only its owner can read it.
         """,

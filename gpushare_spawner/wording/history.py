@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from gpushare_spawner.model.tier import Tier
 
-NO_HISTORY = "This service keeps no history. An admin can switch it on: gpushare service --history=true."
+NO_HISTORY = (
+    "This service keeps no history. An admin can switch it on: leave out --history=false, or GPUSHARE_HISTORY=false in "
+    "the hub's environment."
+)
 
 
 def restored(was: Tier) -> str:

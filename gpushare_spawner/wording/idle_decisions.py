@@ -57,10 +57,11 @@ def _reclaimed(action: IdleAction, share: Share) -> str:
         case Tier.STOPPED:
             return f"{why} After {duration(action.after)} without activity, this server is stopped. {_VARIABLES_LOST}"
         case Tier.RELEASED:
-            left = "what others leave"
+            said = f"Its share ({share}) is released: its GPU work uses what others leave."
         case _:
             left = gpu_share(action.units) + (f" on each of its {share.count} GPUs" if share.count > 1 else "")
-    return f"{why} Its share is reduced from {share} to {left}. {_KERNELS_RUN}"
+            said = f"Its share is downgraded from {share} to {left}."
+    return f"{why} {said} {_KERNELS_RUN}"
 
 
 def decided(decision: Decision, share: Share) -> str:

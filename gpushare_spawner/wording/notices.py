@@ -38,7 +38,8 @@ def reclaimed(status: ShareStatus) -> str:
         return ""
     gpus = len(status.gpus)
     now, share = gpu_share(status.guaranteed_units, gpus), gpu_share(status.share_units, gpus)
-    return f"{now} of your {share} is guaranteed now: others reclaimed the rest. The dashboard says if a restart helps."
+    said = f"{now} of your {share} is guaranteed now: others reclaimed the rest."
+    return f"{said} The dashboard says whether a restart helps."
 
 
 def _idle(status: ShareStatus, otherwise: str) -> str:
@@ -47,11 +48,13 @@ def _idle(status: ShareStatus, otherwise: str) -> str:
 
 
 def _reclaim_notice(status: ShareStatus, action: PendingAction) -> str:
-    """Return what somebody within their quota is given, who waits for this GPU."""
+    """Return what happens to a session over quota while a spawn in quota waits."""
     if action.tier is Tier.STOPPED:
         return f"Your server will stop at {{time}}: it is idle, and {WAITS}. Save your work, or run a cell."
-    left = gpu_share(action.effective_units, len(status.gpus)) if action.effective_units else "what others leave"
-    return f"Your GPU share will be reduced to {left} at {{time}}: {WAITS}. Your data is kept."
+    if not action.effective_units:
+        return f"Your GPU share will be released at {{time}}: {WAITS}. {_RELEASED_FOR_OTHERS}"
+    smaller = gpu_share(action.effective_units, len(status.gpus))
+    return f"Your GPU share will be downgraded to {smaller} at {{time}}: {WAITS}. Your data is kept."
 
 
 def _stop_notice(action: PendingAction) -> str:
@@ -69,6 +72,7 @@ def _stop_notice(action: PendingAction) -> str:
 
 WAITS = "somebody within their quota waits for this GPU"
 """Why a session over quota makes way."""
+_RELEASED_FOR_OTHERS = "Data is kept; cells use what others leave."
 
 
 def changed(status: ShareStatus) -> str:
@@ -76,8 +80,10 @@ def changed(status: ShareStatus) -> str:
     gpus = len(status.gpus)
     kept = "Your data is kept. The next GPU cell restores the share."
     if status.yields:
-        left = gpu_share(status.effective_units, gpus) if status.effective_units else "what others leave"
-        return f"Your GPU share is reduced to {left}: {WAITS}. Your data is kept."
+        if not status.effective_units:
+            return f"Your GPU share was released: {WAITS}. {_RELEASED_FOR_OTHERS}"
+        smaller = gpu_share(status.effective_units, gpus)
+        return f"Your GPU share was downgraded to {smaller}: {WAITS}. Your data is kept."
     match status.tier:
         case Tier.DOWNGRADED:
             smaller = gpu_share(status.effective_units, gpus)

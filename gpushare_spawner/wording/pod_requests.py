@@ -58,8 +58,8 @@ def discovery_failed(why: str) -> str:
 def without_effect(pod: str, template: str, why: str) -> str:
     """Return that a template's release_resources does nothing for a pod (namespace/name), for the log."""
     return (
-        f"idle.release_resources of template {template} has no effect on the pod {pod}: {why}. It is logged once for "
-        "each template and cause."
+        f"idle.release_resources of template {template} has no effect on the pod {pod}: {why}. This is logged once "
+        "for each template and cause."
     )
 
 

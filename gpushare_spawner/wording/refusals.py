@@ -87,7 +87,7 @@ def _too_small(shortage: Shortage, why: Unplaceable) -> str:
         needed, most = f"{why.cpu / 1000:g} CPU", f"{shortage.most_left / 1000:g} CPU"
     else:
         needed, most = f"{memory(why.memory)} of memory", memory(shortage.most_left)
-    return f"this needs {needed}, and a node with suitable GPUs has at most {most}, even while nothing runs there"
+    return f"this needs {needed}, and a node with suitable GPUs has at most {most}, even when nothing runs there"
 
 
 def _amount(share: Share) -> str:

@@ -101,11 +101,12 @@ def tier_now(status: ShareStatus) -> str:
     share = gpu_share(status.share_units, gpus)
     kept = "Variables and GPU memory are kept. The next GPU cell restores the share."
     if status.yields:
-        now = gpu_share(status.effective_units, gpus) if status.effective_units else "what others leave"
-        return (
-            f"Your GPU share is reduced from {share} to {now}: {WAITS}. Variables and GPU memory are kept. You get the "
-            "share back when the units are free."
-        )
+        if status.effective_units:
+            now = gpu_share(status.effective_units, gpus)
+            said = f"Your GPU share is downgraded from {share} to {now}: {WAITS}."
+        else:
+            said = f"Your GPU share ({share}) is released: {WAITS}. GPU cells use what others leave."
+        return f"{said} Variables and GPU memory are kept. You get the share back when the units are free."
     match status.tier:
         case Tier.DOWNGRADED:
             now = gpu_share(status.effective_units, gpus)
@@ -118,7 +119,7 @@ def tier_now(status: ShareStatus) -> str:
             now = gpu_share(status.guaranteed_units, gpus)
             return (
                 f"Of your {share}, {now} is guaranteed now: the owners of the lent units have reclaimed the rest. "
-                "The dashboard says whether the full share is free elsewhere: a restart then gives it to you."
+                "The dashboard says whether the full share is free elsewhere. If it is, restart the server to get it."
             )
         case _:
             return f"You have {share}: guaranteed while others work, up to 100 % while others are idle."

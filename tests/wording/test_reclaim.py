@@ -27,10 +27,13 @@ def status(**changes: Any) -> ShareStatus:
 @pytest.mark.parametrize(
     ("tier", "units", "said"),
     [
-        (Tier.DOWNGRADED, 20, f"Your GPU share will be reduced to 0.20 GPU at {{time}}: {WAITS}. Your data is kept."),
+        (
+            Tier.DOWNGRADED, 20,
+            f"Your GPU share will be downgraded to 0.20 GPU at {{time}}: {WAITS}. Your data is kept.",
+        ),
         (
             Tier.RELEASED, 0,
-            f"Your GPU share will be reduced to what others leave at {{time}}: {WAITS}. Your data is kept.",
+            f"Your GPU share will be released at {{time}}: {WAITS}. Data is kept; cells use what others leave.",
         ),
         (
             Tier.STOPPED, 0,
@@ -44,15 +47,29 @@ def test_the_notice_says_who_waits_and_fits_a_toast(tier: Tier, units: int, said
     assert len(said.replace("{time}", "12:00 PM")) <= TOAST_LETTERS
 
 
-@pytest.mark.parametrize(("tier", "units"), [(Tier.DOWNGRADED, 20), (Tier.RELEASED, 0)])
-def test_no_cell_is_promised_to_restore_a_share_that_is_kept_for_others(tier: Tier, units: int) -> None:
+@pytest.mark.parametrize(
+    ("tier", "units", "change", "state"),
+    [
+        (
+            Tier.DOWNGRADED, 20,
+            f"Your GPU share was downgraded to 0.20 GPU: {WAITS}. Your data is kept.",
+            f"Your GPU share is downgraded from 0.50 GPU to 0.20 GPU: {WAITS}.",
+        ),
+        (
+            Tier.RELEASED, 0,
+            f"Your GPU share was released: {WAITS}. Data is kept; cells use what others leave.",
+            f"Your GPU share (0.50 GPU) is released: {WAITS}. GPU cells use what others leave.",
+        ),
+    ],
+)  # fmt: skip
+def test_no_cell_is_promised_to_restore_a_share_that_is_kept_for_others(
+    tier: Tier, units: int, change: str, state: str
+) -> None:
     now = status(tier=tier, effective_units=units, guaranteed_units=units, yields=True)
-    left = "0.20 GPU" if units else "what others leave"
-    assert changed(now) == f"Your GPU share is reduced to {left}: {WAITS}. Your data is kept."
+    assert changed(now) == change
     assert len(changed(now)) <= TOAST_LETTERS
     assert explanation(now).startswith(
-        f"Your GPU share is reduced from 0.50 GPU to {left}: {WAITS}. Variables and GPU memory are kept. You get the "
-        "share back when the units are free."
+        f"{state} Variables and GPU memory are kept. You get the share back when the units are free."
     )
     for text in (changed(now), explanation(now), page(now, 0.0), line(now)):
         assert "restore" not in text
@@ -61,8 +78,8 @@ def test_no_cell_is_promised_to_restore_a_share_that_is_kept_for_others(tier: Ti
 @pytest.mark.parametrize(
     ("tier", "units", "after", "said"),
     [
-        (Tier.DOWNGRADED, 20, 0.0, "Its share is reduced from 0.50 GPU to 0.20 GPU. Kernels keep running"),
-        (Tier.RELEASED, 0, 0.0, "Its share is reduced from 0.50 GPU to what others leave. Kernels keep running"),
+        (Tier.DOWNGRADED, 20, 0.0, "Its share is downgraded from 0.50 GPU to 0.20 GPU. Kernels keep running"),
+        (Tier.RELEASED, 0, 0.0, "Its share (0.50 GPU) is released: its GPU work uses what others leave. Kernels keep"),
         (Tier.STOPPED, 0, 1800.0, "After 30 min without activity, this server is stopped. Files stay."),
     ],
 )

@@ -71,8 +71,8 @@ from gpushare_spawner.wording import refusals
                 memory=2**40,
                 shortages=(Shortage(Lacking.MOST_CPU, 2, 32_000), Shortage(Lacking.MOST_MEMORY, 1, 2**38)),
             ),
-            "This needs 64 CPU, and a node with suitable GPUs has at most 32 CPU, even while nothing runs there; "
-            "this needs 1 TiB of memory, and a node with suitable GPUs has at most 256 GiB, even while nothing runs "
+            "This needs 64 CPU, and a node with suitable GPUs has at most 32 CPU, even when nothing runs there; "
+            "this needs 1 TiB of memory, and a node with suitable GPUs has at most 256 GiB, even when nothing runs "
             "there. Choose a template that asks for less CPU and memory, or ask the admin.",
         ),
         (

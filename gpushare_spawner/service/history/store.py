@@ -50,8 +50,16 @@ class HistoryStore:
         """``url``: SQLAlchemy's, like ``sqlite:////srv/jupyterhub/gpushare-history.sqlite``."""
         try:
             self._engine = _engine(url)
-        except (ArgumentError, ImportError) as error:
-            raise HistoryFailed(f"The database of the history cannot be used: {reason(error)}.") from None
+        except ArgumentError as error:
+            raise HistoryFailed(
+                f"The database of the history cannot be used: {reason(error)}. Give an SQLAlchemy URL, like "
+                "sqlite:////srv/jupyterhub/gpushare-history.sqlite, or false for no history."
+            ) from None
+        except ImportError as error:
+            raise HistoryFailed(
+                f"The database of the history cannot be used: {reason(error)}. Install its driver in the hub's Python "
+                "environment."
+            ) from None
 
     def upgrade(self) -> None:
         """Make the tables, or migrate those of an earlier version. Those of a later version are refused."""

@@ -57,10 +57,11 @@ def nodes_are_added() -> Any:
     return Bool(
         False,
         help="""
-        Whether nodes are added to the cluster now and then, with GPU models, or with more GPUs, CPU or memory, that no
-        node has now.
+        Whether nodes are added to the cluster now and then with GPU models that no node has now, or with more GPUs,
+        CPU or memory than any node has now.
 
-        Then a spawn that no node of now could take, even if nothing ran there, waits in the queue for such a node.
+        Then a spawn that none of the present nodes could take, even when nothing runs there, waits in the queue for
+        such a node.
         Without this setting it is refused at once, and its user reads what is missing. The queue itself makes no pod
         for a spawn that waits, so a cluster autoscaler adds no node for it: set this where nodes come by a schedule,
         for placeholder pods, or by hand.

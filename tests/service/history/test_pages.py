@@ -208,6 +208,7 @@ async def test_a_service_without_a_history_says_so(monkeypatch: pytest.MonkeyPat
         answer = await client.get("api/history")
         assert answer.code == 404
         assert "keeps no history" in json.loads(answer.body)["message"]
+        assert "leave out --history=false" in json.loads(answer.body)["message"]
 
 
 async def test_a_database_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def test_the_sqlite_file_is_for_its_owner_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("nonsense", "cannot be used"),
+        ("nonsense", "cannot be used: .* Give an SQLAlchemy URL, like sqlite:"),
         ("postgresql+nodriver://x", "cannot be used"),
         ("sqlite:////nowhere/at/all.sqlite", "unable to open database file"),
     ],
