@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+ALL_WORK = {"min_use": 0}
+"""All GPU work counts as use: the demo's cells are small."""
 SHORT = {"downgrade_after": "1m", "release_after": "2m", "stop_after": "30m", "warn_before": "20s"}
 
 
@@ -30,11 +32,11 @@ def write_demo_templates(shipped: Path, into: Path) -> None:
 
 
 def shortened(template: dict[str, Any]) -> dict[str, Any]:
-    """Return the template with short times for the idle actions that it has."""
+    """Return the template with short times for the idle actions that it has. All GPU work counts as use."""
     idle = template.get("idle")
     if not isinstance(idle, dict):
         return template
     return {
         **template,
-        "idle": {**idle, **{step: SHORT[step] for step in SHORT if step in idle or step == "warn_before"}},
+        "idle": {**idle, **ALL_WORK, **{step: SHORT[step] for step in SHORT if step in idle or step == "warn_before"}},
     }

@@ -9,5 +9,20 @@ from gpushare_spawner.idle.overdue import Overdue, overdue
 from gpushare_spawner.idle.policy import Decision, IdleAction, decide
 from gpushare_spawner.idle.reclaim import Claim
 from gpushare_spawner.idle.schedule import NoAction
+from gpushare_spawner.idle.short_work import ShortWork, UseRule
+from gpushare_spawner.idle.use import RecentUse
 
-__all__ = ["Claim", "Decision", "DryRun", "IdleAction", "NoAction", "Observation", "Overdue", "decide", "overdue"]
+__all__ = [
+    "Claim",
+    "Decision",
+    "DryRun",
+    "IdleAction",
+    "NoAction",
+    "Observation",
+    "Overdue",
+    "RecentUse",
+    "ShortWork",
+    "UseRule",
+    "decide",
+    "overdue",
+]

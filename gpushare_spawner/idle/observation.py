@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpushare_spawner.idle.short_work import ShortWork
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
@@ -24,6 +25,14 @@ class Observation:
     """A burst runs, or waits for a lease."""
     last_gpu_activity: float | None = None
     """End of the last burst; None: none yet."""
+    gpu_seconds: float = 0.0
+    """Time with a burst on the GPU since the opening."""
+    used_at: float | None = None
+    """End of the last GPU work that counted as use. None: that is `last_gpu_activity`."""
+    short_work: ShortWork | None = None
+    """GPU work since then, which did not count. None: there was none."""
+    settled: Tier = Tier.ACTIVE
+    """The deepest tier since the last use: such work restored the share."""
     kernels_busy: int = 0
     """Kernels that run a cell; 0 also if the notebook server has not reported them."""
     last_kernel_activity: float | None = None
@@ -45,6 +54,7 @@ class Observation:
             opened_at=session.opened_at,
             gpu_busy=session.gpu_busy or session.waiting,
             last_gpu_activity=session.last_gpu_activity,
+            gpu_seconds=session.gpu_seconds,
             kernels_busy=session.kernels_busy or 0,
             last_kernel_activity=session.last_kernel_activity,
             hub_last_activity=hub_last_activity,
@@ -54,17 +64,25 @@ class Observation:
 
     @property
     def gpu_idle_since(self) -> float:
-        """Return when the session's last GPU work ended (the GPU can be busy now, see `gpu_busy`).
+        """Return when the session's last GPU work that counts as use ended (the GPU can be busy now, see `gpu_busy`).
 
-        A session without GPU work counts from its opening. An active session counts at least from when it became
-        active: GPU work restored it, even if a restarted agent no longer knows that work.
+        A session without GPU work counts from its opening.
+        """
+        return self.gpu_quiet_since if self.used_at is None else max(self.opened_at, self.used_at)
+
+    @property
+    def gpu_quiet_since(self) -> float:
+        """Return when the session's last GPU work of any length ended.
+
+        An active session counts at least from when it became active: GPU work restored it, even if a restarted agent
+        no longer knows that work.
         """
         since = self.opened_at if self.last_gpu_activity is None else max(self.opened_at, self.last_gpu_activity)
         return max(since, self.tier_since) if self.tier is Tier.ACTIVE else since
 
     @property
     def quiet_since(self) -> float | None:
-        """Return the last activity of GPU, kernels and notebook. None: the hub has not reported the notebook's."""
+        """Return the last activity of any kind of GPU, kernels and notebook. None: the hub has not reported the notebook's."""
         if self.hub_last_activity is None:
             return None
-        return max(self.gpu_idle_since, self.hub_last_activity, self.last_kernel_activity or 0.0)
+        return max(self.gpu_quiet_since, self.hub_last_activity, self.last_kernel_activity or 0.0)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.idle.reclaim import Claim, reclaim_action
-from gpushare_spawner.idle.schedule import Due, NoAction, max_age_action, next_idle_action
+from gpushare_spawner.idle.schedule import Due, NoAction, max_age_action, next_idle_action, repeated_action
+from gpushare_spawner.idle.short_work import UseRule
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.template import Idle
@@ -31,6 +32,8 @@ class IdleAction:
     after: float
     """Seconds of idleness, or of the server's life, at which it comes."""
     cause: IdleCause = IdleCause.IDLE
+    short_of: UseRule | None = None
+    """The session did GPU work in that time, less than this rule asks for. None: it did none."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class Decision:
     upcoming: IdleAction | None
     """The next action if the session stays idle, announced or not; None: there is none."""
     idle_since: float
-    """GPU work after this instant invalidates the decision."""
+    """The last use of the GPU."""
+    worked_at: float
+    """The last GPU work, also such as is no use; later work invalidates the decision."""
     decide_again_at: float | None
     """When time alone changes the decision; None: never."""
 
@@ -68,10 +73,11 @@ def decide(
     """
     made_way = claim is not None and session.yields and session.effective_units <= claim.units
     due: Due | NoAction = NoAction.TEMPLATE_GONE
+    again_from: float | None = None
     if made_way:
         due = NoAction.YIELDS
     elif idle is not None:
-        due = next_idle_action(idle, session)
+        due, again_from = _of_template(idle, session, now)
     if claim is not None:
         due = _sooner(due, reclaim_action(claim, session), session, now)
     if idle is None:
@@ -82,9 +88,23 @@ def decide(
     if isinstance(due, NoAction):
         return _stay(session, due)
     decision = _approach(due, session, now)
-    if end is not None and decision.decide_again_at is not None:
-        return _at_latest(decision, end.tell_at)
+    for instant in (end.tell_at if end is not None else None, again_from):
+        if instant is not None and decision.decide_again_at is not None:
+            decision = _at_latest(decision, instant)
     return decision
+
+
+def _of_template(idle: Idle, session: Observation, now: float) -> tuple[Due | NoAction, float | None]:
+    """Return the next action of the template, and when another one takes its place.
+
+    Until the notice of the next one is due, that is the action that short GPU work has undone.
+    """
+    following, undone = next_idle_action(idle, session), repeated_action(idle, session)
+    if undone is None:
+        return following, None
+    if isinstance(following, NoAction):
+        return undone, None
+    return (undone, following.tell_at) if now < following.tell_at else (following, None)
 
 
 def _sooner(due: Due | NoAction, reclaim: Due | None, session: Observation, now: float) -> Due | NoAction:
@@ -107,15 +127,23 @@ def _approach(due: Due, session: Observation, now: float) -> Decision:
     told = session.notice
     earliest = max(due.at, now + due.notice)
     if told is None or not _announces(told, due) or told.at > earliest + _SLACK:
-        coming = IdleAction(due.tier, due.units, earliest, due.after, due.cause)
+        coming = _coming(due, session, earliest)
         if now < due.tell_at:
             return _stay(session, NoAction.NOT_YET, upcoming=coming, decide_again_at=due.tell_at)
         return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=coming.at)
-    coming = IdleAction(due.tier, due.units, told.at, due.after, due.cause)
+    coming = _coming(due, session, told.at)
     at = max(told.at, due.at)
     if now < at:
         return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=at)
-    return Decision(due.tier, due.units, None, coming, coming, session.gpu_idle_since, decide_again_at=None)
+    return Decision(
+        due.tier, due.units, None, coming, coming, session.gpu_idle_since, session.gpu_quiet_since, decide_again_at=None
+    )
+
+
+def _coming(due: Due, session: Observation, at: float) -> IdleAction:
+    counts_use = due.cause is IdleCause.IDLE and due.tier is not Tier.STOPPED
+    short_of = session.short_work.rule if counts_use and session.short_work is not None else None
+    return IdleAction(due.tier, due.units, at, due.after, due.cause, short_of)
 
 
 def _announces(told: Notice, due: Due) -> bool:
@@ -133,8 +161,9 @@ def _stay(
     upcoming: IdleAction | None = None,
     decide_again_at: float | None = None,
 ) -> Decision:
+    idle_since, worked_at = session.gpu_idle_since, session.gpu_quiet_since
     return Decision(
-        session.tier, session.effective_units, why, notice, upcoming, session.gpu_idle_since, decide_again_at
+        session.tier, session.effective_units, why, notice, upcoming, idle_since, worked_at, decide_again_at
     )
 
 

@@ -53,11 +53,12 @@ class Due:
 def next_idle_action(idle: Idle, session: Observation) -> Due | NoAction:
     """Return an idle session's next action: into the next deeper tier of its template.
 
-    Downgrade and release count from the last GPU work alone. A stop counts from the last activity of any kind, and
-    never comes while a kernel is busy.
+    Downgrade and release count from the last use of the GPU alone. A stop counts from the last activity of any kind,
+    and never comes while a kernel is busy. A share that short GPU work restored: see `repeated_action`.
     """
     if session.gpu_busy:
         return NoAction.GPU_BUSY
+    reached = _reached(idle, session)
     previous = 0.0  # idle seconds at which the action before this one came
     for tier in Tier:
         after = idle.after(tier)
@@ -66,10 +67,26 @@ def next_idle_action(idle: Idle, session: Observation) -> Due | NoAction:
         units = idle.units(tier, session.share)
         # the template has changed since the session was opened: a downgrade would take no units
         pointless = tier is Tier.DOWNGRADED and units >= session.effective_units
-        if tier.depth > session.tier.depth and not pointless:
+        if tier.depth > reached.depth and not pointless:
             return _due(tier, units, after, fair_notice(idle.warn_before, after - previous), session)
         previous = after
     return NoAction.NO_FURTHER_ACTION
+
+
+def repeated_action(idle: Idle, session: Observation) -> Due | None:
+    """Return the idle action that short GPU work has undone; None: there is none."""
+    reached = _reached(idle, session)
+    after = idle.after(reached)
+    if session.gpu_busy or after is None or reached.depth <= session.tier.depth:
+        return None
+    units = idle.units(reached, session.share)
+    return Due(reached, units, session.gpu_idle_since + after, fair_notice(idle.warn_before, after), after)
+
+
+def _reached(idle: Idle, session: Observation) -> Tier:
+    """Return the deepest tier since the last use, if the template still has it."""
+    deeper = session.settled.depth > session.tier.depth and idle.after(session.settled) is not None
+    return session.settled if deeper else session.tier
 
 
 def max_age_action(idle: Idle, session: Observation, max_age: float) -> Due:

@@ -160,7 +160,8 @@ class ReleaseResources(_Part):
 class Idle(_Part):
     """When a session's idle actions come. Each action is optional.
 
-    Times count from the last GPU work, or from the server's start if there was none.
+    Times count from the last GPU work, or from the server's start if there was none. GPU work that is shorter than
+    `min_use` does not count for a downgrade and a release.
     """
 
     downgrade_after: Seconds | None = None
@@ -179,6 +180,11 @@ class Idle(_Part):
     """The server is stopped after this long without GPU work, busy kernels or other activity. Not given: never."""
     warn_before: Seconds = 300.0
     """The notice period: how long before each idle action the user is notified."""
+    min_use: Seconds | None = None
+    """GPU time within `use_window` that counts as use of the share, like `200ms`; with less the share is idle, however
+    often the work comes. 0: all GPU work counts. Not given: the service's `--min-use`."""
+    use_window: Seconds | None = None
+    """The time over which `min_use` is added up. Not given, or 0: the service's `--use-window`."""
     dry_run: bool = False
     """Idle actions are decided, logged and shown, and not carried out; users get no notices."""
 
@@ -209,6 +215,11 @@ class Idle(_Part):
             Tier.RELEASED: self.release_after,
             Tier.STOPPED: self.stop_after,
         }.get(tier)
+
+    @property
+    def first_after(self) -> float | None:
+        """Idle seconds after which the session loses units; None: never."""
+        return self.downgrade_after if self.downgrade_after is not None else self.release_after
 
     def units(self, tier: Tier, share: Share) -> int:
         """Return the units (per GPU) that a session with this share holds in this tier."""

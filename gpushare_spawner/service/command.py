@@ -21,7 +21,7 @@ from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.decisions import HubSnapshot
-from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.culler.settings import MIN_USE, USE_WINDOW, CullerSettings
 from gpushare_spawner.service.history.recorder import History, HistorySources, Retention
 from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
 from gpushare_spawner.service.hub.client import Hub, HubFailed
@@ -113,6 +113,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "whether default servers may be stopped; idle shares are released in any case",
     )
     _switch(idle, "--cull-named-servers", True, "whether named servers may be stopped")
+    _time(
+        idle,
+        "--min-use",
+        MIN_USE,
+        "GPU time within --use-window that counts as use of a share, where the template does not say; 0: all GPU work",
+    )
+    _time(idle, "--use-window", USE_WINDOW, "the time over which --min-use is added up")
     _switch(
         idle,
         "--dry-run",
@@ -215,6 +222,8 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         cull_named_servers=options.cull_named_servers,
         remove_named_servers=options.remove_named_servers,
         dry_run=options.dry_run,
+        min_use=options.min_use,
+        use_window=options.use_window,
         concurrency=options.concurrency,
     )
     hub = Hub(
@@ -282,6 +291,7 @@ async def _run_until_stopped(
         claims=lambda: culler.pressure.claims,
         settings=settings,
         dry_run=culler.dry_run,
+        use=culler.use,
     )
     server = _listen(sources, options.ip, history)
     scopes = _check_scopes(hub, settings.cull_users, templates.quotas() is not None, lacking)

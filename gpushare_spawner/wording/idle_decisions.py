@@ -5,7 +5,7 @@ A notice to the session's own user is in `wording.notices`. Each sentence about 
 
 from __future__ import annotations
 
-from gpushare_spawner.idle import Decision, IdleAction, NoAction, Overdue
+from gpushare_spawner.idle import Decision, IdleAction, NoAction, Overdue, UseRule
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
@@ -34,14 +34,15 @@ def why_none(reason: NoAction) -> str:
 def explained(action: IdleAction, share: Share) -> str:
     """Return what an idle action does to a session with this share, and why, in some sentences."""
     after = duration(action.after)
+    without = f"without GPU work of {least_use(action.short_of)}" if action.short_of else "without GPU work"
     if action.cause is IdleCause.RECLAIM:
         return _reclaimed(action, share)
     match action.tier:
         case Tier.DOWNGRADED:
             left = gpu_share(action.units) + (f" on each of its {share.count} GPUs" if share.count > 1 else "")
-            return f"After {after} without GPU work, this share is downgraded from {share} to {left}. {_DATA_STAYS}"
+            return f"After {after} {without}, this share is downgraded from {share} to {left}. {_DATA_STAYS}"
         case Tier.RELEASED:
-            return f"After {after} without GPU work, this share ({share}) is released and lent. {_DATA_STAYS}"
+            return f"After {after} {without}, this share ({share}) is released and lent. {_DATA_STAYS}"
         case _ if action.cause is IdleCause.MAX_AGE:
             return f"A server runs for at most {after}, busy or not, and is then stopped. {_VARIABLES_LOST}"
         case _:
@@ -49,6 +50,19 @@ def explained(action: IdleAction, share: Share) -> str:
                 f"After {after} without GPU work, busy kernels or other activity, this server is stopped. "
                 f"{_VARIABLES_LOST} Any activity keeps the server running."
             )
+
+
+def least_use(rule: UseRule) -> str:
+    """Return how much GPU work counts as use, as a part of a sentence: "at least 0.2 s within 5 min"."""
+    return f"at least {rule.min_use:g} s within {duration(rule.window)}"
+
+
+def kept_by_short_work(rule: UseRule) -> str:
+    """Return what short GPU work does, as a sentence for admins."""
+    return (
+        "Short GPU work comes again and again, and would keep the share if it counted as use. "
+        f"Use is GPU work of {least_use(rule)}."
+    )
 
 
 def _reclaimed(action: IdleAction, share: Share) -> str:

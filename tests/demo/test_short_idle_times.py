@@ -24,6 +24,7 @@ def test_every_shipped_template_is_there_with_short_times(tmp_path: Path) -> Non
             assert getattr(after.idle, step) == (seconds if had else None), "the same steps, only sooner"
     quarter = next(template for template in quick.templates if template.gpu and present(template.share).units == 25)
     assert (quarter.idle.downgrade_after, quarter.idle.release_after, quarter.idle.warn_before) == (60, 120, 20)
+    assert quarter.idle.min_use == 0
 
 
 def test_templates_that_are_no_longer_shipped_go(tmp_path: Path) -> None:

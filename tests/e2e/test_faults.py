@@ -21,7 +21,7 @@ HALF = """
 name: half-gpu
 display_name: 0.50 GPU
 gpu: {fraction: 0.5}
-idle: {downgrade_after: DOWN, downgrade_to: 0.10, release_after: 2h, warn_before: 3s}
+idle: {downgrade_after: DOWN, downgrade_to: 0.10, release_after: 2h, warn_before: 3s, min_use: 0}
 """
 # nobody may be idle but in the one test about it
 PATIENT = HALF.replace("DOWN", "1h")

@@ -35,7 +35,7 @@ QUARTER = """
 name: quarter-gpu
 display_name: 0.25 GPU
 gpu: {fraction: 0.25}
-idle: {downgrade_after: DOWN, downgrade_to: 0.10, release_after: AWAY, warn_before: 1s}
+idle: {downgrade_after: DOWN, downgrade_to: 0.10, release_after: AWAY, warn_before: 1s, min_use: 0}
 """
 # nobody may be idle while servers start; later the admin edits the file
 PATIENT = QUARTER.replace("DOWN", "1h").replace("AWAY", "2h")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gpushare_spawner.idle import RecentUse
 from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, Notice, Report, SessionReport
@@ -96,10 +97,11 @@ def shown(
     notes: tuple[str, ...] = (),
     pending: Sequence[HubServer] | None = (),
     quotas: Quotas | None = None,
+    use: RecentUse | None = None,
 ) -> dict[str, Any]:
     """The dashboard of that afternoon."""
     snapshots = [NodeSnapshot(NO_AGENT, report if report is not None else afternoon())]
-    decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings())
+    decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings(), use=use)
     return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes, pending, quotas)
 
 

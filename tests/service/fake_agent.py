@@ -53,9 +53,13 @@ class FakeAgent:
     def change(self, name: str, **changes: Any) -> None:
         self.sessions[name] = self.sessions[name].model_copy(update=changes)
 
-    def work(self, name: str) -> None:
-        """A burst that ends now: up at once, and notices are taken back; but see `SessionReport.yields`."""
+    def work(self, name: str, seconds: float = 1.0) -> None:
+        """A burst that ends now: up at once, and notices are taken back; but see `SessionReport.yields`.
+
+        ``seconds``: how long it took the GPU.
+        """
         session = self.sessions[name]
+        self.change(name, gpu_seconds=session.gpu_seconds + seconds)
         notice = session.notice if session.notice is not None and not session.notice.averted_by_work else None
         if session.yields:
             self.change(name, last_gpu_activity=self.clock(), notice=notice)

@@ -495,3 +495,67 @@ async def test_default_and_named_sessions_can_be_kept(
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="gpushare.service")
+
+
+async def heartbeat(one: Culler, agent: FakeAgent, session: str, clock: Clock, until: float) -> None:
+    """A memset of one byte every 20 s, and a round of the culler every 10 s."""
+    while clock() < until:
+        for work in (True, False):
+            clock.forward(10)
+            if work:
+                agent.work(session, seconds=0.004)
+            await one.round()
+
+
+async def test_a_heartbeat_keeps_no_share_and_is_named_once(
+    culler: MakeCuller, agent: FakeAgent, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ann, one, opened = agent.add("ann"), culler(), clock()
+    await one.round()
+    with caplog.at_level(logging.WARNING, "gpushare"):
+        await heartbeat(one, agent, ann, clock, opened + 46 * MINUTE)
+    assert one.counters.actions[Tier.DOWNGRADED] > 0
+    assert one.counters.actions[Tier.RELEASED] == 1
+    named = [record.getMessage() for record in caplog.records if "Short GPU work" in record.getMessage()]
+    assert named == [
+        "session ann: Short GPU work comes again and again, and would keep the share if it counted as use. Use is GPU "
+        "work of at least 0.2 s within 5 min."
+    ]
+    released = next(request for request in agent.asked if request.op == "tier" and request.tier is Tier.RELEASED)
+    assert released.reason.startswith("After 45 min without GPU work of at least 0.2 s within 5 min, this share")
+
+
+@pytest.mark.parametrize("setting", ["service", "template"])
+async def test_a_heartbeat_keeps_the_share_where_all_work_counts(
+    setting: str, culler: MakeCuller, agent: FakeAgent, clock: Clock, templates: dict[str, Template]
+) -> None:
+    one = culler(min_use=0.0) if setting == "service" else culler()
+    if setting == "template":
+        idle = templates["quarter"].idle.model_copy(update={"min_use": 0.0})
+        templates["quarter"] = templates["quarter"].model_copy(update={"idle": idle})
+    ann, opened = agent.add("ann"), clock()
+    await one.round()
+    await heartbeat(one, agent, ann, clock, opened + 20 * MINUTE)
+    assert agent.told == []
+
+
+async def test_a_training_step_now_and_then_keeps_the_share(culler: MakeCuller, agent: FakeAgent, clock: Clock) -> None:
+    ann, one = agent.add("ann"), culler()
+    for _ in range(20):
+        agent.work(ann, seconds=0.25)
+        await one.round()
+        clock.forward(9 * MINUTE)
+    assert agent.told == []
+
+
+async def test_an_old_report_counts_all_work_as_use(
+    culler: MakeCuller, agent: FakeAgent, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, one = agent.add("ann"), culler()
+    made = agent.report
+    monkeypatch.setattr(agent, "report", lambda: made().model_copy(update={"published_at": clock() - 61}))
+    for _ in range(100):
+        agent.work(ann, seconds=0.004)
+        await one.round()
+        clock.forward(20)
+    assert agent.told == []

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from gpushare_spawner.idle import Observation, RecentUse, UseRule
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport
 from gpushare_spawner.model.template import Template
@@ -19,7 +20,7 @@ from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.dashboard_data import dashboard_data
 from gpushare_spawner.service.web.metrics import exposition
 from gpushare_spawner.service.web.viewer import Viewer
-from tests.service.dashboards import ADMIN, GIB, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown
+from tests.service.dashboards import ADMIN, GIB, MINUTE, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown
 
 
 def plain(html: str) -> str:
@@ -248,3 +249,18 @@ def test_metrics() -> None:
         "gpushare_culler_last_round_timestamp_seconds 1e+06",
     ]:
         assert expected in lines, expected
+
+
+def test_admins_see_whose_share_short_work_would_have_kept() -> None:
+    use, rule = RecentUse(), UseRule(min_use=0.2)
+    for minutes in range(30, -1, -1):
+        at = NOW - minutes * MINUTE
+        seen = session("ann", last_gpu_activity=at, gpu_seconds=at / 1e6)
+        use.update("ann", Observation.of(seen), at, rule)
+    report = afternoon().model_copy(update={"sessions": (seen, session("bob"))})
+    sentence = "Short GPU work comes again and again, and would keep the share if it counted as use."
+    ann, bob = shown(report, use=use)["sessions"]
+    assert ann["short_work"] == f"{sentence} Use is GPU work of at least 0.2 s within 5 min."
+    assert bob["short_work"] == ""
+    assert plain(page(shown(report, use=use))).count(sentence) == 1
+    assert shown(report, Viewer("ann", sees_all=False), use=use)["sessions"][0]["short_work"] == ""

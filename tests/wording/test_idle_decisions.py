@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.idle import IdleAction, NoAction, Overdue
+from gpushare_spawner.idle import IdleAction, NoAction, Overdue, UseRule
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
@@ -24,6 +24,11 @@ QUARTER = Share(units=25)
         (
             IdleAction(Tier.RELEASED, 0, 0, 2700),
             "After 45 min without GPU work, this share (0.25 GPU) is released and lent. "
+            "Kernels keep running and keep their data. The next GPU work restores the share.",
+        ),
+        (
+            IdleAction(Tier.RELEASED, 0, 0, 2700, short_of=UseRule(0.2, 300)),
+            "After 45 min without GPU work of at least 0.2 s within 5 min, this share (0.25 GPU) is released and lent. "
             "Kernels keep running and keep their data. The next GPU work restores the share.",
         ),
         (

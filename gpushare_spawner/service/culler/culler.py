@@ -12,14 +12,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from gpushare_spawner.idle import DryRun
+from gpushare_spawner.idle import DryRun, RecentUse
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.action_log import ActionLog
-from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
+from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions, take_note
 from gpushare_spawner.service.culler.gpu_actions import stop_yielding, suppose, take_gpu_action, update_notice
 from gpushare_spawner.service.culler.hub_actions import HubActions, Templates
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, may_matter, pressure
@@ -29,6 +29,7 @@ from gpushare_spawner.service.history import events
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
 from gpushare_spawner.service.hub.server_list import HubWatch
 from gpushare_spawner.service.reports import Agent, NodeSnapshot, ask_all
+from gpushare_spawner.wording.idle_decisions import kept_by_short_work
 
 log = logging.getLogger("gpushare.service")
 
@@ -82,6 +83,8 @@ class Culler:
         self._pending = pending
         self.dry_run = DryRun()
         """What sessions would be whose idle actions are not carried out."""
+        self.use = RecentUse()
+        """Which GPU work counted as use."""
         self._told: set[str] = set()
         self.pressure = NO_PRESSURE
         """What spawns in quota made necessary in the last round."""
@@ -122,15 +125,18 @@ class Culler:
         snapshots = await ask_all(self._agents)
         await self._hub.refresh(self._patience)
         templates, now = self._templates(), self._clock()
+        take_note(self.use, snapshots, templates, now, self._settings)
         self.pressure = await self._pressure_now(snapshots, templates, now)
         claims = self.pressure.claims
-        decisions = decide_sessions(snapshots, self.hub_snapshot, templates, now, self._settings, claims, self.dry_run)
+        decisions = decide_sessions(
+            snapshots, self.hub_snapshot, templates, now, self._settings, claims, self.dry_run, self.use
+        )
         self.dry_run.keep({one.session.id for one in decisions})
         done = await asyncio.gather(
             *(self._guarded(one.name, action) for one in decisions if (action := self._gpu_action(one)))
         )
         stopped = await self._at_the_hub(dict(self._due_hub_actions(decisions, snapshots, templates, now)))
-        self._say_once(dict(self._lasting_problems(snapshots, templates, now)))
+        self._say_once(dict(self._lasting_problems(snapshots, templates, now)) | dict(_short_work(decisions)))
         self.counters.failures["agent"] += sum(snapshot.report is None for snapshot in snapshots)
         self.counters.round_done(self._clock())
         instants = [one.decision.decide_again_at for one in decisions if one.decision.decide_again_at is not None]
@@ -146,7 +152,7 @@ class Culler:
         if len(reports) < len(snapshots) or not may_matter(quotas, reports):
             return NO_PRESSURE
         pending = await self._pending()
-        return NO_PRESSURE if pending is None else pressure(quotas, reports, pending, templates, now)
+        return NO_PRESSURE if pending is None else pressure(quotas, reports, pending, templates, now, self.use)
 
     async def _rest(self, seconds: float) -> None:
         """Wait for ``seconds``, or for new reports; at least the shortest pause."""
@@ -173,8 +179,8 @@ class Culler:
         if one.session.yields and one.session.id in self.pressure.free_again:
             return partial(stop_yielding, one)
         if one.decision.tier is one.session.tier:
-            return partial(update_notice, one, self.counters)
-        return partial(take_gpu_action, one, self.counters, self._actions)
+            return partial(update_notice, one, self.counters, self.use)
+        return partial(take_gpu_action, one, self.counters, self._actions, self.use)
 
     def _due_hub_actions(
         self,
@@ -274,6 +280,14 @@ class Culler:
             if self._said.get(about) != text:
                 log.warning("%s: %s", about, text)
         self._said = problems
+
+
+def _short_work(decisions: Sequence[SessionDecision]) -> Iterator[tuple[str, str]]:
+    """Yield a sentence on each session whose share short GPU work would have kept."""
+    for one in decisions:
+        work = one.observation.short_work
+        if work is not None and one.kept_by_short_work:
+            yield f"session {one.name}", kept_by_short_work(work.rule)
 
 
 def _starts_or_stops(one: SessionDecision) -> bool:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpushare_spawner.idle import Claim, Decision, DryRun, Observation, decide
+from gpushare_spawner.idle import Claim, Decision, DryRun, Observation, RecentUse, decide
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeSnapshot
+
+
+OLD = 60.0
+"""Seconds. Ours: with a report that is older all GPU work counts as use. A node's clock can differ by some seconds."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,14 @@ class SessionDecision:
     """What spawns in quota that wait need of it."""
 
     @property
+    def kept_by_short_work(self) -> bool:
+        """Whether GPU work that is too short to count as use would have kept the share."""
+        work, after = self.observation.short_work, self.template.idle.first_after if self.template is not None else None
+        if work is None or after is None:
+            return False
+        return work.kept(after, self.decided_at - self.observation.gpu_idle_since)
+
+    @property
     def name(self) -> str:
         """For logs: user, and server where it has a name."""
         return self.session.user + (f"/{self.session.server}" if self.session.server else "")
@@ -57,11 +69,12 @@ def decide_sessions(
     settings: CullerSettings,
     claims: Mapping[str, Claim] | None = None,
     dry_run: DryRun | None = None,
+    use: RecentUse | None = None,
 ) -> list[SessionDecision]:
     """Decide on all sessions of all agents that answered. ``hub`` is None where the hub did not answer.
 
     ``claims``: what spawns in quota need, by session. ``dry_run``: the state of sessions whose actions are not carried
-    out.
+    out. ``use``: which GPU work counted as use; None: all.
     """
     servers = hub.servers if hub is not None else {}
     claims = claims or {}
@@ -80,11 +93,34 @@ def decide_sessions(
             settings,
             claims.get(session.id),
             dry_run,
+            use,
         )
         for node in snapshots
         if node.report is not None
         for session in node.report.sessions
     ]
+
+
+def take_note(
+    use: RecentUse,
+    snapshots: Sequence[NodeSnapshot],
+    templates: Mapping[str, Template],
+    now: float,
+    settings: CullerSettings,
+) -> None:
+    """Add what new reports say of the sessions' GPU work. An old report adds nothing, and nothing is known then."""
+    present = set()
+    for snapshot in snapshots:
+        report = snapshot.report
+        if report is None or now - report.published_at > OLD:
+            continue
+        for session in report.sessions:
+            template = templates.get(session.template)
+            if template is not None:
+                rule = settings.use_rule(template.idle)
+                use.update(session.id, Observation.of(session), report.published_at, rule)
+                present.add(session.id)
+    use.keep(present)
 
 
 def decide_session(
@@ -97,6 +133,7 @@ def decide_session(
     settings: CullerSettings,
     claim: Claim | None = None,
     dry_run: DryRun | None = None,
+    use: RecentUse | None = None,
 ) -> SessionDecision:
     """Decide on one session. A stop that the settings forbid is neither decided nor announced."""
     template = templates.get(session.template)
@@ -106,6 +143,8 @@ def decide_session(
     if claim is not None and not settings.may_stop(session.server):
         claim = Claim(claim.units, claim.rules.model_copy(update={"stop_after": None}))
     observation = Observation.of(session, server.seen if server is not None else None)
+    if use is not None:
+        observation = use.observe(session.id, observation)
     dry = settings.dry_run or (idle is not None and idle.dry_run)
     if dry and dry_run is not None:
         observation = dry_run.observe(session.id, observation)

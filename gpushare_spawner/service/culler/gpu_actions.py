@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from gpushare_spawner.idle import DryRun, IdleAction
+from gpushare_spawner.idle import DryRun, IdleAction, NoAction, RecentUse
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Notice
@@ -23,8 +23,8 @@ KEPT_SECONDS = 600.0
 of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner."""
 
 
-async def take_gpu_action(one: SessionDecision, counters: Counters, actions: ActionLog) -> bool:
-    """Ask the agent for the tier that was decided. Returns True.
+async def take_gpu_action(one: SessionDecision, counters: Counters, actions: ActionLog, use: RecentUse) -> bool:
+    """Ask the agent for the tier that was decided; ``use`` takes note of it. Returns True.
 
     The agent refuses (ControlRefused) if the session has worked on the GPU since, unless it makes way for a spawn in
     quota.
@@ -37,10 +37,11 @@ async def take_gpu_action(one: SessionDecision, counters: Counters, actions: Act
             tier=decision.tier,
             effective_units=decision.units,
             reason=decided(decision, share),
-            if_idle_since=None if reclaims else max(0.0, decision.idle_since),
+            if_idle_since=None if reclaims else max(0.0, decision.worked_at),
             yields_until=one.decided_at + KEPT_SECONDS if one.claim is not None else None,
         )
     )
+    use.acted(session.id, decision.tier)
     actions.gpu_action(one)
     counters.acted(decision.tier)
     return True
@@ -71,18 +72,25 @@ async def stop_yielding(one: SessionDecision) -> bool:
     return True
 
 
-async def update_notice(one: SessionDecision, counters: Counters) -> bool:
-    """Send the notice that should stand, or withdraw one that should not. Returns False: the tier stays."""
+async def update_notice(one: SessionDecision, counters: Counters, use: RecentUse | None = None) -> bool:
+    """Send the notice that should stand, or withdraw one that should not. Returns False: the tier stays.
+
+    ``use`` takes note of it.
+    """
     told, coming = one.session.notice, one.decision.notice
     share = one.session.share
     if coming is None:
         if told is not None:
             await one.agent.announce(AnnounceRequest(id=one.session.id, tier=None, reason=decided(one.decision, share)))
+            if use is not None and one.decision.no_action is not NoAction.GPU_BUSY:
+                use.notified(one.session.id, None)
             why = decided(one.decision, share)
             log.info("%s: notice withdrawn (%s at %s): %s", one.name, told.tier, _time(told.at), why)
             counters.withdrew(told.tier)
     elif told is None or not _same(told, coming):
         await one.agent.announce(AnnounceRequest.of(one.session.id, notice_of(coming, share)))
+        if use is not None:
+            use.notified(one.session.id, notice_of(coming, share))
         log.info("%s: user notified: %s at %s", one.name, coming.tier, _time(coming.at))
         counters.notified(coming.tier)
     return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpushare_spawner.idle import Claim, Observation
+from gpushare_spawner.idle import Claim, Observation, RecentUse
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, SessionReport
@@ -49,10 +49,12 @@ def pressure(
     pending: Sequence[HubServer],
     templates: Mapping[str, Template],
     now: float,
+    use: RecentUse | None = None,
 ) -> Pressure:
     """Return which sessions make way. ``reports``: of all agents; ``pending``: the hub's, the longest first.
 
-    A spawn whose quota is unknown, because the hub does not show the user's groups, makes nobody make way.
+    A spawn whose quota is unknown, because the hub does not show the user's groups, makes nobody make way. ``use``:
+    which GPU work counted as use; None: all.
     """
     yielding = [(report, one) for report in reports for one in report.sessions if one.yields]
     if quotas is None or not quotas.reclaim.enabled:
@@ -63,7 +65,7 @@ def pressure(
         kept: dict[str, int] = {}
     else:
         ledger = Ledger.of(reports)
-        kept = reclaimed(waiting, _over_quota(quotas, usage, reports, templates, now), _Gpus(ledger))
+        kept = reclaimed(waiting, _over_quota(quotas, usage, reports, templates, now, use), _Gpus(ledger))
     claims = {session: Claim(units, quotas.reclaim) for session, units in kept.items()}
     free_again = set()
     for report, one in yielding:
@@ -115,13 +117,20 @@ def _account_of(accounts: Accounts, server: HubServer) -> Account | None:
 
 
 def _over_quota(
-    quotas: Quotas, usage: QuotaUsage, reports: Sequence[Report], templates: Mapping[str, Template], now: float
+    quotas: Quotas,
+    usage: QuotaUsage,
+    reports: Sequence[Report],
+    templates: Mapping[str, Template],
+    now: float,
+    use: RecentUse | None,
 ) -> Iterator[OverQuota]:
     for report in reports:
         for session in report.sessions:
             if not session.confirmed or not session.gpus or not session.effective_units or usage.in_quota(session.id):
                 continue
             seen = Observation.of(session)
+            if use is not None:
+                seen = use.observe(session.id, seen)
             idle = not seen.gpu_busy and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
             steps = _steps(session, templates.get(session.template), idle, quotas.reclaim.active_units)
             if not steps:

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpushare_spawner.idle import UseRule
+from gpushare_spawner.model.template import Idle
+
+MIN_USE = 0.2
+"""GPU seconds in the window. Ours: a step of training takes this long. The library looks at a burst every millisecond,
+so that an empty one counts 2 to 4 ms: one every 20 s is 0.06 s in the window."""
+USE_WINDOW = 300.0
+"""Seconds. Ours: the usual notice period."""
+
 
 @dataclass(frozen=True)
 class CullerSettings:
@@ -21,8 +30,16 @@ class CullerSettings:
     remove_named_servers: bool = False
     dry_run: bool = False
     """Decide, log and show idle actions, and carry out none."""
+    min_use: float = MIN_USE
+    """GPU seconds within the window that count as use of a share; 0: all GPU work counts."""
+    use_window: float = USE_WINDOW
     concurrency: int = 10
     """Idle actions at a time; 0: any number."""
+
+    def use_rule(self, idle: Idle) -> UseRule:
+        """Return how much GPU work counts as use for a template."""
+        least = idle.min_use if idle.min_use is not None else self.min_use
+        return UseRule(least, idle.use_window or self.use_window or USE_WINDOW)
 
     def may_stop(self, server_name: str) -> bool:
         """Return whether the culler may stop servers of this name (empty: default servers)."""

@@ -17,7 +17,7 @@ from jupyterhub.services.auth import HubOAuthCallbackHandler
 from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler, authenticated
 
 from gpushare_spawner import __version__
-from gpushare_spawner.idle import Claim, DryRun
+from gpushare_spawner.idle import Claim, DryRun, RecentUse
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.counters import Counters
@@ -71,6 +71,8 @@ class DashboardSources:
     settings: CullerSettings = field(default_factory=CullerSettings)
     dry_run: DryRun = field(default_factory=DryRun)
     """The culler's."""
+    use: RecentUse = field(default_factory=RecentUse)
+    """The culler's."""
     clock: Callable[[], float] = time.time
 
     async def now(self) -> tuple[list[NodeSnapshot], list[SessionDecision], Mapping[str, Template], float]:
@@ -78,7 +80,7 @@ class DashboardSources:
         snapshots = await self.reports.snapshots()
         templates, instant = self.templates(), self.clock()
         decisions = decide_sessions(
-            snapshots, self.hub_snapshot(), templates, instant, self.settings, self.claims(), self.dry_run
+            snapshots, self.hub_snapshot(), templates, instant, self.settings, self.claims(), self.dry_run, self.use
         )
         return snapshots, decisions, templates, instant
 

@@ -18,7 +18,7 @@ from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.restart_offer import node_to_own
 from gpushare_spawner.service.web.viewer import Viewer
 from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer
-from gpushare_spawner.wording.idle_decisions import explained, upcoming, why_none
+from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
 from gpushare_spawner.wording.pod_requests import LACKING
 from gpushare_spawner.wording.quotas import name_of
 
@@ -139,6 +139,13 @@ def _quota(session: SessionReport, usage: QuotaUsage | None) -> dict[str, Any]:
     return {"quota": name_of(account), "in_quota": usage.in_quota(session.id)}
 
 
+def _short_work(one: SessionDecision, viewer: Viewer) -> str:
+    """For viewers who see all: that short GPU work would have kept the share; else nothing."""
+    work = one.observation.short_work
+    flagged = work is not None and viewer.sees_all and one.kept_by_short_work
+    return kept_by_short_work(work.rule) if work is not None and flagged else ""
+
+
 def _session(
     one: SessionDecision,
     report: Report,
@@ -182,6 +189,7 @@ def _session(
         "memory_limit_hits": session.memory_limit_hits.count,
         "host_memory_needed_bytes": session.host_memory_needed_bytes,
         "host_memory_budget_bytes": session.host_memory_budget_bytes,
+        "short_work": _short_work(one, viewer),
         "bypassing": len(session.bypassing_pids),
         "offer": restart_offer(better) if better is not None else "",
         "lacking": LACKING if session.lacks_requests else "",
