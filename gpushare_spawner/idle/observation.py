@@ -82,7 +82,7 @@ class Observation:
 
     @property
     def quiet_since(self) -> float | None:
-        """Return the last activity of any kind of GPU, kernels and notebook. None: the hub has not reported the notebook's."""
+        """Return the last activity of GPU, kernels and notebook. None: the hub has not reported the notebook's."""
         if self.hub_last_activity is None:
             return None
         return max(self.gpu_quiet_since, self.hub_last_activity, self.last_kernel_activity or 0.0)

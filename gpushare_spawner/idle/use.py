@@ -104,7 +104,7 @@ class RecentUse:
         self._known: dict[str, _Known] = {}
 
     def update(self, session: str, seen: Observation, at: float, rule: UseRule) -> None:
-        """Take note of a session by a report made at that instant. An older report than the last one changes nothing."""
+        """Take note of a session by a report made at that instant. A report older than the last changes nothing."""
         known = self._known.get(session)
         if rule.min_use <= 0:
             self._known.pop(session, None)

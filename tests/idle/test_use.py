@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -79,8 +80,7 @@ def test_a_share_that_a_heartbeat_restored_is_taken_again_after_a_notice_period(
     released = [at for at, tier in life.tiers if tier is Tier.RELEASED]
     assert len(released) > 10
     assert all(
-        IDLE.warn_before <= after - before <= 1.2 * IDLE.warn_before
-        for before, after in zip(released, released[1:], strict=False)
+        IDLE.warn_before <= after - before <= 1.2 * IDLE.warn_before for before, after in itertools.pairwise(released)
     )
     for at, _ in life.tiers:
         assert any(sent <= at - IDLE.warn_before and due <= at for sent, due in life.told), "each after its notice"

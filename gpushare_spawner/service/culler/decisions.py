@@ -12,7 +12,6 @@ from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeSnapshot
 
-
 OLD = 60.0
 """Seconds. Ours: with a report that is older all GPU work counts as use. A node's clock can differ by some seconds."""
 

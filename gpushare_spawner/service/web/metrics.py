@@ -113,7 +113,9 @@ def _sessions(decisions: Sequence[SessionDecision], now: float) -> Iterator[Metr
         "gpushare_session_resident_bytes", "The part of the session's GPU memory that is on the GPU", labels=labels
     )
     idle = GaugeMetricFamily(
-        "gpushare_session_gpu_idle_seconds", "Time since the session's last GPU work", labels=labels
+        "gpushare_session_gpu_idle_seconds",
+        "Time since the last GPU work of the session that counts as use",
+        labels=labels,
     )
     worked = CounterMetricFamily(
         "gpushare_session_gpu_seconds",
