@@ -63,10 +63,10 @@ class _Known:
         return seen.opened_at == self.opened_at and counted and at >= self.at - CLOCKS_DIFFER
 
     def advance(self, seen: Observation, at: float, rule: UseRule) -> None:
-        """Take note of a later report. GPU time between two reports counts as if all of it came just before the later
-        one."""
+        """Take note of a later report. GPU time between two reports can have come at any time between them: the window
+        reaches back from the earlier one."""
         self.samples.append((at, seen.gpu_seconds))
-        while len(self.samples) > 1 and self.samples[1][0] <= at - rule.window:
+        while len(self.samples) > 1 and self.samples[1][0] <= self.at - rule.window:
             self.samples.popleft()
         end = seen.last_gpu_activity
         ended = end is not None and (self.ended is None or end > self.ended)
