@@ -21,7 +21,7 @@ from pathlib import Path
 
 import gpushare_simgpu
 
-from benchmarks.launch import GrantingAgent, fastest, first_gpu, run
+from benchmarks.timed_calls import GrantingAgent, fastest, first_gpu, run
 from gpushare_spawner.native import build, preload_library
 
 HERE = Path(__file__).parent

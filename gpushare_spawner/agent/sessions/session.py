@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
-from gpushare_spawner.agent.sockets.connection import Connection
+from gpushare_spawner.agent.sockets.connection import Connection, Listener
 from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoint
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.model.delivered import NOTHING, Delivered
@@ -16,8 +16,15 @@ from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
-if TYPE_CHECKING:
-    from gpushare_spawner.agent.sessions.conversation import Conversation
+
+class SessionListener(Listener, Protocol):
+    """Answers the processes of a session, and tells them what changes: `conversation.Conversation`."""
+
+    def tell_tier(self) -> None:
+        """Tell all processes the session's tier."""
+
+    def tell_notice(self) -> None:
+        """Tell all observers the session's notice."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Session:
     moved: bool = True
     """A process has said something since activity and record were last compared; else neither can have changed."""
     memory: SessionLimit | None = None
-    conversation: Conversation | None = None
+    conversation: SessionListener | None = None
     budget_checked: bool = False
     """Whether its server's memory limit was compared with what its share guarantees."""
     lacks_requests: bool = False
