@@ -22,6 +22,8 @@ from gpushare_spawner.service.web.history_request import Preset, division_of, li
 from gpushare_spawner.service.web.page import Page
 from gpushare_spawner.wording import history as words
 
+MOST_ROWS = 200
+"""In a table of the page; the CSV has all."""
 MOST_ACTIONS = 1000
 """On one page of the API."""
 _TABLES = {
@@ -137,6 +139,7 @@ class HistoryPage(HistoryRequests):
                 actions(connection, period, 50),
             )
         )
+        rows = sorted((_shown(one) for one in sums), key=lambda row: -row["amounts"].reserved)
         self.set_header("Content-Type", "text/html; charset=utf-8")
         page = self.settings["pages"].get_template("history.html")
         self.finish(
@@ -148,7 +151,8 @@ class HistoryPage(HistoryRequests):
                 table=table,
                 since=_day(since),
                 until=_day(until - 1),
-                rows=sorted((_shown(one) for one in sums), key=lambda row: -row["amounts"].reserved),
+                rows=rows[:MOST_ROWS],
+                more=max(0, len(rows) - MOST_ROWS),
                 total=_total(sums),
                 plot=plot(over_time, since, until),
                 size=(WIDTH, HEIGHT),

@@ -17,6 +17,8 @@ from gpushare_spawner.wording import history as words
 DEFAULT_PERIOD = 30 * DAY
 """Seconds."""
 
+_LAST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+
 Argument = Callable[[str], str]
 """Returns an argument of the request; empty: not given."""
 
@@ -92,9 +94,12 @@ def _instant(name: str, text: str, default: float) -> float:
     if not text:
         return default
     try:
-        return float(text) if text.replace(".", "", 1).isdecimal() else _moment(text)
+        instant = float(text) if text.replace(".", "", 1).isdecimal() else _moment(text)
     except (ValueError, OverflowError):
         raise ValueError(words.not_a_time(name, text)) from None
+    if not 0 <= instant <= _LAST:
+        raise ValueError(words.not_a_time(name, text[:40]))
+    return instant
 
 
 def _moment(text: str) -> float:

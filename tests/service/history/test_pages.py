@@ -168,6 +168,8 @@ async def test_periods(client: Client) -> None:
         ("since=yesterday", "since: 'yesterday' is not a time: write a date like 2026-11-01"),
         ("since=2026-11-02&until=2026-11-01", "until: the period ends before it begins"),
         ("until=1e999", "until: '1e999' is not a time"),
+        (f"until={'9' * 400}", "until: '9999"),
+        ("since=0001-01-01", "since: '0001-01-01' is not a time"),
     ],
 )
 async def test_a_wrong_request_says_what_would_be_right(client: Client, query: str, said: str) -> None:
@@ -195,6 +197,18 @@ async def test_the_page_in_all_its_forms(client: Client) -> None:
         assert "1 server got a GPU after 1 min 5 s on average" in page.replace("\xa0", " ")
         assert "<b>bob</b>" not in page
         assert "&lt;b&gt;bob&lt;/b&gt;" in page
+
+
+async def test_a_long_table_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = history(tmp_path)
+    await kept.store()
+    many = {(THIS_HOUR, replace(ANN, user=f"user-{number}")): ONE for number in range(203)}
+    kept._store.add(many, [], [])
+    async for client in serving(kept, monkeypatch):
+        page = (await client.get("history?by=user")).body.decode()
+        assert page.count('<th scope="row">user-') == 200
+        assert "3 more rows are in the CSV file." in page
+        assert len(await client.rows("by=user")) == 203
 
 
 async def test_the_page_of_a_user_names_nobody_else(client: Client) -> None:
