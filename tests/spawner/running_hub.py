@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import logging
+import sqlite3
 import sys
 import time
 from collections.abc import Callable
@@ -36,7 +37,8 @@ jupyterhub.traitlets.entry_points = functools.cache(entry_points)
 @event.listens_for(Engine, "connect")
 def _never_sync(connection: Any, record: object) -> None:
     """Let SQLite not wait for the disk: a hub that is killed loses nothing by that, and no test cuts the power."""
-    connection.execute("PRAGMA synchronous=OFF")
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous=OFF")
 
 
 class RoutesInMemory(Proxy):  # type: ignore[misc]

@@ -18,7 +18,15 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
 from gpushare_spawner.model.control import AnnounceRequest
 from gpushare_spawner.model.delivered import NOTHING
-from gpushare_spawner.model.kubernetes import EFFECTIVE_SHARE, IDLE_SINCE, NOTICE, TIER, TIER_SINCE, PodSession
+from gpushare_spawner.model.kubernetes import (
+    EFFECTIVE_SHARE,
+    IDLE_SINCE,
+    NOTICE,
+    TIER,
+    TIER_SINCE,
+    YIELDS_UNTIL,
+    PodSession,
+)
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for
@@ -139,6 +147,7 @@ def test_restored_session_wants_its_pod_patched(world: World) -> None:
     world.session.record.tier_since = 1650.0
     assert patch_wanted(down(), world.session.record, 1700.0) == {
         TIER: "active", TIER_SINCE: "1650.000", EFFECTIVE_SHARE: "25", IDLE_SINCE: None, NOTICE: None,
+        YIELDS_UNTIL: None,
     }  # fmt: skip
 
 
