@@ -34,16 +34,18 @@ _gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service", "-
 for _option, _variable in (
     ("--templates-dir", "GPUSHARE_TEMPLATES"),
     ("--control-socket", "GPUSHARE_CONTROL"),
-    ("--history", "GPUSHARE_HISTORY"),
 ):
     if os.environ.get(_variable):
         _gpushare_command.append(f"{_option}={os.environ[_variable]}")
+_gpushare_environment = {}
 _gpushare_db = c.JupyterHub.db_url if "db_url" in c.JupyterHub else ""
 if _gpushare_db.startswith("sqlite:////") and not os.environ.get("GPUSHARE_HISTORY"):
     # beside the hub's own database, which is kept
-    _gpushare_command.append(f"--history={_gpushare_db.rpartition('/')[0]}/gpushare-history.sqlite")
+    _gpushare_environment["GPUSHARE_HISTORY"] = f"{_gpushare_db.rpartition('/')[0]}/gpushare-history.sqlite"
+elif os.environ.get("GPUSHARE_HISTORY"):
+    # not an option: the URL can have a password, and all users of a machine can read command lines
+    _gpushare_environment["GPUSHARE_HISTORY"] = os.environ["GPUSHARE_HISTORY"]
 _gpushare_url = os.environ.get("GPUSHARE_SERVICE_URL") or "http://127.0.0.1:10190"
-_gpushare_environment = {}
 if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("GPUSHARE_CONTROL"):
     _gpushare_namespace = os.environ.get("GPUSHARE_NAMESPACE") or os.environ.get("POD_NAMESPACE") or "default"
     _gpushare_command.append(f"--namespace={_gpushare_namespace}")

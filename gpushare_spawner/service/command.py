@@ -139,10 +139,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     history = parser.add_argument_group("history")
     history.add_argument(
         "--history",
-        default=DEFAULT_HISTORY,
+        default=os.environ.get("GPUSHARE_HISTORY") or DEFAULT_HISTORY,
         metavar="URL",
         help="SQLAlchemy URL of the history's database, like postgresql+psycopg://gpushare@db/gpushare; "
-        f"false: keep no history; default {DEFAULT_HISTORY}, in the folder where the hub runs",
+        f"false: keep no history; default $GPUSHARE_HISTORY, else {DEFAULT_HISTORY} in the folder where the hub runs",
     )
     kept = Retention()
     _time(history, "--history-detail", kept.detail, "keep GPU time by the hour for this long, then by the day")

@@ -111,23 +111,21 @@ def test_run_twice_it_still_is_one_service_with_one_role(monkeypatch: pytest.Mon
     assert roles(config)["user"].count(ACCESS) == 1
 
 
-def history_option(config: Config) -> list[str]:
+def history_of(config: Config) -> str | None:
     (service,) = config.JupyterHub.services.get_value([])
-    return [option for option in service["command"] if option.startswith("--history")]
+    assert "history" not in " ".join(service["command"]), "a password would be on the command line"
+    url: str | None = service["environment"].get("GPUSHARE_HISTORY")
+    return url
 
 
 def test_the_history_lies_beside_the_hubs_sqlite_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUSHARE_HISTORY", raising=False)
     config = Config({"JupyterHub": {"db_url": "sqlite:////var/lib/jupyterhub/jupyterhub.sqlite"}})
-    assert history_option(apply(config, monkeypatch, 6)) == [
-        "--history=sqlite:////var/lib/jupyterhub/gpushare-history.sqlite"
-    ]
+    assert history_of(apply(config, monkeypatch, 6)) == "sqlite:////var/lib/jupyterhub/gpushare-history.sqlite"
     elsewhere = Config({"JupyterHub": {"db_url": "postgresql://db/hub"}})
-    assert history_option(apply(elsewhere, monkeypatch, 6)) == []
+    assert history_of(apply(elsewhere, monkeypatch, 6)) is None
     monkeypatch.setenv("GPUSHARE_HISTORY", "false")
-    assert history_option(apply(Config({"JupyterHub": {"db_url": "sqlite:////x/y"}}), monkeypatch, 6)) == [
-        "--history=false"
-    ]
+    assert history_of(apply(Config({"JupyterHub": {"db_url": "sqlite:////x/y"}}), monkeypatch, 6)) == "false"
 
 
 def test_the_service_is_told_where_things_are(monkeypatch: pytest.MonkeyPatch) -> None:
