@@ -58,7 +58,7 @@ class QuotaHistory:
             first = error.errors(include_url=False)[0]
             aside = self._path.with_name(self._path.name + BAD)
             self._log.error(
-                "The past use over quota in %s is lost, as the file is not valid (%s). It is kept as %s",
+                "The past use over quota in %s is lost: the file is not valid (%s). The file is kept as %s",
                 self._path,
                 first["msg"],
                 aside.name,
