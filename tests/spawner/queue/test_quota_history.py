@@ -136,7 +136,7 @@ def test_a_file_that_is_not_valid_is_set_aside_and_logged(
     path.write_text(content)
     assert used(hub(path, clock)) == 0.0
     assert path.with_name("usage.json.bad").read_text() == content
-    assert "usage.json is lost, as the file is not valid" in caplog.text
+    assert "usage.json is lost: the file is not valid" in caplog.text
     a_day_over_quota(path, clock)
     assert used(hub(path, clock)) > 0
 
