@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpushare_spawner.idle.observation import Observation
-from gpushare_spawner.idle.reclaim import Claim, reclaim_action
+from gpushare_spawner.idle.reclaim import Claim, reclaim_action, tells_of_reclaim
 from gpushare_spawner.idle.schedule import Due, NoAction, max_age_action, next_idle_action, repeated_action
 from gpushare_spawner.idle.short_work import UseRule
 from gpushare_spawner.model.idle_cause import IdleCause
@@ -151,6 +151,9 @@ def _announces(told: Notice, due: Due) -> bool:
     # an older agent keeps no cause
     same_cause = told.cause in (None, due.cause)
     same_action = told.tier is due.tier and told.effective_units == due.units
+    if due.cause is IdleCause.RECLAIM and due.tier is not Tier.STOPPED:
+        # who keeps more than the notice says needs no later one
+        same_action = tells_of_reclaim(told) and told.effective_units <= due.units
     return same_action and same_cause and told.at >= due.at - _SLACK
 
 

@@ -132,6 +132,12 @@ class Ledger:
             request.node in ("", node.name) and fits(request.demand, self._without(node, names)) for node in nodes
         )
 
+    def node_of(self, session: str) -> str | None:
+        """Return the node of a session's GPUs; None where its allocation or its first GPU is unknown."""
+        known = self._allocations.get(session)
+        gpu = self.capacity.gpus.get(known.gpus[0]) if known is not None and known.gpus else None
+        return gpu.node if gpu is not None else None
+
     def of_node(self, name: str) -> Ledger:
         """Return a ledger of one node alone, with all allocations and claims there: to find out what would be if."""
         alone = Ledger()

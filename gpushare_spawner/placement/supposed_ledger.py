@@ -25,7 +25,7 @@ class SupposedLedger:
 
     def happens(self, session: str, announced: Notice) -> str | None:
         """Count the units that an idle action frees; return their node, None where it frees none."""
-        name = _node_of(self._ledger, session)
+        name = self._ledger.node_of(session)
         if name is None:
             return None
         node = self._node(name)
@@ -91,7 +91,7 @@ def helpful_actions(
     """
     on_node: dict[str, list[tuple[str, Notice]]] = {}
     for number, (session, action) in enumerate(announced):
-        node = _node_of(ledger, session)
+        node = ledger.node_of(session)
         if node is not None:
             on_node.setdefault(node, []).append((session, action))
         if number % SESSIONS_AT_ONCE == 0:
@@ -116,13 +116,6 @@ def first_to_fit(
         yield claim
         if claim is not None:
             return
-
-
-def _node_of(ledger: Ledger, session: str) -> str | None:
-    """The node of a session's GPUs; None where the ledger has no allocation of it, or does not know its GPUs."""
-    known = ledger.allocations.get(session)
-    gpu = ledger.capacity.gpus.get(known.gpus[0]) if known is not None and known.gpus else None
-    return gpu.node if gpu is not None else None
 
 
 def _may_fit(

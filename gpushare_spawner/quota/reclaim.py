@@ -5,7 +5,7 @@ Where a spawn would fit is not known here: the caller says so (`Gpus`). When a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -37,16 +37,21 @@ class OverQuota:
     def rank(self) -> tuple[int, float, str]:
         """Sorts those that make way first to the front.
 
-        These are idle sessions, the longest idle first; then active ones, the newest first. Of active ones those that
-        were told come first, so that a notice is not taken from one and given to another in each round.
+        These are sessions that were told, else work would pass the notice on to others again and again, and the spawn
+        would wait without end. Then idle ones, the longest idle first; then active ones, the newest first.
         """
+        if self.told:
+            return (0, self.opened_at, self.session)
         if self.idle_since is not None:
-            return (0, self.idle_since, self.session)
-        return (1 if self.told else 2, -self.opened_at, self.session)
+            return (1, self.idle_since, self.session)
+        return (2, -self.opened_at, self.session)
 
 
 class Gpus(Protocol[SpawnIn]):
     """The GPUs, and what is supposed to have happened on them so far."""
+
+    def kind(self, spawn: SpawnIn) -> Hashable:
+        """Return what is equal for spawns that need the same."""
 
     def place(self, spawn: SpawnIn) -> bool:
         """Place a spawn where it fits without anybody's making way, and keep its place; return whether it fits."""
@@ -62,19 +67,24 @@ def reclaimed(asking: Iterable[Asking[Spawn]], sessions: Iterable[OverQuota], gp
     """Return what sessions over quota keep, for those that make way. ``asking``: spawns in quota, in queue order.
 
     Each spawn takes only as much as it needs, of the sessions that come first, and nothing from sessions of its own
-    account. What one spawn gets is not there for the next one.
+    account. What one spawn gets is not there for the next one, so one that needs the same as a spawn in vain is not
+    tried again.
     """
     kept: dict[str, int] = {}
+    in_vain: set[tuple[str, Hashable]] = set()
     ranked = sorted(sessions, key=lambda one: one.rank)
     for one in asking:
-        if gpus.place(one.spawn):
+        what = one.account.key, gpus.kind(one.spawn)
+        if gpus.place(one.spawn) or what in in_vain:
             continue
         others = [session for session in ranked if session.session not in kept and session.account != one.account.key]
         found = _least(one.spawn, others, gpus)
-        if found is not None:
-            node, taken = found
-            gpus.make_way(one.spawn, node, taken)
-            kept |= taken
+        if found is None:
+            in_vain.add(what)
+            continue
+        node, taken = found
+        gpus.make_way(one.spawn, node, taken)
+        kept |= taken
     return kept
 
 

@@ -49,11 +49,33 @@ def test_the_notice_is_withdrawn_when_nobody_waits_any_longer() -> None:
     assert (after.tier, after.notice) == (Tier.ACTIVE, None)
 
 
-def test_more_units_need_a_notice_of_their_own() -> None:
+def test_what_is_needed_beyond_the_notice_is_taken_after_a_notice_of_its_own() -> None:
     first = with_claim(HOUR, units=10)
-    then = with_claim(HOUR + 50, units=5, notice=told(first))
-    assert then.notice is not None
-    assert (then.notice.units, then.notice.at) == (5, HOUR + 50 + MINUTE)
+    assert with_claim(HOUR + 50, units=5, notice=told(first)).notice == first.notice
+    then = with_claim(HOUR + MINUTE, units=5, notice=told(first))
+    assert (then.tier, then.units) == (Tier.DOWNGRADED, 10)
+    rest = with_claim(HOUR + MINUTE, units=5, tier=Tier.DOWNGRADED, effective_units=10, yields=True)
+    assert rest.notice is not None
+    assert (rest.notice.units, rest.notice.at) == (5, HOUR + 2 * MINUTE)
+
+
+def test_a_session_that_keeps_more_than_its_notice_says_makes_way_no_later() -> None:
+    first = with_claim(HOUR, units=0)
+    less = with_claim(HOUR + 50, units=10, notice=told(first))
+    assert less.notice is not None
+    assert (less.notice.tier, less.notice.units, less.notice.at) == (Tier.DOWNGRADED, 10, HOUR + MINUTE)
+    then = with_claim(HOUR + MINUTE, units=12, notice=told(less))
+    assert (then.tier, then.units, then.no_action) == (Tier.DOWNGRADED, 12, None)
+
+
+def test_needs_that_change_in_each_round_do_not_put_it_off() -> None:
+    notice, now = None, HOUR
+    for number in range(20):
+        decision = with_claim(now, units=5 + number % 7, notice=notice)
+        if decision.tier is not Tier.ACTIVE:
+            break
+        notice, now = told(decision), now + 10
+    assert (decision.tier, now) == (Tier.DOWNGRADED, HOUR + MINUTE)
 
 
 def test_the_template_s_own_action_goes_first_where_it_comes_sooner() -> None:

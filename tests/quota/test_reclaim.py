@@ -20,6 +20,9 @@ class Nodes:
         self.free = dict(free)
         self.held = {one.session: one.units for one in sessions}
 
+    def kind(self, spawn: int) -> int:
+        return spawn
+
     def place(self, spawn: int) -> bool:
         for node, free in self.free.items():
             if free >= spawn:
@@ -68,6 +71,20 @@ def test_idle_sessions_make_way_before_active_ones() -> None:
 def test_the_newest_active_session_makes_way_first_and_one_that_was_told_before_it() -> None:
     assert made_way([50], [active("old", 1.0), active("new", 9.0)]) == {"new": 0}
     assert made_way([50], [active("old", 1.0, told=True), active("new", 9.0)]) == {"old": 0}
+
+
+def test_a_notice_is_not_passed_on_to_a_session_that_becomes_idle() -> None:
+    assert made_way([50], [active("told", 1.0, told=True), idle("s", 1.0)]) == {"told": 0}
+
+
+def test_spawns_that_need_the_same_in_vain_cost_one_search() -> None:
+    sessions = [idle(f"s{number}", number, units=1, node=f"n{number}") for number in range(20)]
+    nodes, asked = Nodes({one.node: 0 for one in sessions}, sessions), []
+    fits = nodes.fits
+    nodes.fits = lambda *given: asked.append(given) or fits(*given)  # type: ignore[method-assign, func-returns-value]
+    asking = [Asking(50, ACCOUNTS.find("group:a", ""), 50)] * 30
+    assert reclaimed(asking, sessions, nodes) == {}
+    assert len(asked) == 20
 
 
 def test_an_idle_session_keeps_its_smaller_share_where_that_is_enough() -> None:

@@ -5,7 +5,7 @@ Which sessions make way is decided in quota/reclaim.py, when they do in idle/rec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpushare_spawner.idle import Claim, Observation, RecentUse
@@ -65,7 +65,8 @@ def pressure(
         kept: dict[str, int] = {}
     else:
         ledger = Ledger.of(reports)
-        kept = reclaimed(waiting, _over_quota(quotas, usage, reports, templates, now, use), _Gpus(ledger))
+        over_quota = _over_quota(quotas, usage, reports, templates, now, use)
+        kept = reclaimed(waiting, (one for one in over_quota if ledger.node_of(one.session) == one.node), _Gpus(ledger))
     claims = {session: Claim(units, quotas.reclaim) for session, units in kept.items()}
     free_again = set()
     for report, one in yielding:
@@ -162,6 +163,9 @@ class _Gpus:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._supposed = SupposedLedger(ledger)
+
+    def kind(self, spawn: _Spawn) -> Hashable:
+        return spawn.request
 
     def place(self, spawn: _Spawn) -> bool:
         nodes = self._supposed.nodes
