@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.frames import Kind, Role
 from gpushare_spawner.model.idle_cause import IdleCause
@@ -142,3 +143,15 @@ async def test_gpu_work_does_not_withdraw_the_notice(agent: Agent) -> None:
     status = ShareStatus.of([await observer.until(Kind.STATUS)])
     assert status.yields
     assert "somebody within their quota waits for this GPU" in explanation(status)
+
+
+async def test_a_pod_that_comes_after_its_units_went_back_borrows_them_until_their_owner_is_gone(agent: Agent) -> None:
+    agent.open("over", share_units=60)
+    agent.open("other", share_units=40)
+    late = request_for("late", share_units=50)
+    # the kubelet has given it the devices: it cannot be refused
+    agent.node.registry.hold(SessionRecord.opened(late, time.time() + 1))
+    assert (session(agent, "late").borrowed_units, session(agent, "late").guaranteed_units) == (50, 0)
+    assert [session(agent, name).guaranteed_units for name in ("over", "other")] == [60, 40]
+    agent.node.registry.end("over", "a test")
+    assert (session(agent, "late").borrowed_units, session(agent, "late").guaranteed_units) == (0, 50)

@@ -19,7 +19,7 @@ from gpushare_spawner.service.culler.reclaim import Pressure, pressure
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from tests.service.conftest import HOUR, MINUTE, Clock
-from tests.service.fake_agent import FakeAgent
+from tests.service.fake_agent import FakeAgent, Refuse
 from tests.service.fake_hub import FakeHub
 
 EAGER = CullerSettings(cull_every=1e-9)
@@ -224,10 +224,61 @@ async def test_units_are_kept_for_a_server_that_is_starting(stage: Stage, full: 
     full.change("guest0", yields=True, tier=Tier.RELEASED, effective_units=0, guaranteed_units=0)
     share(full, "eve", quota="group:ml", confirmed=False)
     await stage.culler.round()
+    assert full.told == [("tier", "guest0", "released")]
+    full.asked.clear()
+    await stage.culler.round()
     assert full.asked == []
     full.change("eve", confirmed=True)
     await stage.culler.round()
     assert full.told == [("tier", "guest0", "released")]
+
+
+async def test_units_are_kept_for_as_long_as_the_spawn_waits_or_starts(
+    stage: Stage, full: FakeAgent, clock: Clock
+) -> None:
+    stage.pending = [waits("eve")]
+    await stage.culler.round()
+    clock.forward(MINUTE)
+    await stage.culler.round()
+    assert full.sessions["guest0"].yields
+    for starts in (False, True):
+        if starts:
+            stage.pending = []
+            share(full, "eve", quota="group:ml", confirmed=False)
+        full.asked.clear()
+        clock.forward(4 * MINUTE)
+        await stage.culler.round()
+        assert full.asked == []
+        clock.forward(MINUTE)
+        await stage.culler.round()
+        (request,) = [one for one in full.asked if isinstance(one, TierRequest)]
+        assert (request.id, request.tier, request.effective_units) == ("guest0", Tier.RELEASED, 0)
+        assert request.yields_until == clock() + 600
+
+
+async def test_units_are_kept_after_a_restart_of_the_service_too(stage: Stage, full: FakeAgent, clock: Clock) -> None:
+    full.change("guest0", yields=True, tier=Tier.RELEASED, effective_units=0, guaranteed_units=0)
+    stage.pending = [waits("eve", "whole")]
+    await stage.culler.round()
+    requests = [one for one in full.asked if isinstance(one, TierRequest)]
+    assert [(one.id, one.yields_until) for one in requests] == [("guest0", clock() + 600)]
+
+
+async def test_what_an_older_agent_refuses_in_each_round_is_logged_once(
+    stage: Stage, full: FakeAgent, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(request: object) -> None:
+        if isinstance(request, TierRequest):
+            raise Refuse("unknown field yields_until")
+
+    stage.pending = [waits("eve")]
+    await stage.culler.round()
+    full.before = refuse
+    clock.forward(MINUTE)
+    for _ in range(3):
+        await stage.culler.round()
+    assert [one.levelname for one in caplog.records if one.getMessage().startswith("guest0: ")] == ["WARNING"]
+    assert stage.culler.counters.failures["agent"] == 3
 
 
 @pytest.mark.parametrize("silence", ["hub", "agent"])

@@ -56,6 +56,18 @@ class Shares:
                 )
             )
 
+    def own_what_is_unowned(self, session: Session) -> int:
+        """Have a new session borrow what others own already, on the fullest of its GPUs; return those units.
+
+        Units that were kept for it can have gone back to their owner: its server started too late. It comes to own them
+        when their owner is gone.
+        """
+        record = session.record
+        owned = record.request.share_units - record.borrowed_units
+        lacking = max([0, *(owned - self._ledger.unowned_units(gpu.uuid) for gpu in session.gpus)])
+        record.borrowed_units += lacking
+        return lacking
+
     def enter(self, session: Session) -> list[Session]:
         """A session comes, in the ledger and in the arbiters. Returns the sessions that hold something else now."""
         self._sessions[session.id] = session

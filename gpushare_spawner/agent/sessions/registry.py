@@ -104,6 +104,8 @@ class SessionRegistry:
         session = Session(record, tuple(self._gpus[uuid] for uuid in record.request.gpus))
         # after the look-up of its GPUs: an unknown GPU has changed nothing
         self.end(session.id, "another session took its place")
+        if lacking := self._shares.own_what_is_unowned(session):
+            log.warning("session %s borrows %d units: others own them already", session.id, lacking)
         self._enter(session)
         self.save(session)
         return session

@@ -20,7 +20,14 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.action_log import ActionLog
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions, take_note
-from gpushare_spawner.service.culler.gpu_actions import stop_yielding, suppose, take_gpu_action, update_notice
+from gpushare_spawner.service.culler.gpu_actions import (
+    KEPT_SECONDS,
+    go_on_yielding,
+    stop_yielding,
+    suppose,
+    take_gpu_action,
+    update_notice,
+)
 from gpushare_spawner.service.culler.hub_actions import HubActions, Templates
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, may_matter, pressure
 from gpushare_spawner.service.culler.servers_without_share import Verdict, judge, users_to_delete
@@ -88,6 +95,10 @@ class Culler:
         self._told: set[str] = set()
         self.pressure = NO_PRESSURE
         """What spawns in quota made necessary in the last round."""
+        self._kept_since: dict[str, float] = {}
+        """When an agent was told last to keep what a session yields, by the session's id."""
+        self._refused: dict[str, str] = {}
+        """What agents refused last, as it was logged, by the session's name."""
         self._woken = asyncio.Event()
 
     @property
@@ -132,6 +143,10 @@ class Culler:
             snapshots, self.hub_snapshot, templates, now, self._settings, claims, self.dry_run, self.use
         )
         self.dry_run.keep({one.session.id for one in decisions})
+        kept_on = self.pressure.kept_on
+        names = {one.name for one in decisions}
+        self._refused = {name: text for name, text in self._refused.items() if name in names}
+        self._kept_since = {session: since for session, since in self._kept_since.items() if session in kept_on}
         done = await asyncio.gather(
             *(self._guarded(one.name, action) for one in decisions if (action := self._gpu_action(one)))
         )
@@ -178,9 +193,23 @@ class Culler:
             return None
         if one.session.yields and one.session.id in self.pressure.free_again:
             return partial(stop_yielding, one)
-        if one.decision.tier is one.session.tier:
-            return partial(update_notice, one, self.counters, self.use)
-        return partial(take_gpu_action, one, self.counters, self._actions, self.use)
+        if one.decision.tier is not one.session.tier:
+            self._kept_since[one.session.id] = one.decided_at
+            return partial(take_gpu_action, one, self.counters, self._actions, self.use)
+        if self._has_to_go_on_yielding(one):
+            self._kept_since[one.session.id] = one.decided_at
+            return partial(go_on_yielding, one)
+        return partial(update_notice, one, self.counters, self.use)
+
+    def _has_to_go_on_yielding(self, one: SessionDecision) -> bool:
+        """Return whether the agent must hear again that it keeps what the session yields. Not while the user has a
+        notice, which a change of the tier withdraws."""
+        if not one.session.yields or one.session.id not in self.pressure.kept_on:
+            return False
+        since = self._kept_since.get(one.session.id)
+        silent = one.session.notice is None and one.decision.notice is None
+        # an unknown or later instant: another process of this service, or a clock that was set back
+        return silent and (since is None or not 0 <= one.decided_at - since < KEPT_SECONDS / 2)
 
     def _due_hub_actions(
         self,
@@ -246,12 +275,17 @@ class Culler:
         """Run one action. A failure is logged and does not affect the other actions."""
         async with self._slots:
             try:
-                return await action()
+                done = await action()
+                self._refused.pop(name, None)
+                return done
             except ControlRefused as error:
                 # the session worked, or ended, since the report
                 expected = error.code in ("busy", "unknown-session")
-                log.log(logging.INFO if expected else logging.WARNING, "%s: %s", name, error)
+                # an older agent refuses the same in each round
+                level = logging.DEBUG if self._refused.get(name) == str(error) else logging.WARNING
+                log.log(logging.INFO if expected else level, "%s: %s", name, error)
                 if not expected:
+                    self._refused[name] = str(error)
                     self.counters.failed("agent")
             except AgentUnreachable as error:
                 log.warning("%s: %s", name, error)

@@ -20,7 +20,7 @@ log = logging.getLogger("gpushare.service")
 
 KEPT_SECONDS = 600.0
 """For which the agent keeps units for spawns in quota if the service says no more: as long as it waits for the server
-of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner."""
+of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner, or asks again in time."""
 
 
 async def take_gpu_action(one: SessionDecision, counters: Counters, actions: ActionLog, use: RecentUse) -> bool:
@@ -58,6 +58,22 @@ async def suppose(one: SessionDecision, dry_run: DryRun, actions: ActionLog) -> 
             dry_run.notify(session.id, seen, None, one.decided_at)
     elif seen.notice is None or not _same(seen.notice, decision.notice):
         dry_run.notify(session.id, seen, notice_of(decision.notice, session.share), one.decided_at)
+    return False
+
+
+async def go_on_yielding(one: SessionDecision) -> bool:
+    """Have the agent keep what the session yields for longer: the server that it is for does not run yet. Returns
+    False: nothing has changed."""
+    session = one.session
+    await one.agent.tier(
+        TierRequest(
+            id=session.id,
+            tier=session.tier,
+            effective_units=session.effective_units,
+            reason="a spawn in quota still waits for its units, or has them and starts",
+            yields_until=one.decided_at + KEPT_SECONDS,
+        )
+    )
     return False
 
 

@@ -29,6 +29,8 @@ class Pressure:
     """By the sessions that make way."""
     free_again: frozenset[str] = frozenset()
     """Sessions that yield units, and need not any longer."""
+    kept_on: frozenset[str] = frozenset()
+    """Sessions that yield units, and have to go on."""
 
 
 NO_PRESSURE = Pressure()
@@ -74,7 +76,7 @@ def pressure(
             claims.setdefault(one.id, Claim(one.effective_units, quotas.reclaim))
         elif not _somebody_starts(one, report):
             free_again.add(one.id)
-    return Pressure(claims, frozenset(free_again))
+    return Pressure(claims, frozenset(free_again), frozenset(one.id for _, one in yielding) - free_again)
 
 
 @dataclass(frozen=True)
