@@ -20,7 +20,8 @@ log = logging.getLogger("gpushare.service")
 
 KEPT_SECONDS = 600.0
 """For which the agent keeps units for spawns in quota if the service says no more: as long as it waits for the server
-of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner, or asks again in time."""
+of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner, or asks
+again in time."""
 
 
 async def take_gpu_action(one: SessionDecision, counters: Counters, actions: ActionLog, use: RecentUse) -> bool:
