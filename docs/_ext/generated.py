@@ -64,7 +64,7 @@ def metric_families(part: str) -> list[Metric]:
     from gpushare_spawner.agent.metrics import ReportCollector
     from gpushare_spawner.model.report import Report
     from gpushare_spawner.service.counters import Counters
-    from gpushare_spawner.service.web.metrics import families
+    from gpushare_spawner.service.web.metrics import ServiceState, service_families
 
     def of_agent(names: bool) -> list[Metric]:
         report = Report(node="node", published_at=0, gpus=())
@@ -74,9 +74,7 @@ def metric_families(part: str) -> list[Metric]:
         return {one.name for one in of_agent(False)}
 
     def of_service() -> list[Metric]:
-        counters = Counters()
-        counters.round_done(0.0)
-        return list(families([], [], counters, 0.0))
+        return list(service_families(ServiceState(now=0.0, counters=Counters())))
 
     offers: dict[str, Callable[[], list[Metric]]] = {
         "agent-without-token": lambda: of_agent(False),

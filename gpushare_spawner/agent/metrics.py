@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from tornado.httpserver import HTTPServer
 from tornado.iostream import IOStream
@@ -19,6 +19,7 @@ from tornado.web import Application, RequestHandler
 from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.rate_limit import Budget
 from gpushare_spawner.agent.sockets.descriptors import Acceptor
+from gpushare_spawner.metrics import GPU, HOST_MEMORY, families, session_families
 from gpushare_spawner.model.report import Report
 
 log = logging.getLogger(__name__)
@@ -49,110 +50,18 @@ class ReportCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Everything that is worth a graph; bytes, seconds and share units of 1 %."""
         report = self._report()
-        gpu = ("gpu", "model")
-        capacity = GaugeMetricFamily(
-            "gpushare_gpu_capacity_units", "Units of 1 % that the agent may guarantee", labels=gpu
-        )
-        total = GaugeMetricFamily("gpushare_gpu_memory_bytes", "Memory of the GPU", labels=gpu)
-        used = GaugeMetricFamily("gpushare_gpu_memory_used_bytes", "Memory in use on the GPU", labels=gpu)
-        healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 while the GPU is healthy", labels=gpu)
-        waiting = GaugeMetricFamily(
-            "gpushare_gpu_waiting_sessions", "Sessions with GPU work that wait for a lease", labels=gpu
-        )
+        gpu = ("gpu", "uuid", "model")
+        gpus = [((str(one.index), one.uuid, one.model), one) for one in report.gpus]
+        yield from families(GPU, gpu, gpus)
         sessions = GaugeMetricFamily("gpushare_gpu_sessions", "Sessions with a share of the GPU", labels=gpu)
-        for one in report.gpus:
-            label = (one.uuid, one.model)
-            capacity.add_metric(label, one.capacity_units)
-            total.add_metric(label, one.memory_bytes)
-            used.add_metric(label, one.memory_used_bytes)
-            healthy.add_metric(label, one.healthy)
-            waiting.add_metric(label, one.waiting)
-            sessions.add_metric(label, sum(one.uuid in session.gpus for session in report.sessions))
-        gpus = [capacity, total, used, healthy, waiting, sessions]
-        if not self._names:
-            return gpus
-        of = ("session", "user", "template")
-        effective = GaugeMetricFamily(
-            "gpushare_session_effective_units", "Units that the tier leaves the session", labels=of
-        )
-        guaranteed = GaugeMetricFamily(
-            "gpushare_session_guaranteed_units", "Units that are guaranteed to the session now", labels=of
-        )
-        memory = GaugeMetricFamily(
-            "gpushare_session_memory_bytes",
-            "GPU memory that the session has allocated, on the GPU or paged out",
-            labels=of,
-        )
-        resident = GaugeMetricFamily(
-            "gpushare_session_resident_bytes", "GPU memory of the session that is on the GPU", labels=of
-        )
-        seconds = GaugeMetricFamily(
-            "gpushare_session_gpu_seconds",
-            "Time with a burst of the session on its GPUs, since it was opened",
-            labels=of,
-        )
-        busy = GaugeMetricFamily(
-            "gpushare_session_busy", "1 while the session has GPU work that runs or waits", labels=of
-        )
-        bypassing = GaugeMetricFamily(
-            "gpushare_session_bypassing_processes", "Processes that use the GPU without the library", labels=of
-        )
-        entitled = CounterMetricFamily(
-            "gpushare_session_entitled_seconds",
-            "GPU time that the session was entitled to while others competed",
-            labels=of,
-        )
-        delivered = CounterMetricFamily(
-            "gpushare_session_delivered_seconds", "GPU time that the session received while others competed", labels=of
-        )
-        waits = CounterMetricFamily("gpushare_session_waits", "Waits of the session's GPU work for a lease", labels=of)
-        wait = GaugeMetricFamily(
-            "gpushare_session_wait_seconds",
-            "Length of the session's waits for a lease, by quantile",
-            labels=(*of, "quantile"),
-        )
-        hits = CounterMetricFamily(
-            "gpushare_session_memory_limit_hits", "Allocations of device memory that a limit refused", labels=of
-        )
-        host = GaugeMetricFamily(
-            "gpushare_node_host_memory_bytes",
-            "Host memory for paged-out GPU memory: budget, needed at most, paged out now",
-            labels=("kind",),
-        )
-        if report.host_memory is not None:
-            for kind in ("budget", "needed", "paged_out"):
-                host.add_metric((kind,), getattr(report.host_memory, f"{kind}_bytes"))
-        for session in report.sessions:
-            label3 = (session.id, session.user, session.template)
-            effective.add_metric(label3, session.effective_units)
-            guaranteed.add_metric(label3, session.guaranteed_units)
-            memory.add_metric(label3, session.memory_bytes)
-            resident.add_metric(label3, session.resident_bytes)
-            seconds.add_metric(label3, session.gpu_seconds)
-            busy.add_metric(label3, session.gpu_busy)
-            bypassing.add_metric(label3, len(session.bypassing_pids))
-            entitled.add_metric(label3, session.delivered.entitled_seconds)
-            delivered.add_metric(label3, session.delivered.delivered_seconds)
-            waits.add_metric(label3, session.delivered.waits)
-            hits.add_metric(label3, session.memory_limit_hits.count)
-            wait.add_metric((*label3, "0.5"), session.delivered.wait_p50_seconds)
-            wait.add_metric((*label3, "0.95"), session.delivered.wait_p95_seconds)
-        return [
-            *gpus,
-            effective,
-            guaranteed,
-            memory,
-            resident,
-            seconds,
-            busy,
-            bypassing,
-            entitled,
-            delivered,
-            waits,
-            wait,
-            hits,
-            host,
-        ]
+        for key, one in gpus:
+            sessions.add_metric(key, sum(one.uuid in session.gpus for session in report.sessions))
+        yield sessions
+        if self._names:
+            yield from families(HOST_MEMORY, (), [((), report.host_memory)] if report.host_memory is not None else [])
+            yield from session_families(
+                ("session", "user", "template"), [((one.id, one.user, one.template), one) for one in report.sessions]
+            )
 
 
 class MetricsServer:

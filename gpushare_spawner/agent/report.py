@@ -31,6 +31,7 @@ def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> 
         model=gpu.model,
         memory_bytes=gpu.memory_bytes,
         memory_used_bytes=state.memory_used_bytes,
+        utilisation=state.utilisation,
         healthy=state.healthy,
         simulated=gpu.simulated,
         capacity_units=capacity_units,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -81,6 +81,11 @@ class Accounts:
             own = self.quotas.users.get(name)
             return Account(key, own) if own is not None else Account(key, _NO_QUOTA, known=False)
         return self._default(name or user)
+
+    def named(self) -> Iterator[Account]:
+        """Yield the accounts that the file names: of groups and teams, and of users."""
+        yield from self._groups.values()
+        yield from (Account(_key(AccountKind.USER, user), quota) for user, quota in self.quotas.users.items())
 
     def department(self, account: Account) -> Group | None:
         """Return the department of a team's account; None for other accounts."""

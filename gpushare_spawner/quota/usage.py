@@ -119,6 +119,11 @@ class QuotaUsage:
         pool = self._pools.get(pool_of(account))
         return pool.used.get(account.key, 0) if pool is not None else 0
 
+    def all_accounts(self) -> list[Account]:
+        """Return the accounts that the quota file names, and all others that have charges, each once."""
+        charged = (charge.account for charge in self._charges.values())
+        return list({account.key: account for account in (*self.accounts.named(), *charged)}.values())
+
     def used_by_department(self, account: Account) -> int:
         """Return the units of all teams of the account's department; of an account without one its own."""
         pool = self._pools.get(pool_of(account))

@@ -20,7 +20,6 @@ from gpushare_spawner.clients.agent import default_control_socket
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.decisions import HubSnapshot
 from gpushare_spawner.service.culler.settings import MIN_USE, USE_WINDOW, CullerSettings
 from gpushare_spawner.service.history.recorder import History, HistorySources, Retention
 from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
@@ -238,7 +237,16 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
     listeners: list[Callable[[], None]] = []
     async with _agents(options, listeners, hub_name, cluster_agents, templates) as agents:
         pending, reports = PendingSpawns(hub), RecentReports(agents)
-        history = _history(options, lambda: culler.hub_snapshot, reports, templates, pending)
+        history = _history(
+            options,
+            HistorySources(
+                snapshots=reports.snapshots,
+                users=lambda: snapshot.users if (snapshot := culler.hub_snapshot) is not None else (),
+                pending=pending.now,
+                templates=templates,
+                waited=lambda wait: culler.counters.waited(wait),
+            ),
+        )
         culler = Culler(
             agents,
             hub,
@@ -317,21 +325,9 @@ async def _run_until_stopped(
     hub.close()
 
 
-def _history(
-    options: argparse.Namespace,
-    hub_snapshot: Callable[[], HubSnapshot | None],
-    reports: RecentReports,
-    templates: TemplateSource,
-    pending: PendingSpawns,
-) -> History | None:
+def _history(options: argparse.Namespace, sources: HistorySources) -> History | None:
     if options.history.strip().lower() in ("", "false"):
         return None
-    sources = HistorySources(
-        snapshots=reports.snapshots,
-        users=lambda: snapshot.users if (snapshot := hub_snapshot()) is not None else (),
-        pending=pending.now,
-        templates=templates,
-    )
     kept = Retention(options.history_detail, options.history_names, options.history_keep)
     return History(HistoryStore(options.history), sources, kept)
 

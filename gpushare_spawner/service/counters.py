@@ -1,17 +1,43 @@
-"""What the culler has done since the service was started. For the metrics only: no decision depends on it."""
+"""What the service has done and seen since it was started. For the metrics only: no decision depends on it."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from typing import Literal
 
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.history.events import Outcome, Wait
+
+WAIT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+"""Upper bounds of the buckets of waits in seconds: from a spawn that found a free GPU to an hour in the queue."""
 
 Component = Literal["agent", "hub", "session", "round"]
 
 
+class SpawnWaits:
+    """The waits of a template's spawns, by length."""
+
+    def __init__(self) -> None:
+        self._buckets = [0] * (len(WAIT_BOUNDS) + 1)
+        self.seconds = 0.0
+        """All waits added up."""
+
+    def add(self, seconds: float) -> None:
+        self._buckets[bisect_left(WAIT_BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self._buckets)
+
+    def within(self, bound: float) -> int:
+        """Return the number of waits of at most `bound` seconds, one of `WAIT_BOUNDS`."""
+        return sum(self._buckets[: WAIT_BOUNDS.index(bound) + 1])
+
+
 class Counters:
-    """Counts idle actions, notices and failures. ``last_round``: end of the last round in seconds since the epoch."""
+    """Counts idle actions, notices, failures, and waits of spawns."""
 
     def __init__(self) -> None:
         self.actions: Counter[Tier] = Counter()
@@ -19,8 +45,12 @@ class Counters:
         self.withdrawn: Counter[Tier] = Counter()
         """Notices that were withdrawn."""
         self.failures: Counter[Component] = Counter()
+        self.waits: dict[str, SpawnWaits] = {}
+        """Of spawns that got a GPU, by template."""
+        self.given_up: Counter[str] = Counter()
+        """Spawns that got none, by template."""
         self.last_round: float | None = None
-        """None: no round has ended yet."""
+        """End of the last round in seconds since the epoch; None: no round has ended yet."""
 
     def acted(self, tier: Tier) -> None:
         self.actions[tier] += 1
@@ -33,6 +63,12 @@ class Counters:
 
     def failed(self, component: Component) -> None:
         self.failures[component] += 1
+
+    def waited(self, wait: Wait) -> None:
+        if wait.outcome is Outcome.STARTED:
+            self.waits.setdefault(wait.template, SpawnWaits()).add(wait.seconds)
+        else:
+            self.given_up[wait.template] += 1
 
     def round_done(self, at: float) -> None:
         self.last_round = at

@@ -61,7 +61,7 @@ async def test_metrics_follow_the_report(agent: Agent, served: int, monkeypatch:
     monkeypatch.setattr(metrics, "MADE_EVERY", 0.0)
     agent.open("ada")
     _, text = await scrape(served, "Bearer secret")
-    gpu = f'{{gpu="{FIRST.uuid}",model="{FIRST.model}"}}'
+    gpu = f'{{gpu="{FIRST.index}",model="{FIRST.model}",uuid="{FIRST.uuid}"}}'
     assert f"gpushare_gpu_capacity_units{gpu} 100.0" in text
     assert f"gpushare_gpu_healthy{gpu} 1.0" in text
     assert 'gpushare_session_guaranteed_units{session="ada",template="quarter-gpu",user="ada"} 25.0' in text
@@ -73,7 +73,7 @@ async def test_without_the_token_nobody_is_named(agent: Agent, served: int) -> N
     agent.open("ada")
     status, text = await scrape(served)
     assert status == 200
-    assert f'gpushare_gpu_sessions{{gpu="{FIRST.uuid}",model="{FIRST.model}"}} 1.0' in text
+    assert f'gpushare_gpu_sessions{{gpu="{FIRST.index}",model="{FIRST.model}",uuid="{FIRST.uuid}"}} 1.0' in text
     assert "ada" not in text
     assert "quarter-gpu" not in text
 

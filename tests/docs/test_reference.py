@@ -139,8 +139,11 @@ def test_every_metric_family_has_a_row_with_a_meaning(part: str) -> None:
 
 def test_metrics_are_named_as_prometheus_sees_them_with_their_labels() -> None:
     shown = {cells[0]: cells for cells in rows(reference_text.metrics(generated.metric_families("service")))}
-    assert shown["`gpushare_session_waits_total`"][1:3] == ["counter", "`node`, `user`, `server`"]
-    assert shown["`gpushare_gpu_units`"][1:3] == ["gauge", "`node`, `gpu`, `model`, `kind`"]
+    assert shown["`gpushare_session_gpu_seconds_total`"][1:3] == [
+        "counter",
+        "`node`, `user`, `server`, `template`",
+    ]
+    assert shown["`gpushare_gpu_units`"][1:3] == ["gauge", "`node`, `gpu`, `uuid`, `model`, `kind`"]
 
 
 def test_metrics_of_sessions_are_not_among_those_without_a_token() -> None:

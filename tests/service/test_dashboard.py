@@ -11,14 +11,10 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessions
-from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.dashboard_data import dashboard_data
-from gpushare_spawner.service.web.metrics import exposition
 from gpushare_spawner.service.web.viewer import Viewer
 from tests.service.dashboards import ADMIN, GIB, MINUTE, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown
 
@@ -223,32 +219,6 @@ def test_without_any_report_it_is_unknown_who_waits() -> None:
 
 def test_refused_allocations_are_counted() -> None:
     assert re.findall(r"(\d+) allocations? refused", page(shown())) == ["3"]
-
-
-def test_metrics() -> None:
-    snapshots = [NodeSnapshot(NO_AGENT, afternoon()), NodeSnapshot(NO_AGENT, None, "silent")]
-    decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings())
-    counters = Counters()
-    counters.failed("hub")
-    counters.round_done(NOW)
-    lines = exposition(snapshots, decisions, counters, NOW).decode().splitlines()
-    gpu = 'gpu="0",model="Simulated GPU 16 GiB",node="workstation"'
-    for expected in [
-        'gpushare_agents{available="no"} 1.0',
-        'gpushare_gpu_units{gpu="0",kind="lent",model="Simulated GPU 16 GiB",node="workstation"} 40.0',
-        f"gpushare_gpu_waiting_sessions{{{gpu}}} 1.0",
-        'gpushare_sessions{node="workstation",template="quarter",tier="active"} 2.0',
-        'gpushare_session_gpu_idle_seconds{node="workstation",server="thesis",user="bob"} 2460.0',
-        'gpushare_session_entitled_seconds_total{node="workstation",server="",user="ann"} 1500.0',
-        'gpushare_session_delivered_seconds_total{node="workstation",server="",user="ann"} 1482.0',
-        'gpushare_session_waits_total{node="workstation",server="",user="ann"} 12.0',
-        'gpushare_session_wait_seconds{node="workstation",quantile="0.95",server="",user="ann"} 0.194',
-        'gpushare_session_memory_limit_hits_total{node="workstation",server="",user="ann"} 3.0',
-        'gpushare_culler_actions_total{tier="downgraded"} 0.0',
-        'gpushare_culler_failures_total{component="hub"} 1.0',
-        "gpushare_culler_last_round_timestamp_seconds 1e+06",
-    ]:
-        assert expected in lines, expected
 
 
 def test_admins_see_whose_share_short_work_would_have_kept() -> None:

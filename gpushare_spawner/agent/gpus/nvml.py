@@ -66,6 +66,9 @@ class GpuState:
     trouble: str = "does not answer its driver"
     """What is wrong with it where it is not healthy, to be read after "the GPU"."""
     memory_used_bytes: int = 0
+    utilisation: float | None = None
+    """Part of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1; None: the
+    driver does not say."""
     processes: Mapping[int, GpuProcess] = field(default_factory=dict)
     """Processes that have a CUDA context on it, by pid as this machine numbers them."""
 
@@ -214,7 +217,7 @@ class Nvml:
             )
         if _in_mig_mode(handle):
             return GpuState(healthy=False, trouble="has been split by MIG", memory_used_bytes=used)
-        return GpuState(healthy=True, memory_used_bytes=used, processes=_processes(handle))
+        return GpuState(healthy=True, memory_used_bytes=used, utilisation=_busy(handle), processes=_processes(handle))
 
     def memory(self, gpu: Gpu) -> GpuState | None:
         """What is in use and by which processes, without a look at the GPU's health; None where it does not answer.
@@ -273,6 +276,14 @@ _TELLS_NOTHING = (
     pynvml.NVML_ERROR_NO_PERMISSION,
 )
 """What a driver answers that will never tell."""
+
+
+def _busy(handle: Any) -> float | None:
+    try:
+        return min(1.0, float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
+    except pynvml.NVMLError:
+        # in MIG mode, and on vGPUs
+        return None
 
 
 def _processes(handle: Any) -> dict[int, GpuProcess]:

@@ -65,6 +65,8 @@ class HistorySources:
     templates: Callable[[], Mapping[str, Template]]
     clock: Callable[[], float] = time.time
     """Seconds since the epoch."""
+    waited: Callable[[Wait], None] = lambda wait: None
+    """Is told of each wait of a spawn when it has ended."""
 
 
 class History:
@@ -123,7 +125,7 @@ class History:
         for report in reports:
             if self._meter is not None:
                 self._meter.observe(report, self._group_of)
-            self._waits += self._spawns.observe_report(report, started)
+            self._add_waits(self._spawns.observe_report(report, started))
             self._note_restored(report)
         if len(reports) == len(snapshots):
             present = {report.node for report in reports}
@@ -141,7 +143,7 @@ class History:
             for server in pending
             if (template := templates.get(server.profile or "")) is not None and template.gpu is not None
         ]
-        self._waits += self._spawns.observe_queue(waiting, self._sources.clock())
+        self._add_waits(self._spawns.observe_queue(waiting, self._sources.clock()))
 
     def record(self, action: Action) -> None:
         """Record an action; one that names no group gets that of its user."""
@@ -206,6 +208,11 @@ class History:
             was = before.get(session.id)
             if was is not None and session.tier.depth < was.depth:
                 self.record(_restored(report.node, session, was, self._group_of(session)))
+
+    def _add_waits(self, waits: Sequence[Wait]) -> None:
+        self._waits += waits
+        for wait in waits:
+            self._sources.waited(wait)
 
     def _limit(self) -> None:
         lost = 0

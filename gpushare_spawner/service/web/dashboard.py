@@ -26,10 +26,12 @@ from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.hub.scopes import METRICS
+from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
+from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.dashboard_data import dashboard_data
 from gpushare_spawner.service.web.history import ActionsJson, HistoryJson, HistoryPage
-from gpushare_spawner.service.web.metrics import CONTENT_TYPE, exposition
+from gpushare_spawner.service.web.metrics import CONTENT_TYPE, ServiceState, exposition
 from gpushare_spawner.service.web.page import Page
 from gpushare_spawner.wording import dashboard as words
 from gpushare_spawner.wording.amounts import (
@@ -203,9 +205,25 @@ class MetricsText(SourcesPage):
         self.require_login()
         if not self.may(METRICS):
             raise HTTPError(403, words.metrics_refused(METRICS))
-        snapshots, decisions, _, now = await self.sources.now()
         self.set_header("Content-Type", CONTENT_TYPE)
-        self.finish(exposition(snapshots, decisions, self.sources.counters, now))
+        self.finish(exposition(await self._state()))
+
+    async def _state(self) -> ServiceState:
+        snapshots, decisions, templates, now = await self.sources.now()
+        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+        pending, quotas = await self.sources.pending(), self.sources.quotas()
+        history: History | None = self.settings["history"]
+        return ServiceState(
+            now=now,
+            counters=self.sources.counters,
+            snapshots=snapshots,
+            decisions=decisions,
+            templates=templates,
+            # without any report it is unknown which of them wait
+            waiting=waiting_spawns(pending, reports, templates) if pending is not None and reports else None,
+            quotas=quota_use(quotas, reports) if quotas is not None else None,
+            history_problem=history.problem if history is not None else None,
+        )
 
 
 class ToDashboard(RequestHandler):

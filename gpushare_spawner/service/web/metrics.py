@@ -3,39 +3,62 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from gpushare_spawner.metrics import GPU, HOST_MEMORY, families, session_families
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.quota import QuotaUsage
+from gpushare_spawner.service.counters import WAIT_BOUNDS, Counters
 from gpushare_spawner.service.culler.decisions import SessionDecision
 from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.waiting_spawns import WaitingSpawn
 from gpushare_spawner.service.web.gpu_bar import gpu_bar, units_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
-def exposition(
-    snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], counters: Counters, now: float
-) -> bytes:
+@dataclass(frozen=True)
+class ServiceState:
+    """What the metrics show, at one moment."""
+
+    now: float
+    """Seconds since the epoch."""
+    counters: Counters
+    snapshots: Sequence[NodeSnapshot] = ()
+    decisions: Sequence[SessionDecision] = ()
+    templates: Mapping[str, Template] = field(default_factory=dict)
+    waiting: Sequence[WaitingSpawn] | None = None
+    """The spawns that wait for a GPU; None: unknown."""
+    quotas: QuotaUsage | None = None
+    """None: there are no quotas."""
+    history_problem: str | None = None
+    """Why the history cannot be stored; empty: it is stored; None: there is no history."""
+
+
+def exposition(state: ServiceState) -> bytes:
     """Return all metrics at this moment."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(families(snapshots, decisions, counters, now)))
+    registry.register(_Once(service_families(state)))
     return generate_latest(registry)
 
 
-def families(
-    snapshots: Sequence[NodeSnapshot], decisions: Sequence[SessionDecision], counters: Counters, now: float
-) -> Iterator[Metric]:
+def service_families(state: ServiceState) -> Iterator[Metric]:
     """Yield each metric family, with its samples."""
     yield from (
-        *_agents(snapshots),
-        *_gpus(snapshots),
-        *_host_memory(snapshots),
-        *_sessions(decisions, now),
-        *_culler(counters),
+        *_agents(state.snapshots),
+        *_gpus(state.snapshots),
+        *_host_memory(state.snapshots),
+        *_sessions(state.decisions, state.now),
+        *_queue(state),
+        *_waits(state.counters),
+        *_quotas(state.quotas),
+        *_culler(state.counters),
+        *_history(state.history_problem),
     )
 
 
@@ -55,44 +78,28 @@ def _agents(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
 
 
 def _host_memory(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
-    host = GaugeMetricFamily(
-        "gpushare_node_host_memory_bytes",
-        "Host memory for paged-out GPU memory: budget, needed at most, paged out now",
-        labels=["node", "kind"],
-    )
-    for snapshot in snapshots:
-        if snapshot.report is not None and snapshot.report.host_memory is not None:
-            for kind in ("budget", "needed", "paged_out"):
-                host.add_metric([snapshot.report.node, kind], getattr(snapshot.report.host_memory, f"{kind}_bytes"))
-    yield host
+    reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+    nodes = [((report.node,), report.host_memory) for report in reports if report.host_memory is not None]
+    yield from families(HOST_MEMORY, ("node",), nodes)
 
 
 def _gpus(snapshots: Sequence[NodeSnapshot]) -> Iterator[Metric]:
-    labels = ["node", "gpu", "model"]
+    labels = ("node", "gpu", "uuid", "model")
     units = GaugeMetricFamily(
         "gpushare_gpu_units",
         "Share units: used by their owner, borrowed, lent but not borrowed, or free",
         labels=[*labels, "kind"],
     )
-    memory = GaugeMetricFamily("gpushare_gpu_memory_bytes", "Memory of the GPU", labels=labels)
-    used = GaugeMetricFamily(
-        "gpushare_gpu_memory_used_bytes", "Memory of the GPU in use, as the driver reports it", labels=labels
-    )
-    healthy = GaugeMetricFamily("gpushare_gpu_healthy", "1 while the GPU is healthy", labels=labels)
-    waiting = GaugeMetricFamily(
-        "gpushare_gpu_waiting_sessions", "Sessions with GPU work that wait for a lease", labels=labels
-    )
-    for snapshot in snapshots:
-        for gpu in snapshot.report.gpus if snapshot.report is not None else ():
-            key = [snapshot.report.node, str(gpu.index), gpu.model] if snapshot.report is not None else []
-            bar = gpu_bar(gpu, snapshot.report.sessions if snapshot.report is not None else ())
+    gpus = []
+    for report in (snapshot.report for snapshot in snapshots if snapshot.report is not None):
+        for gpu in report.gpus:
+            key = (report.node, str(gpu.index), gpu.uuid, gpu.model)
+            gpus.append((key, gpu))
+            bar = gpu_bar(gpu, report.sessions)
             for kind in ("owned", "borrowed", "lent", "free"):
                 units.add_metric([*key, kind], units_of(bar, kind))
-            memory.add_metric(key, gpu.memory_bytes)
-            used.add_metric(key, gpu.memory_used_bytes)
-            healthy.add_metric(key, float(gpu.healthy))
-            waiting.add_metric(key, gpu.waiting)
-    yield from (units, memory, used, healthy, waiting)
+    yield units
+    yield from families(GPU, labels, gpus)
 
 
 def _sessions(decisions: Sequence[SessionDecision], now: float) -> Iterator[Metric]:
@@ -101,62 +108,81 @@ def _sessions(decisions: Sequence[SessionDecision], now: float) -> Iterator[Metr
         (one.node, one.session.template, one.session.tier.value) for one in decisions
     ).items():
         count.add_metric([node, template, tier], number)
-    labels = ["node", "user", "server"]
-    share = GaugeMetricFamily("gpushare_session_share_units", "Share of the session on each of its GPUs", labels=labels)
-    effective = GaugeMetricFamily(
-        "gpushare_session_effective_units", "Units that the tier leaves the session", labels=labels
-    )
-    memory = GaugeMetricFamily(
-        "gpushare_session_memory_bytes", "GPU memory that the session has allocated", labels=labels
-    )
-    resident = GaugeMetricFamily(
-        "gpushare_session_resident_bytes", "The part of the session's GPU memory that is on the GPU", labels=labels
-    )
+    yield count
+    labels = ("node", "user", "server", "template")
     idle = GaugeMetricFamily(
         "gpushare_session_gpu_idle_seconds",
         "Time since the last GPU work of the session that counts as use",
         labels=labels,
     )
-    worked = CounterMetricFamily(
-        "gpushare_session_gpu_seconds",
-        "Time with a burst of the session on its GPUs, since it was opened",
-        labels=labels,
-    )
-    entitled = CounterMetricFamily(
-        "gpushare_session_entitled_seconds",
-        "GPU time that the session was entitled to while others competed",
-        labels=labels,
-    )
-    delivered = CounterMetricFamily(
-        "gpushare_session_delivered_seconds", "GPU time that the session received while others competed", labels=labels
-    )
-    waits = CounterMetricFamily(
-        "gpushare_session_waits", "How often the session's GPU work waited for a lease", labels=labels
-    )
-    wait = GaugeMetricFamily(
-        "gpushare_session_wait_seconds",
-        "Length of the session's waits for a lease, by quantile",
-        labels=[*labels, "quantile"],
-    )
-    hits = CounterMetricFamily(
-        "gpushare_session_memory_limit_hits", "Memory allocations that a limit refused", labels=labels
-    )
+    sessions = []
     for one in decisions:
-        key = [one.node, one.session.user, one.session.server]
-        record = one.session.delivered
-        entitled.add_metric(key, record.entitled_seconds)
-        delivered.add_metric(key, record.delivered_seconds)
-        waits.add_metric(key, record.waits)
-        hits.add_metric(key, one.session.memory_limit_hits.count)
-        wait.add_metric([*key, "0.5"], record.wait_p50_seconds)
-        wait.add_metric([*key, "0.95"], record.wait_p95_seconds)
-        share.add_metric(key, one.session.share_units)
-        effective.add_metric(key, one.session.effective_units)
-        memory.add_metric(key, one.session.memory_bytes)
-        resident.add_metric(key, one.session.resident_bytes)
+        key = (one.node, one.session.user, one.session.server, one.session.template)
+        sessions.append((key, one.session))
         idle.add_metric(key, 0.0 if one.session.gpu_busy else max(0.0, now - one.decision.idle_since))
-        worked.add_metric(key, one.session.gpu_seconds)
-    yield from (count, share, effective, memory, resident, idle, worked, entitled, delivered, waits, wait, hits)
+    yield idle
+    yield from session_families(labels, sessions)
+
+
+def _queue(state: ServiceState) -> Iterator[Metric]:
+    spawns = GaugeMetricFamily("gpushare_queue_spawns", "Spawns that wait for a GPU now", labels=["template"])
+    oldest = GaugeMetricFamily(
+        "gpushare_queue_oldest_seconds", "How long the oldest of these spawns has waited", labels=["template"]
+    )
+    if state.waiting is not None:
+        since: dict[str, list[float]] = {
+            name: [] for name, template in state.templates.items() if template.gpu is not None
+        }
+        for one in state.waiting:
+            started = one.server.started if one.server.started is not None else state.now
+            since.setdefault(one.template.name, []).append(started)
+        for name, instants in since.items():
+            spawns.add_metric([name], len(instants))
+            oldest.add_metric([name], max(0.0, state.now - min(instants, default=state.now)))
+    yield from (spawns, oldest)
+
+
+def _waits(counters: Counters) -> Iterator[Metric]:
+    waits = HistogramMetricFamily(
+        "gpushare_spawn_wait_seconds",
+        "Time from the begin of a spawn until it had its GPU; counted by the history",
+        labels=["template"],
+    )
+    for template, counted in counters.waits.items():
+        buckets = [(f"{bound:g}", counted.within(bound)) for bound in WAIT_BOUNDS]
+        waits.add_metric([template], [*buckets, ("+Inf", counted.count)], counted.seconds)
+    given_up = CounterMetricFamily(
+        "gpushare_spawns_given_up",
+        "Spawns that were cancelled, or failed, before they had a GPU; counted by the history",
+        labels=["template"],
+    )
+    for template, number in counters.given_up.items():
+        given_up.add_metric([template], number)
+    yield from (waits, given_up)
+
+
+def _quotas(usage: QuotaUsage | None) -> Iterator[Metric]:
+    labels = ["kind", "account", "department"]
+    guaranteed = GaugeMetricFamily(
+        "gpushare_quota_guaranteed_units", "Share units that the quota guarantees", labels=labels
+    )
+    maximum = GaugeMetricFamily(
+        "gpushare_quota_maximum_units", "Share units that the quota allows at most, if it has a maximum", labels=labels
+    )
+    used = GaugeMetricFamily("gpushare_quota_used_units", "Share units that are charged to the quota", labels=labels)
+    over = GaugeMetricFamily(
+        "gpushare_quota_over_units", "Those of the used share units that are over quota", labels=labels
+    )
+    if usage is not None:
+        beyond = usage.over_quota()
+        for account in usage.all_accounts():
+            key = [account.kind.value, account.name, account.department]
+            guaranteed.add_metric(key, account.quota.guaranteed_units)
+            if account.quota.maximum_units is not None:
+                maximum.add_metric(key, account.quota.maximum_units)
+            used.add_metric(key, usage.used(account))
+            over.add_metric(key, beyond.get(account.key, 0))
+    yield from (guaranteed, maximum, used, over)
 
 
 def _culler(counters: Counters) -> Iterator[Metric]:
@@ -173,9 +199,17 @@ def _culler(counters: Counters) -> Iterator[Metric]:
     for component in ("agent", "hub", "session", "round"):
         failures.add_metric([component], counters.failures[component])
     yield from (actions, notices, withdrawn, failures)
-    if counters.last_round is not None:
-        yield GaugeMetricFamily(
-            "gpushare_culler_last_round_timestamp_seconds",
-            "Time of the end of the last round",
-            value=counters.last_round,
-        )
+    last = GaugeMetricFamily(
+        "gpushare_culler_last_round_timestamp_seconds", "Time of the end of the last round; 0: no round has ended yet"
+    )
+    last.add_metric([], counters.last_round if counters.last_round is not None else 0.0)
+    yield last
+
+
+def _history(problem: str | None) -> Iterator[Metric]:
+    failing = GaugeMetricFamily(
+        "gpushare_history_failing", "1 while the history's database does not take what is counted; only with a history"
+    )
+    if problem is not None:
+        failing.add_metric([], bool(problem))
+    yield failing

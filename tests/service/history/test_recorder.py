@@ -13,7 +13,7 @@ import pytest
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.history.events import Action, Outcome, Wait
 from gpushare_spawner.service.history.queries import By, Period, actions, gpu_time, waits
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
@@ -36,6 +36,7 @@ class World:
         self.users: Sequence[HubUser] = ()
         self.pending: Sequence[HubServer] | None = ()
         self.now = float(BEGIN)
+        self.waited: list[Wait] = []
 
     async def snapshots(self) -> list[NodeSnapshot]:
         return [NodeSnapshot(None, one, "" if one else "silent") for one in self.reports]  # type: ignore[arg-type]
@@ -48,7 +49,14 @@ class World:
             "quarter": Template(name="quarter", display_name="0.25 GPU", gpu={"fraction": 0.25}),
             "cpu": Template(name="cpu", display_name="CPU"),
         }
-        return HistorySources(self.snapshots, lambda: self.users, self.pending_now, lambda: templates, lambda: self.now)
+        return HistorySources(
+            self.snapshots,
+            lambda: self.users,
+            self.pending_now,
+            lambda: templates,
+            lambda: self.now,
+            waited=self.waited.append,
+        )
 
     async def see(self, history: History, at: float, *sessions: SessionReport) -> None:
         self.now = at
@@ -185,6 +193,11 @@ async def test_waits_of_spawns_with_a_gpu(world: World, url: str) -> None:
     await history.observe_queue()
     answer = await history.ask(lambda c: waits(c, ALWAYS))
     assert (answer.started, answer.gave_up, answer.mean_seconds) == (1, 1, 60.0)
+    # the metrics count the same
+    assert [(wait.user, wait.outcome, wait.seconds) for wait in world.waited] == [
+        ("ann", Outcome.STARTED, 60.0),
+        ("bob", Outcome.GAVE_UP, 65.0),
+    ]
 
 
 async def test_a_silent_agent_makes_no_spawn_give_up(world: World, url: str) -> None:

@@ -1,0 +1,157 @@
+"""Metrics that agent and service both offer: of a GPU, of a node's host memory, of a session. Each adds its own labels.
+
+Names follow Prometheus' rules: base units, ``_total`` for counters, and samples of a metric can be added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+
+from gpushare_spawner.model.report import GpuReport, HostMemoryReport, SessionReport
+
+Of = TypeVar("Of")
+Item = tuple[Sequence[str], Of]
+"""The values of the labels, and what they label."""
+
+
+@dataclass(frozen=True)
+class Figure(Generic[Of]):
+    """One metric."""
+
+    name: str
+    """Without ``_total``."""
+    meaning: str
+    value: Callable[[Of], float | None]
+    """None: not known, and no sample is made."""
+    counter: bool = False
+    """It only grows; else it is a gauge."""
+
+
+GPU: tuple[Figure[GpuReport], ...] = (
+    Figure("gpushare_gpu_capacity_units", "Units of 1 % that the agent may guarantee", lambda gpu: gpu.capacity_units),
+    Figure("gpushare_gpu_memory_bytes", "Memory of the GPU", lambda gpu: gpu.memory_bytes),
+    Figure(
+        "gpushare_gpu_memory_used_bytes",
+        "Memory of the GPU in use, as the driver reports it",
+        lambda gpu: gpu.memory_used_bytes,
+    ),
+    Figure(
+        "gpushare_gpu_utilization_ratio",
+        "Part of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1",
+        lambda gpu: gpu.utilisation,
+    ),
+    Figure("gpushare_gpu_healthy", "1 while the GPU is healthy", lambda gpu: gpu.healthy),
+    Figure("gpushare_gpu_waiting_sessions", "Sessions with GPU work that wait for a lease", lambda gpu: gpu.waiting),
+)
+
+HOST_MEMORY: tuple[Figure[HostMemoryReport], ...] = (
+    Figure(
+        "gpushare_node_host_memory_budget_bytes",
+        "Host memory that paged-out GPU memory may use",
+        lambda memory: memory.budget_bytes,
+    ),
+    Figure(
+        "gpushare_node_host_memory_needed_bytes",
+        "Host memory that is needed if every session uses all that it has allocated, and at least its guarantee",
+        lambda memory: memory.needed_bytes,
+    ),
+    Figure(
+        "gpushare_node_host_memory_paged_out_bytes",
+        "Host memory that paged-out GPU memory uses now",
+        lambda memory: memory.paged_out_bytes,
+    ),
+)
+
+SESSION: tuple[Figure[SessionReport], ...] = (
+    Figure(
+        "gpushare_session_share_units", "Share of the session on each of its GPUs", lambda session: session.share_units
+    ),
+    Figure(
+        "gpushare_session_effective_units",
+        "Units that the tier leaves the session",
+        lambda session: session.effective_units,
+    ),
+    Figure(
+        "gpushare_session_guaranteed_units",
+        "Units that are guaranteed to the session now",
+        lambda session: session.guaranteed_units,
+    ),
+    Figure(
+        "gpushare_session_memory_bytes",
+        "GPU memory that the session has allocated, on the GPU or paged out",
+        lambda session: session.memory_bytes,
+    ),
+    Figure(
+        "gpushare_session_memory_resident_bytes",
+        "The part of the session's GPU memory that is on the GPU",
+        lambda session: session.resident_bytes,
+    ),
+    Figure(
+        "gpushare_session_busy", "1 while the session has GPU work that runs or waits", lambda session: session.gpu_busy
+    ),
+    Figure(
+        "gpushare_session_bypassing_processes",
+        "Processes of the session that use the GPU without the library",
+        lambda session: len(session.bypassing_pids),
+    ),
+    Figure(
+        "gpushare_session_gpu_seconds",
+        "Time with a burst of the session on its GPUs, since it was opened",
+        lambda session: session.gpu_seconds,
+        counter=True,
+    ),
+    Figure(
+        "gpushare_session_entitled_seconds",
+        "GPU time that the session was entitled to while others competed",
+        lambda session: session.delivered.entitled_seconds,
+        counter=True,
+    ),
+    Figure(
+        "gpushare_session_delivered_seconds",
+        "GPU time that the session received while others competed",
+        lambda session: session.delivered.delivered_seconds,
+        counter=True,
+    ),
+    Figure(
+        "gpushare_session_memory_limit_hits",
+        "Allocations of device memory that a limit refused",
+        lambda session: session.memory_limit_hits.count,
+        counter=True,
+    ),
+)
+
+LEASE_WAIT = "gpushare_session_lease_wait_seconds"
+
+
+def families(figures: Iterable[Figure[Of]], labels: Sequence[str], items: Iterable[Item[Of]]) -> Iterator[Metric]:
+    """Yield one family for each figure, with a sample for each item."""
+    items = list(items)
+    for figure in figures:
+        kind = CounterMetricFamily if figure.counter else GaugeMetricFamily
+        family = kind(figure.name, figure.meaning, labels=labels)
+        for values, of in items:
+            if (value := figure.value(of)) is not None:
+                family.add_metric(values, value)
+        yield family
+
+
+def session_families(labels: Sequence[str], items: Iterable[Item[SessionReport]]) -> Iterator[Metric]:
+    """Yield the families of sessions: `SESSION`, and the waits for a lease as a summary without a sum."""
+    items = list(items)
+    yield from families(SESSION, labels, items)
+    waits = SummaryMetricFamily(
+        LEASE_WAIT,
+        "Waits of the session's GPU work for a lease since it was opened: their number, and quantiles of their length "
+        "(up to 50 % too high)",
+        labels=labels,
+    )
+    for values, session in items:
+        key, record = dict(zip(labels, values, strict=True)), session.delivered
+        waits.add_sample(LEASE_WAIT, key | {"quantile": "0.5"}, record.wait_p50_seconds)
+        waits.add_sample(LEASE_WAIT, key | {"quantile": "0.95"}, record.wait_p95_seconds)
+        waits.add_sample(f"{LEASE_WAIT}_count", key, record.waits)
+    yield waits

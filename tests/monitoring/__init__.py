@@ -1,0 +1,1 @@
+"""Metrics, alert rules and the Grafana dashboard, checked with Prometheus itself."""
