@@ -1,7 +1,7 @@
 """Files that come with the package beside its code, and ``gpushare config-path``, which prints their paths.
 
-They are config files of the hub, compute templates, unit files and Helm values. A wheel has them in the package's
-folder ``share``, a checkout in its top folder.
+They are config files of the hub, compute templates, unit files, Helm values, alert rules and a Grafana dashboard. A
+wheel has them in the package's folder ``share``, a checkout in its top folder.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ FOLDERS = {
     "templates": "compute templates",
     "systemd": "unit files",
     "helm-values": "values for zero-to-jupyterhub, and the agent's chart",
+    "monitoring": "alert rules for Prometheus, and a Grafana dashboard",
 }
 _PACKAGE = Path(__file__).resolve().parent
 NOT_INSTALLED = frozenset({"jupyterhub_config.d/90-demo.py"})
