@@ -18,6 +18,7 @@ COPY jupyterhub_config.d jupyterhub_config.d
 COPY systemd systemd
 COPY templates templates
 COPY helm-values helm-values
+COPY monitoring monitoring
 COPY gpushare_spawner gpushare_spawner
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
