@@ -53,7 +53,7 @@ class Decision:
     idle_since: float
     """The last use of the GPU."""
     worked_at: float
-    """The last GPU work, also such as is no use; later work invalidates the decision."""
+    """The last GPU work, even if it is too short to count as use; later work invalidates the decision."""
     decide_again_at: float | None
     """When time alone changes the decision; None: never."""
 
