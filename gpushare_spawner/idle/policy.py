@@ -59,13 +59,19 @@ class Decision:
 
 
 def decide(
-    idle: Idle | None, session: Observation, now: float, max_age: float = 0.0, claim: Claim | None = None
+    idle: Idle | None,
+    session: Observation,
+    now: float,
+    max_age: float = 0.0,
+    claim: Claim | None = None,
+    held: bool = False,
 ) -> Decision:
     """Decide on one session.
 
     ``idle`` is that of its template, None where the template is gone. ``now`` and all instants are seconds since the
     epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, as jupyterhub-idle-culler's option
-    of that name does. ``claim``: what spawns in quota need of the session; None: nothing.
+    of that name does. ``claim``: what spawns in quota need of the session; None: nothing. ``held``: its idle share is
+    taken only while a spawn waits that can use it, and none does.
 
     An action is due only after a notice: the notice's time has come, and there was no work since it was sent. A late
     notice delays the action, so that users always have their notice period. Instants in the future, or a clock that
@@ -77,7 +83,7 @@ def decide(
     if made_way:
         due = NoAction.YIELDS
     elif idle is not None:
-        due, again_from = _of_template(idle, session, now)
+        due, again_from = _of_template(idle, session, now, held)
     if claim is not None:
         due = _sooner(due, reclaim_action(claim, session), session, now)
     if idle is None:
@@ -94,13 +100,13 @@ def decide(
     return decision
 
 
-def _of_template(idle: Idle, session: Observation, now: float) -> tuple[Due | NoAction, float | None]:
+def _of_template(idle: Idle, session: Observation, now: float, held: bool) -> tuple[Due | NoAction, float | None]:
     """Return the next action of the template, and when another one takes its place.
 
     Until the notice of the next one is due, that is the action that short GPU work has undone.
     """
-    following, undone = next_idle_action(idle, session), repeated_action(idle, session)
-    if undone is None:
+    following, undone = next_idle_action(idle, session, held), repeated_action(idle, session)
+    if undone is None or held:
         return following, None
     if isinstance(following, NoAction):
         return undone, None

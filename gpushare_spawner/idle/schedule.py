@@ -25,6 +25,8 @@ class NoAction(StrEnum):
     """The session has not been idle for long enough."""
     NOTICE_PERIOD = "notice-period"
     """The user has a notice, and the notice period is running."""
+    NOT_NEEDED = "not-needed"
+    """No spawn waits that can use the session's units, and its idle share is taken only then."""
     YIELDS = "yields"
     """The session made way for a spawn in quota that still waits."""
 
@@ -50,15 +52,17 @@ class Due:
         return self.at - self.notice
 
 
-def next_idle_action(idle: Idle, session: Observation) -> Due | NoAction:
+def next_idle_action(idle: Idle, session: Observation, held: bool = False) -> Due | NoAction:
     """Return an idle session's next action: into the next deeper tier of its template.
 
     Downgrade and release count from the last use of the GPU alone. A stop counts from the last activity of any kind,
-    and never comes while a kernel is busy. A share that short GPU work restored: see `repeated_action`.
+    and never comes while a kernel is busy. A share that short GPU work restored: see `repeated_action`. ``held``:
+    neither a downgrade nor a release comes now.
     """
     if session.gpu_busy:
         return NoAction.GPU_BUSY
     reached = _reached(idle, session)
+    none = NoAction.NO_FURTHER_ACTION
     previous = 0.0  # idle seconds at which the action before this one came
     for tier in Tier:
         after = idle.after(tier)
@@ -67,10 +71,13 @@ def next_idle_action(idle: Idle, session: Observation) -> Due | NoAction:
         units = idle.units(tier, session.share)
         # the template has changed since the session was opened: a downgrade would take no units
         pointless = tier is Tier.DOWNGRADED and units >= session.effective_units
-        if tier.depth > reached.depth and not pointless:
+        further = tier.depth > reached.depth and not pointless
+        if further and held and tier is not Tier.STOPPED:
+            none = NoAction.NOT_NEEDED
+        elif further:
             return _due(tier, units, after, fair_notice(idle.warn_before, after - previous), session)
         previous = after
-    return NoAction.NO_FURTHER_ACTION
+    return none
 
 
 def repeated_action(idle: Idle, session: Observation) -> Due | None:

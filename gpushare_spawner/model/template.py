@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -180,6 +180,10 @@ class Idle(_Part):
     """The server is stopped after this long without GPU work, busy kernels or other activity. Not given: never."""
     warn_before: Seconds = 300.0
     """The notice period: how long before each idle action the user is notified."""
+    when: Literal["always", "pressure"] | None = None
+    """`always`: idle sessions are downgraded and released after these times. `pressure`: only while a spawn waits that
+    can use the units, the longest idle first. Servers are stopped in any case. Not given: the service's
+    `--idle-when`."""
     min_use: Seconds | None = None
     """GPU time within `use_window` that counts as use of the share, like `200ms`; with less the share is idle, however
     often the work comes. 0: all GPU work counts. Not given: the service's `--min-use`."""

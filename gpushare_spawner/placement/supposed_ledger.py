@@ -45,6 +45,11 @@ class SupposedLedger:
         ledger = self._node(node)
         ledger.change([ledger.allocations[session].yielding(units) for session, units in kept.items()])
 
+    def lending(self, kept: Mapping[str, int], node: str) -> None:
+        """Count that idle sessions keep only so many units of each of their GPUs, and lend the others."""
+        ledger = self._node(node)
+        ledger.change([ledger.allocations[session].with_effective(units) for session, units in kept.items()])
+
     def copy_of(self, node: str) -> SupposedLedger:
         """Return a ledger of one node, as it is supposed to be, to suppose more there."""
         return SupposedLedger(self._node(node))

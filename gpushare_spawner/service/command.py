@@ -112,6 +112,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "whether default servers may be stopped; idle shares are released in any case",
     )
     _switch(idle, "--cull-named-servers", True, "whether named servers may be stopped")
+    idle.add_argument(
+        "--idle-when",
+        choices=["always", "pressure"],
+        default="always",
+        help="when idle shares are downgraded and released, where the template does not say; pressure: only while a "
+        "spawn waits that can use the units; default always",
+    )
     _time(
         idle,
         "--min-use",
@@ -221,6 +228,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         cull_named_servers=options.cull_named_servers,
         remove_named_servers=options.remove_named_servers,
         dry_run=options.dry_run,
+        idle_when=options.idle_when,
         min_use=options.min_use,
         use_window=options.use_window,
         concurrency=options.concurrency,
@@ -300,6 +308,7 @@ async def _run_until_stopped(
         settings=settings,
         dry_run=culler.dry_run,
         use=culler.use,
+        needed=lambda: culler.pressure.needed,
     )
     server = _listen(sources, options.ip, history)
     scopes = _check_scopes(hub, settings.cull_users, templates.quotas() is not None, lacking)

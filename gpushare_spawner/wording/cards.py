@@ -65,11 +65,12 @@ def idle_actions(template: Template) -> list[str]:
         return []
     actions = []
     share = template.share
+    waits = " if a spawn waits for it" if idle.when == "pressure" else ""
     if idle.downgrade_after is not None and share is not None:
         smaller = gpu_share(idle.units(Tier.DOWNGRADED, share))
-        actions.append(f"after {duration(idle.downgrade_after)}, downgraded to {smaller}")
+        actions.append(f"after {duration(idle.downgrade_after)}, downgraded to {smaller}{waits}")
     if idle.release_after is not None:
-        actions.append(f"after {duration(idle.release_after)}, released and lent")
+        actions.append(f"after {duration(idle.release_after)}, released and lent{waits}")
     if idle.stop_after is not None:
         actions.append(f"after {duration(idle.stop_after)}, the server is stopped")
     return actions

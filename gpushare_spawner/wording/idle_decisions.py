@@ -19,6 +19,7 @@ _NO_ACTION = {
     NoAction.TEMPLATE_GONE: "the template no longer exists",
     NoAction.NOT_YET: "not idle for long enough",
     NoAction.NOTICE_PERIOD: "the notice period is running",
+    NoAction.NOT_NEEDED: "no spawn waits that can use its units",
     NoAction.YIELDS: "its units are kept for somebody within their quota",
 }
 _KERNELS_RUN = "Kernels keep running and keep their data."

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from gpushare_spawner.idle import DryRun, RecentUse
@@ -29,6 +30,7 @@ from gpushare_spawner.service.culler.gpu_actions import (
     update_notice,
 )
 from gpushare_spawner.service.culler.hub_actions import HubActions, Templates
+from gpushare_spawner.service.culler.idle_pressure import candidates, needed
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, may_matter, pressure
 from gpushare_spawner.service.culler.servers_without_share import Verdict, judge, users_to_delete
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -140,7 +142,15 @@ class Culler:
         self.pressure = await self._pressure_now(snapshots, templates, now)
         claims = self.pressure.claims
         decisions = decide_sessions(
-            snapshots, self.hub_snapshot, templates, now, self._settings, claims, self.dry_run, self.use
+            snapshots,
+            self.hub_snapshot,
+            templates,
+            now,
+            self._settings,
+            claims,
+            self.dry_run,
+            self.use,
+            self.pressure.needed,
         )
         self.dry_run.keep({one.session.id for one in decisions})
         kept_on = self.pressure.kept_on
@@ -160,14 +170,20 @@ class Culler:
     async def _pressure_now(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
     ) -> Pressure:
-        """Return what spawns in quota make necessary. Nothing where an agent or the hub is silent: what is in quota is
-        not known then."""
+        """Return what waiting spawns make necessary. Nothing where an agent or the hub is silent: what is in quota, and
+        who waits, is not known then."""
         reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
         quotas = self._quotas()
-        if len(reports) < len(snapshots) or not may_matter(quotas, reports):
+        if len(reports) < len(snapshots):
+            return NO_PRESSURE
+        idle, reclaims = candidates(reports, templates, now, self._settings, self.use), may_matter(quotas, reports)
+        if not idle and not reclaims:
             return NO_PRESSURE
         pending = await self._pending()
-        return NO_PRESSURE if pending is None else pressure(quotas, reports, pending, templates, now, self.use)
+        if pending is None:
+            return NO_PRESSURE
+        found = pressure(quotas, reports, pending, templates, now, self.use) if reclaims else NO_PRESSURE
+        return replace(found, needed=needed(idle, reports, pending, templates))
 
     async def _rest(self, seconds: float) -> None:
         """Wait for ``seconds``, or for new reports; at least the shortest pause."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpushare_spawner.idle import Claim, Decision, DryRun, Observation, RecentUse, decide
@@ -69,11 +69,13 @@ def decide_sessions(
     claims: Mapping[str, Claim] | None = None,
     dry_run: DryRun | None = None,
     use: RecentUse | None = None,
+    needed: Collection[str] = (),
 ) -> list[SessionDecision]:
     """Decide on all sessions of all agents that answered. ``hub`` is None where the hub did not answer.
 
     ``claims``: what spawns in quota need, by session. ``dry_run``: the state of sessions whose actions are not carried
-    out. ``use``: which GPU work counted as use; None: all.
+    out. ``use``: which GPU work counted as use; None: all. ``needed``: the idle sessions whose units a waiting spawn
+    needs.
     """
     servers = hub.servers if hub is not None else {}
     claims = claims or {}
@@ -93,6 +95,7 @@ def decide_sessions(
             claims.get(session.id),
             dry_run,
             use,
+            session.id in needed,
         )
         for node in snapshots
         if node.report is not None
@@ -133,6 +136,7 @@ def decide_session(
     claim: Claim | None = None,
     dry_run: DryRun | None = None,
     use: RecentUse | None = None,
+    needed: bool = False,
 ) -> SessionDecision:
     """Decide on one session. A stop that the settings forbid is neither decided nor announced."""
     template = templates.get(session.template)
@@ -147,7 +151,8 @@ def decide_session(
     dry = settings.dry_run or (idle is not None and idle.dry_run)
     if dry and dry_run is not None:
         observation = dry_run.observe(session.id, observation)
-    decision = decide(idle, observation, now, max_age, claim)
+    held = idle is not None and settings.only_under_pressure(idle) and not needed
+    decision = decide(idle, observation, now, max_age, claim, held)
     return SessionDecision(
         agent, report.node, session, server, template, decision, now, observation, dry_run=dry, claim=claim
     )

@@ -31,6 +31,8 @@ class Pressure:
     """Sessions that yield units, and need not any longer."""
     kept_on: frozenset[str] = frozenset()
     """Sessions that yield units, and have to go on."""
+    needed: frozenset[str] = frozenset()
+    """Idle sessions whose units a spawn needs, of templates that take idle shares only then; see `idle_pressure`."""
 
 
 NO_PRESSURE = Pressure()
@@ -68,7 +70,8 @@ def pressure(
     else:
         ledger = Ledger.of(reports)
         over_quota = _over_quota(quotas, usage, reports, templates, now, use)
-        kept = reclaimed(waiting, (one for one in over_quota if ledger.node_of(one.session) == one.node), _Gpus(ledger))
+        known = (one for one in over_quota if ledger.node_of(one.session) == one.node)
+        kept = reclaimed(waiting, known, SupposedGpus(ledger))
     claims = {session: Claim(units, quotas.reclaim) for session, units in kept.items()}
     free_again = set()
     for report, one in yielding:
@@ -80,8 +83,8 @@ def pressure(
 
 
 @dataclass(frozen=True)
-class _Spawn:
-    """A spawn in quota that waits."""
+class Spawn:
+    """A spawn that waits."""
 
     name: str
     request: PlacementRequest
@@ -93,7 +96,7 @@ def _in_quota(
     reports: Sequence[Report],
     pending: Sequence[HubServer],
     templates: Mapping[str, Template],
-) -> Iterator[Asking[_Spawn]]:
+) -> Iterator[Asking[Spawn]]:
     kinds = {(gpu.model, gpu.memory_bytes) for report in reports for gpu in report.gpus}
     asking = []
     for one in waiting_spawns(pending, reports, templates):
@@ -101,7 +104,7 @@ def _in_quota(
         if account is None or gpu is None:
             continue
         request = PlacementRequest(gpu.share, models=suitable_models(gpu, kinds), template=one.template.name)
-        asking.append(Asking(_Spawn(one.server.label, request), account, gpu.share.total_units))
+        asking.append(Asking(Spawn(one.server.label, request), account, gpu.share.total_units))
     yield from divided(asking, usage)[0]
 
 
@@ -159,34 +162,38 @@ def _steps(session: SessionReport, template: Template | None, idle: bool, least:
     return [smaller, 0] if 0 < smaller < session.effective_units else [0]
 
 
-class _Gpus:
-    """`quota.Gpus` of a ledger."""
+class SupposedGpus:
+    """`quota.Gpus` of a ledger. ``lent``: sessions that make way lend their units, and still own them."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, lent: bool = False) -> None:
+        self._lent = lent
         self._ledger = ledger
         self._supposed = SupposedLedger(ledger)
 
-    def kind(self, spawn: _Spawn) -> Hashable:
+    def kind(self, spawn: Spawn) -> Hashable:
         return spawn.request
 
-    def place(self, spawn: _Spawn) -> bool:
+    def place(self, spawn: Spawn) -> bool:
         nodes = self._supposed.nodes
         if any(self._supposed.place(spawn.name, spawn.request, node) is not None for node in sorted(nodes)):
             return True
         found = self._ledger.place(replace(spawn.request, left_out=nodes))
         return found is not None and self._supposed.place(spawn.name, spawn.request, found.node) is not None
 
-    def fits(self, spawn: _Spawn, node: str, kept: Mapping[str, int]) -> bool:
+    def fits(self, spawn: Spawn, node: str, kept: Mapping[str, int]) -> bool:
         trial = self._supposed.copy_of(node)
-        trial.yielding(kept, node)
+        self._suppose(trial, node, kept)
         return trial.place(spawn.name, spawn.request, node) is not None
 
-    def make_way(self, spawn: _Spawn, node: str, kept: Mapping[str, int]) -> None:
-        self._supposed.yielding(kept, node)
+    def make_way(self, spawn: Spawn, node: str, kept: Mapping[str, int]) -> None:
+        self._suppose(self._supposed, node, kept)
         self._supposed.place(spawn.name, spawn.request, node)
 
+    def _suppose(self, ledger: SupposedLedger, node: str, kept: Mapping[str, int]) -> None:
+        (ledger.lending if self._lent else ledger.yielding)(kept, node)
 
-def _still_needed(session: SessionReport, report: Report, waiting: Sequence[_Spawn]) -> bool:
+
+def _still_needed(session: SessionReport, report: Report, waiting: Sequence[Spawn]) -> bool:
     """Return whether a spawn that waits could use the GPUs of a session that yields."""
     models = {gpu.model for gpu in report.gpus if gpu.uuid in session.gpus}
     return any(one.request.models is None or not models.isdisjoint(one.request.models) for one in waiting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gpushare_spawner.idle import UseRule
 from gpushare_spawner.model.template import Idle
@@ -33,6 +34,8 @@ class CullerSettings:
     min_use: float = MIN_USE
     """GPU seconds within the window that count as use of a share; 0: all GPU work counts."""
     use_window: float = USE_WINDOW
+    idle_when: Literal["always", "pressure"] = "always"
+    """Whether idle shares are taken always, or only while a spawn waits that can use the units."""
     concurrency: int = 10
     """Idle actions at a time; 0: any number."""
 
@@ -40,6 +43,10 @@ class CullerSettings:
         """Return how much GPU work counts as use for a template."""
         least = idle.min_use if idle.min_use is not None else self.min_use
         return UseRule(least, idle.use_window or self.use_window or USE_WINDOW)
+
+    def only_under_pressure(self, idle: Idle) -> bool:
+        """Return whether a template's idle shares are taken only while a spawn waits that can use the units."""
+        return (idle.when or self.idle_when) == "pressure"
 
     def may_stop(self, server_name: str) -> bool:
         """Return whether the culler may stop servers of this name (empty: default servers)."""

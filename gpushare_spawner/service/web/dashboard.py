@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,6 +70,8 @@ class DashboardSources:
     """Returns those in force; None: there are none."""
     claims: Callable[[], Mapping[str, Claim]] = lambda: {}
     """Returns what spawns in quota need of sessions over quota, by session."""
+    needed: Callable[[], Collection[str]] = frozenset
+    """Returns the idle sessions whose units a waiting spawn needs."""
     settings: CullerSettings = field(default_factory=CullerSettings)
     dry_run: DryRun = field(default_factory=DryRun)
     """The culler's."""
@@ -82,7 +84,15 @@ class DashboardSources:
         snapshots = await self.reports.snapshots()
         templates, instant = self.templates(), self.clock()
         decisions = decide_sessions(
-            snapshots, self.hub_snapshot(), templates, instant, self.settings, self.claims(), self.dry_run, self.use
+            snapshots,
+            self.hub_snapshot(),
+            templates,
+            instant,
+            self.settings,
+            self.claims(),
+            self.dry_run,
+            self.use,
+            self.needed(),
         )
         return snapshots, decisions, templates, instant
 
