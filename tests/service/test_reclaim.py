@@ -143,6 +143,13 @@ def test_sessions_of_lost_gpus_and_of_two_nodes_are_left_alone(full: FakeAgent, 
     assert len(found.claims) <= 1
 
 
+def test_others_make_way_for_sessions_in_a_dry_run(full: FakeAgent, clock: Clock) -> None:
+    dry = HALF.model_copy(update={"name": "dry", "idle": HALF.idle.model_copy(update={"dry_run": True})})
+    full.change("guest0", template="dry", last_gpu_activity=1.0)
+    found = pressure(QUOTAS, [full.report()], [waits("eve")], TEMPLATES | {"dry": dry}, clock() + HOUR)
+    assert kept(found) == {"guest1": 0}
+
+
 def test_reclaim_can_be_switched_off(full: FakeAgent, clock: Clock) -> None:
     full.change("guest0", yields=True, tier=Tier.RELEASED, effective_units=0)
     found = now_needed(full, [waits("eve")], clock() + HOUR, quotas(enabled=False))

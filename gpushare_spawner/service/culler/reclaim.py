@@ -138,7 +138,10 @@ def _over_quota(
             if use is not None:
                 seen = use.observe(session.id, seen)
             idle = not seen.gpu_busy and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
-            steps = _steps(session, templates.get(session.template), idle, quotas.reclaim.active_units)
+            template = templates.get(session.template)
+            if template is not None and template.idle.dry_run:
+                continue  # it would not make way: others can
+            steps = _steps(session, template, idle, quotas.reclaim.active_units)
             if not steps:
                 continue
             told = session.notice is not None and session.notice.cause is IdleCause.RECLAIM
