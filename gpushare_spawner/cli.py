@@ -49,6 +49,12 @@ def _status() -> Part:
     return Part(status_command.configure, status_command.run)
 
 
+def _smi() -> Part:
+    from gpushare_spawner.notebook import smi_command
+
+    return Part(smi_command.configure, smi_command.run)
+
+
 def _doctor() -> Part:
     from gpushare_spawner.doctor import command
 
@@ -73,6 +79,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
     "service": ("run the idle culler and the dashboard, as a JupyterHub service", _service),
     "templates": ("check compute templates and quotas, or print their JSON Schemas", _templates),
     "status": ("show this notebook server's GPU share, tier and memory", _status),
+    "smi": ("show this notebook server's GPU share as nvidia-smi shows a GPU", _smi),
     "doctor": ("check this GPU machine, and say how to solve problems", _doctor),
     "config-path": ("print the paths of the shipped config files, templates and unit files", _config_path),
     "demo": ("run a hub with shared GPUs on this machine, to try it out", _demo),

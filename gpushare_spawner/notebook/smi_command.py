@@ -1,0 +1,175 @@
+"""``gpushare smi``: what nvidia-smi would show if the share were a GPU of its own, in the server's terminal.
+
+Memory is what CUDA and NVML report to the session's programs: all its processes, and its limit as the total.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+
+from rich.box import SQUARE
+from rich.console import Console
+from rich.table import Table
+
+from gpushare_spawner.model.share_status import GpuStatus, ProcessMemory, ShareStatus
+from gpushare_spawner.notebook.ask import ask
+from gpushare_spawner.notebook.driver_figures import DriverFigures, GpuFigures, driver_figures
+from gpushare_spawner.wording.amounts import gpu_share, memory, plural
+from gpushare_spawner.wording.share_status import page
+
+_LEASE = {
+    "held": "this session has the lease",
+    "waiting": "this session waits for the lease",
+    "none": "this session has no GPU work",
+}
+WIDTH = 100
+"""Columns where the output is no terminal."""
+
+
+@dataclass(frozen=True)
+class ShownGpu:
+    """The share on one GPU."""
+
+    index: int
+    """As CUDA numbers the GPUs in this server."""
+    uuid: str
+    memory_total_bytes: int
+    """The session's limit."""
+    memory_used_bytes: int
+    """What all processes of the session have allocated."""
+    memory_free_bytes: int
+    memory_on_gpu_bytes: int
+    """The part of the used memory that is on the GPU; the rest is paged out, or not touched yet."""
+    lease: str
+    """none, waiting or held."""
+    other_sessions: int
+    other_sessions_with_work: int
+    driver: GpuFigures
+    """Of the whole GPU."""
+    processes: tuple[ProcessMemory, ...]
+    """Of this session only, the largest first."""
+
+
+@dataclass(frozen=True)
+class ShownShare:
+    """The share on all its GPUs."""
+
+    share_units: int
+    effective_units: int
+    guaranteed_units: int
+    tier: str
+    driver_version: str
+    cuda_version: str
+    gpus: tuple[ShownGpu, ...]
+
+
+def shown_share(status: ShareStatus, driver: DriverFigures) -> ShownShare:
+    """Return what is shown of a status that is known."""
+    return ShownShare(
+        share_units=status.share_units,
+        effective_units=status.effective_units,
+        guaranteed_units=status.guaranteed_units,
+        tier=status.tier.value,
+        driver_version=driver.driver_version,
+        cuda_version=driver.cuda_version,
+        gpus=tuple(
+            _shown_gpu(index, gpu, status, driver.gpus.get(gpu.uuid, GpuFigures()))
+            for index, gpu in enumerate(status.gpus)
+        ),
+    )
+
+
+def _shown_gpu(index: int, gpu: GpuStatus, status: ShareStatus, driver: GpuFigures) -> ShownGpu:
+    here = [process for process in status.processes if process.gpu == gpu.uuid]
+    return ShownGpu(
+        index=index,
+        uuid=gpu.uuid,
+        memory_total_bytes=gpu.limit_bytes,
+        memory_used_bytes=gpu.memory_bytes,
+        memory_free_bytes=max(0, gpu.limit_bytes - gpu.memory_bytes),
+        memory_on_gpu_bytes=gpu.resident_bytes,
+        lease=gpu.lease,
+        other_sessions=max(0, gpu.sessions - 1),
+        # this session counts among those with work too
+        other_sessions_with_work=max(0, gpu.sessions_with_work - (gpu.lease != "none")),
+        driver=driver,
+        processes=tuple(sorted(here, key=lambda process: (-process.memory_bytes, process.pid))),
+    )
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--socket", metavar="PATH", help="the session's socket (default: $GPUSHARE_SOCKET)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the share. Returns 0 if it is known or there is no share, 1 if the agent is unavailable."""
+    status = ask(options.socket)
+    share = shown_share(status, driver_figures(gpu.uuid for gpu in status.gpus)) if status.known else None
+    if options.json:
+        known = asdict(share) if share is not None else {}
+        print(json.dumps({"shared": status.shared, "problem": status.problem, **known}))
+    elif share is None:
+        print(page(status, 0.0))
+    else:
+        draw(share, Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDTH))
+    return 1 if status.problem else 0
+
+
+def draw(share: ShownShare, out: Console) -> None:
+    """Print the tables."""
+    versions = [("driver", share.driver_version), ("CUDA", share.cuda_version)]
+    gpus = len(share.gpus)
+    held = f", {gpu_share(share.effective_units, gpus)} now" if share.effective_units != share.share_units else ""
+    said = [f"{gpu_share(share.share_units, gpus)} ({share.tier}{held})"]
+    out.print(", ".join(said + [f"{name} {version}" for name, version in versions if version]))
+    out.print(_gpu_table(share))
+    out.print(_process_table(share))
+    for gpu in share.gpus:
+        others = plural(gpu.other_sessions, "other session") if gpu.other_sessions else "no other session"
+        working = f", {gpu.other_sessions_with_work} with work now" if gpu.other_sessions else ""
+        out.print(f"On GPU {gpu.index}: {_LEASE[gpu.lease]}; {others}{working}.")
+    out.print("Utilisation, temperature and power are those of the whole GPU.")
+
+
+def _gpu_table(share: ShownShare) -> Table:
+    table = Table(box=SQUARE)
+    for name in ("GPU", "name", "share"):
+        table.add_column(name)
+    for name in ("memory used", "total", "on the GPU", "util", "temp", "power"):
+        table.add_column(name, justify="right")
+    for gpu in share.gpus:
+        driver = gpu.driver
+        table.add_row(
+            str(gpu.index),
+            driver.name or gpu.uuid,
+            f"{share.guaranteed_units} %",
+            memory(gpu.memory_used_bytes),
+            memory(gpu.memory_total_bytes),
+            memory(gpu.memory_on_gpu_bytes),
+            _figure(driver.utilisation, 100, " %"),
+            _figure(driver.temperature_celsius, 1, " °C"),
+            _figure(driver.power_watts, 1, " W"),
+        )
+    return table
+
+
+def _process_table(share: ShownShare) -> Table:
+    table = Table(box=SQUARE)
+    for name in ("GPU", "PID", "process of this session"):
+        table.add_column(name)
+    table.add_column("memory", justify="right")
+    for gpu in share.gpus:
+        for process in gpu.processes:
+            table.add_row(str(gpu.index), str(process.pid), process.name, memory(process.memory_bytes))
+    if not table.rows:
+        table.add_row("", "", "no process with GPU memory", "")
+    return table
+
+
+def _figure(value: float | None, scale: float, unit: str) -> str:
+    return f"{value * scale:.0f}{unit}" if value is not None else "?"
