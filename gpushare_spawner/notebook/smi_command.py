@@ -138,16 +138,16 @@ def draw(share: ShownShare, out: Console) -> None:
 
 def _gpu_table(share: ShownShare) -> Table:
     table = Table(box=SQUARE)
-    for name in ("GPU", "name", "share"):
-        table.add_column(name)
-    for name in ("memory used", "total", "on the GPU", "util", "temp", "power"):
-        table.add_column(name, justify="right")
+    table.add_column("GPU")
+    table.add_column("name")
+    for name in ("used", "total", "on GPU", "util", "temp", "power"):
+        # a narrow terminal breaks the name, and no figure
+        table.add_column(name, justify="right", no_wrap=True)
     for gpu in share.gpus:
         driver = gpu.driver
         table.add_row(
             str(gpu.index),
             driver.name or gpu.uuid,
-            f"{share.guaranteed_units} %",
             memory(gpu.memory_used_bytes),
             memory(gpu.memory_total_bytes),
             memory(gpu.memory_on_gpu_bytes),
