@@ -228,7 +228,7 @@ def tiers() -> Diagram:
         if name != "stopped":
             d.text((left + right) / 2 - 3, top + 38, text, "dim")
     d.line((60, 240), (820, 240), look="arrow")
-    for x, text in ((60, "last GPU work"), (247, "15 min"), (467, "45 min"), (687, "8 h")):
+    for x, text in ((60, "last GPU work"), (247, "5 min"), (467, "10 min"), (687, "3 days")):
         d.line((x, 236), (x, 246), look="arrow")
         d.text(x, 262, text, "dim", "start" if x == 60 else "middle")
     for x in (205, 425, 645):
