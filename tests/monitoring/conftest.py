@@ -1,15 +1,14 @@
-"""Prometheus' programs: from the folder $GPUSHARE_PROMETHEUS, or from the PATH (Debian's package ``prometheus``)."""
+"""Prometheus' programs; tests that need one are skipped where it is not installed."""
 
 from __future__ import annotations
 
-import os
-import shutil
-
 import pytest
+
+from tests.monitoring.running import found_program
 
 
 def program(name: str) -> str:
-    found = shutil.which(name, path=os.environ.get("GPUSHARE_PROMETHEUS") or None)
+    found = found_program(name)
     if found is None:
         pytest.skip(f"{name} is not installed (Debian's package prometheus, or its folder in $GPUSHARE_PROMETHEUS)")
     return found
@@ -18,8 +17,3 @@ def program(name: str) -> str:
 @pytest.fixture
 def promtool() -> str:
     return program("promtool")
-
-
-@pytest.fixture
-def prometheus() -> str:
-    return program("prometheus")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import shutil
 import subprocess
 import threading
 import time
@@ -26,6 +28,11 @@ SCRAPES = 4
 """Rates need two."""
 WITHIN = 60.0
 """Seconds for start and scrapes, on a busy machine."""
+
+
+def found_program(name: str) -> str | None:
+    """Return the path of one of Prometheus' programs: in the folder $GPUSHARE_PROMETHEUS, or on the PATH."""
+    return shutil.which(name, path=os.environ.get("GPUSHARE_PROMETHEUS") or None)
 
 
 class _Service(BaseHTTPRequestHandler):
@@ -70,16 +77,25 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def running_prometheus(program: str, folder: Path) -> Iterator[Prometheus]:
-    """Run one with our alert rules until it has scraped SCRAPES times."""
+def service_in_trouble() -> Iterator[str]:
+    """Serve the exposition of a service in trouble; yields its address."""
     service = ThreadingHTTPServer(("127.0.0.1", 0), _Service)
     threading.Thread(target=service.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{service.server_port}"
+    finally:
+        service.shutdown()
+        service.server_close()
+
+
+@contextlib.contextmanager
+def running_prometheus(program: str, folder: Path, target: str, **scrape: Any) -> Iterator[Prometheus]:
+    """Run one with our alert rules until it has scraped an address SCRAPES times. ``scrape``: more of its settings."""
     address = f"127.0.0.1:{free_port()}"
-    target = {"targets": [f"127.0.0.1:{service.server_port}"]}
     settings = {
         "global": {"scrape_interval": "500ms", "evaluation_interval": "1s"},
         "rule_files": [str(shipped("monitoring/alerts.yaml"))],
-        "scrape_configs": [{"job_name": "gpushare", "static_configs": [target]}],
+        "scrape_configs": [{"job_name": "gpushare", "static_configs": [{"targets": [target]}], **scrape}],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
     with open(folder / "log", "w") as log:
@@ -95,8 +111,6 @@ def running_prometheus(program: str, folder: Path) -> Iterator[Prometheus]:
         finally:
             process.kill()
             process.wait()
-            service.shutdown()
-            service.server_close()
 
 
 def _wait(prometheus: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -108,7 +122,7 @@ def _wait(prometheus: Prometheus, process: subprocess.Popen[bytes], log: Path) -
             evaluated = all(
                 rule["health"] == "ok" for group in prometheus.ask("rules")["groups"] for rule in group["rules"]
             )
-            if evaluated and max(prometheus.values("count_over_time(up[1m])"), default=0) >= SCRAPES:
+            if evaluated and max(prometheus.values("sum_over_time(up[1m])"), default=0) >= SCRAPES:
                 return
         time.sleep(0.2)
     raise AssertionError(f"Prometheus has not scraped {SCRAPES} times within {WITHIN:g} s: {log.read_text()}")

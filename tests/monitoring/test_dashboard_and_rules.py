@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from gpushare_spawner.shipped import shipped
 from tests.monitoring.conftest import program
-from tests.monitoring.running import Prometheus, running_prometheus
+from tests.monitoring.running import Prometheus, running_prometheus, service_in_trouble
 
 GRAFANAS = {"$__rate_interval": "1m", "$__range_s": "60", "$__range": "1m", "$node": ".*"}
 """What Grafana puts in place of its variables."""
@@ -23,7 +23,8 @@ GRAFANAS = {"$__rate_interval": "1m", "$__range_s": "60", "$__range": "1m", "$no
 
 @pytest.fixture(scope="module")
 def scraping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    with running_prometheus(program("prometheus"), tmp_path_factory.mktemp("prometheus")) as prometheus:
+    found, folder = program("prometheus"), tmp_path_factory.mktemp("prometheus")
+    with service_in_trouble() as address, running_prometheus(found, folder, address) as prometheus:
         yield prometheus
 
 

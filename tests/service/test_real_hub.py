@@ -7,9 +7,11 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 
+from tests.monitoring.running import found_program, running_prometheus
 from tests.service.fake_agent import FakeAgent, fake_agent
 from tests.service.real_hub import RealHub, fetch, real_hub
 
@@ -51,6 +53,7 @@ async def test_the_service_on_a_real_hub(tmp_path: Path, templates: Path) -> Non
         agent.add("bob", gpus=("GPU-1",))
         await what_the_service_may_do_and_what_not(hub)
         await who_sees_what(hub, ann, bob)
+        await prometheus_scrapes_the_service_as_the_guide_says(hub, tmp_path)
         await the_history_counts_everybody(hub, ann)
         agent.asked.clear()
         await all_tiers_in_turn(hub, agent)
@@ -108,7 +111,10 @@ async def who_sees_what(hub: RealHub, ann: str, bob: str) -> None:
     # metrics: for admins, and for who has the scope; nothing at all for strangers
     assert (await fetch(hub.dashboard_url + "metrics", ann)).code == 403
     metrics = await fetch(hub.dashboard_url + "metrics", boss)
-    assert 'gpushare_sessions{node="fake",template="quarter",tier="active"} 2.0' in metrics.body.decode()
+    shown = metrics.body.decode().splitlines()
+    assert 'gpushare_sessions{node="fake",template="quarter",tier="active"} 2.0' in shown
+    assert 'gpushare_queue_spawns{template="quarter"} 0.0' in shown
+    assert "gpushare_history_failing 0.0" in shown
     # a service such as Prometheus, by the custom scopes
     assert (await fetch(hub.dashboard_url + "metrics", hub.tester)).code == 200
     watched = json.loads((await fetch(hub.dashboard_url + "api/report", hub.tester)).body)
@@ -123,6 +129,20 @@ async def who_sees_what(hub: RealHub, ann: str, bob: str) -> None:
     granted = await hub.authorize("ann", login.headers["Location"])
     assert "oauth_callback?code=" in granted.headers["Location"]
     assert "requested scopes" not in hub.log.read_text()
+
+
+async def prometheus_scrapes_the_service_as_the_guide_says(hub: RealHub, folder: Path) -> None:
+    program = found_program("prometheus")
+    if program is None:
+        return  # the other steps need none
+    address = urlparse(hub.dashboard_url)
+
+    def sessions() -> list[float]:
+        scrape = {"metrics_path": f"{address.path}metrics", "authorization": {"credentials": hub.tester}}
+        with running_prometheus(program, folder, address.netloc, **scrape) as prometheus:
+            return prometheus.values("sum(gpushare_sessions)")
+
+    assert await asyncio.to_thread(sessions) == [2.0]
 
 
 async def the_history_counts_everybody(hub: RealHub, ann: str) -> None:
