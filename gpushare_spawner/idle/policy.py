@@ -80,10 +80,12 @@ def decide(
     made_way = claim is not None and session.yields and session.effective_units <= claim.units
     due: Due | NoAction = NoAction.TEMPLATE_GONE
     again_from: float | None = None
-    if made_way:
-        due = NoAction.YIELDS
-    elif idle is not None:
+    if idle is not None:
         due, again_from = _of_template(idle, session, now, held)
+    stops = isinstance(due, Due) and due.tier is Tier.STOPPED and now >= due.tell_at
+    if made_way and not stops:
+        # its units are what the spawns need, so no tier between is of use; its template can still stop it
+        due, again_from = NoAction.YIELDS, None
     if claim is not None:
         due = _sooner(due, reclaim_action(claim, session), session, now)
     if idle is None:

@@ -91,8 +91,17 @@ def test_the_template_s_own_action_goes_first_where_it_comes_sooner() -> None:
 
 def test_a_session_that_made_way_stays_so_while_the_spawn_waits() -> None:
     made: dict[str, Any] = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
-    decision = with_claim(9 * HOUR, idle=IDLE, **made)
+    decision = with_claim(7 * HOUR, idle=IDLE, **made)
     assert (decision.tier, decision.no_action, decision.notice) == (Tier.RELEASED, NoAction.YIELDS, None)
+
+
+def test_the_template_still_stops_a_session_that_made_way() -> None:
+    made: dict[str, Any] = {"tier": Tier.RELEASED, "effective_units": 0, "yields": True}
+    first = with_claim(8 * HOUR, idle=IDLE, **made)
+    assert first.notice is not None
+    assert (first.notice.tier, first.notice.cause) == (Tier.STOPPED, IdleCause.IDLE)
+    last = with_claim(8 * HOUR + 5 * MINUTE, idle=IDLE, notice=told(first), **made)
+    assert last.tier is Tier.STOPPED
 
 
 def test_no_server_is_stopped_unless_the_quotas_say_so() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from gpushare_spawner.service.culler.reclaim import Pressure, pressure
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from tests.service.conftest import HOUR, MINUTE, Clock
-from tests.service.fake_agent import FakeAgent, Refuse
+from tests.service.fake_agent import FakeAgent, Refuse, fake_agent
 from tests.service.fake_hub import FakeHub
 
 EAGER = CullerSettings(cull_every=1e-9)
@@ -302,6 +303,23 @@ async def test_nobody_makes_way_while_hub_or_agent_are_silent(
         stage.culler._agents = [*stage.culler._agents, AgentClient(full.path.with_name("nobody"))]
     await stage.culler.round()
     assert all(one.tier is Tier.ACTIVE and one.notice is None for one in full.sessions.values())
+
+
+async def test_sessions_of_an_agent_that_falls_silent_count_and_do_not_make_way(
+    stage: Stage, full: FakeAgent, clock: Clock, tmp_path: Path
+) -> None:
+    async with fake_agent(tmp_path / "second.sock", clock) as second:
+        for number in range(4):
+            share(second, f"visitor{number}", gpu=number // 2)
+        share(second, "ann", units=50, quota="group:ml")
+        stage.culler._agents = [*stage.culler._agents, AgentClient(second.path)]
+        stage.pending = [waits("eve"), waits("bob")]
+        await stage.culler.round()
+    full.asked.clear()
+    clock.forward(MINUTE)
+    await stage.culler.round()
+    # ml is guaranteed one GPU, and ann has half of it on the node that is silent
+    assert [one.id for one in full.sessions.values() if one.tier is not Tier.ACTIVE or one.notice] == ["guest0"]
 
 
 async def test_the_hub_is_not_asked_while_all_sessions_are_in_quota(stage: Stage, full: FakeAgent) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from gpushare_spawner.idle import DryRun, RecentUse
 from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
@@ -88,6 +89,7 @@ class Culler:
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._slots = asyncio.Semaphore(settings.concurrency or 1000)
         self._said: dict[str, str] = {}
+        self._last: dict[Agent, Report] = {}
         self._quotas = quotas
         self._pending = pending
         self.dry_run = DryRun()
@@ -170,19 +172,27 @@ class Culler:
     async def _pressure_now(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float
     ) -> Pressure:
-        """Return what waiting spawns make necessary. Nothing where an agent or the hub is silent: what is in quota, and
-        who waits, is not known then."""
-        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-        quotas = self._quotas()
-        if len(reports) < len(snapshots):
+        """Return what waiting spawns make necessary. Nothing while the hub is silent, since it is not known who waits.
+
+        Sessions of an agent that is silent count as in its last report, and none of them makes way. Nothing while an
+        agent has not reported at all, since it is not known who is in quota.
+        """
+        last = {one.agent: one.report if one.report is not None else self._last.get(one.agent) for one in snapshots}
+        self._last = {agent: report for agent, report in last.items() if report is not None}
+        if len(self._last) < len(snapshots):
             return NO_PRESSURE
+        reports = [one.report for one in snapshots if one.report is not None]
+        silent = [self._last[one.agent] for one in snapshots if one.report is None]
+        quotas = self._quotas()
         idle, reclaims = candidates(reports, templates, now, self._settings, self.use), may_matter(quotas, reports)
         if not idle and not reclaims:
             return NO_PRESSURE
         pending = await self._pending()
         if pending is None:
             return NO_PRESSURE
-        found = pressure(quotas, reports, pending, templates, now, self.use) if reclaims else NO_PRESSURE
+        placed = {(session.user, session.server) for report in silent for session in report.sessions}
+        pending = [server for server in pending if (server.user, server.name) not in placed]
+        found = pressure(quotas, reports, pending, templates, now, self.use, silent) if reclaims else NO_PRESSURE
         return replace(found, needed=needed(idle, reports, pending, templates))
 
     async def _rest(self, seconds: float) -> None:

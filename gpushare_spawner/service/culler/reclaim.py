@@ -54,16 +54,19 @@ def pressure(
     templates: Mapping[str, Template],
     now: float,
     use: RecentUse | None = None,
+    silent: Sequence[Report] = (),
 ) -> Pressure:
-    """Return which sessions make way. ``reports``: of all agents; ``pending``: the hub's, the longest first.
+    """Return which sessions make way. ``reports``: of all agents that answer; ``pending``: the hub's, the
+    longest first.
 
     A spawn whose quota is unknown, because the hub does not show the user's groups, makes nobody make way. ``use``:
-    which GPU work counted as use; None: all.
+    which GPU work counted as use; None: all. ``silent``: the last reports of other agents; their sessions count for
+    the quotas only.
     """
     yielding = [(report, one) for report in reports for one in report.sessions if one.yields]
     if quotas is None or not quotas.reclaim.enabled:
         return Pressure(free_again=frozenset(one.id for _, one in yielding))
-    usage = quota_use(quotas, reports)
+    usage = quota_use(quotas, [*reports, *silent])
     waiting = list(_in_quota(quotas, usage, reports, pending, templates))
     if not waiting:
         kept: dict[str, int] = {}
