@@ -22,8 +22,8 @@ jobs, which run for days, is 168 h."""
 MOST_GPUS = 1_000_000
 """A larger amount is a mistake in writing."""
 RECLAIM_IDLE_SECONDS = 300.0
-"""The default of `Reclaim.idle_after`. Ours: long enough to read a result, and a third of what the shipped templates
-wait before a downgrade."""
+"""The default of `Reclaim.idle_after`. Ours: long enough to read a result, and as long as the shipped templates wait
+before a downgrade."""
 RECLAIM_NOTICE_SECONDS = 60.0
 """The default of `Reclaim.notice`. Ours: nothing is lost when a share is reclaimed, so the notice only has to be seen;
 the spawn in quota waits as long."""
@@ -98,8 +98,8 @@ class Reclaim(_Part):
     """Whether units are reclaimed at all. With `false` they become free only when servers end, or by the idle actions
     of their templates."""
     idle_after: Seconds = RECLAIM_IDLE_SECONDS
-    """A session without GPU work for this long is idle: idle sessions make way before active ones, the longest idle
-    first, whatever the idle actions of their templates are."""
+    """A session that did not use its GPU for this long is idle: idle sessions make way before active ones, the longest
+    idle first, whatever the idle actions of their templates are. GPU work of less than `min_use` is no use."""
     notice: Seconds = RECLAIM_NOTICE_SECONDS
     """The notice period: how long before a session makes way its user is notified."""
     active_share: Annotated[float, Field(ge=0, le=1)] = 0.0

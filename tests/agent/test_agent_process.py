@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from gpushare_spawner.model.control import ControlRefused, OpenRequest, TierRequ
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.culler.settings import MIN_USE, USE_WINDOW
 from gpushare_spawner.sharing.native_process import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
@@ -289,3 +291,32 @@ def test_without_a_driver_it_says_so(short_folder: Path) -> None:
     assert done.returncode == 1
     assert "no NVIDIA driver was found" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+async def test_a_byte_set_every_20_s_is_less_than_what_counts_as_use(agent: AgentProcess) -> None:
+    opened = await agent.client.open(await request_on_first(agent, "ada"))
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.agent.touching_program"],
+        env=merged(os.environ, opened.environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    try:
+        await agent.client.confirm("ada", program.pid)
+        await asyncio.to_thread(program.stdout.readline)
+        counts = [(await session(agent, "ada")).gpu_seconds]
+        for _ in range(7):
+            program.stdin.write(b"\n")
+            program.stdin.flush()
+            await asyncio.to_thread(program.stdout.readline)
+            await asyncio.sleep(0.2)
+            counts.append((await session(agent, "ada")).gpu_seconds)
+    finally:
+        program.kill()
+        program.communicate()
+    lengths = sorted(later - earlier for earlier, later in itertools.pairwise(counts))
+    assert lengths[-1] > 0
+    # the median: a busy machine makes one or the other long
+    assert lengths[3] * (USE_WINDOW / 20 + 1) < MIN_USE

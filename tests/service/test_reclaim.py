@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.idle import Observation, RecentUse, UseRule
 from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.quota import Quotas
@@ -75,6 +76,29 @@ def test_the_longest_idle_session_over_quota_makes_way(full: FakeAgent, clock: C
     full.change("guest0", last_gpu_activity=clock() + 10)
     full.change("guest3", last_gpu_activity=clock() + 20)
     assert kept(now_needed(full, [waits("eve")], clock() + HOUR)) == {"guest2": 0}
+
+
+def test_a_session_with_short_work_only_counts_as_idle(full: FakeAgent, clock: Clock) -> None:
+    use, rule, opened = RecentUse(), UseRule(min_use=0.2), clock()
+
+    def noted() -> None:
+        for name, session in full.sessions.items():
+            use.update(name, Observation.of(session), clock(), rule)
+
+    noted()
+    for name in full.sessions:
+        full.work(name)
+    noted()
+    for _ in range(180):
+        clock.forward(20)
+        for name in full.sessions:
+            full.work(name, seconds=0.004 if name == "guest2" or name.startswith("guest2/") else 1.0)
+        noted()
+    assert clock() == opened + HOUR
+    found = pressure(quotas(active_share=0.4), [full.report()], [waits("eve")], TEMPLATES, clock(), use)
+    assert kept(found) == {"guest2": 0}
+    active = pressure(quotas(active_share=0.4), [full.report()], [waits("eve")], TEMPLATES, clock())
+    assert kept(active) == {}, "all work counts where nothing is known of its length"
 
 
 def test_nobody_makes_way_for_a_spawn_over_quota_or_without_a_known_quota(full: FakeAgent, clock: Clock) -> None:
