@@ -173,6 +173,13 @@ def test_with_no_minimum_all_work_counts() -> None:
     assert use.observe("ann", seen) == seen
 
 
+def test_a_session_that_always_works_needs_little_memory() -> None:
+    use = RecentUse()
+    for at in range(2000):
+        use.update("ann", observed(last_gpu_activity=float(at), gpu_seconds=at / 2), float(at), RULE)
+    assert len(use._known["ann"].samples) <= 33
+
+
 works = st.lists(st.tuples(st.sampled_from([1, 7, 20, 100, 400]), st.sampled_from([0.0, 0.004, 0.05, 0.15, 0.3])))
 
 
