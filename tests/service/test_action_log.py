@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.control import AgentUnreachable
+from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.action_log import line
 from gpushare_spawner.service.culler.culler import Culler
@@ -101,6 +103,38 @@ async def test_a_dry_run_logs_each_action_once_and_does_nothing(
     ]
     assert actions.count(("zoe", "stopped", 0)) == whole_service
     assert not one.counters.actions
+
+
+class SometimesSilent:
+    """An agent that does not answer while it is ``silent``."""
+
+    def __init__(self, agent: AgentClient) -> None:
+        self._agent = agent
+        self.silent = False
+        self.tier, self.announce, self.report_age = agent.tier, agent.announce, agent.report_age
+
+    async def report(self) -> Report:
+        if self.silent:
+            raise AgentUnreachable("The agent is silent.")
+        return await self._agent.report()
+
+
+async def test_a_dry_run_says_nothing_again_after_an_agent_was_silent(
+    agent: FakeAgent, hub: Hub, hub_server: FakeHub, templates: dict[str, Template], clock: Clock
+) -> None:
+    agent.add("ann")
+    hub_server.add("ann", last_activity=clock())
+    hub_server.add("zoe", last_activity=clock() - 7200)
+    recorded: list[Action] = []
+    settings = CullerSettings(cull_every=1e-9, timeout=3600, dry_run=True)
+    node = SometimesSilent(AgentClient(agent.path))
+    one = Culler([node], hub, lambda: templates, settings, clock=clock, record=recorded.append)
+    for silent in 20 * [False] + [True, False, False]:
+        node.silent = silent
+        await one.round()
+        clock.forward(MINUTE)
+    said = [(action.user, action.action) for action in recorded]
+    assert sorted(said) == [("ann", "downgraded"), ("zoe", "stopped")]
 
 
 @pytest.mark.parametrize(

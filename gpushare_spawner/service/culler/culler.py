@@ -154,7 +154,9 @@ class Culler:
             self.use,
             self.pressure.needed,
         )
-        self.dry_run.keep({one.session.id for one in decisions})
+        if all(snapshot.report is not None for snapshot in snapshots):
+            # sessions of an agent that is silent have not ended
+            self.dry_run.keep({one.session.id for one in decisions})
         kept_on = self.pressure.kept_on
         names = {one.name for one in decisions}
         self._refused = {name: text for name, text in self._refused.items() if name in names}
@@ -249,7 +251,8 @@ class Culler:
             if one.decision.tier is Tier.STOPPED and not one.dry_run and not _starts_or_stops(one):
                 yield f"server {one.name}", partial(self._hub_actions.stop_session, one)
         if self._settings.dry_run:
-            self._say_what_would_come(self._judged(snapshots, templates, now), now)
+            known = self.hub_snapshot is not None and all(snapshot.report is not None for snapshot in snapshots)
+            self._say_what_would_come(self._judged(snapshots, templates, now), now, known)
             return
         for server, verdict in self._judged(snapshots, templates, now):
             if verdict.stop_because:
@@ -258,8 +261,11 @@ class Culler:
             for user, reason in users_to_delete(self.hub_snapshot, self._settings, now):
                 yield f"user {user.name}", partial(self._hub_actions.delete_user, user, reason)
 
-    def _say_what_would_come(self, judged: Iterable[tuple[HubServer, Verdict]], now: float) -> None:
-        """Log once which servers without a share a dry run does not stop, and which users it does not delete."""
+    def _say_what_would_come(self, judged: Iterable[tuple[HubServer, Verdict]], now: float, all_known: bool) -> None:
+        """Log once which servers without a share a dry run does not stop, and which users it does not delete.
+
+        ``all_known``: hub and agents have answered, so what is not said now is not due.
+        """
         said: dict[str, Callable[[], None]] = {
             f"server {server.label}": partial(self._actions.stopped_server, server, verdict.stop_because, dry_run=True)
             for server, verdict in judged
@@ -270,7 +276,7 @@ class Culler:
                 said[f"user {user.name}"] = partial(log.info, "Dry run: user %s is not deleted: %s", user.name, reason)
         for name in sorted(said.keys() - self._told):
             said[name]()
-        self._told = set(said)
+        self._told = set(said) if all_known else self._told | set(said)
 
     def _judged(
         self, snapshots: Sequence[NodeSnapshot], templates: Mapping[str, Template], now: float

@@ -68,7 +68,7 @@ class HubActions:
         if fresh.decision.tier is current.tier:
             log.info("%s: not stopped: %s", one.name, decided(fresh.decision, current.share))
             return await update_notice(fresh, self._counters)
-        if fresh.decision.tier is not Tier.STOPPED:
+        if fresh.decision.tier is not Tier.STOPPED or fresh.dry_run:
             return False
         await self._stop(server)
         self._actions.stopped_session(fresh, decided(fresh.decision, current.share))

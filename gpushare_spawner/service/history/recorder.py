@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -35,6 +36,10 @@ STORE_EVERY = 60.0
 in between is lost."""
 THIN_EVERY = 6 * 3600.0
 """Seconds between two deletions of what is old."""
+PATIENCE = 60.0
+"""Seconds for which a question waits for the database: longer than SQLite waits for another process's lock."""
+LAST_PATIENCE = 5.0
+"""Seconds for which the end of the service waits for the last storing: the hub kills a service after 10 s."""
 MOST_EVENTS = 100_000
 """Actions, and waits, that are kept while the database does not answer; the oldest are given up first."""
 
@@ -83,7 +88,8 @@ class History:
         self._meter: Meter | None = None
         self._groups: dict[str, Collection[str]] = {}
         self._spawns = SpawnWatch(lambda user: group_of_user(user, self._groups))
-        self._tiers: dict[str, dict[str, Tier]] = {}
+        self._tiers: dict[str, dict[tuple[str, float], Tier]] = {}
+        """By node, and by the session's id and the instant at which it was opened."""
         self._actions: list[Action] = []
         self._waits: list[Wait] = []
         self._problem = ""
@@ -109,7 +115,9 @@ class History:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.shield(self.store())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_PATIENCE):
+                    await asyncio.shield(self.store())
             self._thread.shutdown(wait=False)
             self._store.close()
 
@@ -150,9 +158,20 @@ class History:
         self._actions.append(replace(action, group=action.group or group_of_user(action.user, self._groups)))
 
     async def ask(self, query: Callable[[Connection], T]) -> T:
-        """Return a query's result, with all that is counted until now. Raises HistoryFailed."""
-        await self.store()
-        return await self._in_thread(lambda: self._store.read(query))
+        """Return a query's result, with all that is counted until now. Raises HistoryFailed.
+
+        Also after `PATIENCE`: the database may hang.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE):
+                # a store that hangs goes on: what it took comes back if it fails
+                await asyncio.shield(self.store())
+                return await self._in_thread(lambda: self._store.read(query))
+        except TimeoutError:
+            raise HistoryFailed(
+                f"The database of the history did not answer in {PATIENCE:.0f} seconds. Ask again later, or for a "
+                "shorter period."
+            ) from None
 
     async def store(self) -> None:
         """Store what was counted; what cannot be stored is kept for the next time."""
@@ -177,6 +196,9 @@ class History:
             await self._trying(lambda: self._store.thin(self._sources.clock(), kept.detail, kept.names, kept.keep))
 
     def _open(self) -> None:
+        if self._meter is not None:
+            # asked for twice while the database did not answer; a second meter would count the same again
+            return
         self._store.upgrade()
         self._meter = Meter(self._store.counters())
 
@@ -195,7 +217,8 @@ class History:
         return True
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        # what was taken to be stored is stored although the task that waits for it is cancelled
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     def _group_of(self, session: SessionReport) -> str:
         return group_of_session(session, self._groups)
@@ -203,9 +226,9 @@ class History:
     def _note_restored(self, report: Report) -> None:
         """Record that the agent restored a share: it does so by itself, with the next burst."""
         before = self._tiers.get(report.node, {})
-        self._tiers[report.node] = {session.id: session.tier for session in report.sessions}
+        self._tiers[report.node] = {(session.id, session.opened_at): session.tier for session in report.sessions}
         for session in report.sessions:
-            was = before.get(session.id)
+            was = before.get((session.id, session.opened_at))
             if was is not None and session.tier.depth < was.depth:
                 self.record(_restored(report.node, session, was, self._group_of(session)))
 

@@ -18,7 +18,7 @@ from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import HistoryFailed
 from gpushare_spawner.service.history.use import HOUR, Amounts
 from gpushare_spawner.service.web.history_plot import HEIGHT, WIDTH, plot, step_of
-from gpushare_spawner.service.web.history_request import Preset, division_of, limit_of, period_of, preset_period
+from gpushare_spawner.service.web.history_request import Preset, division_of, limit_of, period_of, preset_period, user_of
 from gpushare_spawner.service.web.page import Page
 from gpushare_spawner.wording import history as words
 
@@ -128,7 +128,10 @@ class HistoryPage(HistoryRequests):
         table = self.argument("by") if self.argument("by") in _TABLES else next(iter(_TABLES))
         since, until = preset_period(preset, now)
         viewer = self.viewer
-        period = Period(since, until, None if viewer.sees_all else viewer.name)
+        try:
+            period = Period(since, until, user_of(viewer))
+        except PermissionError as error:
+            raise HTTPError(403, str(error)) from None
         steps = By.HOUR if step_of(since, until) == HOUR else By.DAY
         by = _TABLES[table]
         sums, over_time, waited, newest = await self.asked(

@@ -63,11 +63,21 @@ def period_of(argument: Argument, viewer: Viewer, now: float) -> Period:
     if until < since:
         raise ValueError(words.period_ends_first())
     user = argument("user") or None
-    if not viewer.sees_all:
-        if user not in (None, viewer.name):
-            raise PermissionError(words.not_yours())
-        user = viewer.name
-    return Period(since, until, user, argument("group") or None, argument("template") or None)
+    if user not in (None, viewer.name) and not viewer.sees_all:
+        raise PermissionError(words.not_yours())
+    return Period(since, until, user_of(viewer) or user, argument("group") or None, argument("template") or None)
+
+
+def user_of(viewer: Viewer) -> str | None:
+    """Return whose history the viewer may see; None: everybody's.
+
+    Raises PermissionError for a program that is no user: an empty name stands for all whose names were deleted.
+    """
+    if viewer.sees_all:
+        return None
+    if not viewer.name:
+        raise PermissionError(words.not_yours())
+    return viewer.name
 
 
 def division_of(text: str) -> tuple[By, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -242,3 +243,54 @@ async def test_a_bad_report_ends_no_recording(world: World, url: str, monkeypatc
     with contextlib.suppress(asyncio.CancelledError):
         await task
     assert asked > 2
+
+
+async def test_a_question_while_the_database_is_opened_counts_nothing_twice(world: World, url: str) -> None:
+    history = History(HistoryStore(url), world.sources())
+    opened_twice = asyncio.gather(history.store(), history.store())
+    while history._meter is None:
+        await asyncio.sleep(0)
+    first = history._meter
+    await opened_twice
+    assert history._meter is first
+
+
+async def test_what_waits_for_the_database_when_the_service_ends_is_stored(world: World, url: str) -> None:
+    history = await opened(world, url)
+    slow = threading.Event()
+    reading = asyncio.create_task(history.ask(lambda _: slow.wait(10)))
+    await asyncio.sleep(0.01)
+    history.record(Action(BEGIN, "keep", "ann", "ann"))
+    storing = asyncio.create_task(history.store())
+    await asyncio.sleep(0.01)
+    storing.cancel()
+    slow.set()
+    await reading
+    assert len(await history.ask(lambda c: actions(c, ALWAYS, 10))) == 1
+
+
+async def test_a_database_that_hangs_delays_neither_a_page_nor_the_end_for_long(
+    world: World, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpushare_spawner.service.history.recorder.PATIENCE", 0.05)
+    monkeypatch.setattr("gpushare_spawner.service.history.recorder.LAST_PATIENCE", 0.05)
+    history = await opened(world, url)
+    hangs = threading.Event()
+    with pytest.raises(HistoryFailed, match="did not answer"):
+        await history.ask(lambda _: hangs.wait(10))
+    task = asyncio.create_task(history.run())
+    await asyncio.sleep(0.01)
+    history.record(Action(BEGIN, "keep", "ann", "ann"))
+    task.cancel()
+    try:
+        ended, _ = await asyncio.wait([task], timeout=2)
+        assert ended
+    finally:
+        hangs.set()
+
+
+async def test_a_new_session_of_a_released_server_is_not_restored(world: World, url: str) -> None:
+    history = await opened(world, url)
+    await world.see(history, BEGIN + 100, session(tier=Tier.RELEASED, effective_units=0, tier_since=BEGIN + 50))
+    await world.see(history, BEGIN + 200, session(opened_at=BEGIN + 195, tier_since=BEGIN + 195))
+    assert not await history.ask(lambda c: actions(c, ALWAYS, 10))
