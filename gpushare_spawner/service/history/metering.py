@@ -7,10 +7,17 @@ service that was down, or an agent that was unavailable, loses only what session
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.service.history.use import HOUR, Amounts, Counters, Subject
+
+LONGEST = 31 * 86400.0
+"""Seconds that are counted at most between two reports: as long as hours are kept. A node's clock that started in 1970
+would otherwise make a million hours."""
+SET_BACK = 300.0
+"""Seconds. A report that is older than the last one by more is no late report: the node's clock was set back."""
 
 GroupOf = Callable[[SessionReport], str]
 """Returns the group that a session's GPU time counts for; empty: none."""
@@ -27,7 +34,10 @@ class Meter:
         self._ended: set[tuple[str, str]] = set()
 
     def observe(self, report: Report, group_of: GroupOf) -> None:
-        """Count what a node's sessions did since its last report. An older report than the last one counts nothing."""
+        """Count what a node's sessions did since its last report. A late report counts nothing.
+
+        See also `LONGEST` and `SET_BACK`.
+        """
         gpus = {gpu.uuid: gpu for gpu in report.gpus}
         open_now = set()
         for session in report.sessions:
@@ -36,7 +46,7 @@ class Meter:
             if session.confirmed:
                 self._observe_session(key, session, report.published_at, gpus, group_of)
         for key in [key for key in self._counted if key[0] == report.node and key not in open_now]:
-            if report.published_at > self._counted[key].seen_at:
+            if not _is_late(report.published_at, self._counted[key]):
                 del self._counted[key]
                 self._changed.discard(key)
                 self._ended.add(key)
@@ -72,13 +82,15 @@ class Meter:
         if before is None or before.opened_at != session.opened_at:
             # nothing of it is counted; while nobody counted it had what its tier leaves it
             before = Counters(key[0], key[1], session.opened_at, session.opened_at, session.share_units)
-        elif now <= before.seen_at:
+        elif _is_late(now, before):
             return
+        # after a clock was set back no time has passed, and the next report counts from here
+        before = replace(before, seen_at=min(max(before.seen_at, now - LONGEST), now))
         self._counted[key] = after = Counters(
             node=key[0],
             session=key[1],
             opened_at=session.opened_at,
-            seen_at=max(now, before.seen_at),
+            seen_at=now,
             effective_units=session.effective_units,
             gpu_seconds=session.gpu_seconds,
             entitled=session.delivered.entitled_seconds,
@@ -123,6 +135,10 @@ def _amounts(session: SessionReport, before: Counters, after: Counters) -> Amoun
         delivered=_growth(before.delivered, after.delivered) / count,
         waits=_growth(before.waits, after.waits) / count,
     )
+
+
+def _is_late(published_at: float, counted: Counters) -> bool:
+    return counted.seen_at - SET_BACK <= published_at <= counted.seen_at
 
 
 def _growth(before: float, after: float) -> float:

@@ -189,3 +189,22 @@ def test_a_restart_at_any_moment_counts_the_same(pauses: list[float], restart_af
     )
     assert expected.idle <= expected.reserved + 1e-6
     assert expected.recovered <= expected.reserved + 1e-6
+
+
+def test_a_node_whose_clock_began_in_1970_adds_a_month_at_most() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 10, session(opened_at=0.0)))
+    amounts = meter.take()[0]
+    assert len(amounts) <= 31 * 24 + 1
+    assert sum(one.reserved for one in amounts.values()) == pytest.approx(31 * 86400 / 4)
+
+
+def test_counting_goes_on_after_a_clock_was_set_back() -> None:
+    meter = Meter()
+    observe(meter, report(BEGIN + 10 * HOUR, session()))
+    meter.take()
+    observe(meter, report(BEGIN + HOUR, session(gpu_seconds=5)), report(BEGIN + HOUR + 100, session(gpu_seconds=5)))
+    amounts = total(meter)
+    assert (amounts.reserved, amounts.used) == pytest.approx((25, 5))
+    observe(meter, report(BEGIN + 10 * HOUR, session()), report(BEGIN + HOUR))
+    assert meter.take()[2] == [("n", "ann")]
