@@ -18,7 +18,14 @@ from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import HistoryFailed
 from gpushare_spawner.service.history.use import HOUR, Amounts
 from gpushare_spawner.service.web.history_plot import HEIGHT, WIDTH, plot, step_of
-from gpushare_spawner.service.web.history_request import Preset, division_of, limit_of, period_of, preset_period, user_of
+from gpushare_spawner.service.web.history_request import (
+    Preset,
+    division_of,
+    limit_of,
+    period_of,
+    preset_period,
+    user_of,
+)
 from gpushare_spawner.service.web.page import Page
 from gpushare_spawner.wording import history as words
 
