@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import json
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HistoryStore
 from gpushare_spawner.service.history.use import HOUR, Amounts, Subject
 from gpushare_spawner.service.reports import RecentReports
+from gpushare_spawner.service.web import history as pages
 from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
 from gpushare_spawner.service.web.page import Page
 
@@ -241,3 +243,20 @@ async def test_a_program_that_is_no_user_sees_no_rows_whose_names_were_deleted(
     async for client in serving(kept, monkeypatch):
         assert (await client.get(path, "service")).code == 403
         assert (await client.get(path, "reader")).code == 200
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+async def test_many_rows_are_not_written_on_the_event_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    threads = set()
+    row = pages._row
+
+    def noted(*values: Any) -> dict[str, Any]:
+        threads.add(threading.current_thread())
+        return row(*values)
+
+    monkeypatch.setattr(pages, "_row", noted)
+    assert (await client.get(f"api/history?by=user&format={form}")).code == 200
+    assert threads
+    assert threading.main_thread() not in threads
