@@ -31,10 +31,10 @@ def _agent() -> Part:
 
 
 def _service() -> Part:
-    from gpushare_spawner.service import command
+    from gpushare_spawner.service import command, options
     from gpushare_spawner.service.kubernetes.agents import agents_of_cluster
 
-    return Part(command.configure, partial(command.run, cluster_agents=agents_of_cluster))
+    return Part(options.configure, partial(command.run, cluster_agents=agents_of_cluster))
 
 
 def _templates() -> Part:

@@ -1,4 +1,4 @@
-"""``gpushare service``: the idle culler and the dashboard. Options of jupyterhub-idle-culler keep their names."""
+"""``gpushare service``: the idle culler and the dashboard. The options: `options`."""
 
 from __future__ import annotations
 
@@ -8,175 +8,30 @@ import contextlib
 import logging
 import os
 import signal
-import ssl
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import urlparse
 
-from jupyterhub.utils import make_ssl_context
 from tornado.httpserver import HTTPServer
 
-from gpushare_spawner.clients.agent import default_control_socket
-from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
 from gpushare_spawner.service.culler.culler import Culler
-from gpushare_spawner.service.culler.settings import MIN_USE, USE_WINDOW, CullerSettings
+from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.recorder import History, HistorySources, Retention
 from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
 from gpushare_spawner.service.hub.client import Hub, HubFailed
 from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
 from gpushare_spawner.service.hub.scopes import missing
+from gpushare_spawner.service.options import culler_settings, lacking_setting
 from gpushare_spawner.service.reports import Agent, RecentReports
 from gpushare_spawner.service.template_source import TemplateSource
+from gpushare_spawner.service.tls import hub_tls, own_tls
 from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
-from gpushare_spawner.templates.folder import DEFAULT_FOLDER, default_folder
 
 log = logging.getLogger("gpushare.service")
 
-DEFAULT_CULL_EVERY = 10.0
-DEFAULT_HISTORY = "sqlite:///gpushare-history.sqlite"
 PARENT_EVERY = 1.0
 """Seconds between two checks whether the hub that started the service still runs, with --end-with-hub."""
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    where = parser.add_argument_group("locations")
-    where.add_argument(
-        "--url", default=os.environ.get("JUPYTERHUB_API_URL"), help="the hub's API; default $JUPYTERHUB_API_URL"
-    )
-    where.add_argument(
-        "--templates-dir",
-        type=Path,
-        default=default_folder(),
-        metavar="DIR",
-        help=f"the folder of compute templates; default $GPUSHARE_TEMPLATES, else {DEFAULT_FOLDER}",
-    )
-    kind = where.add_mutually_exclusive_group()
-    kind.add_argument(
-        "--control-socket",
-        type=Path,
-        default=default_control_socket(),
-        metavar="PATH",
-        help="on one machine: the agent's control socket; default $GPUSHARE_CONTROL, else /run/gpushare/control.sock",
-    )
-    kind.add_argument(
-        "--namespace",
-        default="",
-        metavar="NAME",
-        help="in a cluster: the namespace of the users' pods and of the agents' reports",
-    )
-    where.add_argument(
-        "--all-namespaces",
-        action="store_true",
-        help="in a cluster with a namespace for each user: read the pods of all namespaces",
-    )
-    where.add_argument(
-        "--ip",
-        metavar="ADDRESS",
-        help="address that the dashboard listens on, if not the host of its URL; *: all addresses, as in a pod behind "
-        "a Service",
-    )
-    _switch(where, "--ssl-enabled", False, "use TLS with the hub's internal certificates for the hub's API")
-    where.add_argument(
-        "--internal-certs-location",
-        default="internal-ssl",
-        metavar="DIR",
-        help="folder of the hub's internal certificates, with --ssl-enabled; not needed where the hub starts the "
-        "service; default internal-ssl",
-    )
-
-    idle = parser.add_argument_group(
-        "idle servers",
-        "Templates say when an idle share is downgraded and released, and when a server is stopped. These options "
-        "are for servers without a template.",
-    )
-    _time(idle, "--timeout", 0, "stop servers without a template after this long without activity, like 3600 or 1h")
-    _time(
-        idle,
-        "--max-age",
-        0,
-        "stop each server that has run for this long, busy or not, with or without a template; the user of a "
-        "session gets a notice before",
-    )
-    _time(
-        idle,
-        "--cull-every",
-        DEFAULT_CULL_EVERY,
-        "time between two rounds; every third round and each round with an idle action read the hub's list of servers",
-    )
-    _switch(
-        idle,
-        "--cull-default-servers",
-        True,
-        "whether default servers may be stopped; idle shares are released in any case",
-    )
-    _switch(idle, "--cull-named-servers", True, "whether named servers may be stopped")
-    idle.add_argument(
-        "--idle-when",
-        choices=["always", "pressure"],
-        default="always",
-        help="when idle shares are downgraded and released, where the template does not say; pressure: only while a "
-        "spawn waits that can use the units; default always",
-    )
-    _time(
-        idle,
-        "--min-use",
-        MIN_USE,
-        "GPU time within --use-window that counts as use of a share, where the template does not say; 0: all GPU work",
-    )
-    _time(idle, "--use-window", USE_WINDOW, "the time over which --min-use is added up")
-    _switch(
-        idle,
-        "--dry-run",
-        False,
-        "decide, log and show idle actions, and carry out none: no share is downgraded or released, no server is "
-        "stopped, no user is deleted, and users get no notices",
-    )
-    _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")
-    _switch(
-        idle,
-        "--cull-users",
-        False,
-        "delete users without a server after --timeout without activity, or when they are older than --max-age",
-    )
-    _switch(idle, "--cull-admin-users", True, "whether --cull-users deletes admins too")
-
-    history = parser.add_argument_group("history")
-    history.add_argument(
-        "--history",
-        default=os.environ.get("GPUSHARE_HISTORY") or DEFAULT_HISTORY,
-        metavar="URL",
-        help="SQLAlchemy URL of the history's database, like postgresql+psycopg://gpushare@db/gpushare; "
-        f"false: keep no history; default $GPUSHARE_HISTORY, else {DEFAULT_HISTORY} in the folder where the hub runs",
-    )
-    kept = Retention()
-    _time(history, "--history-detail", kept.detail, "keep GPU time by the hour for this long, then by the day")
-    _time(history, "--history-names", kept.names, "keep the names of users and of their servers for this long")
-    _time(history, "--history-keep", kept.keep, "delete everything that is older")
-
-    load = parser.add_argument_group("load")
-    load.add_argument(
-        "--concurrency",
-        type=int,
-        default=10,
-        metavar="N",
-        help="requests to the hub at a time, 0: any number; default 10",
-    )
-    load.add_argument(
-        "--api-page-size",
-        type=int,
-        default=0,
-        metavar="N",
-        help="users on each page of the hub's list, 0: the hub's own setting; default 0",
-    )
-    parser.add_argument(
-        "--end-with-hub",
-        action="store_true",
-        help="end when the process that started the service ends, so that a killed hub leaves no service behind",
-    )
-    levels = ["DEBUG", "INFO", "WARNING", "ERROR"]
-    parser.add_argument("--log-level", default="INFO", choices=levels, help="default INFO")
 
 
 def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
@@ -193,7 +48,7 @@ def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
     if options.url:
         # the dashboard's logins ask the same hub
         os.environ["JUPYTERHUB_API_URL"] = options.url
-    wanting = _wanting(options, token)
+    wanting = lacking_setting(options, token)
     if wanting:
         log.error("%s", wanting)
         return 2
@@ -205,41 +60,15 @@ def run(options: argparse.Namespace, cluster_agents: ClusterAgents) -> int:
     return 0
 
 
-def _wanting(options: argparse.Namespace, token: str) -> str:
-    if not options.url:
-        return "The address of the hub is not set: give --url, or let the hub start the service."
-    if not token:
-        return "$JUPYTERHUB_API_TOKEN is not set. The hub sets it for each service that it starts."
-    if options.all_namespaces and not options.namespace:
-        return "--all-namespaces is for a cluster: give --namespace, where the agents publish their reports."
-    if options.concurrency < 0 or options.api_page_size < 0:
-        return "--concurrency and --api-page-size cannot be negative."
-    return ""
-
-
 async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster_agents: ClusterAgents) -> None:
-    settings = CullerSettings(
-        timeout=options.timeout,
-        max_age=options.max_age,
-        cull_every=options.cull_every or DEFAULT_CULL_EVERY,
-        cull_users=options.cull_users,
-        cull_admin_users=options.cull_admin_users,
-        cull_default_servers=options.cull_default_servers,
-        cull_named_servers=options.cull_named_servers,
-        remove_named_servers=options.remove_named_servers,
-        dry_run=options.dry_run,
-        idle_when=options.idle_when,
-        min_use=options.min_use,
-        use_window=options.use_window,
-        concurrency=options.concurrency,
-    )
+    settings = culler_settings(options)
     hub = Hub(
         options.url,
         token,
         concurrency=options.concurrency,
         page_size=options.api_page_size,
         request_timeout=float(os.environ.get("JUPYTERHUB_REQUEST_TIMEOUT") or 60),
-        ssl_options=_hub_tls(options),
+        ssl_options=hub_tls(options),
     )
     templates = TemplateSource(Path(options.templates_dir))
     listeners: list[Callable[[], None]] = []
@@ -372,7 +201,7 @@ def _listen(sources: DashboardSources, ip: str | None, history: History | None) 
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
     application = dashboard_application(sources, prefix, os.environ.get("JUPYTERHUB_BASE_URL", "/") + "hub/", history)
     port = url.port or (443 if url.scheme == "https" else 80)
-    server = HTTPServer(application, ssl_options=_own_tls() if url.scheme == "https" else None, xheaders=True)
+    server = HTTPServer(application, ssl_options=own_tls() if url.scheme == "https" else None, xheaders=True)
     host = ip or url.hostname
     try:
         server.listen(port, "" if host == "*" else host)
@@ -380,57 +209,3 @@ def _listen(sources: DashboardSources, ip: str | None, history: History | None) 
         why = error.strerror or error
         raise OSError(f"the dashboard cannot listen on {host}:{port} ({why}); give the service another url") from None
     return server
-
-
-def _own_tls() -> ssl.SSLContext | None:
-    """For the hub's proxy, with the certificates that the hub made for this service."""
-    return _tls(ssl.Purpose.CLIENT_AUTH, *(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS))
-
-
-def _hub_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    own = tuple(os.environ.get(f"JUPYTERHUB_SSL_{part}", "") for part in _PARTS)
-    if all(own):
-        return _tls(ssl.Purpose.SERVER_AUTH, *own)
-    if not options.ssl_enabled:
-        return None
-    folder = Path(options.internal_certs_location)
-    return _tls(
-        ssl.Purpose.SERVER_AUTH,
-        str(folder / "hub-internal/hub-internal.key"),
-        str(folder / "hub-internal/hub-internal.crt"),
-        str(folder / "hub-ca/hub-ca.crt"),
-    )
-
-
-_PARTS = ("KEYFILE", "CERTFILE", "CLIENT_CA")
-
-
-def _tls(purpose: ssl.Purpose, key: str, certificate: str, authority: str) -> ssl.SSLContext:
-    context: ssl.SSLContext = make_ssl_context(key, certificate, cafile=authority, purpose=purpose)
-    return context
-
-
-def _time(group: argparse._ArgumentGroup, name: str, default: float, help: str) -> None:
-    days = default and default % 86400 == 0
-    default_said = (f"{default / 86400:g}d" if days else f"{default:g}s") if default else "0: never"
-    group.add_argument(name, type=_seconds, default=default, metavar="TIME", help=f"{help}; default {default_said}")
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _switch(group: argparse._ArgumentGroup, name: str, default: bool, help: str) -> None:
-    """``--x``, ``--x=true`` and ``--x=false``, as tornado's options take them."""
-    said = f"{help}; default {str(default).lower()}"
-    group.add_argument(name, nargs="?", const=True, default=default, type=_boolean, metavar="true|false", help=said)
-
-
-def _boolean(text: str) -> bool:
-    words = {"true": True, "1": True, "yes": True, "t": True, "false": False, "0": False, "no": False, "f": False}
-    with contextlib.suppress(KeyError):
-        return words[text.strip().lower()]
-    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
