@@ -208,7 +208,8 @@ class HistoryStore:
         try:
             yield
         except (SQLAlchemyError, OSError) as error:
-            shown = self._engine.url.render_as_string(hide_password=True)
+            # a query can have a password too
+            shown = self._engine.url.set(query={}).render_as_string(hide_password=True)
             raise HistoryFailed(f"The database of the history ({shown}) {what}: {_cause(error)}.") from error
 
 

@@ -215,3 +215,11 @@ def test_a_password_is_not_shown(tmp_path: Path) -> None:
         store.upgrade()
     assert "secret" not in str(caught.value)
     assert "ann:***" in str(caught.value)
+
+
+def test_an_error_shows_no_password_in_the_query_of_the_url(tmp_path: Path) -> None:
+    store = HistoryStore(f"sqlite:///{tmp_path}/missing/h.sqlite?password=secret")
+    with pytest.raises(HistoryFailed) as failed:
+        store.upgrade()
+    assert "secret" not in str(failed.value)
+    assert "missing/h.sqlite" in str(failed.value)
