@@ -174,9 +174,18 @@ class Ledger:
 
     def put_node(self, name: str, gpus: Iterable[GpuReport]) -> None:
         """Set the GPUs of a node; nothing happens where they are as known."""
-        for gpu in self.capacity.put_node(name, gpus):
-            self._recount(gpu)
-        self._recount_resources(name)
+        known = dict.fromkeys([name])
+        reported = list(gpus)
+        for gpu in reported:
+            if gpu.uuid in self.capacity.gpus:
+                known[self.capacity.gpus[gpu.uuid].node] = None
+        for uuid in self.capacity.put_node(name, reported):
+            self._recount(uuid)
+            if uuid in self.capacity.gpus:
+                known[self.capacity.gpus[uuid].node] = None
+        # a GPU that two nodes report takes its sessions along from one to the other
+        for node in known:
+            self._recount_resources(node)
 
     def drop_node(self, name: str) -> None:
         """Forget a node's GPUs; allocations on them stay, in case that it comes back."""
