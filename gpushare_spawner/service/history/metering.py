@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
-from gpushare_spawner.service.history.use import HOUR, Amounts, Counters, Subject
+from gpushare_spawner.service.history.use import DAY, HOUR, Amounts, Counters, Subject
 
-LONGEST = 31 * 86400.0
+LONGEST = 31.0 * DAY
 """Seconds that are counted at most between two reports: as long as hours are kept. A node's clock that started in 1970
 would otherwise make a million hours."""
 SET_BACK = 300.0

@@ -20,9 +20,11 @@ from gpushare_spawner.service.history.events import Action, Wait
 from gpushare_spawner.service.history.groups import group_of_session, group_of_user
 from gpushare_spawner.service.history.metering import Meter
 from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
+from gpushare_spawner.service.history.use import DAY
 from gpushare_spawner.service.history.waiting import SpawnWatch
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.wording.history import restored
 
 log = logging.getLogger("gpushare.service.history")
@@ -50,11 +52,11 @@ T = TypeVar("T")
 class Retention:
     """How long the history is kept, in seconds; 0: without end."""
 
-    detail: float = 31 * 86400.0
+    detail: float = 31.0 * DAY
     """By the hour; afterwards by the day."""
-    names: float = 400 * 86400.0
+    names: float = 400.0 * DAY
     """With the names of users."""
-    keep: float = 3 * 365 * 86400.0
+    keep: float = 3 * 365.0 * DAY
     """At all."""
 
 
@@ -143,14 +145,10 @@ class History:
     async def observe_queue(self) -> None:
         """Count the spawns that gave up."""
         pending, snapshots = await self._sources.pending(), await self._sources.snapshots()
-        if pending is None or any(snapshot.report is None for snapshot in snapshots):
+        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+        if pending is None or len(reports) < len(snapshots):
             return
-        templates = self._sources.templates()
-        waiting = [
-            server
-            for server in pending
-            if (template := templates.get(server.profile or "")) is not None and template.gpu is not None
-        ]
+        waiting = [one.server for one in waiting_spawns(pending, reports, self._sources.templates())]
         self._add_waits(self._spawns.observe_queue(waiting, self._sources.clock()))
 
     def record(self, action: Action) -> None:
