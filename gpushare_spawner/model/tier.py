@@ -23,7 +23,7 @@ class Tier(StrEnum):
     @property
     def depth(self) -> int:
         """0 for ACTIVE to 3 for STOPPED; also the number that stands for the tier in the wire protocol."""
-        return list(Tier).index(self)
+        return _DEPTH[self]
 
     @classmethod
     def from_depth(cls, depth: int) -> Tier:
@@ -32,3 +32,7 @@ class Tier(StrEnum):
         if not 0 <= depth < len(tiers):
             raise ValueError(f"{depth} stands for no tier; tiers are 0 ({tiers[0]}) to {len(tiers) - 1} ({tiers[-1]})")
         return tiers[depth]
+
+
+# the culler asks for it several times for each session
+_DEPTH = {tier: depth for depth, tier in enumerate(Tier)}
