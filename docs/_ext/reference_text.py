@@ -194,12 +194,13 @@ def metrics(families: Iterable[Metric]) -> str:
 
 
 def addresses(application: Application) -> str:
-    """What an application answers: each route with its method and the docstring of its handler."""
+    """What an application answers: each route with its method and the docstring of its handler. No files of pages."""
     said = []
     for rule in application.wildcard_router.rules:
         assert isinstance(rule.matcher, PathMatches)
         handler, path = rule.target, rule.matcher.regex.pattern.rstrip("$")
-        if not handler.__module__.startswith(OURS):
+        # stylesheets and scripts are the pages' own
+        if not handler.__module__.startswith(OURS) or "/static/" in path:
             continue
         for method in METHODS:
             function = getattr(handler, method)

@@ -27,6 +27,7 @@ from gpushare_spawner.service.reports import Agent, RecentReports
 from gpushare_spawner.service.template_source import TemplateSource
 from gpushare_spawner.service.tls import hub_tls, own_tls
 from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
+from gpushare_spawner.service.web.hub_theme import HubTheme
 
 log = logging.getLogger("gpushare.service")
 
@@ -199,7 +200,7 @@ def _listen(sources: DashboardSources, ip: str | None, history: History | None) 
         log.info("$JUPYTERHUB_SERVICE_URL is not set: the idle culler runs without a dashboard")
         return None
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
-    application = dashboard_application(sources, prefix, os.environ.get("JUPYTERHUB_BASE_URL", "/") + "hub/", history)
+    application = dashboard_application(sources, prefix, HubTheme.of_environment(), history)
     port = url.port or (443 if url.scheme == "https" else 80)
     server = HTTPServer(application, ssl_options=own_tls() if url.scheme == "https" else None, xheaders=True)
     host = ip or url.hostname

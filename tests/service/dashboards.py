@@ -17,6 +17,7 @@ from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.web.dashboard import page_environment
 from gpushare_spawner.service.web.dashboard_data import dashboard_data
+from gpushare_spawner.service.web.hub_theme import HubTheme
 from gpushare_spawner.service.web.viewer import Viewer
 
 NOW = 1_000_000.0
@@ -107,4 +108,5 @@ def shown(
 
 def page(dashboard: dict[str, Any], prefix: str = "/services/gpushare/") -> str:
     """As the browser gets it."""
-    return page_environment(prefix, "/hub/").get_template("dashboard.html").render(dashboard=dashboard, xsrf="x")
+    template = page_environment(prefix, HubTheme()).get_template("dashboard.html")
+    return template.render(dashboard=dashboard, xsrf="x", admin=False)

@@ -139,7 +139,7 @@ async def _up(hub: RealHub, process: asyncio.subprocess.Process) -> None:
     for _ in range(300):
         assert process.returncode is None, f"the hub has ended:\n{hub.log.read_text()}"
         with contextlib.suppress(OSError, HTTPClientError):
-            for url in (hub.hub_url + "/hub/api/", hub.dashboard_url + "static/dashboard.css"):
+            for url in (hub.hub_url + "/hub/api/", hub.dashboard_url + "static/frame.css"):
                 if (await fetch(url)).code != 200:
                     break
             else:

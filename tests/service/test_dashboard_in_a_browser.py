@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 from selenium.webdriver import Chrome
-from tornado.httpserver import HTTPServer
-from tornado.testing import bind_unused_port
 
-from gpushare_spawner.model.report import Report
-from gpushare_spawner.service import reports
-from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.reports import RecentReports
-from gpushare_spawner.service.web import dashboard
-from gpushare_spawner.service.web.page import Page
-from tests.present import present
-from tests.service.dashboards import NOW, TEMPLATES, afternoon, session
+from tests.service.dashboard_stand_in import DashboardStandIn, chromium, resize, scheme, signed_in
+from tests.service.dashboards import afternoon, session
 
 pytestmark = [
     pytest.mark.browser,
@@ -29,93 +20,67 @@ pytestmark = [
     ),
 ]
 
-
-class SignedIn:
-    """Stands for the hub's login: it is always ann, an admin."""
-
-    access_scopes = ()
-    base_url = "/services/gpushare/"
-
-    def get_user(self, handler: dashboard.DashboardPage, *, sync: bool = True) -> Any:
-        ann = {"kind": "user", "name": "ann", "admin": True, "scopes": []}
-        return ann if sync else asyncio.sleep(0, ann)
-
-    def _persist_url_token_if_set(self, handler: dashboard.DashboardPage) -> None:
-        pass
+REFRESH = "return import('/services/gpushare/static/dashboard/view.js').then(view => view.refresh())"
 
 
-class Agent:
-    def __init__(self) -> None:
-        self.now = afternoon()
-
-    def report_age(self) -> float:
-        return 0.0
-
-    async def report(self) -> Report:
-        return self.now
-
-
-@pytest.fixture
-def browser() -> Iterator[object]:
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = present(shutil.which("chromium"))
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chrome]:
+    driver = chromium()
     yield driver
     driver.quit()
 
 
-async def test_the_board_in_a_browser(browser: Chrome, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Page, "_hub_auth", SignedIn())
-    tokens = []
-    prepare = Page.prepare
+def page_text(browser: Chrome) -> str:
+    return str(browser.execute_script("return document.getElementById('dashboard').innerText"))
 
-    async def noting(page: dashboard.DashboardPage) -> None:
-        tokens.append(page.request.headers.get("X-XSRFToken"))
-        await prepare(page)
 
-    monkeypatch.setattr(Page, "prepare", noting)
-    agent = Agent()
-    sources = dashboard.DashboardSources(
-        RecentReports([cast(reports.Agent, agent)], max_age=0),
-        lambda: TEMPLATES,
-        lambda: None,
-        Counters(),
-        clock=lambda: NOW,
-    )
-    socket, port = bind_unused_port()
-    server = HTTPServer(dashboard.dashboard_application(sources, "/services/gpushare/"))
-    server.add_socket(socket)
-    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+def errors(browser: Chrome) -> list[str]:
+    return [entry["message"] for entry in cast(Any, browser).get_log("browser")]
 
-    def page_text() -> str:
-        return str(browser.execute_script("return document.getElementById('dashboard').innerText"))
 
-    await asyncio.to_thread(browser.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", size)
-    await asyncio.to_thread(browser.get, f"http://127.0.0.1:{port}/services/gpushare/")
-    assert "bob / thesis" in await asyncio.to_thread(page_text)
-    width = "return [document.documentElement.scrollWidth, window.innerWidth]"
-    needed, there = await asyncio.to_thread(browser.execute_script, width)
-    assert needed <= there == 390
-    widths = "return [...document.querySelectorAll('.gpu:first-child .part')].map(e => e.getBoundingClientRect().width)"
-    ann, bob, dave, carol = await asyncio.to_thread(browser.execute_script, widths)
-    assert ann == pytest.approx(dave, abs=1)  # 0.25 both
-    assert bob < ann < carol  # 0.10, 0.25, 0.40
+def test_the_dashboard_on_a_phone_and_over_an_update(browser: Chrome) -> None:
+    with signed_in(DashboardStandIn([afternoon()])) as served:
+        scheme(browser, "light")
+        resize(browser, 390)
+        browser.get(served.url)
+        assert "bob / thesis" in page_text(browser)
+        needed, there = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+        assert needed <= there == 390
+        widths = (
+            "return [...document.querySelectorAll('.gpu:first-child .part')].map(e => e.getBoundingClientRect().width)"
+        )
+        ann, bob, dave, carol = browser.execute_script(widths)
+        assert ann == pytest.approx(dave, abs=1)  # 0.25 both
+        assert bob < ann < carol  # 0.10, 0.25, 0.40
 
-    agent.now = afternoon(session("zoe", gpus=("GPU-1",)))
-    await asyncio.to_thread(browser.execute_script, "return refresh()")
-    assert "zoe" in await asyncio.to_thread(page_text)
-    assert tokens[0] is None
-    assert tokens[-1]  # without it the hub's library would not take the cookie
+        served.agents[0].now = afternoon(session("zoe", gpus=("GPU-1",)))
+        browser.execute_script(REFRESH)
+        assert "zoe" in page_text(browser)
+        assert served.tokens[0] is None
+        assert served.tokens[-1]  # without it the hub's library would not take the cookie
+        assert [one for one in errors(browser) if "/events" not in one] == []
 
-    server.stop()
-    await server.close_all_connections()
-    await asyncio.to_thread(browser.execute_script, "return refresh()")
-    told = await asyncio.to_thread(browser.execute_script, "return document.getElementById('freshness').innerText")
-    assert told.startswith("Not refreshed since")
-    errors = await asyncio.to_thread(browser.get_log, "browser")
-    assert [entry["message"] for entry in errors if "ERR_CONNECTION_REFUSED" not in entry["message"]] == []
+        served.disconnect()
+        browser.execute_script(REFRESH)
+        told = browser.execute_script("return document.getElementById('freshness').innerText")
+        assert told.startswith("Not refreshed since")
+        assert [one for one in errors(browser) if "ERR_CONNECTION_REFUSED" not in one] == []
+
+
+def test_the_page_takes_the_theme_of_the_hub_and_does_without_it(browser: Chrome) -> None:
+    background = "return getComputedStyle(document.body).backgroundColor"
+    scheme(browser, "dark")
+    with signed_in(DashboardStandIn([afternoon()])) as served:
+        browser.get(served.url)
+        assert browser.execute_script(background) == "rgb(33, 37, 41)", "the hub's, in its dark theme"
+        assert browser.execute_script("return document.querySelector('.logo img').naturalWidth") > 0
+        browser.execute_script("document.getElementById('scheme').click()")
+        assert browser.execute_script("return localStorage.getItem('jupyterhub-bs-theme')") == "light"
+        browser.refresh()
+        assert browser.execute_script(background) == "rgb(255, 255, 255)", "chosen, against the system's"
+        browser.execute_script("localStorage.clear()")
+        assert [one for one in errors(browser) if "/events" not in one] == []
+    with signed_in(DashboardStandIn([afternoon()], with_hub=False)) as served:
+        browser.get(served.url)
+        assert browser.execute_script(background) == "rgb(18, 22, 28)", "ours"
+        assert "bob / thesis" in page_text(browser)

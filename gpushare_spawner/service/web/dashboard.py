@@ -31,6 +31,7 @@ from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.dashboard_data import dashboard_data
 from gpushare_spawner.service.web.history import ActionsJson, HistoryJson, HistoryPage
+from gpushare_spawner.service.web.hub_theme import HubTheme, ThemeStylesheet
 from gpushare_spawner.service.web.metrics import CONTENT_TYPE, ServiceState, exposition
 from gpushare_spawner.service.web.page import Page
 from gpushare_spawner.wording import dashboard as words
@@ -98,9 +99,10 @@ class DashboardSources:
 
 
 def dashboard_application(
-    sources: DashboardSources, prefix: str, hub_prefix: str = "/hub/", history: History | None = None
+    sources: DashboardSources, prefix: str, theme: HubTheme | None = None, history: History | None = None
 ) -> Application:
     """The pages under ``prefix`` (JUPYTERHUB_SERVICE_PREFIX). ``history``: None, the service keeps none."""
+    theme = theme or HubTheme()
     prefix = prefix.rstrip("/") + "/"
     return Application(
         [
@@ -112,11 +114,13 @@ def dashboard_application(
             (prefix + "api/actions", ActionsJson),
             (prefix + "metrics", MetricsText),
             (prefix + "oauth_callback", HubOAuthCallbackHandler),
-            (prefix + r"static/(.*)", StaticFileHandler, {"path": str(HERE / "static")}),
+            (prefix + "static/theme.css", ThemeStylesheet),
+            (prefix + r"static/(.*)", PageFiles, {"path": str(HERE / "static")}),
         ],
         sources=sources,
         history=history,
-        pages=page_environment(prefix, hub_prefix, history is not None),
+        theme=theme,
+        pages=page_environment(prefix, theme, history is not None),
         cookie_secret=os.urandom(32),
         log_function=_log_request,
     )
@@ -128,7 +132,7 @@ def _log_request(page: RequestHandler) -> None:
     log.log(level, "%s %s: %d", page.request.method, page.request.path, page.get_status())
 
 
-def page_environment(prefix: str, hub_prefix: str, has_history: bool = False) -> Environment:
+def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) -> Environment:
     """Return the environment that renders the pages."""
     pages = Environment(
         loader=FileSystemLoader(HERE / "pages"),
@@ -150,7 +154,7 @@ def page_environment(prefix: str, hub_prefix: str, has_history: bool = False) ->
     }
     pages.globals |= {
         "prefix": prefix,
-        "hub_prefix": hub_prefix,
+        "hub": theme,
         "version": __version__,
         "has_history": has_history,
     }
@@ -182,10 +186,7 @@ class DashboardPage(SourcesPage):
 
     @authenticated
     async def get(self) -> None:
-        self.set_header("Content-Type", "text/html; charset=utf-8")
-        page = self.settings["pages"].get_template("dashboard.html")
-        # the hub's library takes the cookie of a script's request only together with this token
-        self.finish(page.render(dashboard=await self.data(), xsrf=self.xsrf_token.decode()))
+        self.finish_page("dashboard.html", dashboard=await self.data())
 
 
 class ReportJson(SourcesPage):
@@ -234,6 +235,14 @@ class MetricsText(SourcesPage):
             quotas=quota_use(quotas, reports) if quotas is not None else None,
             history_problem=history.problem if history is not None else None,
         )
+
+
+class PageFiles(StaticFileHandler):
+    """Stylesheets and scripts. Browsers ask each time whether they have changed: modules of two versions do not fit."""
+
+    def set_extra_headers(self, path: str) -> None:
+        self.set_header("Cache-Control", "no-cache")
+        self.set_header("X-Content-Type-Options", "nosniff")
 
 
 class ToDashboard(RequestHandler):

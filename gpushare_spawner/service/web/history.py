@@ -155,28 +155,24 @@ class HistoryPage(HistoryRequests):
             )
         )
         rows = sorted((_shown(one) for one in sums), key=lambda row: -row["amounts"].reserved)
-        self.set_header("Content-Type", "text/html; charset=utf-8")
-        page = self.settings["pages"].get_template("history.html")
-        self.finish(
-            page.render(
-                viewer={"name": viewer.name, "sees_all": viewer.sees_all},
-                presets=[one.value for one in Preset],
-                preset=preset.value,
-                tables=list(_TABLES),
-                table=table,
-                since=_day(since),
-                until=_day(until - 1),
-                rows=rows[:MOST_ROWS],
-                more=max(0, len(rows) - MOST_ROWS),
-                total=_total(sums),
-                plot=plot(over_time, since, until),
-                size=(WIDTH, HEIGHT),
-                waits=waited,
-                actions=[action for _, action in newest],
-                csv=f"api/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
-                problem=self.history.problem if viewer.sees_all else "",
-                xsrf=self.xsrf_token.decode(),
-            )
+        self.finish_page(
+            "history.html",
+            viewer={"name": viewer.name, "sees_all": viewer.sees_all},
+            presets=[one.value for one in Preset],
+            preset=preset.value,
+            tables=list(_TABLES),
+            table=table,
+            since=_day(since),
+            until=_day(until - 1),
+            rows=rows[:MOST_ROWS],
+            more=max(0, len(rows) - MOST_ROWS),
+            total=_total(sums),
+            plot=plot(over_time, since, until),
+            size=(WIDTH, HEIGHT),
+            waits=waited,
+            actions=[action for _, action in newest],
+            csv=f"api/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
+            problem=self.history.problem if viewer.sees_all else "",
         )
 
 

@@ -24,11 +24,13 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
         self.set_header("Cache-Control", "no-store")
         self.set_header("X-Content-Type-Options", "nosniff")
         self.set_header("Referrer-Policy", "same-origin")
+        hub = self.settings["theme"].source
         self.set_header(
             "Content-Security-Policy",
-            # the bars' widths are style attributes
-            "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
-            "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+            # the bars' widths are style attributes; a form that filters may lead to the hub's login
+            f"default-src 'none'; script-src 'self'; style-src 'self'{hub}; style-src-attr 'unsafe-inline'; "
+            f"img-src 'self'{hub}; font-src 'self'{hub}; connect-src 'self'; base-uri 'none'; form-action 'self'{hub}; "
+            "frame-ancestors 'none'",
         )
 
     @property
@@ -46,6 +48,13 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
         """Refuse without a login: a program cannot use a redirect to a login form."""
         if not self.current_user:
             raise HTTPError(403, words.LOG_IN)
+
+    def finish_page(self, name: str, **values: Any) -> None:
+        """Answer with a page of `pages/`."""
+        self.set_header("Content-Type", "text/html; charset=utf-8")
+        page = self.settings["pages"].get_template(name)
+        # the hub's library takes the cookie of a script's request only together with the token
+        self.finish(page.render(xsrf=self.xsrf_token.decode(), admin=bool(self.current_user.get("admin")), **values))
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = (kwargs.get("exc_info") or (None, None))[1]
