@@ -22,7 +22,7 @@ def cull_arbiter(templates_dir: Path | str | None = None) -> Callable[..., bool]
 
     Servers of templates with a GPU are never culled by jupyterhub-idle-culler: it sees neither GPU work nor busy
     kernels, and this service stops them. Servers of other templates are culled after their `idle.stop_after`, and never
-    if it is not given. All other servers are culled after jupyterhub-idle-culler's own time-out.
+    if it is not given or with `idle.dry_run`. All other servers are culled after jupyterhub-idle-culler's own time-out.
     """
     folder = TemplateFolder(Path(templates_dir) if templates_dir is not None else default_folder())
 
@@ -35,8 +35,9 @@ def cull_arbiter(templates_dir: Path | str | None = None) -> Callable[..., bool]
         template = next((one for one in folder.load() if one.name == name), None)
         if template is None:
             return inactive.total_seconds() >= inactive_limit
-        if template.gpu is not None or template.idle.stop_after is None:
+        idle = template.idle
+        if template.gpu is not None or idle.stop_after is None or idle.dry_run:
             return False
-        return inactive.total_seconds() >= template.idle.stop_after
+        return inactive.total_seconds() >= idle.stop_after
 
     return hook

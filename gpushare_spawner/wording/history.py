@@ -9,6 +9,8 @@ NO_HISTORY = (
     "the hub's environment."
 )
 
+UNAVAILABLE = "The database of the history does not answer. The service tries again; your admin sees the reason here."
+
 
 def restored(was: Tier) -> str:
     """Return why an agent restored a share. ``was``: the tier before."""

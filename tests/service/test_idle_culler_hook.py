@@ -17,6 +17,7 @@ from tests.service.fake_hub import FakeHub
 
 GPU = "name: quarter\ndisplay_name: 0.25 GPU\ngpu: {fraction: 0.25}\nidle: {stop_after: 1s}\n"
 CPU = "name: cpu\ndisplay_name: CPU\nidle: {stop_after: 2h}\n"
+DRY = "name: dry\ndisplay_name: CPU, not stopped yet\nidle: {stop_after: 1s, dry_run: true}\n"
 KEPT = "name: kept\ndisplay_name: CPU without end\n"
 
 
@@ -24,7 +25,7 @@ KEPT = "name: kept\ndisplay_name: CPU without end\n"
 def folder(tmp_path: Path) -> Path:
     templates = tmp_path / "templates"
     templates.mkdir()
-    for name, text in (("quarter", GPU), ("cpu", CPU), ("kept", KEPT)):
+    for name, text in (("quarter", GPU), ("cpu", CPU), ("dry", DRY), ("kept", KEPT)):
         (templates / f"{name}.yaml").write_text(text)
     return templates
 
@@ -35,7 +36,14 @@ def culled(folder: Path, server: dict[str, Any], hours: float) -> bool:
 
 @pytest.mark.parametrize(
     ("profile", "hours", "expected"),
-    [("quarter", 1000, False), ("cpu", 1.9, False), ("cpu", 2, True), ("kept", 1000, False), ("gone", 1, True)],
+    [
+        ("quarter", 1000, False),
+        ("cpu", 1.9, False),
+        ("cpu", 2, True),
+        ("dry", 1000, False),
+        ("kept", 1000, False),
+        ("gone", 1, True),
+    ],
 )
 def test_each_template_has_its_own_time(folder: Path, profile: str, hours: float, expected: bool) -> None:
     assert culled(folder, {"user_options": {"profile": profile}}, hours) is expected

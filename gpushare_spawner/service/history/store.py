@@ -21,7 +21,20 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, Engine, Table, bindparam, create_engine, delete, event, insert, select, update
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    bindparam,
+    create_engine,
+    delete,
+    event,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -119,16 +132,17 @@ class HistoryStore:
         Hours older than ``detail`` become days; users' names older than ``names``, and everything older than ``keep``,
         are deleted.
         """
-        with self._failing("cannot be thinned out"), self._engine.begin() as connection:
+        with self._thinning() as connection:
             if keep:
                 connection.execute(delete(USE).where(USE.c.start < now - keep))
                 connection.execute(delete(ACTION).where(ACTION.c.at < now - keep))
                 connection.execute(delete(WAIT).where(WAIT.c.began_at < now - keep))
-            if detail:
-                self._merge(connection, int((now - detail) // DAY) * DAY, lambda subject: subject, only_hours=True)
-            if names:
-                oldest = int((now - names) // DAY) * DAY
-                self._merge(connection, oldest, lambda subject: replace(subject, user="", server=""), only_hours=False)
+        if detail:
+            self._merge(int((now - detail) // DAY) * DAY, lambda subject: subject, only_hours=True)
+        if names:
+            oldest = int((now - names) // DAY) * DAY
+            self._merge(oldest, lambda subject: replace(subject, user="", server=""), only_hours=False)
+            with self._thinning() as connection:
                 for table, instant in ((ACTION, ACTION.c.at), (WAIT, WAIT.c.began_at)):
                     connection.execute(
                         update(table).where(instant < oldest, table.c.user != "").values(user="", server="")
@@ -139,28 +153,43 @@ class HistoryStore:
                     .where(ACTION.c.at < oldest, ACTION.c.actor.not_in(["culler", "agent", ""]))
                     .values(actor="")
                 )
+        with self._thinning() as connection:
             connection.execute(delete(SUBJECT).where(SUBJECT.c.id.not_in(select(USE.c.subject))))
 
-    def _merge(
-        self, connection: Connection, before: int, renamed: Callable[[Subject], Subject], only_hours: bool
-    ) -> None:
-        """Make days of the rows before an instant, for the renamed subjects. One day at a time, the oldest first."""
+    def _merge(self, before: int, renamed: Callable[[Subject], Subject], only_hours: bool) -> None:
+        """Make days of the rows before an instant, for the renamed subjects, the oldest day first.
+
+        Each day is a transaction: pages are answered between two of them, and a killed service has lost no row.
+        """
         old = USE.c.start < before
         if only_hours:
             old &= USE.c.length < DAY
         else:
             old &= USE.c.subject.in_(select(SUBJECT.c.id).where(SUBJECT.c.user != ""))
-        while (first := connection.scalar(select(USE.c.start).where(old).order_by(USE.c.start).limit(1))) is not None:
-            day = int(first) // DAY * DAY
-            within = old & (USE.c.start >= day) & (USE.c.start < day + DAY)
-            rows = connection.execute(select(USE, SUBJECT).join(SUBJECT).where(within)).all()
-            merged: dict[tuple[int, Subject], Amounts] = defaultdict(Amounts)
-            for row in rows:
-                subject = renamed(Subject(*(row._mapping[SUBJECT.c[name]] for name in _FIELDS)))
-                amounts = Amounts(*(row._mapping[USE.c[name]] for name in AMOUNTS))
-                merged[day, subject] = merged[day, subject].plus(amounts)
-            connection.execute(delete(USE).where(within))
-            self._add_use(connection, merged, DAY)
+        while True:
+            with self._thinning() as connection:
+                first = connection.scalar(select(USE.c.start).where(old).order_by(USE.c.start).limit(1))
+                if first is None:
+                    return
+                self._merge_day(connection, int(first) // DAY * DAY, old, renamed)
+
+    def _merge_day(
+        self, connection: Connection, day: int, old: ColumnElement[bool], renamed: Callable[[Subject], Subject]
+    ) -> None:
+        within = old & (USE.c.start >= day) & (USE.c.start < day + DAY)
+        rows = connection.execute(select(USE, SUBJECT).join(SUBJECT).where(within)).all()
+        merged: dict[tuple[int, Subject], Amounts] = defaultdict(Amounts)
+        for row in rows:
+            subject = renamed(Subject(*(row._mapping[SUBJECT.c[name]] for name in _FIELDS)))
+            amounts = Amounts(*(row._mapping[USE.c[name]] for name in AMOUNTS))
+            merged[day, subject] = merged[day, subject].plus(amounts)
+        connection.execute(delete(USE).where(within))
+        self._add_use(connection, merged, DAY)
+
+    @contextlib.contextmanager
+    def _thinning(self) -> Iterator[Connection]:
+        with self._failing("cannot be thinned out"), self._engine.begin() as connection:
+            yield connection
 
     def _add_use(self, connection: Connection, amounts: Mapping[tuple[int, Subject], Amounts], length: int) -> None:
         if not amounts:

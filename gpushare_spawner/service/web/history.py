@@ -71,7 +71,9 @@ class HistoryRequests(Page):
         try:
             return await self.history.ask(query)
         except HistoryFailed as error:
-            raise HTTPError(503, str(error)) from None
+            # the database's address is for admins
+            why = str(error) if self.viewer.sees_all else words.UNAVAILABLE
+            raise HTTPError(503, why) from None
 
 
 class HistoryJson(HistoryRequests):

@@ -27,6 +27,7 @@ from gpushare_spawner.service.reports import RecentReports
 from gpushare_spawner.service.web import history as pages
 from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
 from gpushare_spawner.service.web.page import Page
+from gpushare_spawner.wording.history import UNAVAILABLE
 
 PREFIX = "/services/gpushare/"
 THIS_HOUR = int(time.time() // HOUR) * HOUR
@@ -227,9 +228,11 @@ async def test_a_service_without_a_history_says_so(monkeypatch: pytest.MonkeyPat
 
 async def test_a_database_that_does_not_answer_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async for client in serving(history(tmp_path / "missing"), monkeypatch):
-        answer = await client.get("api/history")
+        answer = await client.get("api/history", "admin")
         assert answer.code == 503
         assert "unable to open database file" in json.loads(answer.body)["message"]
+        # the address of the database is for admins
+        assert json.loads((await client.get("api/history", "ann")).body)["message"] == UNAVAILABLE
 
 
 @pytest.mark.parametrize("path", ["api/history", "api/actions", "history"])

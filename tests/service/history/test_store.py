@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -137,6 +138,26 @@ def test_old_hours_become_days_and_sums_stay(store: HistoryStore) -> None:
         lambda connection: connection.execute(select(USE.c.length, func.count()).group_by(USE.c.length)).all()
     )
     assert sorted(tuple(row) for row in rows) == [(HOUR, 1), (DAY, 2)]
+
+
+def test_each_old_day_is_merged_for_itself(store: HistoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that is killed on the way has lost nothing, and what it did stays done."""
+    old = NOW - 40 * DAY
+    store.add({(old + hour * HOUR, ANN): ONE for hour in range(3 * 24)}, [], [])
+    before, merge_day = sums(store, By.DAY), store._merge_day
+    days: list[int] = []
+
+    def killed_at_the_third(*args: Any) -> None:
+        if len(days) == 2:
+            raise KeyboardInterrupt
+        days.append(args[1])
+        merge_day(*args)
+
+    monkeypatch.setattr(store, "_merge_day", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        store.thin(NOW, detail=31 * DAY, names=0, keep=0)
+    assert sums(store, By.DAY) == before
+    assert store.read(lambda connection: connection.scalar(select(func.count()).select_from(USE))) == 2 + 24
 
 
 def test_a_late_amount_of_an_old_day_is_merged_too(store: HistoryStore) -> None:
