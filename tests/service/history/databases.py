@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -20,34 +21,32 @@ def find(program: str) -> str | None:
 
 
 @contextmanager
-def postgresql(folder: Path) -> Iterator[str]:
-    """Run a server in this folder, on a Unix socket only, and yield its URL."""
+def postgresql() -> Iterator[str]:
+    """Run a server in a folder of its own, on a Unix socket only, and yield its URL."""
     initdb, server = find("initdb"), find("postgres")
     if initdb is None or server is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    data = folder / "data"
-    # PostgreSQL refuses to run as root
+    # PostgreSQL refuses to run as root, and pytest's folders are closed to others
     as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.getuid() == 0 else []
-    if as_user:
-        shutil.chown(folder, "nobody", "nogroup")
-        for parent in folder.parents:
-            if not os.stat(parent).st_mode & 0o001:
-                parent.chmod(parent.stat().st_mode | 0o011)
-    subprocess.run(
-        [*as_user, initdb, "-D", data, "-U", "gpushare", "-A", "trust", "--no-sync", "-E", "UTF8"],
-        check=True, capture_output=True, cwd=folder,
-    )  # fmt: skip
-    process = subprocess.Popen(
-        [*as_user, server, "-D", data, "-k", folder, "-c", "listen_addresses=", "-c", "fsync=off"],
-        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        _wait(process, folder, as_user)
-        yield f"postgresql+psycopg://gpushare@/postgres?host={folder}"
-    finally:
-        # a fast shutdown: SIGTERM waits for connections
-        process.send_signal(signal.SIGINT)
-        process.wait(20)
+    with TemporaryDirectory(prefix="gspg") as made:
+        folder = Path(made)
+        if as_user:
+            shutil.chown(folder, "nobody", "nogroup")
+        subprocess.run(
+            [*as_user, initdb, "-D", folder / "data", "-U", "gpushare", "-A", "trust", "--no-sync", "-E", "UTF8"],
+            check=True, capture_output=True, cwd=folder,
+        )  # fmt: skip
+        process = subprocess.Popen(
+            [*as_user, server, "-D", folder / "data", "-k", folder, "-c", "listen_addresses=", "-c", "fsync=off"],
+            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            _wait(process, folder, as_user)
+            yield f"postgresql+psycopg://gpushare@/postgres?host={folder}"
+        finally:
+            # a fast shutdown: SIGTERM waits for connections
+            process.send_signal(signal.SIGINT)
+            process.wait(20)
 
 
 def _wait(process: subprocess.Popen[bytes], folder: Path, as_user: list[str]) -> None:

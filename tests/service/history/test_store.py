@@ -30,8 +30,8 @@ ONE = Amounts(reserved=900, idle=600, recovered=300, borrowed=0, used=300, entit
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgresql(tmp_path_factory.mktemp("pg")) as url:
+def server() -> Iterator[str]:
+    with postgresql() as url:
         yield url
 
 
