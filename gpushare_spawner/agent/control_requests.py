@@ -18,11 +18,14 @@ from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.control import (
     AnnounceRequest,
+    AnswerRequest,
     CloseRequest,
     ConfirmRequest,
     ControlRefused,
+    ControlsRequest,
     ErrorCode,
     Failure,
+    MessageRequest,
     Opened,
     OpenRequest,
     ReportRequest,
@@ -79,6 +82,12 @@ class ControlRequests:
                 self.tier(request)
             case AnnounceRequest():
                 self.announce(request)
+            case ControlsRequest():
+                self._registry.controls.replace(self._known(request.id), request.controls, request.answer)
+            case MessageRequest():
+                self._registry.controls.show(self._known(request.id), request.message)
+            case AnswerRequest():
+                self._registry.controls.answer(self._known(request.id), request.answer)
         await self._registry.store.flush()
         return result
 

@@ -83,6 +83,11 @@ def session_report(
         delivered=DeliveredReport.of(now.delivered),
         host_use=host_use,
         lacks_requests=session.lacks_requests,
+        keep=record.controls.keep,
+        keeps=record.controls.keeps,
+        exemption=record.controls.exemption,
+        message=record.message,
+        asks=session.asks.waiting() if session.asks is not None else (),
     )
 
 

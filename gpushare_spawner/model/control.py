@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
+from gpushare_spawner.model.controls import AskAnswer, Controls, Message
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.instant import Instant
 from gpushare_spawner.model.quantity import PercentOrBytes
-from gpushare_spawner.model.report import Instant, Notice
+from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.session_id import MAX_LENGTH
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.tier import Tier
@@ -143,8 +145,54 @@ class AnnounceRequest(_Request):
         return Notice.model_validate(self.model_dump(exclude={"op", "id"}))
 
 
+class ControlsRequest(_Request, Controls):
+    """Set a session's keep and exemption; both are replaced.
+
+    `answer` is taken together with them: an ask for a keep counts as answered exactly when the keep is there.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    op: Literal["controls"] = "controls"
+    id: SessionId
+    answer: AskAnswer | None = None
+
+    @classmethod
+    def of(cls, session: str, controls: Controls, answer: AskAnswer | None = None) -> ControlsRequest:
+        """Return the request to set these, and to answer the ask that they come from."""
+        return cls(id=session, answer=answer, **dict(controls))
+
+    @property
+    def controls(self) -> Controls:
+        """What stands for the session from now on."""
+        return Controls(keep=self.keep, keeps=self.keeps, exemption=self.exemption)
+
+
+class MessageRequest(_Request):
+    """Show the session's user a message."""
+
+    op: Literal["message"] = "message"
+    id: SessionId
+    message: Message
+
+
+class AnswerRequest(_Request):
+    """Answer what the session's notebook server asked. An answer to an ask that was dropped is no error."""
+
+    op: Literal["answer"] = "answer"
+    id: SessionId
+    answer: AskAnswer
+
+
 Request = Annotated[
-    ReportRequest | OpenRequest | ConfirmRequest | CloseRequest | TierRequest | AnnounceRequest,
+    ReportRequest
+    | OpenRequest
+    | ConfirmRequest
+    | CloseRequest
+    | TierRequest
+    | AnnounceRequest
+    | ControlsRequest
+    | MessageRequest
+    | AnswerRequest,
     Field(discriminator="op"),
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)

@@ -17,6 +17,7 @@ MAGIC = 0x48535047  # "GPSH"
 VERSION = 1
 FIELDS = 12
 _LAYOUT = struct.Struct("<IHHII16s12Q")
+_TEXT_LAYOUT = struct.Struct("<8Q")
 NO_GPU = bytes(16)
 _MASK = 2**64 - 1
 
@@ -40,6 +41,7 @@ class Kind(IntEnum):
     QUERY = 10
     RESERVE = 11
     RETURN = 12
+    ASK = 13
 
     WELCOME = 64
     DEVICE = 65
@@ -53,6 +55,8 @@ class Kind(IntEnum):
     RECALL = 73
     SESSION_MEMORY = 74
     DELIVERED = 76
+    TEXT = 77
+    CONTROLS = 78
     ERROR = 127
 
 
@@ -79,6 +83,8 @@ class Feature(IntFlag):
     """Observers receive DELIVERED frames."""
     CAUSE = 8
     """An answer to QUERY includes ANNOUNCE, with the cause, if there is a notice."""
+    CONTROLS = 16
+    """Observers ask for keeps and other things, and receive CONTROLS and TEXT frames."""
 
 
 class ReserveKind(IntEnum):
@@ -102,6 +108,37 @@ class SessionMemoryTopic(IntEnum):
     """To an observer: the memory that one process has allocated."""
     LIMIT_HIT = 2
     """To an observer: the last allocation that was refused."""
+
+
+class AskKind(IntEnum):
+    """What ASK asks for."""
+
+    KEEP = 1
+    """The value is in seconds."""
+    END_KEEP = 2
+    RELEASE = 3
+    STOP = 4
+    SHARE = 5
+    """The value is in units."""
+
+
+class TextTopic(IntEnum):
+    """What a TEXT frame is about."""
+
+    ANSWER = 1
+    """Of an ask; its number is the ask's."""
+    MESSAGE = 2
+    """Of an admin; its number is its instant in milliseconds since the epoch."""
+
+
+TEXT_BYTES = 64
+"""Bytes of a text in one TEXT frame."""
+MAX_TEXT_PARTS = 32
+"""TEXT frames of one text."""
+MAX_TEXT_LETTERS = 500
+"""Letters of a text. A letter takes at most 4 bytes of UTF-8, so that the text fits into its frames."""
+NO_END = 2**64 - 1
+"""CONTROLS says this of an exemption without end."""
 
 
 class LeaseState(IntEnum):
@@ -153,6 +190,47 @@ class Frame:
         except ValueError:
             raise FrameError(f"unknown frame type {kind}") from None
         return cls(known, tuple(fields), gpu, serial, flags)
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """What one TEXT frame says. A text of several frames is complete when it has all parts, in order."""
+
+    topic: int
+    """See `TextTopic`; another number is of a newer version."""
+    number: int
+    """Tells texts of one topic apart."""
+    part: int
+    """From 0."""
+    parts: int
+    done: bool
+    """Of an answer: what was asked has been done."""
+    data: bytes
+
+    @classmethod
+    def of(cls, frame: Frame) -> TextPart:
+        """Return what a TEXT frame says. Raises FrameError for figures that no text has."""
+        topic, number, where, size, *words = frame.fields
+        part, parts = where & 0xFFFF, where >> 16 & 0xFFFF
+        if not part < parts <= MAX_TEXT_PARTS or size > TEXT_BYTES:
+            raise FrameError(f"a TEXT frame with part {part} of {parts} and {size} bytes")
+        data = _TEXT_LAYOUT.pack(*words)[:size]
+        return cls(topic, number, part, parts, bool(where >> 32 & 1), data)
+
+    def fields(self) -> tuple[int, ...]:
+        """Return the fields of its frame; the inverse of `of`."""
+        where = self.part | self.parts << 16 | self.done << 32
+        words = _TEXT_LAYOUT.unpack(self.data.ljust(TEXT_BYTES, b"\0"))
+        return self.topic, self.number, where, len(self.data), *words
+
+
+def text_parts(topic: TextTopic, number: int, text: str, done: bool = False) -> list[TextPart]:
+    """Return a text in parts, at least one. Raises FrameError for a text that is too long."""
+    data = text.encode()
+    pieces = [data[at : at + TEXT_BYTES] for at in range(0, len(data), TEXT_BYTES)] or [b""]
+    if len(pieces) > MAX_TEXT_PARTS:
+        raise FrameError(f"a text has at most {MAX_TEXT_PARTS * TEXT_BYTES} bytes, not {len(data)}")
+    return [TextPart(topic, number, part, len(pieces), done, piece) for part, piece in enumerate(pieces)]
 
 
 def gpu_bytes(gpu_uuid: str) -> bytes:

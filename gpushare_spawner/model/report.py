@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.instant import Instant
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.session_id import MAX_LENGTH
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, borrowed_in_use
@@ -17,8 +19,6 @@ REPORT_VERSION: Literal[1] = 1
 
 Units = Annotated[int, Field(ge=0, le=UNITS_PER_GPU)]
 """Share units of 1 % of a GPU."""
-Instant = Annotated[float, Field(ge=0)]
-"""Seconds since the epoch (UTC)."""
 Amount = Annotated[int, Field(ge=0)]
 """Bytes, or millicores."""
 
@@ -176,6 +176,20 @@ class SessionReport(_Part):
     """Of a released session's pod; None: of another session, or not known."""
     lacks_requests: bool = False
     """Its pod gave back requested CPU and memory while it was released, and its node has not granted them again."""
+    keep: Keep | None = None
+    """The last one; it can be over."""
+    keeps: tuple[Instant, ...] = ()
+    """When keeps of the last 24 hours began, the earliest first."""
+    exemption: Exemption | None = None
+    message: Message | None = None
+    """The last one that an admin sent."""
+    asks: tuple[Ask, ...] = ()
+    """What the notebook server asked and was not answered yet, the oldest first."""
+
+    @property
+    def controls(self) -> Controls:
+        """What users and admins have decided about the session."""
+        return Controls(keep=self.keep, keeps=self.keeps[-MOST_KEEPS:], exemption=self.exemption)
 
     @property
     def borrowed_now(self) -> int:

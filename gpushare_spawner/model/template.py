@@ -157,6 +157,21 @@ class ReleaseResources(_Part):
         return self
 
 
+class KeepLimits(_Part):
+    """How long, how often and for how many sessions a user may hold a share against idle actions.
+
+    Admins are not bound by these limits.
+    """
+
+    longest: Seconds | None = None
+    """The longest keep. 0: nobody may keep. Not given: the service's `--keep-longest`."""
+    per_day: Annotated[int, Field(ge=0, strict=True)] | None = None
+    """Keeps within 24 hours, over all sessions of one user; to extend a keep counts as one more. Not given: the
+    service's `--keep-per-day`."""
+    at_once: Annotated[int, Field(ge=0, strict=True)] | None = None
+    """Sessions of one user that are kept at a time. Not given: the service's `--keep-at-once`."""
+
+
 class Idle(_Part):
     """When a session's idle actions come. Each action is optional.
 
@@ -189,6 +204,9 @@ class Idle(_Part):
     often the work comes. 0: all GPU work counts. Not given: the service's `--min-use`."""
     use_window: Seconds | None = None
     """The time over which `min_use` is added up. Not given, or 0: the service's `--use-window`."""
+    keep: KeepLimits | None = None
+    """How users may hold their share against idle actions: "keep my GPU until tonight". Not given: as the service's
+    options say."""
     dry_run: bool = False
     """Idle actions are decided, logged and shown, and not carried out; users get no notices."""
 

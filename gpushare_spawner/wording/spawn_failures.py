@@ -7,6 +7,17 @@ from gpushare_spawner.wording.amounts import duration
 SERVER_ENDED = "The server ended while it started; its log says why."
 SESSION_CLOSES = "The server's earlier session is being closed."
 POD_NOT_SEEN = "the hub has not seen its pod"
+_NODE_DID = {
+    "UnexpectedAdmissionError": "could not give the server its GPU: the GPU is gone or taken, or the node "
+    "was restarted",
+    "NodeShutdown": "was shut down",
+    "Terminated": "was shut down",
+    "Evicted": "evicted the server",
+    "Preempting": "needed the capacity for a pod of higher priority",
+    "NodeAffinity": "no longer matches the server's node selector or affinity",
+    "TopologyAffinityError": "could not give the server CPUs and a GPU of one NUMA node",
+}
+"""By the kubelet's reason for a failed pod (kubernetes pkg/kubelet)."""
 
 
 def agent_refused_session(why: str) -> str:
@@ -80,3 +91,17 @@ def pinned_elsewhere(placed: str, pinned: str, label: str) -> str:
         f"The server is placed on node {placed}, and its settings pin it to {pinned}. Tell the admin to set "
         f"{label} in node_selector, which placement takes into account."
     )
+
+
+def what_node_did(reason: str) -> str:
+    """Return what the node did, as half a sentence after "Node node-a". ``reason``: Kubernetes' word, or empty."""
+    if reason.startswith("OutOf"):
+        return f"has not enough {reason.removeprefix('OutOf')} left for the server"
+    return _NODE_DID.get(reason, "ended the server")
+
+
+def pod_ended(node: str, reason: str, message: str) -> str:
+    """Return which node ended the pod and why, without a full stop. Each argument is Kubernetes' word, or empty."""
+    where = f"Node {node}" if node else "The node"
+    detail = f": {message}" if message else ""
+    return f"{where} {what_node_did(reason)} ({reason or 'no reason given'}{detail})"

@@ -63,7 +63,10 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
         "waiting": True, "last_gpu_activity": 995.0, "gpu_seconds": 12.0, "kernels": 2, "kernels_busy": 1,
         "last_kernel_activity": 996.0, "processes": 1, "bypassing_pids": [8], "notice": notice, "delivered": delivered,
         "memory_limit_hits": {"count": 1, "last": hit}, "host_use": {"cpu_millicores": 50, "memory_bytes": 64},
-        "lacks_requests": True,
+        "lacks_requests": True, "keep": {"until": 1600.0, "since": 1000.0, "by": "ada"}, "keeps": [1000.0],
+        "exemption": {"until": None, "by": "root", "reason": "exam"},
+        "message": {"text": "Please save your work.", "by": "root", "at": 998.0},
+        "asks": [{"number": 7, "kind": 1, "value": 3600.0, "at": 999.0}],
     }  # fmt: skip
     report = {
         "version": 1, "node": "a", "published_at": 1000.0, "gpus": [gpu], "sessions": [session],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpushare_spawner.wording import spawn_failures as words
 
 
@@ -17,3 +19,24 @@ def test_the_last_node_that_refuses_says_that_nothing_is_reserved() -> None:
         "Node a refuses the pod. This was the last of 4 attempts. Nothing is reserved for you. "
         "Try again in a minute. Tell the admin if the problem persists."
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("NodeShutdown", "was shut down"),
+        ("Evicted", "evicted the server"),
+        ("OutOfmemory", "has not enough memory left for the server"),
+        ("SomethingNew", "ended the server"),
+        ("", "ended the server"),
+    ],
+)
+def test_the_kubelets_reason_becomes_half_a_sentence_about_the_node(reason: str, said: str) -> None:
+    assert words.what_node_did(reason) == said
+
+
+def test_an_ended_pod_is_told_with_the_clusters_own_words() -> None:
+    assert (
+        words.pod_ended("node-a", "Evicted", "low on disk") == "Node node-a evicted the server (Evicted: low on disk)"
+    )
+    assert words.pod_ended("", "", "") == "The node ended the server (no reason given)"

@@ -8,8 +8,10 @@ from typing import Protocol
 
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
 from gpushare_spawner.agent.sessions.burst_frames import BURST_FRAMES, BurstFrames
+from gpushare_spawner.agent.sessions.control_frames import send_answer, send_controls, send_message
 from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
+from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.frames import LACKS_REQUESTS, YIELDS, Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import SessionReport
@@ -17,13 +19,13 @@ from gpushare_spawner.model.tier import Tier
 
 _FOR_ARBITER = frozenset({Kind.REQUEST, Kind.RELEASE, Kind.MEMORY, Kind.IDLE, Kind.BUSY, Kind.PAGED_IN, Kind.PAGED_OUT})
 _FOR_MEMORY = frozenset({Kind.RESERVE, Kind.RETURN})
-_FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY})
+_FROM_OBSERVERS = frozenset({Kind.KERNELS, Kind.QUERY, Kind.ASK})
 _NEVER = 2**64 - 1
 MEMORY_EVERY = 0.01
 """Seconds between two times at which MEMORY frames of a session take effect: the last frame of each process."""
 MEMORY_AT_ONCE = 4
 """Processes of a session whose MEMORY takes effect each time; the others follow."""
-AGENT_FEATURES = Feature.PACE | Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE
+AGENT_FEATURES = Feature.PACE | Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE | Feature.CONTROLS
 """What this agent can do, for WELCOME."""
 
 
@@ -104,6 +106,8 @@ class Conversation:
                     alive=min(alive, 100_000), busy=min(busy, alive, 100_000), last_activity=self._past(instant)
                 )
                 self._kernels_said(connection, kernels)
+            elif frame.kind is Kind.ASK:
+                self._asked(connection, *frame.fields[:3])
             else:
                 self._status(connection)
         elif connection in session.connections:
@@ -139,6 +143,21 @@ class Conversation:
         """Tell the session's observers what comes, or that nothing comes."""
         for connection in self._session.observers:
             self._announce(connection)
+
+    def tell_controls(self) -> None:
+        """Tell the session's observers until when it is kept or exempt."""
+        for connection in self._session.observers:
+            send_controls(connection, self._session.record.controls)
+
+    def tell_message(self) -> None:
+        """Tell the session's observers the last message of an admin."""
+        for connection in self._session.observers:
+            self._message(connection)
+
+    def tell_answer(self, answer: AskAnswer) -> None:
+        """Tell the session's observers what became of an ask: the one that asked knows its number."""
+        for connection in self._session.observers:
+            send_answer(connection, answer)
 
     def _burst_frames_of(self, connection: Connection) -> BurstFrames[tuple[Connection, str]]:
         if self._bursts is None:
@@ -179,6 +198,25 @@ class Conversation:
         works = any(one.busy for one in session.kernels_said.values())
         if worked != works:
             self._around.news()
+
+    def _asked(self, connection: Connection, number: int, kind: int, value: int) -> None:
+        """Take what an observer asks of the service, or answer it here."""
+        if Feature.CONTROLS not in connection.features:
+            raise Refused(NOT_ALLOWED, "ASK without the feature CONTROLS")
+        if not 0 < number < 2**32:
+            raise Refused(MALFORMED, f"ASK with the number {number}")
+        assert self._session.asks is not None
+        answer = self._session.asks.take(number, kind, value)
+        if answer is not None:
+            # to this observer alone: it may ask without end, and the others read what they are sent
+            send_answer(connection, answer)
+        else:
+            self._around.news()
+
+    def _message(self, connection: Connection) -> None:
+        message = self._session.record.message
+        if message is not None:
+            send_message(connection, message)
 
     def _hello(self, connection: Connection, frame: Frame) -> None:
         session, record = self._session, self._session.record
@@ -238,6 +276,8 @@ class Conversation:
             since = max(0, round((self._around.wall_clock() - report.last_gpu_activity) * NANOSECONDS))
         if Feature.CAUSE in connection.features and notice is not None:
             self._announce(connection)
+        send_controls(connection, record.controls)
+        self._message(connection)
         if Feature.DELIVERED in connection.features:
             got = report.delivered
             seconds = (got.entitled_seconds, got.delivered_seconds, got.wait_p50_seconds, got.wait_p95_seconds)

@@ -6,6 +6,7 @@ beyond its record: the endpoint factory does.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
@@ -15,6 +16,8 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.agent.sessions.activity import Activity, activity, counted
+from gpushare_spawner.agent.sessions.asks import Asks
+from gpushare_spawner.agent.sessions.controls import SessionControls
 from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.process_watch import ProcessWatch
@@ -27,6 +30,7 @@ from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.session_records import Store, short_name
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.controls import Controls
 from gpushare_spawner.model.frames import ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.model.tier import Tier
@@ -69,6 +73,7 @@ class SessionRegistry:
         self._changed = changed
         self.store = Store(folder.records)
         self.tiers = Tiers(shares, self.activity, self.save, clock)
+        self.controls = SessionControls(self.save)
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
 
     def restore(self) -> None:
@@ -130,6 +135,8 @@ class SessionRegistry:
             gpu_seconds=session.past.gpu_seconds - self.activity(session).gpu_seconds,
             delivered_before=counted(self._arbitrations[gpu.uuid].view(session.id) for gpu in session.gpus),
         )
+        record.controls, record.message = Controls(), None
+        session.asks = self._no_asks()
         session.kernels_said.clear()
         if session.memory is not None:
             session.memory.begin_anew({gpu.uuid: session.memory_limit(gpu) for gpu in session.gpus})
@@ -210,6 +217,9 @@ class SessionRegistry:
             if session.memory is not None:
                 session.memory.close()
 
+    def _no_asks(self) -> Asks:
+        return Asks(self._clock, asyncio.get_running_loop().time)
+
     def _enter(self, session: Session) -> None:
         self._sessions[session.id] = session
         session.memory = SessionLimit(
@@ -218,6 +228,7 @@ class SessionRegistry:
             session.record.memory_hits,
             left=lambda gpu, kind: self._memory_left(session, gpu, kind),
         )
+        session.asks = self._no_asks()
         session.conversation = self._converse(session)
         self.tiers.changed(other for other in self._shares.enter(session) if other is not session)
         in_vain = [other for other in self._shares.yielding_in_vain(session.gpus) if other is not session]

@@ -8,9 +8,11 @@ from typing import Protocol
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
+from gpushare_spawner.agent.sessions.asks import Asks
 from gpushare_spawner.agent.sockets.connection import Connection, Listener
 from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoint
 from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.delivered import NOTHING, Delivered
 from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
 from gpushare_spawner.model.quantity import resolve_bytes
@@ -25,6 +27,15 @@ class SessionListener(Listener, Protocol):
 
     def tell_notice(self) -> None:
         """Tell all observers the session's notice."""
+
+    def tell_controls(self) -> None:
+        """Tell all observers what users and admins have decided."""
+
+    def tell_message(self) -> None:
+        """Tell all observers the last message of an admin."""
+
+    def tell_answer(self, answer: AskAnswer) -> None:
+        """Tell all observers what became of an ask."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,7 @@ class Session:
     moved: bool = True
     """A process has said something since activity and record were last compared; else neither can have changed."""
     memory: SessionLimit | None = None
+    asks: Asks | None = None
     conversation: SessionListener | None = None
     budget_checked: bool = False
     """Whether its server's memory limit was compared with what its share guarantees."""

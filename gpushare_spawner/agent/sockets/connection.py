@@ -26,8 +26,8 @@ MAX_UNREAD_FRAMES = 256
 KNOWN_FEATURES = sum(Feature)
 COSTS = dict.fromkeys((Kind.RELEASE, Kind.PAGED_IN, Kind.PAGED_OUT), 2)
 """Cost in frames, where it is not 1: the arbiter considers all processes, the answer all sessions on the GPU, KERNELS
-all observers."""
-COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.KERNELS: 20, Kind.QUERY: 50}
+all observers, ASK what was asked before."""
+COSTS |= {Kind.REQUEST: 8, Kind.RESERVE: 10, Kind.KERNELS: 20, Kind.QUERY: 50, Kind.ASK: 50}
 HELLO_WITHIN = 10.0
 """Seconds; a connection that says nothing is closed."""
 

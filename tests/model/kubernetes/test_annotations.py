@@ -54,7 +54,7 @@ def sessions(draw: some.DrawFn) -> PodSession:
         oversubscribe=draw(some.booleans()),
         quota=draw(some.text()),
         tier=draw(some.sampled_from([Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED])),
-        notice=draw(some.none() | some.builds(Notice, reason=some.text(), at=some.floats(0, 1e12))),
+        notice=draw(some.none() | some.builds(Notice, reason=some.text(), at=some.floats(0, 2e11))),
     )
 
 

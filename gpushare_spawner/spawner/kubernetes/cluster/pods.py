@@ -13,7 +13,7 @@ from typing import Any
 from gpushare_spawner.model.kubernetes import HUB, PREFIX, SESSION, is_session
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.sharing.native_pod import NOTEBOOK
-from gpushare_spawner.wording import ended_pods
+from gpushare_spawner.wording import spawn_failures as words
 
 RESERVATION = PREFIX + "reservation"
 """Annotation: which reservation of the hub the pod was made from. By it the hub knows that the share has arrived."""
@@ -60,11 +60,11 @@ class Ended:
     @property
     def what(self) -> str:
         """What happened, as half a sentence after "Node node-a"."""
-        return ended_pods.what_happened(self.reason)
+        return words.what_node_did(self.reason)
 
     def __str__(self) -> str:
         """A sentence for people and logs, without a full stop."""
-        return ended_pods.ended(self.node, self.reason, self.message)
+        return words.pod_ended(self.node, self.reason, self.message)
 
 
 def ended_by_node(pod: Mapping[str, Any]) -> Ended | None:

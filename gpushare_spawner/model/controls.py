@@ -1,0 +1,85 @@
+"""What users and admins decide about one session: a keep, an exemption, a message; and what its notebook server asks.
+
+The service decides, with its own clock; the agent keeps what was decided. Limits of keeps: `idle.keep`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
+from gpushare_spawner.model.instant import Instant
+
+MOST_KEEPS = 16
+"""Beginnings of keeps that are remembered for "how often"."""
+MOST_ASKS = 4
+"""Asks of one session that wait for an answer at a time."""
+ASK_SECONDS = 60.0
+"""After this time an ask is dropped: whoever asked has given up."""
+
+AskNumber = Annotated[int, Field(ge=1, le=2**32 - 1)]
+Text = Annotated[str, Field(max_length=MAX_TEXT_LETTERS)]
+
+
+class _Control(BaseModel):
+    # Unknown fields are ignored: a newer service can write more than this agent understands.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Keep(_Control):
+    """The user holds the share against downgrade, release and stop."""
+
+    until: Instant
+    since: Instant
+    by: str
+    """The name of the user who gave it."""
+
+
+class Exemption(_Control):
+    """No idle action at all comes to the session, by an admin's decision."""
+
+    until: Instant | None = None
+    """None: without end."""
+    by: str
+    reason: str = ""
+
+
+class Message(_Control):
+    """What an admin tells the session's user; the last one stands."""
+
+    text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LETTERS)]
+    by: str
+    at: Instant
+
+
+class Ask(_Control):
+    """What the session's own notebook server asks of the service."""
+
+    number: AskNumber
+    """Chosen by whoever asks; the answer repeats it."""
+    kind: Annotated[AskKind | int, Field(union_mode="left_to_right")]
+    """Another number is of a newer agent."""
+    value: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Seconds of a keep, units of a share; else 0."""
+    at: Instant
+    """When it came, by the agent's clock."""
+
+
+class AskAnswer(_Control):
+    """What became of an ask."""
+
+    number: AskNumber
+    done: bool
+    text: Text
+    at: Instant
+
+
+class Controls(_Control):
+    """What stands for a session now. The service writes all of it at once."""
+
+    keep: Keep | None = None
+    keeps: Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)] = ()
+    """When keeps of the last 24 hours began, the earliest first."""
+    exemption: Exemption | None = None

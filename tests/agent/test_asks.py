@@ -1,0 +1,104 @@
+"""The asks of one session: few wait, few reach the service, and each has one answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushare_spawner.agent.sessions.asks import ASKS_AT_ONCE, ASKS_PER_SECOND, Asks
+from gpushare_spawner.model.controls import ASK_SECONDS, MOST_ASKS, AskAnswer
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.wording.session_controls import ASK_UNKNOWN, ASKED_BEFORE, ASKED_TOO_OFTEN
+from tests.present import present
+
+HOUR = 3600.0
+
+
+class Clocks:
+    """A clock that can be set, and one that cannot."""
+
+    def __init__(self) -> None:
+        self.wall, self.steady = 1_000_000.0, 0.0
+
+    def forward(self, seconds: float) -> None:
+        self.wall += seconds
+        self.steady += seconds
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+@pytest.fixture
+def asks(clocks: Clocks) -> Asks:
+    return Asks(lambda: clocks.wall, lambda: clocks.steady)
+
+
+def answer(number: int, done: bool = True) -> AskAnswer:
+    return AskAnswer(number=number, done=done, text="Done.", at=1)
+
+
+def test_an_ask_waits_until_it_is_answered(asks: Asks) -> None:
+    assert asks.take(7, AskKind.KEEP, HOUR) is None
+    (waiting,) = asks.waiting()
+    assert (waiting.number, waiting.kind, waiting.value, waiting.at) == (7, AskKind.KEEP, HOUR, 1_000_000)
+    assert asks.answered(answer(7))
+    assert asks.waiting() == ()
+
+
+def test_the_same_ask_again_waits_once_and_then_gets_the_same_answer(asks: Asks, clocks: Clocks) -> None:
+    asks.take(7, AskKind.KEEP, HOUR)
+    clocks.forward(1)
+    assert asks.take(7, AskKind.KEEP, HOUR) is None
+    assert [ask.at for ask in asks.waiting()] == [1_000_000]
+    asks.answered(answer(7))
+    assert asks.take(7, AskKind.KEEP, HOUR) == answer(7)
+    assert asks.waiting() == ()
+    assert not asks.answered(answer(7, done=False))
+    assert asks.take(7, AskKind.KEEP, HOUR) == answer(7)
+
+
+def test_another_ask_with_the_number_of_one_is_refused(asks: Asks) -> None:
+    asks.take(7, AskKind.KEEP, HOUR)
+    assert present(asks.take(7, AskKind.KEEP, 2 * HOUR)).text == ASKED_BEFORE
+    assert [ask.value for ask in asks.waiting()] == [HOUR]
+    asks.answered(answer(7))
+    assert present(asks.take(7, AskKind.STOP, 0)).text == ASKED_BEFORE
+
+
+def test_an_ask_that_nobody_answers_is_dropped_after_a_minute(asks: Asks, clocks: Clocks) -> None:
+    asks.take(7, AskKind.RELEASE, 0)
+    clocks.wall -= 24 * HOUR  # a clock that is set back does not keep it
+    clocks.forward(ASK_SECONDS - 1)
+    assert len(asks.waiting()) == 1
+    clocks.forward(2)
+    assert asks.waiting() == ()
+
+
+def test_an_answer_to_an_ask_that_is_not_known_is_passed_on_once(asks: Asks) -> None:
+    assert asks.answered(answer(9))
+    assert not asks.answered(answer(9))
+    assert asks.take(9, AskKind.KEEP, HOUR) == answer(9)
+
+
+def test_what_no_service_knows_is_answered_at_once(asks: Asks) -> None:
+    refused = present(asks.take(7, 6, 0))
+    assert (refused.done, refused.text) == (False, ASK_UNKNOWN)
+    assert asks.waiting() == ()
+
+
+def test_of_ten_thousand_asks_few_wait_and_few_reach_the_service(asks: Asks, clocks: Clocks) -> None:
+    refused = [asks.take(number, AskKind.KEEP, HOUR) for number in range(1, 10_001)]
+    assert [one is None for one in refused] == [True] * MOST_ASKS + [False] * (10_000 - MOST_ASKS)
+    assert {present(one).text for one in refused[MOST_ASKS:]} == {ASKED_TOO_OFTEN}
+    # even where each is answered at once
+    taken, number = 0, 20_000
+    for _ in range(1000):
+        for ask in asks.waiting():
+            asks.answered(answer(ask.number))
+        number += 1
+        taken += asks.take(number, AskKind.KEEP, HOUR) is None
+    assert taken == ASKS_AT_ONCE - MOST_ASKS
+    clocks.forward(1 / ASKS_PER_SECOND + 1)
+    assert asks.take(30_000, AskKind.KEEP, HOUR) is None
+    assert asks.take(30_001, AskKind.KEEP, HOUR) is not None

@@ -1,0 +1,196 @@
+"""Session controls at the agent: kept over restarts, told to observers; asks of observers, and their answers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
+from gpushare_spawner.model.control import AnswerRequest, ControlRefused, ControlsRequest, MessageRequest
+from gpushare_spawner.model.controls import MOST_ASKS, AskAnswer, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.frames import NO_END, AskKind, Feature, Frame, Kind, Role, TextPart, TextTopic
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.wording.session_controls import ASKED_TOO_OFTEN
+from tests.agent.conftest import Agent, request_for
+from tests.agent.peers import Peer
+from tests.present import present
+
+KEEP = Keep(until=2_000_000_000.5, since=1_999_990_000, by="ada")
+CONTROLS = Controls(keep=KEEP, keeps=(1_999_990_000,), exemption=Exemption(by="root", reason="exam"))
+MESSAGE = Message(text="Bitte heute Abend Platz machen: Prüfung. " * 5, by="root", at=1_999_990_001.25)
+
+
+async def observer(agent: Agent, path: str, features: int = Feature.CONTROLS) -> Peer:
+    peer = Peer(path)
+    agent.peers.append(peer)
+    await peer.connect(Role.OBSERVER, features)
+    return peer
+
+
+def session(agent: Agent) -> SessionReport:
+    return present(agent.node.report().session("ada"))
+
+
+async def told(peer: Peer, topic: TextTopic) -> tuple[int, str, bool]:
+    """The next text of this topic: its number, its letters, and whether it says "done"."""
+    data = b""
+    while True:
+        part = TextPart.of(await peer.until(Kind.TEXT))
+        assert part.topic == topic
+        data += part.data
+        if part.part == part.parts - 1:
+            return part.number, data.decode(), part.done
+
+
+async def answer_to_query(peer: Peer) -> list[Frame]:
+    peer.send(Kind.QUERY)
+    frames = [await peer.expect(*Kind)]
+    while frames[-1].kind is not Kind.STATUS:
+        frames.append(await peer.expect(*Kind))
+    return frames
+
+
+async def test_controls_and_message_survive_a_restart_of_the_agent(agent: Agent) -> None:
+    agent.open()
+    await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS))
+    await agent.node.requests.answer(MessageRequest(id="ada", message=MESSAGE))
+    before = session(agent)
+    await agent.stop()
+    await agent.start()
+    after = session(agent)
+    assert (before.controls, before.message) == (CONTROLS, MESSAGE)
+    assert (after.controls, after.message) == (CONTROLS, MESSAGE)
+
+
+async def test_a_session_that_is_opened_again_begins_without_controls(agent: Agent) -> None:
+    agent.open()
+    await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS))
+    await agent.node.requests.answer(MessageRequest(id="ada", message=MESSAGE))
+    agent.node.requests.open(request_for("ada"))
+    assert (session(agent).controls, session(agent).message) == (Controls(), None)
+
+
+async def test_controls_of_an_unknown_session_are_refused(agent: Agent) -> None:
+    requests: list[Any] = [
+        ControlsRequest.of("eve", CONTROLS),
+        MessageRequest(id="eve", message=MESSAGE),
+        AnswerRequest(id="eve", answer=AskAnswer(number=1, done=True, text="", at=1)),
+    ]
+    for one in requests:
+        with pytest.raises(ControlRefused, match="no session eve is open"):
+            await agent.node.requests.answer(one)
+
+
+async def test_observers_are_told_on_each_change_and_on_query(agent: Agent) -> None:
+    path = agent.open()
+    new, old = await observer(agent, path), await observer(agent, path, Feature.CAUSE)
+    await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS))
+    frame = await new.expect(Kind.CONTROLS)
+    assert frame.fields[:2] == (2_000_000_000_500, NO_END)
+    await agent.node.requests.answer(MessageRequest(id="ada", message=MESSAGE))
+    assert await told(new, TextTopic.MESSAGE) == (1_999_990_001_250, MESSAGE.text, False)
+    # nothing new: nobody is told again
+    await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS))
+    await agent.node.requests.answer(MessageRequest(id="ada", message=MESSAGE))
+    await new.quiet()
+    kinds = {frame.kind for frame in await answer_to_query(new)}
+    assert kinds == {Kind.CONTROLS, Kind.TEXT, Kind.STATUS}
+    assert {frame.kind for frame in await answer_to_query(old)} == {Kind.STATUS}
+    until = Exemption(until=2_000_000_001, by="root")
+    await agent.node.requests.answer(ControlsRequest.of("ada", Controls(exemption=until)))
+    assert (await new.until(Kind.CONTROLS)).fields[:2] == (0, 2_000_000_001_000)
+    await old.quiet()
+
+
+async def test_an_ask_is_in_the_report_until_its_answer_which_all_observers_get(agent: Agent) -> None:
+    path = agent.open()
+    asking, other = await observer(agent, path), await observer(agent, path)
+    news = []
+    agent.node.changed = lambda: news.append(session(agent).asks)
+    asking.send(Kind.ASK, 77, AskKind.KEEP, 3600)
+    await asking.quiet()
+    assert [(ask.number, ask.kind, ask.value) for ask in session(agent).asks] == [(77, AskKind.KEEP, 3600)]
+    assert [ask.number for ask in news[-1]] == [77]
+    answer = AskAnswer(number=77, done=True, text="Your share is kept until 18:00.", at=2)
+    await agent.node.requests.answer(AnswerRequest(id="ada", answer=answer))
+    for peer in (asking, other):
+        assert await told(peer, TextTopic.ANSWER) == (77, "Your share is kept until 18:00.", True)
+    assert not session(agent).asks
+    assert not news[-1]
+    # the answer once more, as after a restart of the service
+    await agent.node.requests.answer(AnswerRequest(id="ada", answer=answer.model_copy(update={"text": "No."})))
+    await other.quiet()
+
+
+async def test_a_keep_and_the_answer_to_its_ask_come_together(agent: Agent) -> None:
+    path = agent.open()
+    peer = await observer(agent, path)
+    peer.send(Kind.ASK, 5, AskKind.KEEP, 3600)
+    await peer.quiet()
+    answer = AskAnswer(number=5, done=True, text="Kept.", at=2)
+    await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS, answer))
+    assert (session(agent).keep, session(agent).asks) == (KEEP, ())
+    assert (await peer.expect(Kind.CONTROLS)).fields[0] == 2_000_000_000_500
+    assert await told(peer, TextTopic.ANSWER) == (5, "Kept.", True)
+
+
+async def test_ten_thousand_asks_reach_neither_the_report_nor_other_observers(agent: Agent) -> None:
+    path = agent.open()
+    hostile, bystander = await observer(agent, path), await observer(agent, path)
+    refused = 0
+    for number in range(1, 201):
+        hostile.send(Kind.ASK, number, AskKind.STOP, 2**64 - 1)
+        if number > MOST_ASKS:
+            assert await told(hostile, TextTopic.ANSWER) == (number, ASKED_TOO_OFTEN, False)
+            refused += 1
+    assert refused == 200 - MOST_ASKS
+    assert [ask.number for ask in session(agent).asks] == list(range(1, MOST_ASKS + 1))
+    await bystander.quiet()
+
+
+@pytest.mark.parametrize(
+    ("features", "fields", "code"),
+    [
+        (0, (1, AskKind.KEEP, 60), NOT_ALLOWED),
+        (Feature.CONTROLS, (0, AskKind.KEEP, 60), MALFORMED),
+        (Feature.CONTROLS, (2**32, AskKind.KEEP, 60), MALFORMED),
+    ],
+)
+async def test_an_ask_that_breaks_the_protocol_ends_its_connection_only(
+    agent: Agent, features: int, fields: tuple[int, ...], code: int
+) -> None:
+    path = agent.open()
+    bad, good = await observer(agent, path, features), await observer(agent, path)
+    bad.send(Kind.ASK, *fields)
+    assert await bad.ended() == code
+    assert session(agent).asks == ()
+    assert (await answer_to_query(good))[-1].kind is Kind.STATUS
+
+
+async def test_a_cuda_process_may_not_ask(agent: Agent) -> None:
+    peer = Peer(agent.open())
+    agent.peers.append(peer)
+    await peer.connect(Role.CUDA, Feature.CONTROLS)
+    peer.send(Kind.ASK, 1, AskKind.KEEP, 60)
+    assert await peer.ended() == NOT_ALLOWED
+
+
+async def test_asks_end_with_the_agent_and_the_keep_stays(agent: Agent) -> None:
+    """Killed between ask and answer: the keep is there, as it was answered, or it is not."""
+    path = agent.open()
+    peer = await observer(agent, path)
+    await agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS))
+    peer.send(Kind.ASK, 1, AskKind.END_KEEP)
+    await peer.until(Kind.CONTROLS)
+    await peer.quiet()
+    assert len(session(agent).asks) == 1
+    await agent.stop()
+    await agent.start()
+    assert (session(agent).keep, session(agent).asks) == (KEEP, ())
+    # the service answers what it saw before the restart
+    answer = AskAnswer(number=1, done=True, text="Ended.", at=2)
+    await agent.node.requests.answer(ControlsRequest.of("ada", Controls(), answer))
+    assert session(agent).keep is None
+    assert os.path.exists(path)
