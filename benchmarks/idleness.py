@@ -66,8 +66,8 @@ FACTS_GPUS = 32
 """On which servers waited for 6.1 min with the templates of ``before``."""
 HORIZON = 10 * HOURS
 SEEDS = (1, 2, 3)
-COUNTS = range(4, 25)
-FIRST_COUNT = 18
+COUNTS = range(4, 34)
+FIRST_COUNT = 24
 """Where the search for the largest number of sessions begins."""
 MOST = 40
 """Users who want a server of one GPU."""
