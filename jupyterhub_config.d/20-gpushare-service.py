@@ -17,6 +17,7 @@ from urllib.parse import urlparse
 from jupyterhub.app import JupyterHub
 
 from gpushare_spawner.service.hub.login_warnings import drop_login_warnings
+from gpushare_spawner.service.hub.scopes import CUSTOM, OF_USERS
 from gpushare_spawner.service.hub.tljh import culler_options, replace_culler
 from gpushare_spawner.service.hub.user_role import grant_to_everybody
 
@@ -77,20 +78,15 @@ if not any(service.get("name") == "gpushare" for service in _gpushare_defined(c.
             "info": {"title": "Shared GPUs"},
             # users see their own sessions without a confirmation page
             "oauth_no_confirm": True,
-            # so that the dashboard knows who may see all sessions
-            "oauth_client_allowed_scopes": ["custom:gpushare:read", "custom:gpushare:metrics"],
+            # so that the dashboard knows who may see all sessions, act on them, and drain GPUs
+            "oauth_client_allowed_scopes": list(CUSTOM),
         }
     )
 
 replace_culler(c.JupyterHub)
 drop_login_warnings()
 
-c.JupyterHub.custom_scopes.update(
-    {
-        "custom:gpushare:read": {"description": "See all users' sessions on the dashboard of shared GPUs"},
-        "custom:gpushare:metrics": {"description": "Read the metrics of shared GPUs"},
-    }
-)
+c.JupyterHub.custom_scopes.update({scope: {"description": text} for scope, text in CUSTOM.items()})
 
 if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(c.JupyterHub.load_roles)):
     c.JupyterHub.load_roles.append(
@@ -102,5 +98,6 @@ if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(
         }
     )
 
-# All users may open the dashboard, whatever other files say about the role `user`.
-grant_to_everybody(c.JupyterHub, "access:services!service=gpushare", hasattr(JupyterHub, "extra_user_scopes"))
+# All users may open the dashboard, and give tokens the right to act on their own sessions, whatever other files say
+# about the role `user`.
+grant_to_everybody(c.JupyterHub, OF_USERS, hasattr(JupyterHub, "extra_user_scopes"))

@@ -92,7 +92,8 @@ def application(part: str) -> Application:
 def _service() -> Application:
     from gpushare_spawner.service.counters import Counters
     from gpushare_spawner.service.reports import RecentReports
-    from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
+    from gpushare_spawner.service.sources import DashboardSources
+    from gpushare_spawner.service.web.dashboard import dashboard_application
 
     sources = DashboardSources(
         reports=RecentReports([]), templates=lambda: {}, hub_snapshot=lambda: None, counters=Counters()

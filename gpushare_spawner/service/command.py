@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 from tornado.httpserver import HTTPServer
 
 from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
+from gpushare_spawner.service.application import service_application
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.recorder import History, HistorySources, Retention
@@ -24,9 +25,9 @@ from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
 from gpushare_spawner.service.hub.scopes import missing
 from gpushare_spawner.service.options import culler_settings, lacking_setting
 from gpushare_spawner.service.reports import Agent, RecentReports
+from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.template_source import TemplateSource
 from gpushare_spawner.service.tls import hub_tls, own_tls
-from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
 from gpushare_spawner.service.web.hub_theme import HubTheme
 
 log = logging.getLogger("gpushare.service")
@@ -200,7 +201,7 @@ def _listen(sources: DashboardSources, ip: str | None, history: History | None) 
         log.info("$JUPYTERHUB_SERVICE_URL is not set: the idle culler runs without a dashboard")
         return None
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
-    application = dashboard_application(sources, prefix, HubTheme.of_environment(), history)
+    application = service_application(sources, prefix, HubTheme.of_environment(), history)
     port = url.port or (443 if url.scheme == "https" else 80)
     server = HTTPServer(application, ssl_options=own_tls() if url.scheme == "https" else None, xheaders=True)
     host = ip or url.hostname

@@ -71,3 +71,7 @@ class RecentReports:
                 self._snapshots = await ask_all(self._agents)
                 self._asked_at = time.monotonic()
             return self._snapshots
+
+    def outdated(self) -> None:
+        """Mark the reports as old: the next caller asks the agents again."""
+        self._asked_at = float("-inf")

@@ -145,4 +145,4 @@ async def test_the_hub_that_is_installed_lets_everybody_open_the_board(
         scopes = set(Role.find(hub.db, "user").scopes)
     finally:
         hub.db.close()
-    assert scopes == {"self", "access:services!service=gpushare"} | others
+    assert scopes == {"self", "access:services!service=gpushare", "custom:gpushare:act-own"} | others

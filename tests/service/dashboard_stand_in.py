@@ -22,9 +22,10 @@ from tornado.web import Application, RequestHandler, StaticFileHandler
 
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service import reports
+from gpushare_spawner.service.application import service_application
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.reports import RecentReports
-from gpushare_spawner.service.web import dashboard
+from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.page import Page
 from tests.present import present
 from tests.service.dashboards import NOW, TEMPLATES
@@ -104,14 +105,14 @@ class DashboardStandIn:
             self._server = None
 
     def _application(self) -> Application:
-        sources = dashboard.DashboardSources(
+        sources = DashboardSources(
             RecentReports([cast(reports.Agent, agent) for agent in self.agents], max_age=0),
             lambda: TEMPLATES,
             lambda: None,
             Counters(),
             clock=lambda: NOW,
         )
-        application = dashboard.dashboard_application(sources, PREFIX)
+        application = service_application(sources, PREFIX)
         if self._with_hub:
             application.add_handlers(
                 r".*",

@@ -14,6 +14,7 @@ from traitlets.config.loader import PyFileConfigLoader
 from tests.service.real_hub import CONFIG_FILE
 
 ACCESS = "access:services!service=gpushare"
+GRANTED = [ACCESS, "custom:gpushare:act-own"]
 
 
 def apply(config: Config, monkeypatch: pytest.MonkeyPatch, version: int) -> Config:
@@ -46,10 +47,10 @@ def test_users_may_open_the_dashboard(monkeypatch: pytest.MonkeyPatch, version: 
     config = apply(Config(), monkeypatch, version)
     assert roles(config)["gpushare-service"] == ["list:users", "read:servers", "delete:servers", "read:users:groups"]
     if version == 5:
-        assert roles(config)["user"] == ["self", ACCESS]
+        assert roles(config)["user"] == ["self", *GRANTED]
     else:
         assert "user" not in roles(config)
-        assert config.JupyterHub.extra_user_scopes.get_value(set()) == {ACCESS}
+        assert config.JupyterHub.extra_user_scopes.get_value(set()) == set(GRANTED)
 
 
 ORDERS = {
@@ -79,19 +80,19 @@ def test_an_admins_own_role_user_is_extended_and_not_defined_again(
     where = f"load = load_subconfig; ours, theirs = {str(CONFIG_FILE)!r}, 'theirs.py'"
     (tmp_path / "main.py").write_text(f"c = get_config(); USER = {user}\n{where}\n{order}\n")
     config = PyFileConfigLoader("main.py", str(tmp_path)).load_config()
-    assert roles(config)["user"] == ["self", "read:hub", ACCESS]
+    assert roles(config)["user"] == ["self", "read:hub", *GRANTED]
 
 
 def test_a_role_user_without_scopes_keeps_the_hubs_default(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config()
     config.JupyterHub.load_roles = [{"name": "user", "description": "Us"}]
-    assert roles(apply(config, monkeypatch, 5))["user"] == ["self", ACCESS]
+    assert roles(apply(config, monkeypatch, 5))["user"] == ["self", *GRANTED]
 
 
 def test_scopes_for_everybody_that_come_from_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config()
     config.JupyterHub.extra_user_scopes = ["read:hub"]
-    assert apply(config, monkeypatch, 6).JupyterHub.extra_user_scopes == {"read:hub", ACCESS}
+    assert apply(config, monkeypatch, 6).JupyterHub.extra_user_scopes == {"read:hub", *GRANTED}
 
 
 def test_what_others_configured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +102,10 @@ def test_what_others_configured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     config.JupyterHub.extra_user_scopes = {"read:hub"}
     apply(config, monkeypatch, 6)
     assert [service["name"] for service in config.JupyterHub.services] == ["other", "gpushare"]
-    assert set(config.JupyterHub.custom_scopes) == {"custom:other", "custom:gpushare:read", "custom:gpushare:metrics"}
-    assert config.JupyterHub.extra_user_scopes == {"read:hub", ACCESS}
+    ours = {f"custom:gpushare:{name}" for name in ("read", "metrics", "act-own", "act", "drain")}
+    assert set(config.JupyterHub.custom_scopes) == {"custom:other"} | ours
+    assert set(config.JupyterHub.services[1]["oauth_client_allowed_scopes"]) == ours
+    assert config.JupyterHub.extra_user_scopes == {"read:hub", *GRANTED}
 
 
 def test_run_twice_it_still_is_one_service_with_one_role(monkeypatch: pytest.MonkeyPatch) -> None:

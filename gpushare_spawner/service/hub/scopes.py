@@ -9,6 +9,23 @@ SEE_ALL = "custom:gpushare:read"
 METRICS = "custom:gpushare:metrics"
 """Lets a service (Prometheus) read the metrics."""
 
+ACT_OWN = "custom:gpushare:act-own"
+"""Lets a token of a user act on the user's own sessions. In a browser, users may without it."""
+ACT = "custom:gpushare:act"
+"""Lets a user or a service act on the sessions of all users, and see them. Admins need no scope for it."""
+DRAIN = "custom:gpushare:drain"
+"""Lets a user or a service cordon and drain GPUs and nodes. Admins need no scope for it."""
+CUSTOM = {
+    SEE_ALL: "See all users' sessions on the dashboard of shared GPUs",
+    ACT_OWN: "Act on one's own sessions on shared GPUs: keep, release, stop, restart",
+    ACT: "See all users' sessions on shared GPUs, and act on them",
+    DRAIN: "Cordon and drain shared GPUs and their nodes",
+    METRICS: "Read the metrics of shared GPUs",
+}
+"""All scopes of ours, with what the hub says of them."""
+OF_USERS = ("access:services!service=gpushare", ACT_OWN)
+"""What all users have: the access to the service, and what they can give to tokens of theirs."""
+
 _ALWAYS = {
     "list:users": "it cannot list servers, so no server is stopped",
     "read:servers": "it cannot read the servers' last activity, so no server is stopped",

@@ -48,9 +48,9 @@ def dashboard_data(
     return {
         "now": now,
         "viewer": {"name": viewer.name, "sees_all": viewer.sees_all},
-        "nodes": [_node(snapshot.report, viewer) for snapshot in snapshots if snapshot.report is not None],
+        "nodes": [node_data(snapshot.report, viewer) for snapshot in snapshots if snapshot.report is not None],
         "sessions": [
-            _session(one, snapshot.report, restarts_on, templates, viewer, now) | _quota(session, usage)
+            session_data(one, snapshot.report, restarts_on, templates, viewer, now) | quota_data(session, usage)
             for snapshot in snapshots
             if snapshot.report is not None
             for session in snapshot.report.sessions
@@ -59,23 +59,24 @@ def dashboard_data(
         "others": len(decisions) - len(visible),
         "queue": _queue(waiting, viewer, now) if pending is not None and reports else None,
         "complete": all(snapshot.report is not None for snapshot in snapshots),
-        "problems": _problems(snapshots, viewer) + (list(notes) if viewer.sees_all else []),
+        "problems": problems_data(snapshots, viewer, notes),
     }
 
 
-def _problems(snapshots: Sequence[NodeSnapshot], viewer: Viewer) -> list[str]:
+def problems_data(snapshots: Sequence[NodeSnapshot], viewer: Viewer, notes: Sequence[str]) -> list[str]:
+    """What cannot be shown and why, and ``notes`` for viewers who see all."""
     silent = [snapshot.problem for snapshot in snapshots if snapshot.report is None]
-    if viewer.sees_all or not silent:
-        return silent
-    return [AGENT_UNAVAILABLE]
+    if viewer.sees_all:
+        return [*silent, *notes]
+    return [AGENT_UNAVAILABLE] if silent else []
 
 
 def _queue(waiting: Sequence[WaitingSpawn], viewer: Viewer, now: float) -> dict[str, Any]:
     visible = [one for one in waiting if viewer.may_see(one.server)]
-    return {"spawns": [_waiting(one, viewer, now) for one in visible], "others": len(waiting) - len(visible)}
+    return {"spawns": [spawn_data(one, viewer, now) for one in visible], "others": len(waiting) - len(visible)}
 
 
-def _waiting(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
+def spawn_data(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
     share = one.template.share
     return {
         "position": one.position,
@@ -90,7 +91,7 @@ def _waiting(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
     }
 
 
-def _node(report: Report, viewer: Viewer) -> dict[str, Any]:
+def node_data(report: Report, viewer: Viewer) -> dict[str, Any]:
     return {
         "name": report.node,
         "published_at": report.published_at,
@@ -108,6 +109,7 @@ def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
         "model": gpu.model,
         "simulated": gpu.simulated,
         "healthy": gpu.healthy,
+        "utilisation": gpu.utilisation,
         "memory_bytes": gpu.memory_bytes,
         "memory_used_bytes": gpu.memory_used_bytes,
         "capacity_units": gpu.capacity_units,
@@ -131,7 +133,7 @@ def _segment(segment: Segment, report: Report, viewer: Viewer) -> dict[str, Any]
     }
 
 
-def _quota(session: SessionReport, usage: QuotaUsage | None) -> dict[str, Any]:
+def quota_data(session: SessionReport, usage: QuotaUsage | None) -> dict[str, Any]:
     """The quota that a session is charged to, in words, and whether it is in quota; None without quotas."""
     if usage is None:
         return {"quota": None, "in_quota": None}
@@ -146,7 +148,7 @@ def _short_work(one: SessionDecision, viewer: Viewer) -> str:
     return kept_by_short_work(work.rule) if work is not None and flagged else ""
 
 
-def _session(
+def session_data(
     one: SessionDecision,
     report: Report,
     restarts_on: Sequence[Report],

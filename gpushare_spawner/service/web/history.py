@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection
 from tornado.web import HTTPError, authenticated
 
 from gpushare_spawner.service.history.queries import By, Period, Sum, actions, gpu_time, waits
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.history.store import HistoryFailed
 from gpushare_spawner.service.history.use import HOUR, Amounts
+from gpushare_spawner.service.web.history_answers import CSV_HEADERS, CSV_TYPE, actions_text, gpu_time_text
 from gpushare_spawner.service.web.history_plot import HEIGHT, WIDTH, plot, step_of
 from gpushare_spawner.service.web.history_request import (
     Preset,
@@ -93,19 +89,10 @@ class HistoryJson(HistoryRequests):
         except ValueError as error:
             raise HTTPError(400, str(error)) from None
         as_csv = self.argument("format") == "csv"
-
-        def answer(connection: Connection) -> str:
-            # in the history's thread: a hundred thousand rows take seconds
-            rows = [_row(by, one) for one in gpu_time(connection, period, by)]
-            if as_csv:
-                return _csv([*by, *asdict(Amounts())], rows)
-            values = [one.value for one in by]
-            return json.dumps({"since": period.since, "until": period.until, "by": values, "rows": rows})
-
-        text = await self.asked(answer)
-        self.set_header("Content-Type", "text/csv; charset=utf-8" if as_csv else "application/json")
-        if as_csv:
-            self.set_header("Content-Disposition", 'attachment; filename="gpu-hours.csv"')
+        text = await self.asked(lambda connection: gpu_time_text(connection, period, by, as_csv))
+        self.set_header("Content-Type", CSV_TYPE if as_csv else "application/json")
+        for name, value in (CSV_HEADERS if as_csv else {}).items():
+            self.set_header(name, value)
         self.finish(text)
 
 
@@ -124,9 +111,9 @@ class ActionsJson(HistoryRequests):
             before = limit_of(self.argument("before"), 0, 2**62) or None
         except ValueError as error:
             raise HTTPError(400, str(error)) from None
-        found = await self.asked(lambda connection: actions(connection, period, limit, before))
+        text = await self.asked(lambda connection: actions_text(connection, period, limit, before))
         self.set_header("Content-Type", "application/json")
-        self.finish(json.dumps({"actions": [{"id": number} | asdict(action) for number, action in found]}))
+        self.finish(text)
 
 
 class HistoryPage(HistoryRequests):
@@ -176,29 +163,6 @@ class HistoryPage(HistoryRequests):
             csv=f"api/history?since={since:.0f}&until={until:.0f}&by={','.join(by)}&format=csv",
             problem=self.history.problem if viewer.sees_all else "",
         )
-
-
-def _row(by: Sequence[By], one: Sum) -> dict[str, Any]:
-    key = dict(zip((part.value for part in by), one.key, strict=True))
-    hours = {name: value if name == "waits" else value / HOUR for name, value in asdict(one.amounts).items()}
-    return key | {name: round(value, 6) for name, value in hours.items()}
-
-
-def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as CSV; times in ISO 8601."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow(_cell(column, row[column]) for column in columns)
-    return out.getvalue()
-
-
-def _cell(column: str, value: Any) -> Any:
-    if column in (By.HOUR, By.DAY):
-        return datetime.fromtimestamp(value, UTC).isoformat()
-    # a spreadsheet takes these for formulas, and users choose names
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def _shown(one: Sum) -> dict[str, Any]:

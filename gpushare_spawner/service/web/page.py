@@ -8,7 +8,7 @@ from typing import Any
 from jupyterhub.services.auth import HubOAuthenticated
 from tornado.web import HTTPError, RequestHandler
 
-from gpushare_spawner.service.hub.scopes import SEE_ALL
+from gpushare_spawner.service.web.caller import Caller
 from gpushare_spawner.service.web.viewer import Viewer
 from gpushare_spawner.wording import dashboard as words
 
@@ -34,15 +34,20 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
         )
 
     @property
-    def viewer(self) -> Viewer:
+    def caller(self) -> Caller:
         """The user who asks, or a program with a token that names none."""
-        user = self.current_user
-        return Viewer(user["name"] if user.get("kind") == "user" else "", self.may(SEE_ALL))
+        # the hub's library says so on the handler, and nowhere else (jupyterhub/services/auth.py, HubAuth._get_user)
+        by_token = bool(getattr(self, "_token_authenticated", False))
+        return Caller.of(self.current_user, by_token)
+
+    @property
+    def viewer(self) -> Viewer:
+        """What the user who asks may see."""
+        return self.caller.viewer
 
     def may(self, scope: str) -> bool:
         """Return whether the user is an admin, or has the scope."""
-        user = self.current_user
-        return bool(user.get("admin")) or scope in user.get("scopes", ())
+        return self.caller.has(scope)
 
     def require_login(self) -> None:
         """Refuse without a login: a program cannot use a redirect to a login form."""
@@ -58,6 +63,8 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = (kwargs.get("exc_info") or (None, None))[1]
-        message = (error.log_message if isinstance(error, HTTPError) else None) or self._reason
+        said = error.log_message if isinstance(error, HTTPError) else None
+        # tornado keeps a percent sign twice in a message without arguments
+        message = said % error.args if isinstance(error, HTTPError) and said else self._reason
         self.set_header("Content-Type", "application/json")
         self.finish(json.dumps({"status": status_code, "message": message}))

@@ -24,8 +24,9 @@ from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HistoryStore
 from gpushare_spawner.service.history.use import HOUR, Amounts, Subject
 from gpushare_spawner.service.reports import RecentReports
-from gpushare_spawner.service.web import history as pages
-from gpushare_spawner.service.web.dashboard import DashboardSources, dashboard_application
+from gpushare_spawner.service.sources import DashboardSources
+from gpushare_spawner.service.web import history_answers as answers
+from gpushare_spawner.service.web.dashboard import dashboard_application
 from gpushare_spawner.service.web.page import Page
 from gpushare_spawner.wording.history import UNAVAILABLE
 
@@ -168,6 +169,7 @@ async def test_periods(client: Client) -> None:
         ("by=colour", "by: 'colour' is not known: choose from user, group, template"),
         ("since=yesterday", "since: 'yesterday' is not a time: write a date like 2026-11-01"),
         ("since=2026-11-02&until=2026-11-01", "until: the period ends before it begins"),
+        ("since=50%25", "since: '50%' is not a time"),
         ("until=1e999", "until: '1e999' is not a time"),
         (f"until={'9' * 400}", "until: '9999"),
         ("since=0001-01-01", "since: '0001-01-01' is not a time"),
@@ -253,13 +255,13 @@ async def test_many_rows_are_not_written_on_the_event_loop(
     client: Client, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     threads = set()
-    row = pages._row
+    row = answers._row
 
     def noted(*values: Any) -> dict[str, Any]:
         threads.add(threading.current_thread())
         return row(*values)
 
-    monkeypatch.setattr(pages, "_row", noted)
+    monkeypatch.setattr(answers, "_row", noted)
     assert (await client.get(f"api/history?by=user&format={form}")).code == 200
     assert threads
     assert threading.main_thread() not in threads

@@ -1,0 +1,363 @@
+"""What the API answers. Units are 1 % of a GPU, amounts of memory bytes, times seconds, instants seconds since the
+epoch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, RootModel
+
+from gpushare_spawner.model.tier import Tier
+
+
+class Answer(BaseModel):
+    """A part of an answer."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Refusal(Answer):
+    """Why a request is refused."""
+
+    status: int
+    message: str
+    """A sentence for people."""
+    code: str
+    """For programs, like `unknown` or `forbidden`."""
+
+
+class Done(Answer):
+    """What an action did."""
+
+    changed: bool
+    """False: what was asked for was so already."""
+    message: str
+    """A sentence for people."""
+
+
+class Rights(Answer):
+    """What the caller may do beyond looking at their own sessions."""
+
+    read_all: bool
+    act_own: bool
+    act_all: bool
+    drain: bool
+
+
+class ViewerAnswer(Answer):
+    """The caller."""
+
+    name: str
+    """Empty: a program that is no user."""
+    admin: bool
+    scopes: tuple[str, ...]
+    """Those of this service."""
+    may: Rights
+
+
+class Units(Answer):
+    """Units of one or more GPUs. They add up to the capacity, or to what is allocated if that is more."""
+
+    owned: int
+    """Guaranteed to their owners."""
+    borrowed: int
+    """Lent by idle sessions, and used by others."""
+    lent: int
+    """Lent by idle sessions, and used by nobody."""
+    free: int
+    """Not allocated."""
+
+
+class Summary(Answer):
+    """Totals over all nodes whose agents answer."""
+
+    version: int
+    """Grows with each change; see `events`."""
+    at: float
+    nodes: int
+    gpus: int
+    unhealthy_gpus: int
+    capacity_units: int
+    units: Units
+    sessions: dict[Tier, int]
+    """The number of sessions in each tier, of all users."""
+    own_sessions: int
+    working: int
+    """Sessions whose GPU work runs or waits now."""
+    waiting: int
+    """Sessions whose GPU work waits for a lease."""
+    memory_bytes: int
+    """Of all GPUs."""
+    memory_used_bytes: int
+    allocated_bytes: int
+    """What sessions have allocated."""
+    resident_bytes: int
+    """The part of it that is on the GPUs."""
+    host_memory_budget_bytes: int | None
+    """Null: no node has a budget."""
+    host_memory_needed_bytes: int | None
+    paged_out_bytes: int | None
+    queue: int | None
+    """Spawns that wait; null: the hub does not say."""
+    problems: tuple[str, ...]
+    """What cannot be shown, and why."""
+    complete: bool
+    """Whether all agents answered."""
+
+
+class HostMemory(Answer):
+    """A node's host memory for GPU memory that is paged out."""
+
+    budget_bytes: int
+    needed_bytes: int
+    paged_out_bytes: int
+
+
+class Segment(Answer):
+    """A part of a GPU's bar of units."""
+
+    kind: Literal["owned", "borrowed", "lent", "free"]
+    units: int
+    user: str | None
+    """Null: free, or not the caller's to see."""
+    server: str | None
+    own: bool
+
+
+class Cordon(Answer):
+    """Why no new sessions come to a GPU or node."""
+
+    by: str
+    """The admin who said so."""
+    reason: str
+    since: float
+    drain: bool
+    """Whether the sessions there were told to leave."""
+    stop_at: float | None
+    """When the servers of the sessions that are still there are stopped; null: never."""
+
+
+class Gpu(Answer):
+    """One GPU."""
+
+    index: int
+    uuid: str
+    model: str
+    simulated: bool
+    healthy: bool
+    utilisation: float | None
+    """0 to 1; null: the driver does not say."""
+    temperature_celsius: float | None
+    power_watts: float | None
+    memory_bytes: int
+    memory_used_bytes: int
+    capacity_units: int
+    units: Units
+    sessions: int
+    working: int
+    waiting: int
+    cordoned: bool
+    """No new sessions come, because of this GPU's cordon or its node's."""
+    drained: bool
+    cordon: Cordon | None
+    """Of this GPU alone."""
+    bar: tuple[Segment, ...]
+
+
+class Node(Answer):
+    """One machine with GPUs."""
+
+    name: str
+    published_at: float
+    cordoned: bool
+    drained: bool
+    cordon: Cordon | None
+    host_memory: HostMemory | None
+    gpus: tuple[Gpu, ...]
+
+
+class Nodes(Answer):
+    """A page of nodes, by name."""
+
+    total: int
+    offset: int
+    nodes: tuple[Node, ...]
+
+
+class NextAction(Answer):
+    """The next idle action, if nothing changes."""
+
+    tier: Tier
+    units: int
+    at: float
+    in_seconds: float
+    announced: bool
+    """Whether the user has a notice of it."""
+    dry_run: bool
+    """It is not carried out."""
+    action: str
+    reason: str
+
+
+class Delivered(Answer):
+    """GPU time while other sessions competed."""
+
+    entitled_seconds: float
+    delivered_seconds: float
+    waits: int
+    wait_p50_seconds: float
+    wait_p95_seconds: float
+
+
+class Session(Answer):
+    """One notebook server with a share."""
+
+    id: str
+    node: str
+    user: str
+    server: str
+    """Empty: the default server."""
+    own: bool
+    may_act: bool
+    """Whether the caller may act on it."""
+    template: str
+    display_name: str
+    group: str
+    """The group whose quota it uses; empty: none."""
+    gpus: tuple[int, ...]
+    """Indices on its node."""
+    tier: Tier
+    starting: bool
+    opened_at: float
+    share_units: int
+    borrowed_units: int
+    effective_units: int
+    guaranteed_units: int
+    gpu_busy: bool
+    waiting: bool
+    gpu_worked: bool
+    gpu_idle_seconds: float
+    gpu_seconds: float
+    delivered: Delivered
+    kernels: int | None
+    kernels_busy: int | None
+    memory_bytes: int
+    resident_bytes: int
+    memory_limit_bytes: int
+    memory_limit_hits: int
+    host_memory_needed_bytes: int
+    host_memory_budget_bytes: int | None
+    short_work: str
+    """For those who see all: that short GPU work kept nothing."""
+    bypassing: int
+    """Processes that use the GPU with the library removed."""
+    offer: str
+    """What a restart would give, as a sentence."""
+    lacking: str
+    why: str
+    """Why no idle action comes."""
+    next: NextAction | None
+    quota: str | None
+    """The quota that it is charged to, in words; null: there are no quotas."""
+    in_quota: bool | None
+
+
+class Sessions(Answer):
+    """A page of sessions."""
+
+    total: int
+    """Those that the filters let through."""
+    offset: int
+    others: int
+    """Sessions that the caller may not see."""
+    sessions: tuple[Session, ...]
+
+
+class Spawn(Answer):
+    """A spawn that waits for free GPU capacity."""
+
+    address: str
+    """Below the API's prefix, for requests about this spawn."""
+    position: int
+    user: str
+    server: str
+    own: bool
+    may_act: bool
+    template: str
+    display_name: str
+    share: str
+    since: float | None
+    seconds: float | None
+
+
+class Queue(Answer):
+    """The spawns that wait."""
+
+    known: bool
+    """False: the hub does not say."""
+    spawns: tuple[Spawn, ...]
+    others: int
+    """Spawns that the caller may not see."""
+
+
+class QuotaAnswer(Answer):
+    """A quota in use. Amounts are units of 1 % of a GPU."""
+
+    kind: Literal["user", "group", "default"]
+    name: str
+    department: str
+    """Empty: none."""
+    guaranteed_units: int
+    maximum_units: int | None
+    """Null: there is no maximum."""
+    weight: float
+    used_units: int
+    over_units: int
+    """What its sessions over quota hold."""
+    sessions: int
+
+
+class QuotasAnswer(Answer):
+    """The quotas in force."""
+
+    known: bool
+    """False: there are no quotas."""
+    quotas: tuple[QuotaAnswer, ...]
+
+
+class HistoryAnswer(Answer):
+    """GPU time. Amounts are GPU-hours."""
+
+    since: float
+    until: float
+    by: tuple[str, ...]
+    rows: tuple[dict[str, Any], ...]
+    """Each with what it is of (`user`, `group`, ...) and the amounts."""
+
+
+class ActionAnswer(Answer):
+    """An idle action, or what users and admins did."""
+
+    id: int
+    at: float
+    action: str
+    actor: str
+    user: str
+    server: str
+    template: str
+    group: str
+    node: str
+    units: int
+    cause: str
+    reason: str
+    dry_run: bool
+
+
+class ActionsAnswer(Answer):
+    """The newest first."""
+
+    actions: tuple[ActionAnswer, ...]
+
+
+class Document(RootModel[dict[str, Any]]):
+    """An OpenAPI 3.1 document."""

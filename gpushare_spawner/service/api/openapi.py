@@ -1,0 +1,180 @@
+"""The OpenAPI 3.1 document of the declarations. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from gpushare_spawner.service.api.answers import Refusal
+from gpushare_spawner.service.api.idempotency import MOST_LETTERS
+from gpushare_spawner.service.api.operation import AnyOperation, Nothing
+
+PARAMETERS = {
+    "id": "The id of a session, percent-encoded.",
+    "node": "The name of a node, percent-encoded.",
+    "uuid": "The UUID of a GPU.",
+    "user": "The name of a user, percent-encoded.",
+    "server": "The name of a server, percent-encoded; `~` for the default server.",
+}
+"""Of addresses."""
+ABOUT = """Shows and controls the shared GPUs of a JupyterHub: nodes, sessions, the queue, quotas and the history.
+
+Units are 1 % of a GPU, amounts of memory bytes, times seconds, instants seconds since the epoch."""
+_REF = "#/components/schemas/{model}"
+_ERRORS = {
+    400: "The request is wrong; the message says what would be right.",
+    403: "No login, no XSRF token beside a cookie, or a scope is missing.",
+    404: "There is no such thing, or the caller may not see it.",
+    409: "The action is refused; the message says why.",
+    413: "The body is too large.",
+    502: "The hub, an agent or the API server did not do what was asked; the message says why.",
+}
+
+
+def document(operations: Sequence[AnyOperation], version: str, prefix: str) -> dict[str, Any]:
+    """Return the document. ``version``: of the package; ``prefix``: of all addresses, on the hub's site."""
+    schemas, refs = _schemas(operations)
+    paths: dict[str, dict[str, Any]] = {}
+    for one in operations:
+        paths.setdefault(f"/{one.path}", {})[one.method.lower()] = _operation(one, refs)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "gpushare service", "version": version, "description": ABOUT},
+        "servers": [{"url": prefix.rstrip("/")}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "token": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "Authorization",
+                    "description": "`token TOKEN`, a token of the hub with the scope "
+                    "`access:services!service=gpushare` and those that an operation names.",
+                },
+                "login": {
+                    "type": "apiKey",
+                    "in": "cookie",
+                    "name": "service-gpushare",
+                    "description": "The browser's login. A script also sends the page's XSRF token as `X-XSRFToken`.",
+                },
+            },
+        },
+    }
+
+
+def statuses_of(one: AnyOperation) -> dict[int, str]:
+    """Return the errors that an operation can answer with, and what they mean."""
+    found = {403}
+    if one.query is not Nothing:
+        found.add(400)
+    if "{" in one.path:
+        found.add(404)
+    if one.acts:
+        found |= {400, 409, 502}
+    if one.body is not Nothing:
+        found |= {400, 413}
+    return dict(sorted(({status: _ERRORS[status] for status in found} | dict(one.errors)).items()))
+
+
+def _operation(one: AnyOperation, refs: Mapping[tuple[Any, JsonSchemaMode], Any]) -> dict[str, Any]:
+    content = {"schema": refs[one.answer, "serialization"]}
+    said: dict[str, Any] = {
+        "operationId": one.name,
+        "summary": one.summary,
+        "description": " ".join(one.description.split()),
+        "tags": [one.path.partition("/")[0]],
+        "parameters": [*_of_path(one.path), *_of_query(one.query), *_of_headers(one)],
+        # each entry is one way; the scopes of an entry are all needed, so each that is enough is an entry of its own
+        "security": [*({"token": [scope]} for scope in one.needs.scopes or ()), {"login": []}]
+        if one.needs.scopes
+        else [{"token": []}, {"login": []}],
+        "responses": {
+            "200": {
+                "description": "Server-sent events; this is the data of each." if one.streams else "The answer.",
+                "content": {"text/event-stream" if one.streams else "application/json": content}
+                | {kind: {"schema": {"type": "string"}} for kind in one.other_content},
+            },
+            **{
+                str(status): {
+                    "description": meaning,
+                    "content": {"application/json": {"schema": refs[Refusal, "serialization"]}},
+                }
+                for status, meaning in statuses_of(one).items()
+            },
+        },
+    }
+    if one.body is not Nothing:
+        body: dict[str, Any] = {"schema": refs[one.body, "validation"]}
+        if one.example is not None:
+            body["example"] = dict(one.example)
+        said["requestBody"] = {"required": True, "content": {"application/json": body}}
+    return said
+
+
+def _schemas(
+    operations: Iterable[AnyOperation],
+) -> tuple[dict[str, Any], dict[tuple[Any, JsonSchemaMode], Any]]:
+    wanted: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {(Refusal, "serialization"): None}
+    for one in operations:
+        wanted[one.answer, "serialization"] = None
+        if one.body is not Nothing:
+            wanted[one.body, "validation"] = None
+    refs, made = models_json_schema(list(wanted), ref_template=_REF)
+    return made.get("$defs", {}), dict(refs)
+
+
+def _of_path(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "description": PARAMETERS[name], "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+
+
+def _of_query(query: type[BaseModel]) -> list[dict[str, Any]]:
+    schema = query.model_json_schema()
+    found = []
+    for name, field in schema.get("properties", {}).items():
+        described = {
+            key: value for key, value in _inlined(field, schema).items() if key not in ("description", "title")
+        }
+        found.append(
+            {
+                "name": name,
+                "in": "query",
+                "required": name in schema.get("required", ()),
+                "description": field.get("description", ""),
+                "schema": described,
+            }
+        )
+    return found
+
+
+def _inlined(part: Any, schema: dict[str, Any]) -> Any:
+    """Replace references to the schema's own definitions: parameters have no definitions."""
+    if isinstance(part, list):
+        return [_inlined(one, schema) for one in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        return _inlined(schema["$defs"][part["$ref"].rpartition("/")[2]], schema)
+    return {key: _inlined(value, schema) for key, value in part.items()}
+
+
+def _of_headers(one: AnyOperation) -> list[dict[str, Any]]:
+    if not one.acts:
+        return []
+    return [
+        {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "required": False,
+            "description": "Any text, new for each request. A request that is repeated with its key within 10 minutes "
+            "is carried out once, and gets the same answer.",
+            "schema": {"type": "string", "maxLength": MOST_LETTERS},
+        }
+    ]

@@ -1,0 +1,199 @@
+"""What the service knows at one instant, made once for all clients, with a version that changes when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, Literal, get_args
+
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.report import GpuReport, Report, SessionReport
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.quota import QuotaUsage
+from gpushare_spawner.service.culler.decisions import SessionDecision
+from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.service.quota_use import quota_use
+from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.sources import DashboardSources
+from gpushare_spawner.service.waiting_spawns import WaitingSpawn, waiting_spawns
+from gpushare_spawner.service.web.gpu_bar import Kind, Segment, gpu_bar, units_of
+
+Part = Literal["sessions", "nodes", "queue", "quotas"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+MAX_AGE = 1.0
+"""Seconds. Ours, as `RecentReports`: a page that was told of a change asks for several parts of it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One session, with its decision and its node's report."""
+
+    decision: SessionDecision
+    report: Report
+
+    @property
+    def session(self) -> SessionReport:
+        return self.decision.session
+
+
+@dataclass(frozen=True)
+class ServiceSnapshot:
+    """Agents, decisions, templates and queue at one instant."""
+
+    version: int
+    taken_at: float
+    """Seconds since the epoch."""
+    snapshots: Sequence[NodeSnapshot]
+    decisions: Sequence[SessionDecision]
+    templates: Mapping[str, Template]
+    pending: Sequence[HubServer] | None
+    """The servers that the hub is starting; None: unknown."""
+    quotas: Quotas | None
+    notes: Sequence[str] = ()
+    """For those who see all."""
+    orders: dict[str, list[Row]] = field(default_factory=dict)
+    """The rows in each order that was asked for; kept by `session_list`."""
+
+    @cached_property
+    def reports(self) -> list[Report]:
+        """Of the agents that answered."""
+        return [one.report for one in self.snapshots if one.report is not None]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """All sessions."""
+        reports = {report.node: report for report in self.reports}
+        return [Row(one, reports[one.node]) for one in self.decisions]
+
+    @cached_property
+    def by_id(self) -> Mapping[str, Row]:
+        """The sessions by their ids; of two with one id the younger one."""
+        return {row.session.id: row for row in sorted(self.rows, key=lambda row: row.session.opened_at)}
+
+    @cached_property
+    def by_user(self) -> Mapping[str, list[Row]]:
+        """The sessions of each user."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.session.user, []).append(row)
+        return found
+
+    @cached_property
+    def waiting(self) -> Sequence[WaitingSpawn] | None:
+        """The spawns that wait; None: unknown. Without any report it is unknown which of them wait."""
+        if self.pending is None or not self.reports:
+            return None
+        return waiting_spawns(self.pending, self.reports, self.templates)
+
+    @cached_property
+    def usage(self) -> QuotaUsage | None:
+        """None: there are no quotas."""
+        return quota_use(self.quotas, self.reports) if self.quotas is not None else None
+
+    @cached_property
+    def bars(self) -> Mapping[tuple[str, str], list[Segment]]:
+        """The units of each GPU, by node and UUID."""
+        return {(report.node, gpu.uuid): gpu_bar(gpu, on) for report, gpu, on in self._gpus()}
+
+    @cached_property
+    def units(self) -> Counter[Kind]:
+        """The units of all GPUs, by kind."""
+        total: Counter[Kind] = Counter()
+        for bar in self.bars.values():
+            for kind in get_args(Kind):
+                total[kind] += units_of(bar, kind)
+        return total
+
+    def _gpus(self) -> Iterator[tuple[Report, GpuReport, list[SessionReport]]]:
+        for report in self.reports:
+            on: dict[str, list[SessionReport]] = {}
+            for session in report.sessions:
+                for uuid in session.gpus:
+                    on.setdefault(uuid, []).append(session)
+            for gpu in report.gpus:
+                yield report, gpu, on.get(gpu.uuid, [])
+
+
+class ServiceSnapshots:
+    """Takes a snapshot when one is asked for, at most one in ``max_age`` seconds. ``clock``: as of the sources."""
+
+    def __init__(
+        self, sources: DashboardSources, max_age: float = MAX_AGE, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._sources = sources
+        self._max_age = max_age
+        self._monotonic = monotonic
+        self._current: ServiceSnapshot | None = None
+        self._taken = float("-inf")
+        self._versions: dict[Part, int] = {}
+        self._taking = asyncio.Lock()
+
+    async def current(self) -> ServiceSnapshot:
+        """Return a snapshot that is at most ``max_age`` seconds old."""
+        async with self._taking:
+            if self._current is None or self._monotonic() - self._taken >= self._max_age:
+                self._current = await self._take(self._current)
+                self._taken = self._monotonic()
+            return self._current
+
+    def outdated(self) -> None:
+        """Mark the snapshot as old, after an action: the next one asks the agents again."""
+        self._taken = float("-inf")
+        self._sources.reports.outdated()
+
+    def changed_since(self, version: int) -> tuple[Part, ...]:
+        """Return the parts that have changed after a version."""
+        return tuple(part for part in PARTS if self._versions.get(part, 0) > version)
+
+    async def _take(self, before: ServiceSnapshot | None) -> ServiceSnapshot:
+        sources = self._sources
+        snapshots, decisions, templates, now = await sources.now()
+        pending = await sources.pending()
+        # versions go on over restarts of the service
+        version = before.version if before is not None else int(now)
+        taken = ServiceSnapshot(
+            version, now, snapshots, decisions, templates, pending, sources.quotas(), tuple(sources.notes())
+        )
+        changed = _changed(before, taken) if before is not None else PARTS
+        if not changed:
+            return taken
+        self._versions |= dict.fromkeys(changed, version + 1)
+        return replace(taken, version=version + 1)
+
+
+def _changed(before: ServiceSnapshot, after: ServiceSnapshot) -> tuple[Part, ...]:
+    sessions = before.templates != after.templates or _sessions_differ(before.decisions, after.decisions)
+    quotas = before.quotas != after.quotas
+    found: dict[Part, bool] = {
+        "sessions": sessions or quotas,
+        # the units of GPUs are what their sessions hold
+        "nodes": sessions or before.notes != after.notes or _nodes_differ(before.snapshots, after.snapshots),
+        "queue": before.pending != after.pending or before.waiting != after.waiting,
+        "quotas": quotas or (after.quotas is not None and sessions),
+    }
+    return tuple(part for part in PARTS if found[part])
+
+
+def _sessions_differ(before: Sequence[SessionDecision], after: Sequence[SessionDecision]) -> bool:
+    return any(
+        one is None
+        or other is None
+        or (one.node, one.session, one.decision.upcoming, one.decision.no_action)
+        != (other.node, other.session, other.decision.upcoming, other.decision.no_action)
+        for one, other in zip_longest(before, after)
+    )
+
+
+def _nodes_differ(before: Sequence[NodeSnapshot], after: Sequence[NodeSnapshot]) -> bool:
+    return [_shown(one) for one in before] != [_shown(one) for one in after]
+
+
+def _shown(one: NodeSnapshot) -> tuple[Any, ...]:
+    report = one.report
+    return (one.problem,) if report is None else (report.node, report.gpus, report.host_memory)

@@ -1,0 +1,17 @@
+"""The address of a spawn below the API's prefix. The default server has no name, and an address no empty part."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+DEFAULT_SERVER = "~"
+
+
+def address_of(user: str, server: str) -> str:
+    """Return the address of the spawn of a user's server."""
+    return f"queue/{quote(user, safe='')}/{quote(server, safe='') or DEFAULT_SERVER}"
+
+
+def server_of(part: str) -> str:
+    """Return the name of the server that the last part of an address stands for."""
+    return "" if part == DEFAULT_SERVER else part

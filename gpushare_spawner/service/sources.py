@@ -1,0 +1,63 @@
+"""Where pages and the API get what they show: agents, hub, templates, culler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpushare_spawner.idle import Claim, DryRun, RecentUse
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
+from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
+
+
+async def _unknown() -> None:
+    """Nothing is known of pending spawns."""
+
+
+@dataclass(frozen=True)
+class DashboardSources:
+    """What the pages show, and where they get it."""
+
+    reports: RecentReports
+    templates: Callable[[], Mapping[str, Template]]
+    hub_snapshot: Callable[[], HubSnapshot | None]
+    counters: Counters
+    notes: Callable[[], Sequence[str]] = lambda: ()
+    """Sentences for admins: missing scopes, templates with errors."""
+    pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown
+    """Returns the servers that the hub is starting; None: unknown."""
+    quotas: Callable[[], Quotas | None] = lambda: None
+    """Returns those in force; None: there are none."""
+    claims: Callable[[], Mapping[str, Claim]] = lambda: {}
+    """Returns what spawns in quota need of sessions over quota, by session."""
+    needed: Callable[[], Collection[str]] = frozenset
+    """Returns the idle sessions whose units a waiting spawn needs."""
+    settings: CullerSettings = field(default_factory=CullerSettings)
+    dry_run: DryRun = field(default_factory=DryRun)
+    """The culler's."""
+    use: RecentUse = field(default_factory=RecentUse)
+    """The culler's."""
+    clock: Callable[[], float] = time.time
+
+    async def now(self) -> tuple[list[NodeSnapshot], list[SessionDecision], Mapping[str, Template], float]:
+        """Return the agents' snapshots, the decisions on their sessions, the templates, and the time of all these."""
+        snapshots = await self.reports.snapshots()
+        templates, instant = self.templates(), self.clock()
+        decisions = decide_sessions(
+            snapshots,
+            self.hub_snapshot(),
+            templates,
+            instant,
+            self.settings,
+            self.claims(),
+            self.dry_run,
+            self.use,
+            self.needed(),
+        )
+        return snapshots, decisions, templates, instant

@@ -1,0 +1,52 @@
+"""Sentences of the REST API's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+UNKNOWN_ADDRESS = "The API has no such address. GET openapi.json returns all of them."
+XSRF = (
+    "The request comes with a cookie and without a valid XSRF token. Reload the page; a program sends a token of the "
+    "hub instead of a cookie."
+)
+INTERNAL = "The service failed. Its log says why."
+BODY_TOO_LARGE = "The body is too large."
+KEY_REUSED = "This Idempotency-Key was sent with another request. Use a new key for each request."
+
+
+def unknown_node(name: str) -> str:
+    """Return that there is no such node."""
+    return f"No agent that answers is on a node {name!r}."
+
+
+def unknown_session(name: str) -> str:
+    """Return that a client asks for a session that it may not see, or that does not exist."""
+    return f"You have no session {name!r}."
+
+
+def scope_missing(scopes: Sequence[str]) -> str:
+    """Return that a caller may not do this. ``scopes``: each is enough."""
+    return f"You are not allowed to do this. It is for admins, and for tokens with the scope {' or '.join(scopes)}."
+
+
+def not_your_session(scopes: Sequence[str]) -> str:
+    """Return that a caller sees a session, and may not act on it."""
+    return (
+        f"You are not allowed to act on this session: a token needs the scope {scopes[0]} for its user's own sessions, "
+        f"and {scopes[-1]} for those of all users."
+    )
+
+
+def wrong_method(method: str, allowed: Sequence[str]) -> str:
+    """Return that an address has no such method."""
+    return f"This address has no {method}: use {' or '.join(allowed)}."
+
+
+def wrong_argument(name: str, problem: str) -> str:
+    """Return what is wrong with an argument. ``problem``: a phrase of pydantic."""
+    return f"{name}: {problem[:1].lower()}{problem[1:]}." if name else f"{problem}."
+
+
+def not_json(problem: str) -> str:
+    """Return that a body is no JSON object."""
+    return f"The body is not a JSON object: {problem}."

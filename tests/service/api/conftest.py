@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tornado.httpserver import HTTPServer
+from tornado.testing import bind_unused_port
+
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.service import reports
+from gpushare_spawner.service.application import service_application
+from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.history.recorder import History, HistorySources
+from gpushare_spawner.service.history.store import HistoryStore
+from gpushare_spawner.service.history.use import HOUR, Amounts, Subject
+from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.service.reports import RecentReports
+from gpushare_spawner.service.sources import DashboardSources
+from gpushare_spawner.service.web.page import Page
+from tests.service.api.clients import PREFIX, Client, SignedIn
+from tests.service.dashboards import NOW, TEMPLATES, afternoon
+
+WAITING = (
+    HubServer("ann", "second", ready=False, pending="spawn", started=NOW - 60, profile="half"),
+    HubServer("fay", "", ready=False, pending="spawn", started=NOW - 30, profile="half"),
+)
+
+
+class StandInAgent:
+    """Says what the test gives it."""
+
+    def __init__(self, report: Report) -> None:
+        self.now = report
+
+    def report_age(self) -> float:
+        return 0.0
+
+    async def report(self) -> Report:
+        return self.now
+
+
+@dataclass
+class Machine:
+    """What the service sees: a machine on an afternoon, and two spawns that wait."""
+
+    agent: StandInAgent = field(default_factory=lambda: StandInAgent(afternoon()))
+    pending: tuple[HubServer, ...] | None = WAITING
+    quotas: Quotas | None = field(
+        default_factory=lambda: Quotas.model_validate({"groups": {"optics": {"guarantee": 2}}, "users": {"bob": {}}})
+    )
+    now: float = NOW
+    fails: bool = False
+
+    def sources(self) -> DashboardSources:
+        async def pending() -> tuple[HubServer, ...] | None:
+            if self.fails:
+                raise RuntimeError("the test says so")
+            return self.pending
+
+        return DashboardSources(
+            RecentReports([cast("reports.Agent", self.agent)], max_age=0),
+            lambda: TEMPLATES,
+            lambda: None,
+            Counters(),
+            notes=lambda: ("The service lacks the scope x: y.",),
+            pending=pending,
+            quotas=lambda: self.quotas,
+            clock=lambda: self.now,
+        )
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+async def history(tmp_path: Path) -> History:
+    async def nothing() -> list[Any]:
+        return []
+
+    kept = History(HistoryStore(f"sqlite:///{tmp_path}/h.sqlite"), HistorySources(nothing, list, nothing, dict))
+    await kept.store()
+    hour = int(NOW // HOUR) * HOUR
+    use = {
+        (hour, Subject(user, "", "quarter", "ml", "n1", "GPU-0", "A100")): Amounts(reserved=HOUR)
+        for user in ("ann", "bob")
+    }
+    actions = [Action(NOW - 5, "released", "culler", user, reason="GPU idle for 45 min") for user in ("ann", "bob")]
+    kept._store.add(use, [], [], actions)
+    return kept
+
+
+@pytest.fixture
+async def api(machine: Machine, history: History, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    """A client of a service that shows the machine."""
+    login = SignedIn()
+    monkeypatch.setattr(Page, "_hub_auth", login)
+    socket, port = bind_unused_port()
+    server = HTTPServer(service_application(machine.sources(), PREFIX, history=history, max_age=0))
+    server.add_socket(socket)
+    yield Client(port, login)
+    server.stop()
+    await server.close_all_connections()
