@@ -14,9 +14,12 @@ from gpushare_spawner.model.control import (
     AgentUnreachable,
     AnnounceRequest,
     Answer,
+    AnswerRequest,
     CloseRequest,
     ConfirmRequest,
     ControlRefused,
+    ControlsRequest,
+    MessageRequest,
     Opened,
     OpenRequest,
     ReportRequest,
@@ -78,6 +81,18 @@ class AgentClient:
 
     async def announce(self, request: AnnounceRequest) -> None:
         """Send the session's user a notice, or withdraw it."""
+        await self._ask(request)
+
+    async def controls(self, request: ControlsRequest) -> None:
+        """Set a session's keep and exemption. An agent that is older than session controls refuses (bad-request)."""
+        await self._ask(request)
+
+    async def message(self, request: MessageRequest) -> None:
+        """Show the session's user a message."""
+        await self._ask(request)
+
+    async def answer(self, request: AnswerRequest) -> None:
+        """Answer what the session's notebook server asked."""
         await self._ask(request)
 
     async def _ask(self, request: BaseModel) -> dict[str, object]:

@@ -4,6 +4,7 @@
 """
 
 from gpushare_spawner.idle.dry_run import DryRun
+from gpushare_spawner.idle.keep import KeepRefusal, KeepRule, WhyNoKeep, exempts, holds, in_force, keep_refused, recent
 from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.idle.overdue import Overdue, overdue
 from gpushare_spawner.idle.policy import Decision, IdleAction, decide
@@ -17,12 +18,20 @@ __all__ = [
     "Decision",
     "DryRun",
     "IdleAction",
+    "KeepRefusal",
+    "KeepRule",
     "NoAction",
     "Observation",
     "Overdue",
     "RecentUse",
     "ShortWork",
     "UseRule",
+    "WhyNoKeep",
     "decide",
+    "exempts",
+    "holds",
+    "in_force",
+    "keep_refused",
     "overdue",
+    "recent",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpushare_spawner.idle.short_work import ShortWork
+from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.report import Notice, SessionReport
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
@@ -42,6 +43,10 @@ class Observation:
     """What its tier took is kept for spawns in quota."""
     notice: Notice | None = None
     """The notice that the session's user has."""
+    keep: Keep | None = None
+    """What its user gave last; it can be over."""
+    exemption: Exemption | None = None
+    """What an admin gave last; it can be over."""
 
     @classmethod
     def of(cls, session: SessionReport, hub_last_activity: float | None = None) -> Observation:
@@ -60,6 +65,8 @@ class Observation:
             hub_last_activity=hub_last_activity,
             yields=session.yields,
             notice=session.notice,
+            keep=session.keep,
+            exemption=session.exemption,
         )
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gpushare_spawner.idle.keep import exempts, holds
 from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.idle.reclaim import Claim, reclaim_action, tells_of_reclaim
 from gpushare_spawner.idle.schedule import Due, NoAction, max_age_action, next_idle_action, repeated_action
@@ -76,7 +77,12 @@ def decide(
     An action is due only after a notice: the notice's time has come, and there was no work since it was sent. A late
     notice delays the action, so that users always have their notice period. Instants in the future, or a clock that
     was set back, make a session count as less idle, never as more.
+
+    A keep holds against what the template says; not against ``max_age``, nor against ``claim``. An exemption holds
+    against everything.
     """
+    if session.exemption is not None and exempts(session.exemption, now):
+        return _stay(session, NoAction.EXEMPT, decide_again_at=session.exemption.until)
     made_way = claim is not None and session.yields and session.effective_units <= claim.units
     due: Due | NoAction = NoAction.TEMPLATE_GONE
     again_from: float | None = None
@@ -94,7 +100,7 @@ def decide(
     if end is not None and (isinstance(due, NoAction) or now >= end.tell_at):
         due, end = end, None
     if isinstance(due, NoAction):
-        return _stay(session, due)
+        return _stay(session, due, decide_again_at=again_from)
     decision = _approach(due, session, now)
     for instant in (end.tell_at if end is not None else None, again_from):
         if instant is not None and decision.decide_again_at is not None:
@@ -107,6 +113,8 @@ def _of_template(idle: Idle, session: Observation, now: float, held: bool) -> tu
 
     Until the notice of the next one is due, that is the action that short GPU work has undone.
     """
+    if session.keep is not None and holds(session.keep, now):
+        return NoAction.KEPT, session.keep.until
     following, undone = next_idle_action(idle, session, held), repeated_action(idle, session)
     if undone is None or held:
         return following, None

@@ -27,6 +27,10 @@ class NoAction(StrEnum):
     """The user has a notice, and the notice period is running."""
     NOT_NEEDED = "not-needed"
     """No spawn waits that can use the session's units, and its idle share is taken only then."""
+    KEPT = "kept"
+    """The user holds the share for a time."""
+    EXEMPT = "exempt"
+    """An admin has decided that no idle action comes to the session."""
     YIELDS = "yields"
     """The session made way for a spawn in quota that still waits."""
 

@@ -83,3 +83,7 @@ class Controls(_Control):
     keeps: Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)] = ()
     """When keeps of the last 24 hours began, the earliest first."""
     exemption: Exemption | None = None
+
+
+NO_CONTROLS = Controls()
+"""Nobody has decided anything."""

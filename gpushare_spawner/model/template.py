@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from gpushare_spawner.model.controls import MOST_KEEPS
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, units_from_fraction
 from gpushare_spawner.model.tier import Tier
@@ -165,7 +166,7 @@ class KeepLimits(_Part):
 
     longest: Seconds | None = None
     """The longest keep. 0: nobody may keep. Not given: the service's `--keep-longest`."""
-    per_day: Annotated[int, Field(ge=0, strict=True)] | None = None
+    per_day: Annotated[int, Field(ge=0, le=MOST_KEEPS, strict=True)] | None = None
     """Keeps within 24 hours, over all sessions of one user; to extend a keep counts as one more. Not given: the
     service's `--keep-per-day`."""
     at_once: Annotated[int, Field(ge=0, strict=True)] | None = None

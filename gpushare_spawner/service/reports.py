@@ -8,7 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
+from gpushare_spawner.model.control import (
+    AgentUnreachable,
+    AnnounceRequest,
+    AnswerRequest,
+    ControlRefused,
+    ControlsRequest,
+    MessageRequest,
+    TierRequest,
+)
 from gpushare_spawner.model.report import Report
 
 
@@ -27,6 +35,12 @@ class Agent(Protocol):
     async def tier(self, request: TierRequest, /) -> None: ...
 
     async def announce(self, request: AnnounceRequest, /) -> None: ...
+
+    async def controls(self, request: ControlsRequest, /) -> None: ...
+
+    async def message(self, request: MessageRequest, /) -> None: ...
+
+    async def answer(self, request: AnswerRequest, /) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ _NO_ACTION = {
     NoAction.NOT_YET: "not idle for long enough",
     NoAction.NOTICE_PERIOD: "the notice period is running",
     NoAction.NOT_NEEDED: "no spawn waits that can use its units",
+    NoAction.KEPT: "its user keeps the share for a time",
+    NoAction.EXEMPT: "an admin has exempted it from idle actions",
     NoAction.YIELDS: "its units are kept for somebody within their quota",
 }
 _KERNELS_RUN = "Kernels keep running and keep their data."

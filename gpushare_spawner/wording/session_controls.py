@@ -1,7 +1,138 @@
-"""Keeps, exemptions, messages and other acts of users and admins: what was done, and why something was not."""
+"""Keeps, exemptions, messages and other acts of users and admins: what was done, and why something was not.
+
+The sentences go to users in JupyterLab, to the dashboard and to terminals, in time zones that are not known here: they
+say durations.
+"""
 
 from __future__ import annotations
+
+from gpushare_spawner.idle import KeepRefusal, WhyNoKeep
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wording.amounts import duration, gpu_share, plural
 
 ASK_UNKNOWN = "The GPU agent of this machine is older than your notebook server and does not know this request."
 ASKED_BEFORE = "Another request has the same number. Send the request again."
 ASKED_TOO_OFTEN = "There were too many requests. Try again in a minute."
+ASK_OF_EARLIER_SERVER = "The server was started again since the request. Nothing was done."
+ASK_NOT_SUPPORTED = "The service is older than your notebook server and does not know this request."
+
+NOT_YOURS = "This is the session of another user. Only admins may act on it."
+ADMINS_ONLY = "Only admins may do this."
+SESSION_ENDED = "The session has ended."
+WORKED_MEANWHILE = "The session has worked on the GPU, or has changed, in the meantime. Nothing was done. Try again."
+OLDER_AGENT = "The GPU agent of this node is older than the service and cannot do this. Ask the admin to update it."
+
+NO_KEEP = "The GPU share is not kept."
+KEEP_ENDED = "The GPU share is no longer kept."
+KEEP_WAS_OVER = "The keep was over."
+EXEMPTION_WAS_OVER = "The exemption was over."
+NOT_EXEMPT = "The session is not exempt from idle actions."
+EXEMPTION_ENDED = "Idle actions come to the session again."
+MESSAGE_SENT = "The message is shown to the user."
+MESSAGE_SENT_ALREADY = "The user has this message already."
+NO_TEXT = "The message is empty. Write a text."
+
+RELEASED = "The GPU share is released. The next GPU work restores it."
+RELEASED_ALREADY = "The GPU share is released already. The next GPU work restores it."
+GPU_BUSY = "The session works on the GPU now. Try again when it is idle."
+STOPS = "The server is being stopped."
+STOPS_ALREADY = "The server is being stopped already."
+NOT_RUNNING = "The server does not run."
+STOP_IS_NO_TIER = "A server is stopped with the action stop, not by its tier."
+
+
+def kept(seconds: float, tier: Tier) -> str:
+    """Return that a share is kept from now on for so long. ``tier``: the session's."""
+    said = f"The GPU share is kept for {duration(seconds)}."
+    return said if tier is Tier.ACTIVE else f"{said} It is {tier} now: the next GPU work restores it."
+
+
+def kept_already(seconds: float) -> str:
+    """Return that a share is kept for so long, as it was before."""
+    return f"The GPU share is kept already, for another {duration(seconds)}."
+
+
+def keep_refused(refusal: KeepRefusal, now: float) -> str:
+    """Return why a user may not keep the share, and what is possible. ``now``: seconds since the epoch."""
+    rule = refusal.rule
+    match refusal.why:
+        case WhyNoKeep.NOBODY:
+            return "Shares of this template cannot be kept. Ask the admin."
+        case WhyNoKeep.TOO_LONG:
+            return f"A share can be kept for at most {duration(rule.longest)}. Choose a shorter time."
+        case WhyNoKeep.TOO_MANY:
+            kept = plural(rule.at_once, "session")
+            return f"You can keep {kept} at a time. End the keep of another session first."
+        case WhyNoKeep.TOO_OFTEN:
+            times = plural(rule.per_day, "time")
+            wait = max(0.0, (refusal.again_at or now) - now)
+            return f"You can keep shares {times} within 24 hours. You can do it again in {duration(wait)}."
+
+
+def keep_has_no_length(latest: str) -> str:
+    """Return that a keep does not end after now, and before the end of the calendar. ``latest``: its last year."""
+    return f"A keep must end in the future, and before the year {latest}. Give a duration or a later instant."
+
+
+def exempted(seconds: float | None) -> str:
+    """Return that no idle action comes to a session for so long; None: without end."""
+    return f"No idle action comes to the session{_for(seconds)}."
+
+
+def exempt_already(seconds: float | None) -> str:
+    """Return that a session is exempt, as it was before."""
+    return f"The session is exempt from idle actions already{_for(seconds)}."
+
+
+def exemption_has_no_length() -> str:
+    """Return that an exemption would be over at once."""
+    return "An exemption must end in the future. Give a later instant, or none."
+
+
+def message_too_long(letters: int, most: int) -> str:
+    """Return that a message has too many letters."""
+    return f"The message has {letters} characters. At most {most} are possible."
+
+
+def tier_already(tier: Tier) -> str:
+    """Return that a session is in a tier already."""
+    return f"The session is {tier} already."
+
+
+def tier_set(tier: Tier, units: int) -> str:
+    """Return that a session is in a tier now. ``units``: what it holds on each of its GPUs."""
+    return f"The session is {tier} now and holds {gpu_share(units)}." if units else RELEASED
+
+
+def no_downgrade(template: str) -> str:
+    """Return that a template says no smaller share for a downgraded session."""
+    return f"The template {template} has no downgrade_to, or it is not less than the session's share."
+
+
+def agent_failed(why: str) -> str:
+    """Return that the session's agent gave no good answer. ``why``: a part of a sentence."""
+    return f"Nothing was done: {why.rstrip('.')}. Try again in a minute."
+
+
+def hub_failed(why: str) -> str:
+    """Return that the hub gave no good answer. ``why``: its sentence."""
+    return f"Nothing was done. {why}"
+
+
+def released_by(actor: str) -> str:
+    """Return why a share was released, for the log and the history."""
+    return f"{actor} released the share."
+
+
+def stopped_by(actor: str) -> str:
+    """Return why a server was stopped."""
+    return f"{actor} stopped the server."
+
+
+def tier_set_by(tier: Tier, actor: str) -> str:
+    """Return why a session is in a tier."""
+    return f"{actor} set the tier to {tier}."
+
+
+def _for(seconds: float | None) -> str:
+    return "" if seconds is None else f" for {duration(seconds)}"

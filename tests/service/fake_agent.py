@@ -12,11 +12,15 @@ from gpushare_spawner.model.control import (
     REQUEST,
     AnnounceRequest,
     Answer,
+    AnswerRequest,
+    ControlsRequest,
     Failure,
+    MessageRequest,
     ReportRequest,
     Request,
     TierRequest,
 )
+from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.session_id import session_id
 from gpushare_spawner.model.tier import Tier
@@ -32,6 +36,9 @@ class FakeAgent:
         self.clock = clock
         self.sessions: dict[str, SessionReport] = {}
         self.asked: list[Any] = []
+        self.answers: list[AskAnswer] = []
+        self.older = False
+        """Whether it does not know session controls yet."""
         self.kept: Callable[[AnnounceRequest], Notice | None] = lambda request: request.notice
         self.before: Callable[[Request], None] = lambda request: None
         self.gpus = (
@@ -88,6 +95,10 @@ class FakeAgent:
             return _refusal("unknown-session", f"there is no session {request.id}")
         if isinstance(request, AnnounceRequest):
             self.change(request.id, notice=self.kept(request))
+        elif isinstance(request, ControlsRequest | MessageRequest | AnswerRequest):
+            if self.older:
+                return _refusal("bad-request", "op: 'controls' does not match")
+            self._set(session, request)
         elif isinstance(request, TierRequest):
             worked = max(session.last_gpu_activity or 0.0, self.clock() if session.gpu_busy else 0.0)
             if request.if_idle_since is not None and worked > request.if_idle_since:
@@ -97,6 +108,18 @@ class FakeAgent:
                 guaranteed_units=request.effective_units, notice=None, yields=request.yields_until is not None,
             )  # fmt: skip
         return Answer()
+
+    def _set(self, session: SessionReport, request: ControlsRequest | MessageRequest | AnswerRequest) -> None:
+        """Session controls, as the agent keeps them."""
+        if isinstance(request, MessageRequest):
+            self.change(session.id, message=request.message)
+            return
+        if isinstance(request, ControlsRequest):
+            self.change(session.id, **dict(request.controls))
+        if request.answer is not None:
+            self.answers.append(request.answer)
+            number = request.answer.number
+            self.change(session.id, asks=tuple(ask for ask in session.asks if ask.number != number))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):

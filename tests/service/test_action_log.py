@@ -12,7 +12,7 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.culler.action_log import line
+from gpushare_spawner.service.actions.action_log import line
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.events import Action
@@ -112,6 +112,7 @@ class SometimesSilent:
         self._agent = agent
         self.silent = False
         self.tier, self.announce, self.report_age = agent.tier, agent.announce, agent.report_age
+        self.controls, self.message, self.answer = agent.controls, agent.message, agent.answer
 
     async def report(self) -> Report:
         if self.silent:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import time
 
-from gpushare_spawner.model.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.control import (
+    AnnounceRequest,
+    AnswerRequest,
+    ControlsRequest,
+    MessageRequest,
+    TierRequest,
+)
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.session_id import session_id
 from gpushare_spawner.model.template import Template
@@ -61,6 +67,15 @@ class Node:
 
     async def announce(self, request: AnnounceRequest) -> None:
         self.notices.append(request)
+
+    async def controls(self, request: ControlsRequest) -> None:
+        raise NotImplementedError
+
+    async def message(self, request: MessageRequest) -> None:
+        raise NotImplementedError
+
+    async def answer(self, request: AnswerRequest) -> None:
+        raise NotImplementedError
 
 
 def user(node: int, number: int) -> str:

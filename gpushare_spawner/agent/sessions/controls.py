@@ -6,7 +6,7 @@ The service decides and the agent keeps: nothing here takes or restores units, s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.model.controls import AskAnswer, Controls, Message
@@ -40,6 +40,18 @@ class SessionControls:
         if session.conversation is not None:
             session.conversation.tell_message()
         self._save(session)
+
+    def follow(
+        self, session: Session, controls: Controls, message: Message | None, answers: Iterable[AskAnswer]
+    ) -> None:
+        """Take over what the service wrote elsewhere, as often as it is looked at. Only asks that wait are answered."""
+        self.replace(session, controls)
+        if message is not None:
+            self.show(session, message)
+        waiting = {ask.number for ask in session.asks.waiting()} if session.asks is not None else set()
+        for answer in answers:
+            if answer.number in waiting:
+                self.answer(session, answer)
 
     def answer(self, session: Session, answer: AskAnswer) -> None:
         """Pass an answer on to the session's observers, once."""

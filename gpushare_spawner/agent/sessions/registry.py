@@ -30,7 +30,7 @@ from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.session_records import Store, short_name
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.controls import Controls
+from gpushare_spawner.model.controls import NO_CONTROLS
 from gpushare_spawner.model.frames import ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.model.tier import Tier
@@ -135,7 +135,7 @@ class SessionRegistry:
             gpu_seconds=session.past.gpu_seconds - self.activity(session).gpu_seconds,
             delivered_before=counted(self._arbitrations[gpu.uuid].view(session.id) for gpu in session.gpus),
         )
-        record.controls, record.message = Controls(), None
+        record.controls, record.message = NO_CONTROLS, None
         session.asks = self._no_asks()
         session.kernels_said.clear()
         if session.memory is not None:

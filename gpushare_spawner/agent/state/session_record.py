@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpushare_spawner.agent.processes import ProcessName
 from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.controls import Controls, Message
+from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Message
 from gpushare_spawner.model.delivered import NOTHING, Delivered
 from gpushare_spawner.model.instant import Instant
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
@@ -63,7 +63,7 @@ class SessionRecord(BaseModel):
     notice: Notice | None = None
     yields_until: Instant | None = None
     """Until when the units that its tier took are kept for spawns in quota; None: they are not."""
-    controls: Controls = Controls()
+    controls: Controls = NO_CONTROLS
     message: Message | None = None
     """The last one that an admin sent to the session's user."""
     gpu_busy: bool = False

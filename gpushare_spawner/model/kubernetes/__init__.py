@@ -43,6 +43,16 @@ from gpushare_spawner.model.kubernetes.container_requests import (
     requests_patch,
     share_container,
 )
+from gpushare_spawner.model.kubernetes.control_annotations import (
+    ANSWERS,
+    EXEMPTION,
+    KEEP,
+    KEEPS,
+    MESSAGE,
+    answers_patch,
+    controls_patch,
+    message_patch,
+)
 from gpushare_spawner.model.kubernetes.node_eligibility import NodeFacts, PodConstraints
 from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, node_of, pinned
 from gpushare_spawner.model.kubernetes.prefix import (
@@ -69,14 +79,19 @@ from gpushare_spawner.model.kubernetes.resources import (
 )
 
 __all__ = [
+    "ANSWERS",
     "BORROWED",
     "EFFECTIVE_SHARE",
+    "EXEMPTION",
     "GPU",
     "GPU_INDEX",
     "HOSTNAME_LABEL",
     "HUB",
     "IDLE_SINCE",
+    "KEEP",
+    "KEEPS",
     "MEMORY_LIMIT",
+    "MESSAGE",
     "NOTICE",
     "OVERSUBSCRIBE",
     "PREFIX",
@@ -106,13 +121,16 @@ __all__ = [
     "PodConstraints",
     "PodSession",
     "Requests",
+    "answers_patch",
     "borrowed_patch",
     "container_requests",
+    "controls_patch",
     "gpu_index_of",
     "is_session",
     "labels",
     "lacks_requests",
     "memory_bytes",
+    "message_patch",
     "millicores",
     "misplaced_report",
     "missing_requests",

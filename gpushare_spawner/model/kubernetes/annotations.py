@@ -14,6 +14,15 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from gpushare_spawner.model.controls import NO_CONTROLS, AskAnswer, Controls, Message
+from gpushare_spawner.model.kubernetes.control_annotations import (
+    answers_patch,
+    controls_patch,
+    message_patch,
+    read_answers,
+    read_controls,
+    read_message,
+)
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
 from gpushare_spawner.model.quantity import parse_percent_or_bytes
 from gpushare_spawner.model.report import Notice
@@ -110,6 +119,11 @@ class PodSession:
     """The account that the share is charged to; empty: none was chosen."""
     user_units: int | None = None
     """What the sessions of this user and quota on one GPU have at most together; None: no bound."""
+    controls: Controls = NO_CONTROLS
+    message: Message | None = None
+    """The last one that an admin sent to the session's user."""
+    answers: tuple[AskAnswer, ...] = ()
+    """To what the notebook server asked last."""
 
     def annotations(self) -> dict[str, str]:
         """For the pod's metadata. The inverse of `pod_session`."""
@@ -136,7 +150,12 @@ class PodSession:
             written[OVERSUBSCRIBE] = "false"
         if self.notice is not None:
             written[NOTICE] = self.notice.model_dump_json()
-        return written
+        controls = dict(controls_patch(self.controls))
+        if self.message is not None:
+            controls |= message_patch(self.message)
+        for number, answer in enumerate(self.answers):
+            controls |= answers_patch(self.answers[:number], answer)
+        return written | {name: text for name, text in controls.items() if text is not None}
 
 
 def labels() -> dict[str, str]:
@@ -187,6 +206,13 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     user_units = read(USER_UNITS, _units_from(1), 0) if USER_UNITS in given else None
     memory_limit = read(MEMORY_LIMIT, _amount, WHOLE_MEMORY, default=WHOLE_MEMORY)
     oversubscribe = read(OVERSUBSCRIBE, _truth, True, default=True)
+    controls: Controls = NO_CONTROLS
+    message: Message | None = None
+    answers: tuple[AskAnswer, ...] = ()
+    try:
+        controls, message, answers = read_controls(given), read_message(given), read_answers(given)
+    except ValueError as error:
+        problems.append(str(error))
     if not problems:
         if len(gpus) != len(indices):
             problems.append(f"{GPU} names {len(gpus)} GPUs and {GPU_INDEX} {len(indices)}: both list the same GPUs")
@@ -212,6 +238,9 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         oversubscribe=oversubscribe,
         quota=given.get(QUOTA, ""),
         user_units=user_units,
+        controls=controls,
+        message=message,
+        answers=answers,
     )
 
 

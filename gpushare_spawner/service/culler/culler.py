@@ -19,11 +19,11 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.actions.action_log import ActionLog
+from gpushare_spawner.service.actions.tiers import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.action_log import ActionLog
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions, take_note
 from gpushare_spawner.service.culler.gpu_actions import (
-    KEPT_SECONDS,
     go_on_yielding,
     stop_yielding,
     suppose,
@@ -31,6 +31,7 @@ from gpushare_spawner.service.culler.gpu_actions import (
     update_notice,
 )
 from gpushare_spawner.service.culler.hub_actions import HubActions, Templates
+from gpushare_spawner.service.culler.idle_action_log import IdleActionLog
 from gpushare_spawner.service.culler.idle_pressure import candidates, needed
 from gpushare_spawner.service.culler.reclaim import NO_PRESSURE, Pressure, may_matter, pressure
 from gpushare_spawner.service.culler.servers_without_share import Verdict, judge, users_to_delete
@@ -84,7 +85,7 @@ class Culler:
         self._clock = clock
         self._patience = patience
         self._hub = HubWatch(hub, 3 * settings.cull_every, settings.cull_users, self.counters)
-        self._actions = ActionLog(record, clock)
+        self._actions = IdleActionLog(ActionLog(record, clock))
         self._hub_actions = HubActions(hub, templates, settings, self.counters, self._actions, clock)
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._slots = asyncio.Semaphore(settings.concurrency or 1000)
@@ -237,7 +238,7 @@ class Culler:
         since = self._kept_since.get(one.session.id)
         silent = one.session.notice is None and one.decision.notice is None
         # an unknown or later instant: another process of this service, or a clock that was set back
-        return silent and (since is None or not 0 <= one.decided_at - since < KEPT_SECONDS / 2)
+        return silent and (since is None or not 0 <= one.decided_at - since < YIELD_SECONDS / 2)
 
     def _due_hub_actions(
         self,

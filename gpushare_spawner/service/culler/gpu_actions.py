@@ -11,20 +11,16 @@ from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.actions.tiers import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.action_log import ActionLog
 from gpushare_spawner.service.culler.decisions import SessionDecision
+from gpushare_spawner.service.culler.idle_action_log import IdleActionLog
 from gpushare_spawner.wording.idle_decisions import decided, explained
 
 log = logging.getLogger("gpushare.service")
 
-KEPT_SECONDS = 600.0
-"""For which the agent keeps units for spawns in quota if the service says no more: as long as it waits for the server
-of a session that was opened (`OpenRequest.confirm_within`). A service that runs ends this sooner, or asks
-again in time."""
 
-
-async def take_gpu_action(one: SessionDecision, counters: Counters, actions: ActionLog, use: RecentUse) -> bool:
+async def take_gpu_action(one: SessionDecision, counters: Counters, actions: IdleActionLog, use: RecentUse) -> bool:
     """Ask the agent for the tier that was decided; ``use`` takes note of it. Returns True.
 
     The agent refuses (ControlRefused) if the session has worked on the GPU since, unless it makes way for a spawn in
@@ -39,7 +35,7 @@ async def take_gpu_action(one: SessionDecision, counters: Counters, actions: Act
             effective_units=decision.units,
             reason=decided(decision, share),
             if_idle_since=None if reclaims else max(0.0, decision.worked_at),
-            yields_until=one.decided_at + KEPT_SECONDS if one.claim is not None else None,
+            yields_until=one.decided_at + YIELD_SECONDS if one.claim is not None else None,
         )
     )
     use.acted(session.id, decision.tier)
@@ -48,7 +44,7 @@ async def take_gpu_action(one: SessionDecision, counters: Counters, actions: Act
     return True
 
 
-async def suppose(one: SessionDecision, dry_run: DryRun, actions: ActionLog) -> bool:
+async def suppose(one: SessionDecision, dry_run: DryRun, actions: IdleActionLog) -> bool:
     """Log what a session's decision would do, instead of doing it. Returns False: nothing has changed."""
     session, decision, seen = one.session, one.decision, one.observation
     if decision.tier is not seen.tier:
@@ -72,7 +68,7 @@ async def go_on_yielding(one: SessionDecision) -> bool:
             tier=session.tier,
             effective_units=session.effective_units,
             reason="a spawn in quota still waits for its units, or has them and starts",
-            yields_until=one.decided_at + KEPT_SECONDS,
+            yields_until=one.decided_at + YIELD_SECONDS,
         )
     )
     return False

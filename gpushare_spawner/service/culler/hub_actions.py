@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.counters import Counters
-from gpushare_spawner.service.culler.action_log import ActionLog
 from gpushare_spawner.service.culler.decisions import SessionDecision, decide_session
 from gpushare_spawner.service.culler.gpu_actions import update_notice
+from gpushare_spawner.service.culler.idle_action_log import IdleActionLog
 from gpushare_spawner.service.culler.servers_without_share import judge
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import Hub, HubServer, HubUser
@@ -39,7 +39,7 @@ class HubActions:
         templates: Templates,
         settings: CullerSettings,
         counters: Counters,
-        actions: ActionLog,
+        actions: IdleActionLog,
         clock: Callable[[], float],
     ) -> None:
         self._hub = hub

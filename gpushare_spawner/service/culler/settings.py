@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpushare_spawner.idle import UseRule
-from gpushare_spawner.model.template import Idle
+from gpushare_spawner.idle import KeepRule, UseRule
+from gpushare_spawner.model.template import Idle, KeepLimits
 
 MIN_USE = 0.2
 """GPU seconds in the window. Ours: a step of training takes this long. The library looks at a burst every millisecond,
@@ -36,6 +36,10 @@ class CullerSettings:
     use_window: float = USE_WINDOW
     idle_when: Literal["always", "pressure"] = "always"
     """Whether idle shares are taken always, or only while a spawn waits that can use the units."""
+    keep_longest: float = KeepRule.longest
+    """The longest keep of a user, where the template does not say."""
+    keep_per_day: int = KeepRule.per_day
+    keep_at_once: int = KeepRule.at_once
     concurrency: int = 10
     """Idle actions at a time; 0: any number."""
 
@@ -43,6 +47,15 @@ class CullerSettings:
         """Return how much GPU work counts as use for a template."""
         least = idle.min_use if idle.min_use is not None else self.min_use
         return UseRule(least, idle.use_window or self.use_window or USE_WINDOW)
+
+    def keep_rule(self, idle: Idle | None) -> KeepRule:
+        """Return what users may keep of a template's shares; None: the template is gone."""
+        limits = (idle.keep if idle is not None else None) or KeepLimits()
+        return KeepRule(
+            limits.longest if limits.longest is not None else self.keep_longest,
+            limits.per_day if limits.per_day is not None else self.keep_per_day,
+            limits.at_once if limits.at_once is not None else self.keep_at_once,
+        )
 
     def only_under_pressure(self, idle: Idle) -> bool:
         """Return whether a template's idle shares are taken only while a spawn waits that can use the units."""

@@ -11,7 +11,16 @@ from kubernetes_asyncio.client import ApiException, CoreV1Api
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, Failure, TierRequest
+from gpushare_spawner.model.control import (
+    AgentUnreachable,
+    AnnounceRequest,
+    AnswerRequest,
+    ControlRefused,
+    ControlsRequest,
+    Failure,
+    MessageRequest,
+    TierRequest,
+)
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.wording.errors import http_status, reason
@@ -77,6 +86,23 @@ class NodeAgent:
         """Write a notice to the pod, or remove it."""
         patch = kubernetes.notice_patch(request.notice)
         await self._patch(request.id, self._unchanged(request.id), patch)
+
+    async def controls(self, request: ControlsRequest) -> None:
+        """Write keep and exemption to the pod, with the answer to the ask that they come from."""
+        pod = self._unchanged(request.id)
+        patch = kubernetes.controls_patch(request.controls)
+        if request.answer is not None:
+            patch |= kubernetes.answers_patch(pod.session.answers, request.answer)
+        await self._patch(request.id, pod, patch)
+
+    async def message(self, request: MessageRequest) -> None:
+        """Write a message to the pod."""
+        await self._patch(request.id, self._unchanged(request.id), kubernetes.message_patch(request.message))
+
+    async def answer(self, request: AnswerRequest) -> None:
+        """Write the answer to an ask to the pod."""
+        pod = self._unchanged(request.id)
+        await self._patch(request.id, pod, kubernetes.answers_patch(pod.session.answers, request.answer))
 
     def _unchanged(self, session: str) -> SessionPod:
         """Return the session's pod, if its annotations are still those that the decision was made on."""

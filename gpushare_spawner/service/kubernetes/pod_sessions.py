@@ -126,6 +126,7 @@ def merged(report: Report, pods: Iterable[SessionPod]) -> Report:
 def _with(session: SessionReport, pod: SessionPod) -> SessionReport:
     """What the annotations say goes before what the report says: the report may be older."""
     said = pod.session
+    answered = {answer.number for answer in said.answers}
     return session.model_copy(
         update={
             "template": said.template,
@@ -140,8 +141,15 @@ def _with(session: SessionReport, pod: SessionPod) -> SessionReport:
             "notice": said.notice,
             "confirmed": session.confirmed and pod.runs,
             "lacks_requests": pod.lacks_requests,
+            # an answer is in the pod before the agent reports again
+            "asks": tuple(ask for ask in session.asks if ask.number not in answered),
+            **_controls(said),
         }
     )
+
+
+def _controls(said: PodSession) -> dict[str, Any]:
+    return {**dict(said.controls), "message": said.message}
 
 
 def _new(pod: SessionPod) -> SessionReport:
@@ -165,4 +173,5 @@ def _new(pod: SessionPod) -> SessionReport:
         opened_at=pod.created,
         confirmed=False,
         notice=said.notice,
+        **_controls(said),
     )

@@ -48,6 +48,8 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
         tier_since=said.tier_since,
         notice=said.notice,
         yields_until=said.yields_until,
+        controls=said.controls,
+        message=said.message,
         pod=PodOwner(
             namespace=pod.namespace,
             name=pod.name,

@@ -254,6 +254,7 @@ class PodSessions:
             return
         session.lacks_requests = kubernetes.lacks_requests(pod.requests, said.tier)
         self._tiers.follow(session, said, pod.annotations)
+        self._node.registry.controls.follow(session, said.controls, said.message, said.answers)
         self._writer.look(session)
 
     def _pod_of(self, session: Session) -> Pod | None:

@@ -1,0 +1,99 @@
+"""Keeps: whether a user may hold a share against idle actions, and until when a keep holds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpushare_spawner.model.controls import MOST_KEEPS, Controls, Exemption, Keep
+
+DAY = 86400.0
+"""Seconds over which keeps are counted."""
+CLOCKS_DIFFER = 60.0
+"""Seconds. What begins later than this from now was written before the clock was set back."""
+
+
+@dataclass(frozen=True)
+class KeepRule:
+    """What a user may keep. 0 anywhere: nothing."""
+
+    longest: float = 8 * 3600.0
+    """Seconds."""
+    per_day: int = 3
+    """Keeps within 24 hours, over all sessions of the user."""
+    at_once: int = 2
+    """Sessions of the user that are kept at a time."""
+
+
+class WhyNoKeep(StrEnum):
+    """Why a user may not keep a share. Words for it: `wording.session_controls`."""
+
+    NOBODY = "nobody"
+    """Nobody may keep this template's shares."""
+    TOO_LONG = "too-long"
+    TOO_OFTEN = "too-often"
+    TOO_MANY = "too-many"
+    """The user keeps other sessions already."""
+
+
+@dataclass(frozen=True)
+class KeepRefusal:
+    """Why a user may not keep a share now."""
+
+    why: WhyNoKeep
+    rule: KeepRule
+    again_at: float | None = None
+    """When the user may keep again, seconds since the epoch; None: time alone does not help."""
+
+
+def keep_refused(
+    rule: KeepRule, seconds: float, began: Iterable[float], other_sessions: int, now: float
+) -> KeepRefusal | None:
+    """Return why a user may not keep a share for so many seconds from now on; None: the user may.
+
+    ``began``: the instants at which keeps of all the user's sessions began. ``other_sessions``: those of the user that
+    are kept now, without this one.
+    """
+    if rule.longest <= 0 or rule.per_day <= 0 or rule.at_once <= 0:
+        return KeepRefusal(WhyNoKeep.NOBODY, rule)
+    if not seconds <= rule.longest:
+        return KeepRefusal(WhyNoKeep.TOO_LONG, rule)
+    if other_sessions >= rule.at_once:
+        return KeepRefusal(WhyNoKeep.TOO_MANY, rule)
+    counted = recent(began, now)
+    if len(counted) >= rule.per_day:
+        return KeepRefusal(WhyNoKeep.TOO_OFTEN, rule, counted[-rule.per_day] + DAY)
+    return None
+
+
+def recent(began: Iterable[float], now: float) -> list[float]:
+    """Return the instants of the last 24 hours, the earliest first. One in the future counts as now: the clock was set
+    back since."""
+    return sorted(min(instant, now) for instant in began if instant > now - DAY)
+
+
+def holds(keep: Keep | None, now: float) -> bool:
+    """Return whether a keep holds the share now."""
+    return keep is not None and now < keep.until
+
+
+def exempts(exemption: Exemption | None, now: float) -> bool:
+    """Return whether no idle action at all may come now."""
+    return exemption is not None and (exemption.until is None or now < exemption.until)
+
+
+def in_force(controls: Controls, now: float) -> Controls:
+    """Return the controls without what is over, and with a keep from the future dated now.
+
+    A keep of the future was given before the clock was set back. It holds once more for as long as it was given for,
+    and so never without end.
+    """
+    keep = controls.keep if holds(controls.keep, now) else None
+    if keep is not None and keep.since > now + CLOCKS_DIFFER:
+        keep = Keep(until=now + max(0.0, keep.until - keep.since), since=now, by=keep.by)
+    return Controls(
+        keep=keep,
+        keeps=tuple(recent(controls.keeps, now)[-MOST_KEEPS:]),
+        exemption=controls.exemption if exempts(controls.exemption, now) else None,
+    )

@@ -1,0 +1,83 @@
+"""Session controls in a pod's annotations: the service writes them, the agent follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from gpushare_spawner.model.controls import MOST_ASKS, MOST_KEEPS, AskAnswer, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.instant import Instant
+from gpushare_spawner.model.kubernetes.prefix import PREFIX
+
+KEEP = PREFIX + "keep"
+"""Annotation: JSON of `model.controls.Keep`; absent: the share is not kept."""
+KEEPS = PREFIX + "keeps"
+"""Annotation: JSON list of the instants at which keeps of the last 24 hours began; absent: none did."""
+EXEMPTION = PREFIX + "exemption"
+"""Annotation: JSON of `model.controls.Exemption`; absent: idle actions come to the session."""
+MESSAGE = PREFIX + "message"
+"""Annotation: JSON of `model.controls.Message`, the last one of an admin to the session's user."""
+ANSWERS = PREFIX + "answers"
+"""Annotation: JSON list of the last `model.controls.AskAnswer`, the latest last."""
+
+_KEEP: TypeAdapter[Keep] = TypeAdapter(Keep)
+_EXEMPTION: TypeAdapter[Exemption] = TypeAdapter(Exemption)
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+_KEEPS: TypeAdapter[tuple[float, ...]] = TypeAdapter(Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)])
+_ANSWERS: TypeAdapter[tuple[AskAnswer, ...]] = TypeAdapter(tuple[AskAnswer, ...])
+
+
+def controls_patch(controls: Controls) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that sets a session's controls."""
+    keep, exemption = controls.keep, controls.exemption
+    return {
+        KEEP: None if keep is None else keep.model_dump_json(),
+        KEEPS: _KEEPS.dump_json(controls.keeps).decode() if controls.keeps else None,
+        EXEMPTION: None if exemption is None else exemption.model_dump_json(),
+    }
+
+
+def message_patch(message: Message) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that shows the user a message."""
+    return {MESSAGE: message.model_dump_json()}
+
+
+def answers_patch(before: Iterable[AskAnswer], answer: AskAnswer) -> dict[str, str | None]:
+    """Return the annotations of a merge patch that answers an ask. ``before``: the answers that are there."""
+    kept = [one for one in before if one.number != answer.number][-(MOST_ASKS - 1) :]
+    return {ANSWERS: _ANSWERS.dump_json((*kept, answer)).decode()}
+
+
+def read_controls(annotations: Mapping[str, str]) -> Controls:
+    """Return the controls that annotations say. Raises ValueError, which names the annotation that is wrong."""
+    return Controls(
+        keep=_read(annotations, KEEP, _KEEP, None),
+        keeps=_read(annotations, KEEPS, _KEEPS, ()),
+        exemption=_read(annotations, EXEMPTION, _EXEMPTION, None),
+    )
+
+
+def read_message(annotations: Mapping[str, str]) -> Message | None:
+    """Return the message that stands. Raises ValueError as `read_controls` does."""
+    message: Message | None = _read(annotations, MESSAGE, _MESSAGE, None)
+    return message
+
+
+def read_answers(annotations: Mapping[str, str]) -> tuple[AskAnswer, ...]:
+    """Return the last answers. Raises ValueError as `read_controls` does."""
+    answers: tuple[AskAnswer, ...] = _read(annotations, ANSWERS, _ANSWERS, ())
+    return answers
+
+
+def _read(annotations: Mapping[str, str], name: str, kind: TypeAdapter[Any], otherwise: Any) -> Any:
+    text = annotations.get(name)
+    if text is None:
+        return otherwise
+    try:
+        return kind.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"the annotation {name} is {text!r}: {where}: {first['msg']}") from None

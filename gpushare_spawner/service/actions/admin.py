@@ -1,0 +1,87 @@
+"""What only admins do to a session without touching its share: exempt it from idle actions, and send a message."""
+
+from __future__ import annotations
+
+from gpushare_spawner.model.control import MessageRequest
+from gpushare_spawner.model.controls import Controls, Exemption, Message
+from gpushare_spawner.model.frames import MAX_TEXT_LETTERS
+from gpushare_spawner.model.instant import LATEST
+from gpushare_spawner.service.actions.action_log import ActionLog
+from gpushare_spawner.service.actions.controls import ControlsOfSessions
+from gpushare_spawner.service.actions.keeps import EXEMPTION_ENDED, SAME
+from gpushare_spawner.service.actions.outcome import (
+    ActionRefused,
+    Actor,
+    Outcome,
+    RefusalCode,
+    Target,
+    check_admin,
+    refusals,
+)
+from gpushare_spawner.wording import session_controls as words
+
+EXEMPT, MESSAGE = "exempt", "message"
+"""What the history calls these actions."""
+SAME_MESSAGE = 60.0
+"""Seconds within which a message with the same text is the same message."""
+
+
+class AdminActions:
+    """Each method raises ActionRefused."""
+
+    def __init__(self, controls: ControlsOfSessions, log: ActionLog) -> None:
+        self._controls = controls
+        self._log = log
+
+    async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> Outcome:
+        """Let no idle action come to a session until an instant (seconds since the epoch); None: without end."""
+        check_admin(actor)
+        async with self._controls.of_user(one.session.user):
+            session, controls = await self._controls.read(one)
+            now = self._controls.clock()
+            if until is not None and not now < until <= LATEST:
+                raise ActionRefused(words.exemption_has_no_length(), RefusalCode.BAD_REQUEST)
+            seconds = None if until is None else until - now
+            standing = controls.exemption
+            if standing is not None and _same_end(standing.until, until) and standing.reason == reason:
+                return Outcome(False, words.exempt_already(seconds))
+            exemption = Exemption(until=until, by=actor.name, reason=reason)
+            await self._controls.write(one, controls.model_copy(update={"exemption": exemption}))
+        self._log.session(session, one.node, EXEMPT, actor.name, reason=f"{words.exempted(seconds)} {reason}".strip())
+        return Outcome(True, words.exempted(seconds))
+
+    async def end_exemption(self, one: Target, actor: Actor) -> Outcome:
+        """Let idle actions come again, with a notice before."""
+        check_admin(actor)
+        async with self._controls.of_user(one.session.user):
+            session, controls = await self._controls.read(one)
+            if controls.exemption is None:
+                return Outcome(False, words.NOT_EXEMPT)
+            await self._controls.write(one, Controls(keep=controls.keep, keeps=controls.keeps))
+        self._log.session(session, one.node, EXEMPTION_ENDED, actor.name, reason=words.EXEMPTION_ENDED)
+        return Outcome(True, words.EXEMPTION_ENDED)
+
+    async def message(self, one: Target, actor: Actor, text: str) -> Outcome:
+        """Show the session's user a text, in JupyterLab and in `gpushare status`."""
+        check_admin(actor)
+        text = text.strip()
+        if not text:
+            raise ActionRefused(words.NO_TEXT, RefusalCode.BAD_REQUEST)
+        if len(text) > MAX_TEXT_LETTERS:
+            raise ActionRefused(words.message_too_long(len(text), MAX_TEXT_LETTERS), RefusalCode.BAD_REQUEST)
+        async with self._controls.of_user(one.session.user):
+            session, _ = await self._controls.read(one)
+            now, last = self._controls.clock(), session.message
+            if last is not None and (last.text, last.by) == (text, actor.name) and abs(now - last.at) < SAME_MESSAGE:
+                return Outcome(False, words.MESSAGE_SENT_ALREADY)
+            with refusals():
+                message = Message(text=text, by=actor.name, at=now)
+                await one.agent.message(MessageRequest(id=session.id, message=message))
+        self._log.session(session, one.node, MESSAGE, actor.name, reason=text)
+        return Outcome(True, words.MESSAGE_SENT)
+
+
+def _same_end(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= SAME

@@ -1,0 +1,141 @@
+"""Keep a share against idle actions, and end a keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpushare_spawner.idle import KeepRule, holds, in_force, keep_refused
+from gpushare_spawner.model.controls import ASK_SECONDS, MOST_KEEPS, Controls, Keep
+from gpushare_spawner.model.instant import LATEST
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.template import Idle, Template
+from gpushare_spawner.service.actions.action_log import CULLER, ActionLog
+from gpushare_spawner.service.actions.controls import ControlsOfSessions, answer_to
+from gpushare_spawner.service.actions.outcome import (
+    ActionRefused,
+    Actor,
+    Asked,
+    Outcome,
+    RefusalCode,
+    Target,
+    check_own,
+)
+from gpushare_spawner.wording import session_controls as words
+
+KEEP, KEEP_ENDED, EXEMPTION_ENDED = "keep", "keep-ended", "exempt-ended"
+"""What the history calls these actions."""
+SAME = 5.0
+"""Seconds. A keep that ends within this time of the one that stands is the same: a request that is sent twice."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How long a share is to be kept: a duration in seconds, or until an instant."""
+
+    seconds: float | None = None
+    until: float | None = None
+
+
+class KeepActions:
+    """Each method raises ActionRefused."""
+
+    def __init__(
+        self,
+        controls: ControlsOfSessions,
+        templates: Callable[[], Mapping[str, Template]],
+        rule_of: Callable[[Idle | None], KeepRule],
+        log: ActionLog,
+    ) -> None:
+        """``rule_of`` returns the limits for a template; None: the template is gone."""
+        self._controls = controls
+        self._templates = templates
+        self._rule_of = rule_of
+        self._log = log
+
+    def rule(self, session: SessionReport) -> KeepRule:
+        """Return the limits of keeps of a session's user."""
+        template = self._templates().get(session.template)
+        return self._rule_of(template.idle if template is not None else None)
+
+    async def keep(self, one: Target, actor: Actor, wanted: Wanted, asked: Asked | None = None) -> Outcome:
+        """Keep a share, extend a keep, or let it end sooner. Only the last needs no permission of the limits.
+
+        ``asked``: what this follows; the same ask once more leads to the same end of the keep.
+        """
+        check_own(one, actor)
+        async with self._controls.of_user(one.session.user):
+            session, controls = await self._controls.read(one)
+            now = self._controls.clock()
+            begin = now if asked is None else min(now, max(asked.at, now - ASK_SECONDS))
+            until = wanted.until if wanted.until is not None else begin + (wanted.seconds or 0.0)
+            if not math.isfinite(until) or not now < until <= LATEST:
+                raise ActionRefused(words.keep_has_no_length("9999"), RefusalCode.BAD_REQUEST)
+            standing = controls.keep
+            if standing is not None and abs(standing.until - until) <= SAME:
+                return Outcome(False, words.kept_already(standing.until - now))
+            if standing is not None and until < standing.until:
+                changed = Controls(
+                    keep=Keep(until=until, since=standing.since, by=actor.name),
+                    keeps=controls.keeps,
+                    exemption=controls.exemption,
+                )
+            else:
+                changed = await self._extended(session, controls, actor, until, until - begin, now)
+            text = words.kept(until - begin, session.tier)
+            await self._controls.write(one, changed, answer_to(asked, text, now))
+        self._log.session(session, one.node, KEEP, actor.name, reason=text)
+        return Outcome(True, text)
+
+    async def end_keep(self, one: Target, actor: Actor, asked: Asked | None = None) -> Outcome:
+        """End a keep: idle actions come again, with a notice before."""
+        check_own(one, actor)
+        async with self._controls.of_user(one.session.user):
+            session, controls = await self._controls.read(one)
+            if controls.keep is None:
+                return Outcome(False, words.NO_KEEP)
+            changed = Controls(keeps=controls.keeps, exemption=controls.exemption)
+            await self._controls.write(one, changed, answer_to(asked, words.KEEP_ENDED, self._controls.clock()))
+        self._log.session(session, one.node, KEEP_ENDED, actor.name, reason=words.KEEP_ENDED)
+        return Outcome(True, words.KEEP_ENDED)
+
+    async def settle(self, one: Target) -> bool:
+        """Remove what is over, and date a keep of the future as of now. Returns whether that was necessary.
+
+        Otherwise a clock that is set back would bring back a keep that was over.
+        """
+        async with self._controls.of_user(one.session.user):
+            session, controls = await self._controls.read(one)
+            before = session.controls
+            if (before.keep, before.exemption) == (controls.keep, controls.exemption):
+                return False
+            await self._controls.write(one, controls)
+        if before.keep is not None and controls.keep is None:
+            self._log.session(session, one.node, KEEP_ENDED, CULLER, reason=words.KEEP_WAS_OVER)
+        if before.exemption is not None and controls.exemption is None:
+            self._log.session(session, one.node, EXEMPTION_ENDED, CULLER, reason=words.EXEMPTION_WAS_OVER)
+        return True
+
+    async def _extended(
+        self, session: SessionReport, controls: Controls, actor: Actor, until: float, seconds: float, now: float
+    ) -> Controls:
+        keep = Keep(until=until, since=now, by=actor.name)
+        if actor.is_admin:
+            # it is not the user who keeps
+            return Controls(keep=keep, keeps=controls.keeps, exemption=controls.exemption)
+        others = await self._controls.of_others(session)
+        began = [*controls.keeps, *(instant for other in others for instant in other.keeps)]
+        kept = sum(holds(other.keep, now) for other in others)
+        refusal = keep_refused(self.rule(session), seconds, began, kept, now)
+        if refusal is not None:
+            raise ActionRefused(words.keep_refused(refusal, now), RefusalCode.LIMIT)
+        return Controls(keep=keep, keeps=(*controls.keeps, now)[-MOST_KEEPS:], exemption=controls.exemption)
+
+
+def has_to_settle(session: SessionReport, now: float) -> bool:
+    """Return whether `KeepActions.settle` has something to do."""
+    if session.keep is None and session.exemption is None:
+        return False
+    settled = in_force(session.controls, now)
+    return (settled.keep, settled.exemption) != (session.keep, session.exemption)

@@ -1,0 +1,31 @@
+"""Actions on a session's server through the hub: stop."""
+
+from __future__ import annotations
+
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.actions.action_log import ActionLog
+from gpushare_spawner.service.actions.outcome import Actor, Outcome, Target, check_own, refusals
+from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.wording import session_controls as words
+
+
+class ServerActions:
+    """Each method raises ActionRefused."""
+
+    def __init__(self, hub: Hub, log: ActionLog) -> None:
+        self._hub = hub
+        self._log = log
+
+    async def stop(self, one: Target, actor: Actor) -> Outcome:
+        """Stop the server of a session. A named server stays in its user's list."""
+        check_own(one, actor)
+        session = one.session
+        with refusals():
+            server = await self._hub.server(session.user, session.server)
+            if server is None or not (server.ready or server.pending):
+                return Outcome(False, words.NOT_RUNNING)
+            if server.pending == "stop":
+                return Outcome(False, words.STOPS_ALREADY)
+            await self._hub.stop(session.user, session.server)
+        self._log.session(session, one.node, Tier.STOPPED, actor.name, units=0, reason=words.stopped_by(actor.name))
+        return Outcome(True, words.STOPS)

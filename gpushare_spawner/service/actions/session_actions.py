@@ -1,0 +1,95 @@
+"""All actions of people on sessions, composed. The dashboard's API and the asks of notebook servers call nothing else.
+
+Each method returns an `Outcome`, or raises `ActionRefused` with a sentence and a code. Each is idempotent, and what
+changed something is in the log of actions and in the history, with its actor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.template import Idle, Template
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.actions.action_log import ActionLog
+from gpushare_spawner.service.actions.admin import AdminActions
+from gpushare_spawner.service.actions.controls import ControlsOfSessions
+from gpushare_spawner.service.actions.keeps import KeepActions, Wanted
+from gpushare_spawner.service.actions.outcome import Actor, Asked, Outcome, Target
+from gpushare_spawner.service.actions.servers import ServerActions
+from gpushare_spawner.service.actions.tiers import TierActions
+from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.reports import Agent
+
+
+class SessionActions:
+    """Acts on one session, for its user or for an admin."""
+
+    def __init__(
+        self,
+        agents: Iterable[Agent],
+        hub: Hub,
+        templates: Callable[[], Mapping[str, Template]],
+        keep_rule: Callable[[Idle | None], KeepRule] = lambda idle: KeepRule(),
+        record: Callable[[Action], None] = lambda action: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``agents`` is iterated over anew each time; ``keep_rule`` returns a template's limits of keeps, None: it is
+        gone; ``record`` enters an action in the history; ``clock`` gives seconds since the epoch."""
+        log = ActionLog(record, clock)
+        controls = ControlsOfSessions(agents, clock)
+        self._keeps = KeepActions(controls, templates, keep_rule, log)
+        self._admin = AdminActions(controls, log)
+        self._tiers = TierActions(templates, log, clock)
+        self._servers = ServerActions(hub, log)
+
+    def keep_rule(self, session: SessionReport) -> KeepRule:
+        """Return the limits of keeps that apply to a session's user."""
+        return self._keeps.rule(session)
+
+    async def keep(
+        self,
+        one: Target,
+        actor: Actor,
+        *,
+        seconds: float | None = None,
+        until: float | None = None,
+        asked: Asked | None = None,
+    ) -> Outcome:
+        """Keep the share against idle actions for some seconds, or until an instant (seconds since the epoch)."""
+        return await self._keeps.keep(one, actor, Wanted(seconds, until), asked)
+
+    async def end_keep(self, one: Target, actor: Actor, asked: Asked | None = None) -> Outcome:
+        """End the keep of a share."""
+        return await self._keeps.end_keep(one, actor, asked)
+
+    async def settle(self, one: Target) -> bool:
+        """Remove a keep or an exemption that is over. Returns whether there was one."""
+        return await self._keeps.settle(one)
+
+    async def release(self, one: Target, actor: Actor, asked: Asked | None = None) -> Outcome:
+        """Release the share of an idle session; the next GPU work restores it."""
+        return await self._tiers.release(one, actor, asked)
+
+    async def tier(self, one: Target, tier: Tier, actor: Actor) -> Outcome:
+        """Change the tier to active, downgraded or released. For admins."""
+        return await self._tiers.tier(one, tier, actor)
+
+    async def stop(self, one: Target, actor: Actor) -> Outcome:
+        """Stop the server."""
+        return await self._servers.stop(one, actor)
+
+    async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> Outcome:
+        """Let no idle action come until an instant (seconds since the epoch); None: without end. For admins."""
+        return await self._admin.exempt(one, actor, until, reason)
+
+    async def end_exemption(self, one: Target, actor: Actor) -> Outcome:
+        """Let idle actions come again. For admins."""
+        return await self._admin.end_exemption(one, actor)
+
+    async def message(self, one: Target, actor: Actor, text: str) -> Outcome:
+        """Show the session's user a message. For admins."""
+        return await self._admin.message(one, actor, text)

@@ -1,0 +1,59 @@
+"""Session actions against a scripted agent and hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.outcome import Actor
+from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.history.events import Action
+from gpushare_spawner.service.hub.client import Hub
+from tests.service.conftest import HOUR, Clock, agent, clock, hub, hub_server, templates  # noqa: F401
+from tests.service.fake_agent import FakeAgent
+
+ANN = Actor("ann")
+ROOT = Actor("root", is_admin=True)
+RULE = KeepRule(longest=8 * HOUR, per_day=3, at_once=2)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A session as a report had it."""
+
+    agent: AgentClient
+    session: SessionReport
+    node: str = "fake"
+
+
+class Acting:
+    """The actions, with what they entered in the history."""
+
+    def __init__(self, agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> None:  # noqa: F811
+        self.agent = agent
+        self.recorded: list[Action] = []
+        self.client = AgentClient(agent.path)
+        self.actions = SessionActions(
+            [self.client], hub, lambda: templates, lambda idle: RULE, self.recorded.append, clock
+        )
+
+    def seen(self, user: str = "ann") -> Seen:
+        """The session of a user, opened now where there is none."""
+        if user not in self.agent.sessions:
+            self.agent.add(user)
+        return Seen(self.client, self.agent.sessions[user])
+
+    @property
+    def history(self) -> list[tuple[str, str, str]]:
+        """(action, actor, user) of what was entered."""
+        return [(action.action, action.actor, action.user) for action in self.recorded]
+
+
+@pytest.fixture
+def acting(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> Acting:  # noqa: F811
+    return Acting(agent, hub, templates, clock)

@@ -1,0 +1,190 @@
+"""Release, tier, stop, exemption and message: what each does, twice, and who may."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gpushare_spawner.model.controls import Ask, Exemption
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode
+from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.wording import session_controls as words
+from tests.present import present
+from tests.service.actions.conftest import ANN, ROOT, Acting
+from tests.service.conftest import HOUR, MINUTE, Clock
+from tests.service.fake_agent import FakeAgent
+from tests.service.fake_hub import FakeHub
+
+EVE = Actor("eve")
+
+
+async def refusal_of(action: Awaitable[Outcome]) -> ActionRefused:
+    with pytest.raises(ActionRefused) as refusal:
+        await action
+    return refusal.value
+
+
+# -- tiers -------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_idle_share_is_released_by_its_user(acting: Acting, clock: Clock) -> None:
+    one = acting.seen()
+    clock.forward(MINUTE)
+    assert await acting.actions.release(one, ANN) == Outcome(True, words.RELEASED)
+    assert acting.agent.sessions["ann"].tier is Tier.RELEASED
+    assert await acting.actions.release(one, ANN) == Outcome(False, words.RELEASED_ALREADY)
+    assert acting.history == [("released", "ann", "ann")]
+    assert acting.recorded[0].units == 0
+
+
+async def test_a_busy_share_is_not_released(acting: Acting, agent: FakeAgent) -> None:
+    agent.add("ann", gpu_busy=True)
+    assert (await refusal_of(acting.actions.release(acting.seen(), ANN))).code is RefusalCode.BUSY
+    agent.change("ann", gpu_busy=False, waiting=True)
+    assert (await refusal_of(acting.actions.release(acting.seen(), ANN))).text == words.GPU_BUSY
+    assert not acting.recorded
+
+
+async def test_work_between_the_report_and_the_release_prevents_it(
+    acting: Acting, agent: FakeAgent, clock: Clock
+) -> None:
+    one = acting.seen()
+    clock.forward(MINUTE)
+    agent.before = lambda request: agent.work("ann") if request.op == "tier" else None
+    refusal = await refusal_of(acting.actions.release(one, ANN))
+    assert (refusal.code, refusal.text) == (RefusalCode.BUSY, words.WORKED_MEANWHILE)
+    assert agent.sessions["ann"].tier is Tier.ACTIVE
+
+
+async def test_an_ask_for_a_release_is_void_after_gpu_work(acting: Acting, agent: FakeAgent, clock: Clock) -> None:
+    """Released, restored by work, and then the service, killed before its answer, sees the ask again."""
+    one = acting.seen()
+    clock.forward(MINUTE)
+    asked = Asked(Ask(number=1, kind=AskKind.RELEASE, at=clock()), at=clock())
+    assert (await acting.actions.release(one, ANN, asked)).changed
+    clock.forward(1)
+    agent.work("ann")
+    clock.forward(1)
+    assert (await refusal_of(acting.actions.release(one, ANN, asked))).code is RefusalCode.BUSY
+    assert agent.sessions["ann"].tier is Tier.ACTIVE
+
+
+async def test_a_session_that_makes_way_goes_on_doing_so_when_it_is_released(
+    acting: Acting, agent: FakeAgent, clock: Clock
+) -> None:
+    agent.add("ann", tier=Tier.DOWNGRADED, effective_units=10, yields=True)
+    clock.forward(MINUTE)
+    await acting.actions.release(acting.seen(), ANN)
+    assert agent.asked[-1].yields_until == clock() + 600
+    assert agent.sessions["ann"].yields
+
+
+async def test_an_admin_sets_the_tier_and_users_do_not(acting: Acting, clock: Clock) -> None:
+    one = acting.seen()
+    clock.forward(MINUTE)
+    assert (await refusal_of(acting.actions.tier(one, Tier.DOWNGRADED, ANN))).code is RefusalCode.FORBIDDEN
+    outcome = await acting.actions.tier(one, Tier.DOWNGRADED, ROOT)
+    assert outcome == Outcome(True, "The session is downgraded now and holds 0.10 GPU.")
+    assert not (await acting.actions.tier(one, Tier.DOWNGRADED, ROOT)).changed
+    await acting.actions.tier(one, Tier.RELEASED, ROOT)
+    outcome = await acting.actions.tier(one, Tier.ACTIVE, ROOT)
+    assert outcome == Outcome(True, "The session is active now and holds 0.25 GPU.")
+    assert acting.history == [(tier, "root", "ann") for tier in ("downgraded", "released", "active")]
+    assert [action.units for action in acting.recorded] == [10, 0, 25]
+
+
+async def test_a_tier_that_the_template_does_not_have_is_refused(acting: Acting, agent: FakeAgent) -> None:
+    agent.add("ann", template="gone")
+    assert "no downgrade_to" in (await refusal_of(acting.actions.tier(acting.seen(), Tier.DOWNGRADED, ROOT))).text
+    assert (await refusal_of(acting.actions.tier(acting.seen(), Tier.STOPPED, ROOT))).text == words.STOP_IS_NO_TIER
+
+
+# -- stop --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_is_stopped_once(acting: Acting, hub_server: FakeHub) -> None:
+    one = acting.seen()
+    hub_server.add("ann")
+    assert await acting.actions.stop(one, ANN) == Outcome(True, words.STOPS)
+    assert hub_server.deleted == ["/users/ann/server"]
+    assert await acting.actions.stop(one, ANN) == Outcome(False, words.NOT_RUNNING)
+    hub_server.add("ann", pending="stop")
+    assert await acting.actions.stop(one, ANN) == Outcome(False, words.STOPS_ALREADY)
+    assert acting.history == [("stopped", "ann", "ann")]
+
+
+async def test_a_hub_that_refuses_is_said_so(acting: Acting, hub: Hub, hub_server: FakeHub) -> None:
+    hub_server.add("ann")
+    hub_server.faults = [403]
+    refusal = await refusal_of(acting.actions.stop(acting.seen(), ANN))
+    assert refusal.code is RefusalCode.HUB_UNAVAILABLE
+    assert "Nothing was done. The hub forbids GET /users/ann" in refusal.text
+    assert not acting.recorded
+
+
+# -- of admins ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_exemption_begins_and_ends(acting: Acting, clock: Clock) -> None:
+    one, until = acting.seen(), clock() + 24 * HOUR
+    assert (
+        await acting.actions.exempt(one, ROOT, until, "exam")
+    ).text == "No idle action comes to the session for 24 h."
+    assert acting.agent.sessions["ann"].exemption == Exemption(until=until, by="root", reason="exam")
+    assert not (await acting.actions.exempt(one, ROOT, until, "exam")).changed
+    assert (await acting.actions.exempt(one, ROOT)).text == "No idle action comes to the session."
+    assert (await acting.actions.end_exemption(one, ROOT)).changed
+    assert await acting.actions.end_exemption(one, ROOT) == Outcome(False, words.NOT_EXEMPT)
+    assert acting.agent.sessions["ann"].exemption is None
+    assert acting.history == [(name, "root", "ann") for name in ("exempt", "exempt", "exempt-ended")]
+    assert acting.recorded[0].reason == "No idle action comes to the session for 24 h. exam"
+
+
+@pytest.mark.parametrize("until", [0.0, float("nan"), float("inf"), 1e18, -1.0])
+async def test_an_exemption_ends_in_the_future(acting: Acting, until: float) -> None:
+    assert (await refusal_of(acting.actions.exempt(acting.seen(), ROOT, until))).code is RefusalCode.BAD_REQUEST
+
+
+async def test_a_message_reaches_the_agent_once(acting: Acting, clock: Clock) -> None:
+    one = acting.seen()
+    assert (await acting.actions.message(one, ROOT, " Please save your work. ")).changed
+    message = present(acting.agent.sessions["ann"].message)
+    assert (message.text, message.by, message.at) == ("Please save your work.", "root", clock())
+    assert not (await acting.actions.message(one, ROOT, "Please save your work.")).changed
+    clock.forward(2 * MINUTE)
+    assert (await acting.actions.message(one, ROOT, "Please save your work.")).changed
+    assert [(action.action, action.reason) for action in acting.recorded] == [("message", "Please save your work.")] * 2
+
+
+@pytest.mark.parametrize(("text", "says"), [("  ", "is empty"), ("x" * 501, "has 501 characters")])
+async def test_a_message_without_text_or_with_too_much_is_refused(acting: Acting, text: str, says: str) -> None:
+    refusal = await refusal_of(acting.actions.message(acting.seen(), ROOT, text))
+    assert refusal.code is RefusalCode.BAD_REQUEST
+    assert says in refusal.text
+
+
+ACTIONS: dict[str, Callable[[Acting, Actor], Awaitable[Outcome]]] = {
+    "keep": lambda acting, actor: acting.actions.keep(acting.seen(), actor, seconds=HOUR),
+    "end_keep": lambda acting, actor: acting.actions.end_keep(acting.seen(), actor),
+    "release": lambda acting, actor: acting.actions.release(acting.seen(), actor),
+    "stop": lambda acting, actor: acting.actions.stop(acting.seen(), actor),
+    "tier": lambda acting, actor: acting.actions.tier(acting.seen(), Tier.RELEASED, actor),
+    "exempt": lambda acting, actor: acting.actions.exempt(acting.seen(), actor),
+    "end_exemption": lambda acting, actor: acting.actions.end_exemption(acting.seen(), actor),
+    "message": lambda acting, actor: acting.actions.message(acting.seen(), actor, "Hello."),
+}
+FOR_ADMINS = {"tier", "exempt", "end_exemption", "message"}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+async def test_nobody_acts_on_the_session_of_somebody_else(acting: Acting, hub_server: FakeHub, name: str) -> None:
+    hub_server.add("ann")
+    strangers = [EVE, *([ANN] if name in FOR_ADMINS else [])]
+    for actor in strangers:
+        assert (await refusal_of(ACTIONS[name](acting, actor))).code is RefusalCode.FORBIDDEN
+    assert not acting.recorded
+    assert not acting.agent.asked
+    assert not hub_server.asked
