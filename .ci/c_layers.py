@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PRELOAD = ROOT / "gpushare_spawner" / "native" / "preload"
-LAYERS = ("platform", "driver", "contexts", "memory", "gate", "lease", "wrappers")
+LAYERS = ("platform", "driver", "contexts", "memory", "gate", "lease", "wrappers", "nvml")
 """Lowest first."""
 SIMGPU = ROOT / "packages" / "gpushare-simgpu" / "gpushare_simgpu"
 SIMGPU_LAYERS = ("common", "cuda/streams", "cuda/memory", "cuda/paging", "cuda/kernels", "cuda/driver", "nvml")

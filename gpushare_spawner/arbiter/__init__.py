@@ -4,10 +4,12 @@ explains it."""
 
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
 from gpushare_spawner.arbiter.gpu_arbiter import GpuArbiter
+from gpushare_spawner.arbiter.recent_use import WINDOW, Use
 from gpushare_spawner.arbiter.session import SessionView
 from gpushare_spawner.arbiter.settings import ArbiterSettings
 
 __all__ = [
+    "WINDOW",
     "ArbiterSettings",
     "ClientId",
     "Decision",
@@ -18,4 +20,5 @@ __all__ = [
     "Revoke",
     "RevokeReason",
     "SessionView",
+    "Use",
 ]

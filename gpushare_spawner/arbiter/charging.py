@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpushare_spawner.arbiter.accounting import Accounts
+from gpushare_spawner.arbiter.recent_use import RecentUse, User
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.session import Client, Session
 from gpushare_spawner.arbiter.settings import ArbiterSettings
@@ -17,6 +18,7 @@ class Charging:
         self._roster = roster
         self._settings = settings
         self.accounts = Accounts(settings)
+        self.recent_use = RecentUse()
 
     def advance(self, elapsed: float, time_slices: Mapping[str, float], memory_short: bool) -> None:
         """Account for the seconds since the last decision, up to the roster's `now`."""
@@ -28,6 +30,7 @@ class Charging:
                     count += 1
             if count:
                 processes[session.id] = count
+        self.recent_use.advance(self._roster.now - elapsed, self._roster.now, self.working)
         held_back = any(client.parked for client in self._roster.clients)
         self.accounts.advance(self._roster.now, elapsed, processes, time_slices, held_back, memory_short)
 
@@ -42,6 +45,16 @@ class Charging:
             else:
                 self.accounts.rest(session.id)
 
+    @property
+    def working(self) -> list[User]:
+        """Clients that say that they have work on the GPU."""
+        return [user_of(client) for client in self._roster.clients if client.bursting]
+
+    def burst_ended(self, client: Client) -> None:
+        """A client has reported how long its burst had the GPU busy."""
+        busy = client.busy_reported - client.busy_before_burst
+        self.recent_use.burst_ended(user_of(client), client.burst_since, busy)
+
     def on_device(self, client: Client) -> bool:
         """Whether a client with a lease may have work on the GPU. IDLE counts only where the driver's samples would
         contradict a lie."""
@@ -53,3 +66,8 @@ class Charging:
             client: until for client, until in session.left_behind.items() if until > self._roster.now - elapsed
         }
         return len(session.left_behind)
+
+
+def user_of(client: Client) -> User:
+    """How a client is named in `RecentUse`."""
+    return client.session.id, client.id

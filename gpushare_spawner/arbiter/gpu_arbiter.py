@@ -18,6 +18,7 @@ from gpushare_spawner.arbiter.charging import Charging
 from gpushare_spawner.arbiter.decisions import ClientId, Decision, Grant, Pace, PageOut, Revoke, RevokeReason
 from gpushare_spawner.arbiter.nested_sets import NestedSets
 from gpushare_spawner.arbiter.page_out_order import page_out_order
+from gpushare_spawner.arbiter.recent_use import Use
 from gpushare_spawner.arbiter.revoke_timeout import RevokeTimeouts
 from gpushare_spawner.arbiter.roster import Roster
 from gpushare_spawner.arbiter.schedule import INSTANT, Choice, Schedule
@@ -185,6 +186,7 @@ class GpuArbiter:
         if lease and lease == known.lease and known.quiet_since is None:
             quiet_seconds = min(max(0.0, quiet_seconds), self._roster.now - known.burst_since)
             self._roster.report_busy(known, busy_seconds)
+            self._charging.burst_ended(known)
             self._roster.quiet(known, self._roster.now - quiet_seconds)
         return self._decide()
 
@@ -204,6 +206,8 @@ class GpuArbiter:
             again = known.again
             self._learn_timeout(known)
             self._roster.report_busy(known, busy_seconds)
+            if known.bursting:
+                self._charging.burst_ended(known)
             self._roster.released(known)
             known.expected_until = self._roster.now + EXPECTED
             if not any(other.lease for other in known.session.clients.values()):
@@ -265,6 +269,7 @@ class GpuArbiter:
         self._advance(now)
         until = min(until, self._roster.now)
         self._accounts.sample(since, until, busy)
+        self._charging.recent_use.sample(since, until, busy)
         computing = [name for name, seconds in busy.items() if seconds > COMPUTING * (until - since)]
         if len(computing) > 1:
             self._contended_at = self._roster.now  # whatever they say of themselves
@@ -305,6 +310,10 @@ class GpuArbiter:
                 view.delivered, entitled_seconds=max(0.0, entitled), delivered_seconds=max(0.0, delivered)
             ),
         )
+
+    def recent_use(self, session: str, now: float) -> Use:
+        """The GPU time that the session had in the last second; nothing for one that had none."""
+        return self._charging.recent_use.of(session, self._roster.now, now, self._charging.working)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 

@@ -85,7 +85,8 @@ class ScriptedAgent:
             self._all.append(peer)
             if self.greet:
                 self.welcome(peer)
-            self._peers.put(peer)
+            if peer.hello is None or peer.hello.fields[0] == Role.CUDA:
+                self._peers.put(peer)
 
     def welcome(self, peer: Peer) -> None:
         """Hear HELLO, answer WELCOME and the DEVICE frames."""
@@ -93,11 +94,17 @@ class ScriptedAgent:
         if hello is None:
             return
         assert hello.kind is Kind.HELLO
-        assert hello.fields[0] == Role.CUDA
         peer.hello = hello
+        if hello.fields[0] != Role.CUDA:
+            self.observed(peer)
+            return
         peer.send(Kind.WELCOME, 25, 0, 25, 0, int(self.oversubscribed), len(self.gpus))
         for gpu in self.gpus:
             peer.send(Kind.DEVICE, self.total, self.total // 4, gpu=gpu)
+
+    def observed(self, peer: Peer) -> None:
+        """An observer has said HELLO: end its connection, so that NVML under the library shows what the driver says."""
+        peer.close()
 
     def peer(self, timeout: float = 10.0) -> Peer:
         """The next process that connects. Raises queue.Empty."""

@@ -57,6 +57,7 @@ class Kind(IntEnum):
     DELIVERED = 76
     TEXT = 77
     CONTROLS = 78
+    USE = 79
     ERROR = 127
 
 
@@ -85,6 +86,8 @@ class Feature(IntFlag):
     """An answer to QUERY includes ANNOUNCE, with the cause, if there is a notice."""
     CONTROLS = 16
     """Observers ask for keeps and other things, and receive CONTROLS and TEXT frames."""
+    USE = 32
+    """An answer to QUERY includes USE frames."""
 
 
 class ReserveKind(IntEnum):

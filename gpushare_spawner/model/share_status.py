@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -13,6 +13,8 @@ from gpushare_spawner.model.share import borrowed_in_use
 from gpushare_spawner.model.tier import Tier
 
 NANOSECONDS = 1e9
+ANSWER = frozenset({Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY, Kind.ANNOUNCE, Kind.USE})
+"""The frames of an answer to QUERY."""
 NEVER = 2**64 - 1
 """STATUS says this where there was no GPU work yet."""
 
@@ -33,6 +35,8 @@ class GpuStatus:
     sessions: int
     """Sessions on this GPU, including this one."""
     sessions_with_work: int
+    utilisation: float | None = None
+    """Part of the GPU's time that the session had in the last second, from 0 to 1; None: the agent does not send it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class ProcessMemory:
     memory_bytes: int
     name: str = ""
     """The user's name for the process; empty: not looked up."""
+    utilisation: float | None = None
+    """Part of the GPU's time that it had in the last second, from 0 to 1; None: the agent does not send it."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,9 @@ class ShareStatus:
         said = [frame for frame in frames if frame.kind is Kind.DELIVERED]
         memory = [frame for frame in frames if frame.kind is Kind.SESSION_MEMORY]
         announced = [frame for frame in frames if frame.kind is Kind.ANNOUNCE]
-        if not by_gpu or len(by_gpu) + len(said) + len(memory) + len(announced) < len(frames):
+        use = _use([frame for frame in frames if frame.kind is Kind.USE])
+        known = sum(frame.kind in ANSWER for frame in frames)
+        if not by_gpu or known < len(frames):
             raise ValueError("an answer to QUERY has one STATUS for each GPU")
         first = by_gpu[0]
         share, tier, effective, borrowed, guaranteed = first.fields[:5]
@@ -192,16 +200,12 @@ class ShareStatus:
             borrowed_units=borrowed,
             guaranteed_units=guaranteed,
             idle_seconds=None if quiet == NEVER else quiet / NANOSECONDS,
-            gpus=tuple(_gpu(frame) for frame in by_gpu),
+            gpus=tuple(_gpu(frame, use) for frame in by_gpu),
             announced=action,
             lacks_requests=bool(first.flags & LACKS_REQUESTS),
             yields=bool(first.flags & YIELDS),
             delivered=_delivered(said[-1]) if said else None,
-            processes=tuple(
-                ProcessMemory(frame.fields[1], gpu_name(frame.gpu), frame.fields[2])
-                for frame in memory
-                if frame.fields[0] == SessionMemoryTopic.PROCESS
-            ),
+            processes=tuple(_process(frame, use) for frame in memory if frame.fields[0] == SessionMemoryTopic.PROCESS),
             limit_hit=next(
                 (_limit_hit(frame) for frame in memory if frame.fields[0] == SessionMemoryTopic.LIMIT_HIT), None
             ),
@@ -233,7 +237,21 @@ def _limit_hit(frame: Frame) -> LimitHit | None:
     return LimitHit(name, ago / NANOSECONDS, requested, allocated, pid, number)
 
 
-def _gpu(frame: Frame) -> GpuStatus:
+def _use(frames: Sequence[Frame]) -> dict[tuple[bytes, int], float]:
+    """Return the part of each GPU's time by GPU and pid; pid 0: of the whole session."""
+    return {
+        (frame.gpu, frame.fields[0]): min(1.0, frame.fields[1] / frame.fields[2]) for frame in frames if frame.fields[2]
+    }
+
+
+def _process(frame: Frame, use: Mapping[tuple[bytes, int], float]) -> ProcessMemory:
+    pid, amount = frame.fields[1:3]
+    # a process without a frame of its own had nothing
+    utilisation = use.get((frame.gpu, pid), 0.0) if (frame.gpu, 0) in use else None
+    return ProcessMemory(pid, gpu_name(frame.gpu), amount, utilisation=utilisation)
+
+
+def _gpu(frame: Frame, use: Mapping[tuple[bytes, int], float]) -> GpuStatus:
     memory, resident, limit, lease = frame.fields[5:9]
     return GpuStatus(
         uuid=gpu_name(frame.gpu),
@@ -243,4 +261,5 @@ def _gpu(frame: Frame) -> GpuStatus:
         lease=LeaseState(lease).name.lower(),
         sessions=frame.fields[10] & 0xFFFFFFFF,
         sessions_with_work=frame.fields[10] >> 32,
+        utilisation=use.get((frame.gpu, 0)),
     )

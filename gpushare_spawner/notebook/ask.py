@@ -7,6 +7,7 @@ import socket
 import time
 
 from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, Role
+from gpushare_spawner.model.share_status import ANSWER
 from gpushare_spawner.notebook.process_names import named
 from gpushare_spawner.notebook.readable_status import ReadableStatus
 from gpushare_spawner.wording.errors import AGENT_CLOSED, agent_refused, agent_silent, agent_unavailable, reason
@@ -16,9 +17,6 @@ SOCKET_VARIABLE = "GPUSHARE_SOCKET"
 LIBRARY_VERSION = 100
 """The version of this side in HELLO: 0.1.0 as major*10000 + minor*100 + patch."""
 
-ANSWER = (Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY, Kind.ANNOUNCE)
-"""The frames of an answer to QUERY."""
-
 
 class AgentUnavailable(Exception):
     """The agent gives no answer; the message says why, in a sentence."""
@@ -26,7 +24,7 @@ class AgentUnavailable(Exception):
 
 def hello() -> Frame:
     """Return the HELLO of an observer."""
-    features = Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE
+    features = Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE | Feature.USE
     return Frame(Kind.HELLO, (Role.OBSERVER, os.getpid(), LIBRARY_VERSION, features), serial=1)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+NVML_VARIABLE = "GPUSHARE_NVML"
+"""Whether NVML shows the share, see docs/reference/library.md."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ def driver_figures(uuids: Iterable[str]) -> DriverFigures:
         )
 
     try:
-        pynvml.nvmlInit()
+        with _of_the_whole_gpu():
+            pynvml.nvmlInit()
     except pynvml.NVMLError:
         return DriverFigures()
     try:
@@ -65,3 +71,16 @@ def driver_figures(uuids: Iterable[str]) -> DriverFigures:
         )
     finally:
         said(pynvml.nvmlShutdown)
+
+
+@contextmanager
+def _of_the_whole_gpu() -> Iterator[None]:
+    """Have NVML show the whole GPU rather than the share: libgpushare.so reads the setting when NVML is first used."""
+    before = os.environ.get(NVML_VARIABLE)
+    os.environ[NVML_VARIABLE] = "driver"
+    try:
+        yield
+    finally:
+        del os.environ[NVML_VARIABLE]
+        if before is not None:
+            os.environ[NVML_VARIABLE] = before

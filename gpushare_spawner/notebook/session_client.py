@@ -130,7 +130,7 @@ class SessionClient:
                 self._gpus = frame.fields[5]
                 if self._kernels is not None:
                     await self._send(Kind.KERNELS, *self._kernels.fields())
-            case Kind.STATUS | Kind.DELIVERED | Kind.SESSION_MEMORY:
+            case Kind.STATUS | Kind.DELIVERED | Kind.SESSION_MEMORY | Kind.USE:
                 self._answer.append(frame)
                 complete = sum(one.kind is Kind.STATUS for one in self._answer) >= self._gpus
                 if self._answered is not None and not self._answered.done() and complete:

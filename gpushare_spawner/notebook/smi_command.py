@@ -43,6 +43,8 @@ class ShownGpu:
     memory_free_bytes: int
     memory_on_gpu_bytes: int
     """The part of the used memory that is on the GPU; the rest is paged out, or not touched yet."""
+    utilisation: float | None
+    """Part of the GPU's time that this session had in the last second, from 0 to 1; None: the agent does not say."""
     lease: str
     """none, waiting or held."""
     other_sessions: int
@@ -91,6 +93,7 @@ def _shown_gpu(index: int, gpu: GpuStatus, status: ShareStatus, driver: GpuFigur
         memory_used_bytes=gpu.memory_bytes,
         memory_free_bytes=max(0, gpu.limit_bytes - gpu.memory_bytes),
         memory_on_gpu_bytes=gpu.resident_bytes,
+        utilisation=gpu.utilisation,
         lease=gpu.lease,
         other_sessions=max(0, gpu.sessions - 1),
         # this session counts among those with work too
@@ -133,14 +136,15 @@ def draw(share: ShownShare, out: Console) -> None:
         others = plural(gpu.other_sessions, "other session") if gpu.other_sessions else "no other session"
         working = f", {gpu.other_sessions_with_work} with work now" if gpu.other_sessions else ""
         out.print(f"On GPU {gpu.index}: {_LEASE[gpu.lease]}; {others}{working}.")
-    out.print("Utilisation, temperature and power are those of the whole GPU.")
+    out.print("util: the part of the GPU's time that this session had in the last second.")
+    out.print("GPU util, temp and power: of the whole GPU.")
 
 
 def _gpu_table(share: ShownShare) -> Table:
     table = Table(box=SQUARE)
     table.add_column("GPU")
     table.add_column("name")
-    for name in ("used", "total", "on GPU", "util", "temp", "power"):
+    for name in ("used", "total", "on GPU", "util", "GPU\nutil", "temp", "power"):
         # a narrow terminal breaks the name, and no figure
         table.add_column(name, justify="right", no_wrap=True)
     for gpu in share.gpus:
@@ -151,6 +155,7 @@ def _gpu_table(share: ShownShare) -> Table:
             memory(gpu.memory_used_bytes),
             memory(gpu.memory_total_bytes),
             memory(gpu.memory_on_gpu_bytes),
+            _figure(gpu.utilisation, 100, " %"),
             _figure(driver.utilisation, 100, " %"),
             _figure(driver.temperature_celsius, 1, " °C"),
             _figure(driver.power_watts, 1, " W"),
@@ -163,11 +168,18 @@ def _process_table(share: ShownShare) -> Table:
     for name in ("GPU", "PID", "process of this session"):
         table.add_column(name)
     table.add_column("memory", justify="right")
+    table.add_column("util", justify="right")
     for gpu in share.gpus:
         for process in gpu.processes:
-            table.add_row(str(gpu.index), str(process.pid), process.name, memory(process.memory_bytes))
+            table.add_row(
+                str(gpu.index),
+                str(process.pid),
+                process.name,
+                memory(process.memory_bytes),
+                _figure(process.utilisation, 100, " %"),
+            )
     if not table.rows:
-        table.add_row("", "", "no process with GPU memory", "")
+        table.add_row("", "", "no process with GPU memory", "", "")
     return table
 
 

@@ -49,6 +49,14 @@ int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64
 int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void *stream, void **params, void **extra);
 
+int nvmlInit_v2(void);
+int nvmlDeviceGetCount_v2(unsigned *count);
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device);
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory);
+int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates);
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *processes);
+int nvmlDeviceGetProcessUtilization(void *device, void *samples, unsigned *count, unsigned long long seen);
+
 #define WORDS   4096u
 #define THREADS 6
 
@@ -189,6 +197,26 @@ static void *contexts(void *unused) {
     return unused;
 }
 
+/* What nvidia-smi asks, in two threads. */
+static void *monitor(void *unused) {
+    while (time(NULL) < end) {
+        unsigned count = 0, rates[2], room;
+        unsigned long long memory[3];
+        void *device;
+        char own[64 * 32];
+        if (DO(nvmlDeviceGetCount_v2(&count)) || count != 1) break;
+        DO(nvmlDeviceGetHandleByIndex_v2(0, &device));
+        DO(nvmlDeviceGetMemoryInfo(device, memory));
+        DO(nvmlDeviceGetUtilizationRates(device, rates));
+        room = 64;
+        DO(nvmlDeviceGetComputeRunningProcesses_v3(device, &room, own));
+        room = 64;
+        nvmlDeviceGetProcessUtilization(device, own, &room, 0);
+        usleep(5000);
+    }
+    return unused;
+}
+
 static void children(void) {
     while (time(NULL) < end) {
         pid_t child = fork();
@@ -211,12 +239,14 @@ int main(int argc, char **argv) {
     if (DO(cuInit(0)) || DO(cuDevicePrimaryCtxRetain(&context, 0)) || DO(cuCtxSetCurrent(context)) ||
         DO(cuModuleLoadData(&module, ptx)) || DO(cuModuleGetFunction(&fill, module, "fill_u32")))
         return 1;
-    pthread_t threads[THREADS + 2];
+    if (DO(nvmlInit_v2())) return 1;
+    pthread_t threads[THREADS + 4];
     for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, (void *)(i + 1));
     pthread_create(&threads[THREADS], NULL, capture, NULL);
     pthread_create(&threads[THREADS + 1], NULL, contexts, NULL);
+    for (int i = 2; i < 4; i++) pthread_create(&threads[THREADS + i], NULL, monitor, NULL);
     children();
-    for (int i = 0; i < THREADS + 2; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < THREADS + 4; i++) pthread_join(threads[i], NULL);
     DO(cuDevicePrimaryCtxRelease_v2(0));
     printf("%ld rounds, %d failures\n", rounds, failures);
     return failures != 0;

@@ -25,7 +25,8 @@ from pathlib import Path
 
 import gpushare_simgpu
 
-from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.doctor import scripted_agent
+from gpushare_spawner.model.frames import Feature, Kind
 from tests.libraries import NATIVE, SIMGPU
 from tests.native.preload_agent import Peer, ScriptedAgent
 
@@ -49,6 +50,18 @@ class RestlessAgent(ScriptedAgent):
     def serve(self) -> None:
         while True:
             threading.Thread(target=self._one, args=(self.peer(3600), random.Random(1)), daemon=True).start()
+
+    def observed(self, peer: scripted_agent.Peer) -> None:
+        """Answer a question for NVML, mostly."""
+        peer.send(Kind.WELCOME, 25, 0, 25, 0, 1, len(self.gpus), Feature.USE)
+        for gpu in self.gpus:
+            peer.send(Kind.DEVICE, self.total, self.total // 4, gpu=gpu)
+            for pid in range(random.randrange(40)):
+                peer.send(Kind.SESSION_MEMORY, 1, pid, 1 << 20, gpu=gpu)
+                peer.send(Kind.USE, pid, 1, 2, gpu=gpu)
+            if random.random() < 0.8:
+                peer.send(Kind.STATUS, 25, 0, 25, 0, 25, 1 << 20, 0, self.total, gpu=gpu)
+        peer.close()
 
     def _one(self, peer: Peer, chance: random.Random) -> None:
         lease = 0
@@ -113,7 +126,7 @@ def libraries(cc: str, flags: list[str], folder: Path) -> None:
     ]
     shared = [*common, "-shared"]
     preload = [p for p in sources(NATIVE, "libgpushare.so") if p.name not in ("dlsym.c", "libc_dlsym.c")]
-    driver = sources(SIMGPU, "libcuda.so.1")
+    driver, nvml = sources(SIMGPU, "libcuda.so.1"), sources(SIMGPU, "libnvidia-ml.so.1")
 
     def run(*command: object) -> None:
         subprocess.run([str(part) for part in command], check=True, cwd=NATIVE)
@@ -128,8 +141,13 @@ def libraries(cc: str, flags: list[str], folder: Path) -> None:
     plain = [part for part in shared if part not in ("-fsanitize=thread", "-fno-sanitize-recover=undefined")]
     run(*plain, "-I", SIMGPU, *symbolic, "-o", folder / "libcuda.so.1", *driver, "-ldl", "-lrt", "-lm")
     run(
+        *plain, "-I", SIMGPU, "-Wl,-soname,libnvidia-ml.so.1", "-Wl,-Bsymbolic", "-o", folder / "libnvidia-ml.so.1",
+        *nvml, "-lrt",
+    )  # fmt: skip
+    run(
         *common, "-Wl,--no-as-needed", "-o", folder / "stress", HERE / "preload_stress.c",
-        folder / "libgpushare.so", folder / "libcuda.so.1", f"-Wl,-rpath,{folder}",
+        folder / "libgpushare.so", folder / "libcuda.so.1",
+        folder / "libnvidia-ml.so.1", f"-Wl,-rpath,{folder}",
     )  # fmt: skip
 
 

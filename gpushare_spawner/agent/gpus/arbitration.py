@@ -10,7 +10,7 @@ from typing import Protocol
 from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery, Pids, Source
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView
+from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView, Use
 from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
 
 NANOSECONDS = 1_000_000_000
@@ -196,6 +196,10 @@ class GpuArbitration:
     def view(self, session: str) -> SessionView:
         """What the arbiter knows about a session."""
         return self._arbiter.session_view(session)
+
+    def recent_use(self, session: str) -> Use:
+        """The GPU time that a session had in the last second."""
+        return self._arbiter.recent_use(session, self._clock())
 
     def waiting(self) -> tuple[str, ...]:
         """Sessions that have work and no lease."""

@@ -141,6 +141,10 @@ class SessionLimit:
         elif not self._decided(question):
             self._recall(question)
 
+    def processes(self) -> list[tuple[Connection, int]]:
+        """Return the processes that are connected, and the pid that each calls its own."""
+        return list(self._processes.items())
+
     def tell_observer(self, connection: Connection) -> None:
         """Send the largest processes and the last refused allocation."""
         if Feature.RESERVE not in connection.features:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gpushare_spawner.agent.gpus.arbitration import NANOSECONDS, GpuArbitration
+from gpushare_spawner.agent.memory.session_limit import SHOWN_PROCESSES
 from gpushare_spawner.agent.sessions.burst_frames import BURST_FRAMES, BurstFrames
 from gpushare_spawner.agent.sessions.control_frames import send_answer, send_controls, send_message
 from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
+from gpushare_spawner.arbiter import WINDOW
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.frames import LACKS_REQUESTS, YIELDS, Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.idle_cause import IdleCause
@@ -25,7 +27,7 @@ MEMORY_EVERY = 0.01
 """Seconds between two times at which MEMORY frames of a session take effect: the last frame of each process."""
 MEMORY_AT_ONCE = 4
 """Processes of a session whose MEMORY takes effect each time; the others follow."""
-AGENT_FEATURES = Feature.PACE | Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE | Feature.CONTROLS
+AGENT_FEATURES = Feature.PACE | Feature.DELIVERED | Feature.RESERVE | Feature.CAUSE | Feature.CONTROLS | Feature.USE
 """What this agent can do, for WELCOME."""
 
 
@@ -284,6 +286,8 @@ class Conversation:
             entitled, delivered, half, most = (round(one * NANOSECONDS) for one in seconds)
             connection.send(Kind.DELIVERED, entitled, delivered, got.waits, half, most)
         self._limits.tell_observer(connection)
+        if Feature.USE in connection.features:
+            self._tell_use(connection)
         for gpu in session.gpus:
             view = self._around.arbitrations[gpu.uuid].view(session.id)
             on_gpu, with_work = self._around.sessions_on(gpu.uuid)
@@ -307,6 +311,16 @@ class Conversation:
                 | (LACKS_REQUESTS if session.lacks_requests else 0)
                 | (YIELDS if record.yields_until is not None else 0),
             )
+
+    def _tell_use(self, observer: Connection) -> None:
+        """Send the GPU time of the session and of its processes in the last second."""
+        pids = {process.number: pid for process, pid in self._limits.processes()}
+        for raw, uuid in self._uuids.items():
+            use = self._around.arbitrations[uuid].recent_use(self._session.id)
+            busiest = sorted(use.by_client, key=lambda entry: -entry[1])
+            shown = [(pids[client], seconds) for client, seconds in busiest if client in pids][:SHOWN_PROCESSES]
+            for pid, seconds in [(0, use.seconds), *shown]:
+                observer.send(Kind.USE, pid, round(seconds * NANOSECONDS), round(WINDOW * NANOSECONDS), gpu=raw)
 
     def _past(self, instant: int) -> float | None:
         """An instant that a process claims, as seconds since the epoch, never in the future; None for 0."""

@@ -3,10 +3,10 @@
 #define _GNU_SOURCE
 #include <string.h>
 
+#include "nvml/nvml_table.h"
 #include "platform/common.h"
 #include "platform/libc_dlsym.h"
 #include "wrapper_table.h"
-#include "wrappers/nvml.h"
 
 #if defined __x86_64__
 #define FIRST_VERSION "GLIBC_2.2.5"
@@ -30,7 +30,7 @@ static void *driver_symbol(void *handle, const char *name) {
         pointer = libc_dlsym(RTLD_NEXT, name);
         if (!pointer) return NULL;
     }
-    return *name == 'n' ? nvml_wrapper_of(pointer) : wrapper_table_find(pointer);
+    return *name == 'n' ? nvml_table_find(pointer, name) : wrapper_table_find(pointer);
 }
 
 static void *dlsym_34(void *handle, const char *name) __attribute__((used));

@@ -51,10 +51,8 @@ static void in_child(void) {
 }
 
 static void fork_watch(void) {
-    /* what pthread_atfork is in glibc, whose own name for it is not in the shared library everywhere */
-    extern void *__dso_handle __attribute__((visibility("hidden")));
-    static int watched;
-    if (!watched) watched = late.at_fork(NULL, NULL, in_child, &__dso_handle) == 0;
+    static bool watched;
+    if (!watched) watched = late_libc_at_fork(in_child);
 }
 
 CUresult wrapped_cuInit(unsigned flags);

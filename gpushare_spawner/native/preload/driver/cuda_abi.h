@@ -128,12 +128,3 @@ typedef struct { /* CUDA_LAUNCH_PARAMS_v1: only the stream is read here */
 typedef struct { /* CUgraphNodeParams: only the type is read here */
     int type;
 } CUgraphNodeParams;
-
-typedef struct { /* nvmlMemory_t */
-    unsigned long long total, free, used;
-} nvmlMemory;
-
-typedef struct { /* nvmlMemory_v2_t */
-    unsigned int version;
-    unsigned long long total, reserved, free, used;
-} nvmlMemory_v2;

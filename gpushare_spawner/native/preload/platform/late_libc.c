@@ -42,3 +42,9 @@ bool late_libc_load(void) {
         late.library_error(); /* the program's next dlerror() is about its own calls */
     return all;
 }
+
+bool late_libc_at_fork(void (*in_child)(void)) {
+    /* what pthread_atfork is in glibc, whose own name for it is not in the shared library everywhere */
+    extern void *__dso_handle __attribute__((visibility("hidden")));
+    return late.at_fork(NULL, NULL, in_child, &__dso_handle) == 0;
+}

@@ -28,6 +28,9 @@ extern struct late_libc late __attribute__((visibility("hidden")));
    no lock of this library, but the dynamic linker's. */
 bool late_libc_load(void);
 
+/* Have it called in each forked child from now on. Once they are looked up. False: no memory. */
+bool late_libc_at_fork(void (*in_child)(void));
+
 #define dlopen                  late.open_library
 #define dlerror                 late.library_error
 #define pthread_create          late.create

@@ -1,69 +1,25 @@
-#define _GNU_SOURCE
 #include "platform/session_socket.h"
 
-#include <errno.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
+#include "platform/frame_socket.h"
 
-static int file = -1;
-static uint32_t serial;
+static struct frame_socket agent = FRAME_SOCKET_CLOSED;
 
 int session_socket_file(void) {
-    return file;
+    return agent.file;
 }
 
 bool session_socket_connect(const char *path) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t length = strlen(path);
-    if (length >= sizeof address.sun_path) {
-        static bool said;
-        if (!said)
-            log_line(LOG_ERROR, "GPUSHARE_SOCKET has %d bytes; the path of a socket can have at most %d", (int)length,
-                     (int)sizeof address.sun_path - 1);
-        said = true;
-        return false;
-    }
-    memcpy(address.sun_path, path, length + 1);
-    int opened = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (opened < 0) return false;
-    if (connect(opened, (struct sockaddr *)&address, sizeof address) != 0) {
-        close(opened);
-        return false;
-    }
-    file = opened;
-    serial = 0;
-    return true;
-}
-
-void session_socket_close(void) {
-    if (file >= 0) close(file);
-    file = -1;
+    return frame_socket_connect(&agent, path);
 }
 
 bool session_socket_send(struct frame *frame) {
-    if (file < 0) return false;
-    frame->magic = FRAME_MAGIC;
-    frame->version = FRAME_VERSION;
-    frame->serial = ++serial;
-    ssize_t sent;
-    do sent = send(file, frame, sizeof *frame, MSG_NOSIGNAL | MSG_DONTWAIT);
-    while (sent < 0 && errno == EINTR);
-    if (sent == (ssize_t)sizeof *frame) return true;
-    log_line(LOG_INFO, "the agent does not take frames (%s)", sent < 0 ? strerror(errno) : "cut short");
-    session_socket_close();
-    return false;
+    return frame_socket_send(&agent, frame);
 }
 
 int session_socket_receive(struct frame *frame) {
-    if (file < 0) return -1;
-    ssize_t got;
-    /* MSG_TRUNC: the packet's real length, so that a long one is seen as what it is */
-    do got = recv(file, frame, sizeof *frame, MSG_DONTWAIT | MSG_TRUNC);
-    while (got < 0 && errno == EINTR);
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
-    if (got == (ssize_t)sizeof *frame && frame->magic == FRAME_MAGIC && frame->version == FRAME_VERSION) return 1;
-    if (got > 0) log_line(LOG_ERROR, "the agent sent a message that is no frame of version %d", FRAME_VERSION);
-    return -1;
+    return frame_socket_receive(&agent, frame);
+}
+
+void session_socket_close(void) {
+    frame_socket_close(&agent);
 }

@@ -1,4 +1,5 @@
-/* The connection to the agent. Only the background thread uses it; no call waits or takes a lock. */
+/* The background thread's connection to the agent (frame_socket.h). Only that thread uses it; no call waits or takes a
+   lock. */
 #pragma once
 
 #include "platform/common.h"

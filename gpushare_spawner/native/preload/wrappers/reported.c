@@ -7,7 +7,7 @@
 #include "memory/conversion.h"
 #include "wrappers/exported.h"
 
-bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total) {
+bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total, uint64_t *used) {
     uint64_t shown = atomic_load(&gpu->total);
     if (!shown) return false;
     uint64_t taken = account_used(gpu);
@@ -15,7 +15,8 @@ bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available,
     taken = taken > cached ? taken - cached : 0;
     *total = shown;
     taken += atomic_load(&gpu->others);
-    *available = taken < shown ? shown - taken : 0;
+    *used = taken < shown ? taken : shown;
+    *available = shown - *used;
     /* without conversion nothing can leave the GPU, and no more than is free there can be had */
     if (!conversion_wanted(gpu) && really_free < *available) *available = really_free;
     return true;
@@ -24,8 +25,8 @@ bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available,
 CUresult wrapped_cuMemGetInfo_v2(size_t *available, size_t *total) {
     CUresult result = real.cuMemGetInfo_v2(available, total);
     struct gpu *gpu = result == CUDA_SUCCESS ? gpu_current() : NULL;
-    uint64_t shown_free, shown_total;
-    if (gpu && reported_memory(gpu, available ? *available : UINT64_MAX, &shown_free, &shown_total)) {
+    uint64_t shown_free, shown_total, used;
+    if (gpu && reported_memory(gpu, available ? *available : UINT64_MAX, &shown_free, &shown_total, &used)) {
         if (available) *available = shown_free;
         if (total) *total = shown_total;
     }

@@ -59,6 +59,29 @@ typedef struct {
 } nvmlProcessUtilizationSample_t;
 
 typedef struct {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+    unsigned long long used_protected;
+} nvmlProcessDetail_v1_t;
+
+typedef struct {
+    unsigned version, mode, count;
+    nvmlProcessDetail_v1_t *entries;
+} nvmlProcessDetailList_v1_t;
+
+typedef struct {
+    unsigned long long at; /* microseconds of CLOCK_REALTIME */
+    unsigned pid, sm, memory, encoder, decoder, jpeg, optical_flow;
+} nvmlProcessUtilizationInfo_v1_t;
+
+typedef struct {
+    unsigned version, count;
+    unsigned long long seen;
+    nvmlProcessUtilizationInfo_v1_t *entries;
+} nvmlProcessesUtilizationInfo_v1_t;
+
+typedef struct {
     unsigned version, sensor;
     int temperature;
 } nvmlTemperature_t;

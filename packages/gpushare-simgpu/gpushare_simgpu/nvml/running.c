@@ -56,6 +56,22 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, un
     return there > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
+EXPORT nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_v1_t *out) {
+    nvmlProcessInfo_t found[MAX_PROCESSES];
+    REQUIRE_DEVICE(device, out);
+    REQUIRE(out->version == (sizeof *out | 1u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+    unsigned room = out->entries ? out->count : 0;
+    unsigned there = out->mode == 0 ? list(nvml_gpu(device), found, MAX_PROCESSES) : 0; /* 0: compute */
+    for (unsigned i = 0; i < there && i < room; i++)
+        out->entries[i] = (nvmlProcessDetail_v1_t){.pid = found[i].pid,
+                                                   .used = found[i].used,
+                                                   .gpu_instance = ~0u,
+                                                   .compute_instance = ~0u,
+                                                   .used_protected = ~0ull};
+    out->count = there;
+    return there > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
 /* Nothing draws on a simulated GPU, and there is no MPS. */
 static nvmlReturn_t none(nvmlDevice_t device, unsigned *count) {
     REQUIRE_DEVICE(device, count);
@@ -122,5 +138,19 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
     REQUIRE(found, NVML_ERROR_NOT_FOUND);
     int fits = out && found <= *count;
     *count = out ? found : MAX_PROCESSES;
+    return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *out) {
+    nvmlProcessUtilizationSample_t found[MAX_PROCESSES];
+    unsigned count = MAX_PROCESSES;
+    REQUIRE_DEVICE(device, out);
+    REQUIRE(out->version == (sizeof *out | 1u << 24), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+    nvmlReturn_t result = nvmlDeviceGetProcessUtilization(device, found, &count, out->seen);
+    REQUIRE(result == NVML_SUCCESS, result);
+    int fits = out->entries && out->count >= count;
+    for (unsigned i = 0; fits && i < count; i++)
+        out->entries[i] = (nvmlProcessUtilizationInfo_v1_t){.at = found[i].at, .pid = found[i].pid, .sm = found[i].sm};
+    out->count = fits ? count : MAX_PROCESSES;
     return fits ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }

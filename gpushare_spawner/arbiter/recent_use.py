@@ -1,0 +1,138 @@
+"""The part of the GPU's time that sessions and their clients had of late, to be shown. It decides nothing.
+
+Estimated by bursts: the hardware slices evenly between the processes that have work on it. Corrected by what a client
+reports of its burst, and by the driver's samples where there are any.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gpushare_spawner.arbiter.decisions import ClientId
+
+WINDOW = 1.0
+"""Seconds over which use is added up."""
+KEPT = 2 * WINDOW
+"""Seconds for which it is kept: the driver's samples come late."""
+LONGEST_SPAN = 0.1
+"""Seconds; a span in which the same clients work on is divided, so that it leaves the window piece by piece."""
+NOTHING = 1e-9
+"""Seconds; less is no use of the GPU, and no figure to divide by."""
+
+User = tuple[str, ClientId | None]
+"""Session and client; None: processes of the session that are no clients."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """GPU seconds of one session within the last `WINDOW`."""
+
+    seconds: float = 0.0
+    by_client: tuple[tuple[ClientId, float], ...] = ()
+
+
+@dataclass
+class _Span:
+    since: float
+    until: float
+    used: dict[User, float]
+    """GPU seconds."""
+
+    def within(self, since: float, until: float) -> float:
+        """The part of the span that lies in the interval, from 0 to 1."""
+        overlap = min(until, self.until) - max(since, self.since)
+        return max(0.0, overlap) / (self.until - self.since)
+
+
+class RecentUse:
+    """The use of one GPU. Times are in seconds."""
+
+    def __init__(self) -> None:
+        self._spans: deque[_Span] = deque()
+        """The oldest first."""
+
+    def advance(self, since: float, until: float, working: Iterable[User]) -> None:
+        """These clients had work on the GPU in an interval that follows the last one."""
+        users = list(working)
+        if not users or until <= since:
+            return
+        last = self._spans[-1] if self._spans else None
+        each = (until - since) / len(users)
+        if last is not None and last.until == since and until - last.since <= LONGEST_SPAN and [*last.used] == users:
+            last.until = until
+            for user in users:
+                last.used[user] += each
+        else:
+            self._spans.append(_Span(since, until, dict.fromkeys(users, each)))
+        while self._spans[0].until < until - KEPT:
+            self._spans.popleft()
+
+    def burst_ended(self, user: User, since: float, busy: float) -> None:
+        """A client's burst began at an instant, and had the GPU busy for so many seconds in all, or less."""
+        spans = [span for span in self._latest(since) if user in span.used]
+        estimate = sum(span.used[user] for span in spans)
+        if estimate > max(busy, NOTHING):
+            for span in spans:
+                span.used[user] *= busy / estimate
+
+    def sample(self, since: float, until: float, busy: Mapping[str, float]) -> None:
+        """A driver sample: seconds for which each session's processes had the GPU in an interval.
+
+        Sessions that are not in `busy` keep their estimate.
+        """
+        if until <= since:
+            return
+        spans = [(span, part) for span in self._latest(since) if (part := span.within(since, until)) > 0]
+        estimates: dict[str, float] = {}
+        for span, part in spans:
+            for (session, _), seconds in span.used.items():
+                estimates[session] = estimates.get(session, 0.0) + seconds * part
+        for span, part in spans:
+            for user, seconds in span.used.items():
+                session = user[0]
+                if session in busy:
+                    factor = busy[session] / estimates[session] if estimates[session] > NOTHING else 0.0
+                    span.used[user] = seconds * (1 - part + part * factor)
+        unexpected: dict[User, float] = {
+            (name, None): seconds for name, seconds in busy.items() if seconds and estimates.get(name, 0.0) <= NOTHING
+        }
+        if unexpected:
+            self._insert(_Span(since, until, unexpected))
+
+    def of(self, session: str, last: float, now: float, working: Iterable[User]) -> Use:
+        """The use of a session in the last `WINDOW`. `working`: clients that have worked since the instant `last`, up
+        to which `advance` has been told."""
+        sums: dict[ClientId | None, float] = {}
+
+        def add(span: _Span) -> None:
+            part = span.within(now - WINDOW, now)
+            for (name, client), seconds in span.used.items():
+                if name == session:
+                    sums[client] = sums.get(client, 0.0) + seconds * part
+
+        for span in self._latest(now - WINDOW):
+            add(span)
+        users = list(working)
+        since = max(last, now - WINDOW)
+        if users and now > since:
+            add(_Span(since, now, dict.fromkeys(users, (now - since) / len(users))))
+        return Use(
+            min(sum(sums.values()), WINDOW),
+            tuple((client, used) for client, used in sums.items() if client is not None),
+        )
+
+    def _latest(self, since: float) -> Iterator[_Span]:
+        """Spans that end after an instant, the latest first."""
+        for span in reversed(self._spans):
+            if span.until <= since:
+                return
+            yield span
+
+    def _insert(self, span: _Span) -> None:
+        """Keep the order by end, as a sample comes late."""
+        place = len(self._spans)
+        while place and self._spans[place - 1].until > span.until:
+            place -= 1
+        self._spans.insert(place, span)

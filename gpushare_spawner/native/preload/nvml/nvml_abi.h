@@ -1,0 +1,73 @@
+/* The parts of NVML's binary interface that this library touches: types, constants and structure layouts. */
+#pragma once
+
+typedef int nvmlReturn;
+typedef void *nvmlDevice;
+
+enum {
+    NVML_SUCCESS = 0,
+    NVML_ERROR_INVALID_ARGUMENT = 2,
+    NVML_ERROR_NOT_FOUND = 6,
+    NVML_ERROR_INSUFFICIENT_SIZE = 7,
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13,
+};
+#define NVML_UUID_TEXT 96    /* bytes that hold any UUID as text: NVML_DEVICE_UUID_V2_BUFFER_SIZE */
+#define NVML_NO_ID     (~0u) /* no instance of MIG */
+#define NVML_NO_VALUE  (~0ull)
+
+/* A versioned structure says its size and version in its first field. */
+#define NVML_VERSION_OF(type, number) ((unsigned)sizeof(type) | (unsigned)(number) << 24)
+
+typedef struct { /* nvmlMemory_t */
+    unsigned long long total, free, used;
+} nvmlMemory;
+
+typedef struct { /* nvmlMemory_v2_t */
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} nvmlMemory_v2;
+
+typedef struct { /* nvmlUtilization_t, percent */
+    unsigned gpu, memory;
+} nvmlUtilization;
+
+typedef struct { /* nvmlProcessInfo_v1_t */
+    unsigned pid;
+    unsigned long long used;
+} nvmlProcess_v1;
+
+typedef struct { /* nvmlProcessInfo_v2_t; _v3 takes the same */
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+} nvmlProcess_v2;
+
+typedef struct { /* nvmlProcessDetail_v1_t */
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+    unsigned long long used_protected;
+} nvmlProcessDetail;
+
+enum { NVML_MODE_COMPUTE = 0 };
+typedef struct { /* nvmlProcessDetailList_v1_t */
+    unsigned version, mode, count;
+    nvmlProcessDetail *entries;
+} nvmlProcessDetails;
+
+typedef struct { /* nvmlProcessUtilizationSample_t */
+    unsigned pid;
+    unsigned long long at;                 /* microseconds since the epoch */
+    unsigned sm, memory, encoder, decoder; /* percent */
+} nvmlProcessUse;
+
+typedef struct { /* nvmlProcessUtilizationInfo_v1_t */
+    unsigned long long at;
+    unsigned pid, sm, memory, encoder, decoder, jpeg, optical_flow;
+} nvmlProcessUseDetail;
+
+typedef struct { /* nvmlProcessesUtilizationInfo_v1_t */
+    unsigned version, count;
+    unsigned long long last_seen;
+    nvmlProcessUseDetail *entries;
+} nvmlProcessUses;

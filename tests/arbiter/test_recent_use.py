@@ -1,0 +1,116 @@
+"""The part of the GPU's time that sessions and clients had of late."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare_spawner.arbiter import WINDOW, ArbiterSettings, GpuArbiter, Use
+from gpushare_spawner.arbiter.recent_use import KEPT, RecentUse, User
+
+ADA: User = ("ada", 1)
+BOB: User = ("bob", 2)
+
+
+def seconds(use: RecentUse, user: User, now: float) -> float:
+    return use.of(user[0], now, now, ()).seconds
+
+
+def rounded(use: Use) -> Use:
+    return Use(round(use.seconds, 6), tuple((client, round(used, 6)) for client, used in use.by_client))
+
+
+def test_clients_that_work_at_the_same_time_have_equal_parts() -> None:
+    use = RecentUse()
+    use.advance(0.0, 0.4, [ADA])
+    use.advance(0.4, 1.0, [ADA, BOB])
+    assert seconds(use, ADA, 1.0) == pytest.approx(0.7)
+    assert rounded(use.of("bob", 1.0, 1.0, ())) == Use(0.3, ((2, 0.3),))
+
+
+def test_time_before_the_window_does_not_count() -> None:
+    use = RecentUse()
+    for tenth in range(20):
+        use.advance(tenth / 10, (tenth + 1) / 10, [ADA] if tenth < 15 else [])
+    assert seconds(use, ADA, 2.0) == pytest.approx(0.5)
+    assert seconds(use, ADA, 2.0 + WINDOW) == 0.0
+
+
+def test_work_since_the_last_event_counts() -> None:
+    use = RecentUse()
+    use.advance(0.0, 0.2, [ADA])
+    assert use.of("ada", 0.5, 0.9, [ADA, BOB]).seconds == pytest.approx(0.2 + 0.4 / 2)
+
+
+def test_burst_counts_with_no_more_than_the_client_reports() -> None:
+    use = RecentUse()
+    use.advance(0.0, 0.3, [ADA])
+    use.advance(0.3, 0.5, [ADA, BOB])
+    use.burst_ended(ADA, 0.3, 0.02)
+    assert seconds(use, ADA, 0.5) == pytest.approx(0.32)
+    assert seconds(use, BOB, 0.5) == pytest.approx(0.1)
+    use.burst_ended(ADA, 0.3, 5.0)
+    assert seconds(use, ADA, 0.5) == pytest.approx(0.32), "and never with more than was estimated"
+
+
+def test_sample_replaces_the_estimate_of_the_sessions_that_it_shows() -> None:
+    use = RecentUse()
+    use.advance(0.0, 1.0, [ADA, BOB, ("eve", 3)])
+    use.sample(0.0, 0.5, {"ada": 0.4, "bob": 0.0})
+    assert seconds(use, ADA, 1.0) == pytest.approx(0.4 + 0.5 / 3)
+    assert seconds(use, BOB, 1.0) == pytest.approx(0.5 / 3)
+    assert seconds(use, ("eve", 3), 1.0) == pytest.approx(1 / 3)
+
+
+def test_sampled_time_of_processes_without_a_connection_is_the_sessions_alone() -> None:
+    use = RecentUse()
+    use.sample(0.2, 0.6, {"ada": 0.3})
+    use.advance(0.6, 0.7, [BOB])
+    use.sample(0.1, 0.2, {"bob": 0.05})
+    assert rounded(use.of("ada", 0.7, 0.7, ())) == Use(0.3)
+    assert seconds(use, BOB, 0.7) == pytest.approx(0.15)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 0.5), st.sets(st.sampled_from([ADA, BOB, ("eve", 3)]))), max_size=30),
+    st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0)), max_size=5),
+)
+def test_no_session_has_more_than_the_window_or_less_than_nothing(
+    events: list[tuple[float, set[User]]], samples: list[tuple[float, float, float]]
+) -> None:
+    use = RecentUse()
+    now = 0.0
+    for span, working in events:
+        use.advance(now, now + span, sorted(working, key=str))
+        now += span
+        for since, length, busy in samples:
+            if since + length <= now:
+                use.sample(since, since + length, {"ada": busy * length})
+        found = {session: use.of(session, now, now, ()).seconds for session in ("ada", "bob", "eve")}
+        assert all(0 <= one <= WINDOW for one in found.values()), found
+        if not samples:
+            assert sum(found.values()) <= WINDOW + 1e-6
+
+
+def test_what_is_kept_does_not_grow_with_the_number_of_bursts() -> None:
+    use = RecentUse()
+    for number in range(5000):
+        use.advance(number / 500, (number + 1) / 500, [ADA if number % 2 else BOB])
+    assert len(use._spans) <= KEPT * 500 + 1
+    assert seconds(use, ADA, 10.0) == pytest.approx(0.5)
+    steady = RecentUse()
+    for number in range(5000):
+        steady.advance(number / 500, (number + 1) / 500, [ADA])
+    assert len(steady._spans) <= KEPT * 10 + 2
+
+
+def test_arbiter_tells_the_recent_use_of_a_session_while_its_burst_runs_and_after_it() -> None:
+    arbiter = GpuArbiter(1 << 30, ArbiterSettings())
+    arbiter.add_session("ada", 25, 0.0)
+    arbiter.connect(1, "ada", 0.0)
+    (grant, *_) = arbiter.request(1, 0, 0, 10.0)
+    assert rounded(arbiter.recent_use("ada", 10.4)) == Use(0.4, ((1, 0.4),))
+    arbiter.idle(1, getattr(grant, "lease", 0), 0.3, 0.1, 10.5)
+    assert arbiter.recent_use("ada", 10.5).seconds == pytest.approx(0.3)
+    assert arbiter.recent_use("ada", 12.0) == Use()
