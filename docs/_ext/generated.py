@@ -91,6 +91,7 @@ def application(part: str) -> Application:
 
 def _service() -> Application:
     from gpushare_spawner.service.counters import Counters
+    from gpushare_spawner.service.dashboard.page import DashboardPage
     from gpushare_spawner.service.reports import RecentReports
     from gpushare_spawner.service.sources import DashboardSources
     from gpushare_spawner.service.web.dashboard import dashboard_application
@@ -98,7 +99,8 @@ def _service() -> Application:
     sources = DashboardSources(
         reports=RecentReports([]), templates=lambda: {}, hub_snapshot=lambda: None, counters=Counters()
     )
-    return dashboard_application(sources, "/services/gpushare/")
+    prefix = "/services/gpushare/"
+    return dashboard_application(sources, prefix, more=[(prefix, DashboardPage, {})])
 
 
 def _agent() -> Application:

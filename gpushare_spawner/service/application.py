@@ -8,6 +8,7 @@ from gpushare_spawner.service.api.api import api_routes
 from gpushare_spawner.service.api.events import Events
 from gpushare_spawner.service.api.services import Services
 from gpushare_spawner.service.api.snapshots import MAX_AGE, ServiceSnapshots
+from gpushare_spawner.service.dashboard.page import DashboardPage
 from gpushare_spawner.service.history.recorder import History
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.dashboard import dashboard_application
@@ -26,4 +27,6 @@ def service_application(
     prefix = prefix.rstrip("/") + "/"
     snapshots = ServiceSnapshots(sources, max_age)
     services = Services(prefix, snapshots, Events(snapshots), history, sources.clock)
-    return dashboard_application(sources, prefix, theme, history, api_routes(services))
+    return dashboard_application(
+        sources, prefix, theme, history, [(prefix, DashboardPage, {"services": services}), *api_routes(services)]
+    )

@@ -17,3 +17,18 @@ def restart_offer(node: str) -> str:
 def metrics_refused(scope: str) -> str:
     """Return that a viewer may not read the metrics. ``scope``: of a token that may."""
     return f"The metrics are for admins, and for tokens with the scope {scope}."
+
+
+def server_name(user: str, server: str) -> str:
+    """Return the name of a server as the dashboard writes it: "ann", "bob / thesis"."""
+    return f"{user} / {server}" if server else user
+
+
+def node_name(node: str) -> str:
+    """Return what an action on a node names it."""
+    return f"node {node}"
+
+
+def gpu_name(index: int, node: str) -> str:
+    """Return what an action on a GPU names it."""
+    return f"GPU {index} of {node}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpushare_spawner.idle import RecentUse
@@ -11,10 +12,18 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.api.events import Events
+from gpushare_spawner.service.api.services import Services
+from gpushare_spawner.service.api.snapshots import ServiceSnapshots
+from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.dashboard.address import DashboardAddress
+from gpushare_spawner.service.dashboard.page import dashboard
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.reports import NodeSnapshot
+from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
+from gpushare_spawner.service.sources import DashboardSources
+from gpushare_spawner.service.web.caller import Caller
 from gpushare_spawner.service.web.dashboard import page_environment
 from gpushare_spawner.service.web.dashboard_data import dashboard_data
 from gpushare_spawner.service.web.hub_theme import HubTheme
@@ -106,7 +115,48 @@ def shown(
     return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes, pending, quotas)
 
 
-def page(dashboard: dict[str, Any], prefix: str = "/services/gpushare/") -> str:
-    """As the browser gets it."""
+def page(
+    report: Report | None = None,
+    viewer: Viewer = ADMIN,
+    notes: tuple[str, ...] = (),
+    pending: Sequence[HubServer] | None = (),
+    quotas: Quotas | None = None,
+    use: RecentUse | None = None,
+    asks: Mapping[str, str] | None = None,
+    snapshots: Sequence[NodeSnapshot] | None = None,
+) -> str:
+    """The dashboard of that afternoon, as the browser gets it. ``asks``: the arguments of its address."""
+
+    async def waiting() -> Sequence[HubServer] | None:
+        return pending
+
+    given = snapshots or [NodeSnapshot(NO_AGENT, report if report is not None else afternoon())]
+    sources = DashboardSources(
+        Reports(given),
+        lambda: TEMPLATES,
+        HubSnapshot,
+        Counters(),
+        lambda: notes,
+        waiting,
+        lambda: quotas,
+        use=use or RecentUse(),
+        clock=lambda: NOW,
+    )
+    prefix = "/services/gpushare/"
+    shots = ServiceSnapshots(sources)
+    services = Services(prefix, shots, Events(shots), clock=lambda: NOW)
+    caller = Caller(viewer.name, is_admin=viewer.sees_all)
+    data = asyncio.run(dashboard(services, caller, DashboardAddress.of(prefix, asks or {})))
     template = page_environment(prefix, HubTheme()).get_template("dashboard.html")
-    return template.render(dashboard=dashboard, xsrf="x", admin=False)
+    return template.render(dashboard=data, xsrf="x", admin=False)
+
+
+class Reports(RecentReports):
+    """Those of a test."""
+
+    def __init__(self, given: Sequence[NodeSnapshot]) -> None:
+        super().__init__([])
+        self._given = list(given)
+
+    async def snapshots(self) -> list[NodeSnapshot]:
+        return self._given

@@ -82,11 +82,12 @@ def test_a_session_that_has_its_units_or_is_idle_gets_no_offer(changes: dict[str
 
 def test_the_dashboard_makes_the_offer() -> None:
     said = "After a restart the server would own its full share"
-    assert said not in page(shown())
-    dashboard = shown(afternoon(borrower(gpus=("GPU-0",))))
+    assert said not in page()
+    borrowing = afternoon(borrower(gpus=("GPU-0",)))
+    dashboard = shown(borrowing)
     (told,) = [one["offer"] for one in dashboard["sessions"] if one["user"] == "hugo"]
     assert "node workstation has units that nobody owns" in told
-    assert page(dashboard).count(said) == 1
+    assert page(borrowing).count(said) == 1
 
 
 def test_there_is_no_offer_while_a_spawn_waits() -> None:

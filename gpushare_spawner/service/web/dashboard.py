@@ -1,4 +1,4 @@
-"""The service's web pages: the dashboard, the same as JSON, and the metrics."""
+"""The service's web pages but the dashboard itself (`service.dashboard`): history, report and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jupyterhub.services.auth import HubOAuthCallbackHandler
-from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler, authenticated
+from tornado.web import Application, HTTPError, RequestHandler, StaticFileHandler
 
 from gpushare_spawner import __version__
 from gpushare_spawner.service.history.recorder import History
@@ -56,7 +56,7 @@ def dashboard_application(
     prefix = prefix.rstrip("/") + "/"
     return Application(
         [
-            (prefix, DashboardPage),
+            *more,
             (prefix.rstrip("/"), ToDashboard, {"prefix": prefix}),
             (prefix + "api/report", ReportJson),
             (prefix + "history", HistoryPage),
@@ -66,7 +66,6 @@ def dashboard_application(
             (prefix + "oauth_callback", HubOAuthCallbackHandler),
             (prefix + "static/theme.css", ThemeStylesheet),
             (prefix + r"static/(.*)", PageFiles, {"path": str(HERE / "static")}),
-            *more,
         ],
         sources=sources,
         history=history,
@@ -126,18 +125,6 @@ class SourcesPage(Page):
         pending = await self.sources.pending()
         notes, quotas = self.sources.notes(), self.sources.quotas()
         return dashboard_data(snapshots, decisions, templates, self.viewer, now, notes, pending, quotas)
-
-
-class DashboardPage(SourcesPage):
-    """The dashboard: GPUs, their shares, and the sessions.
-
-    Admins and users with the scope `custom:gpushare:read` see every session, others their own and totals
-    without names.
-    """
-
-    @authenticated
-    async def get(self) -> None:
-        self.finish_page("dashboard.html", dashboard=await self.data())
 
 
 class ReportJson(SourcesPage):

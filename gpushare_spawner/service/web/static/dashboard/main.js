@@ -1,5 +1,10 @@
-// The dashboard: shows the page of the address, live.
+// The dashboard: shows the page of the address, live, with its filters and actions.
 
-import { start } from "./view.js";
+import * as dialogs from "./dialogs.js";
+import * as filters from "./filters.js";
+import * as view from "./view.js";
 
-start();
+dialogs.start();
+filters.start();
+view.start();
+document.documentElement.dataset.ready = ""; // buttons work from here on

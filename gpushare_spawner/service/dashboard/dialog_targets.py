@@ -1,0 +1,89 @@
+"""What the dashboard's dialogs act on: the address of a session, a GPU, a node or a spawn in the REST API, and which of
+the dialog's forms are for this caller now. Pure. The service checks each request again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.api import answers
+from gpushare_spawner.service.web.caller import Caller
+from gpushare_spawner.wording import dashboard as words
+
+Target = Mapping[str, Any]
+"""For JSON. `address`: below the API's prefix. `may`: names of forms. `show`: texts. `choices`: of lists, as pairs of
+a value and its text."""
+
+
+SESSION, NODE, GPU, SPAWN = "sessions/{id}", "nodes/{node}", "nodes/{node}/gpus/{uuid}", "queue/{user}/{server}"
+"""Addresses in the REST API."""
+FORMS = {
+    "keep": ("POST", "/keep"),
+    "end-keep": ("DELETE", "/keep"),
+    "release": ("POST", "/release"),
+    "share": ("PUT", "/share"),
+    "restart": ("POST", "/restart"),
+    "stop": ("POST", "/stop"),
+    "message": ("POST", "/message"),
+    "exempt": ("PUT", "/exemption"),
+    "end-exempt": ("DELETE", "/exemption"),
+    "tier": ("PUT", "/tier"),
+    "cordon": ("PUT", "/cordon"),
+    "end-cordon": ("DELETE", "/cordon"),
+    "drain": ("PUT", "/drain"),
+    "end-drain": ("DELETE", "/drain"),
+    "requeue": ("POST", "/requeue"),
+    "cancel": ("DELETE", ""),
+}
+"""The forms of `web/pages/parts/dialogs.html`: the request of each, below the target's address."""
+
+
+@dataclass(frozen=True)
+class DialogTargets:
+    """The targets for one caller. ``offered``: methods and addresses of the API's operations."""
+
+    caller: Caller
+    offered: Collection[tuple[str, str]]
+
+    def _target(self, kind: str, address: str, may: Sequence[str], show: Mapping[str, str]) -> dict[str, Any]:
+        known = [form for form in may if (FORMS[form][0], kind + FORMS[form][1]) in self.offered]
+        return {"address": address, "may": known, "show": show}
+
+    def session(self, one: answers.Session) -> Target:
+        """Return a session that the caller may act on."""
+        may = ["keep", "restart", "stop"]
+        may += ["release"] * (one.tier is not Tier.RELEASED)
+        if self.caller.acts_on_all:
+            may += ["tier", "message", "exempt"]
+        show = {"name": words.server_name(one.user, one.server), "terms": one.display_name}
+        target = self._target(SESSION, f"sessions/{quote(one.id, safe='')}", may, show)
+        return target | {"choices": {"tiers": self._tiers(one)}}
+
+    def _tiers(self, one: answers.Session) -> Sequence[tuple[str, str]]:
+        return [
+            (tier.value, tier.value) for tier in (Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED) if tier is not one.tier
+        ]
+
+    def node(self, node: answers.Node) -> Target:
+        """Return a node."""
+        show = {"name": words.node_name(node.name)}
+        return self._target(NODE, f"nodes/{quote(node.name, safe='')}", _of_place(node.cordon), show)
+
+    def gpu(self, node: answers.Node, gpu: answers.Gpu) -> Target:
+        """Return a GPU of a node."""
+        address = f"nodes/{quote(node.name, safe='')}/gpus/{quote(gpu.uuid, safe='')}"
+        return self._target(GPU, address, _of_place(gpu.cordon), {"name": words.gpu_name(gpu.index, node.name)})
+
+    def spawn(self, one: answers.Spawn) -> Target:
+        """Return a spawn that the caller may act on."""
+        show = {"name": words.server_name(one.user, one.server), "terms": one.display_name}
+        return self._target(SPAWN, one.address, ("requeue", "cancel"), show)
+
+
+def _of_place(cordon: answers.Cordon | None) -> Sequence[str]:
+    if cordon is None:
+        return ("cordon", "drain")
+    return ("end-drain",) if cordon.drain else ("end-cordon", "drain")
