@@ -30,6 +30,7 @@ from gpushare_spawner.model.control import (
     OpenRequest,
     ReportRequest,
     Request,
+    ResizeRequest,
     TierRequest,
 )
 from gpushare_spawner.model.quantity import resolve_bytes
@@ -80,6 +81,8 @@ class ControlRequests:
                 self._registry.end(request.id, "closed")
             case TierRequest():
                 self.tier(request)
+            case ResizeRequest():
+                self._registry.share_changes.resize(self._known(request.id), request)
             case AnnounceRequest():
                 self.announce(request)
             case ControlsRequest():

@@ -23,6 +23,7 @@ from gpushare_spawner.model.control import (
     Opened,
     OpenRequest,
     ReportRequest,
+    ResizeRequest,
     TierRequest,
 )
 from gpushare_spawner.model.report import Report
@@ -77,6 +78,11 @@ class AgentClient:
 
     async def tier(self, request: TierRequest) -> None:
         """Change a session's tier. Refused with code ``busy`` if the session worked after `if_idle_since`."""
+        await self._ask(request)
+
+    async def resize(self, request: ResizeRequest) -> None:
+        """Change the share of a running session. Refused with code ``no-capacity`` if the units are not free, and with
+        ``bad-request`` by an agent that is older than this request."""
         await self._ask(request)
 
     async def announce(self, request: AnnounceRequest) -> None:

@@ -119,6 +119,21 @@ class TierRequest(_Request):
         return _without("yields_until", handler(self))
 
 
+class ResizeRequest(_Request):
+    """Change the share of a session that runs, on each of its GPUs.
+
+    Refused (`no-capacity`) if the units are not free: the agent counts by itself. The share that the session has
+    already is no error.
+    """
+
+    op: Literal["resize"] = "resize"
+    id: SessionId
+    share_units: Annotated[int, Field(ge=1, le=UNITS_PER_GPU)]
+    memory_limit: PercentOrBytes | None = None
+    """What CUDA shows as the GPU's total from now on; None: as before."""
+    reason: str = ""
+
+
 class AnnounceRequest(_Request):
     """Send the session's user a notice of an idle action; `tier` None withdraws the notice."""
 
@@ -189,6 +204,7 @@ Request = Annotated[
     | ConfirmRequest
     | CloseRequest
     | TierRequest
+    | ResizeRequest
     | AnnounceRequest
     | ControlsRequest
     | MessageRequest

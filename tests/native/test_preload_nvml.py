@@ -23,6 +23,7 @@ from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for
 from tests.libraries import simulated_driver
 from tests.native.preload_agent import ScriptedAgent
+from tests.native.session_program import Program
 
 if TYPE_CHECKING:
     from tests.native.preload_clients import Start
@@ -74,43 +75,6 @@ def everything():
             "gpus": [look(n.nvmlDeviceGetHandleByIndex(i)) for i in range(n.nvmlDeviceGetCount())]}
 """
 ONCE = LOOK + "print(json.dumps(everything()), flush=True)"
-WORK = """
-import json, os, sys
-from tests.native.preload_driver import *
-d = Driver()
-d.alloc(int(sys.argv[1]) * MIB)
-say(os.getpid())
-end = hear()
-for _ in range(end):
-    d.spin(0.02)
-    d.synchronize()
-say(d.memory())
-hear()
-"""
-
-
-class Program:
-    """A program in a session: a CUDA process that says lines of JSON and hears them."""
-
-    def __init__(self, environment: dict[str, str], mib: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", WORK, str(mib)], env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        self.pid: int = self.hear()
-
-    def hear(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
-
-    def say(self, value: int) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{value}\n")
-        self._process.stdin.flush()
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 class Machine:
@@ -151,8 +115,8 @@ def test_nvml_shows_the_share_and_its_processes_as_smi_does(machine: Machine) ->
         ada, bob = Program(machine.own, 256), Program(machine.neighbour, 100)
         ends.callback(ada.end)
         ends.callback(bob.end)
-        ada.say(10)
-        free, total = ada.hear()
+        ada.spin(0.2)
+        (free, total), _ = ada.hear()
         seen, (shown,) = machine.seen(), machine.smi()
         (gpu,) = seen["gpus"]
         assert (seen["count"], gpu["index"], gpu["uuid"]) == (1, 0, machine.gpus[1])
@@ -178,8 +142,8 @@ def test_utilisation_is_the_sessions_own_part_of_the_gpu(machine: Machine) -> No
         ada, bob = Program(machine.own, 16), Program(machine.neighbour, 16)
         ends.callback(ada.end)
         ends.callback(bob.end)
-        ada.say(60)
-        bob.say(160)
+        ada.spin(2.6)
+        bob.spin(5.0)
         time.sleep(1.2)
         (gpu,), (shown,) = machine.seen()["gpus"], machine.smi()
         assert 30 <= gpu["util"] <= 70, gpu

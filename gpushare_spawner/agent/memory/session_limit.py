@@ -97,9 +97,13 @@ class SessionLimit:
 
     def begin_anew(self, limits: Mapping[str, int]) -> None:
         """The session was opened again, perhaps with other limits."""
+        self.set_limits(limits)
+        self.hits = NO_HITS
+
+    def set_limits(self, limits: Mapping[str, int]) -> None:
+        """Other limits, in bytes, by the GPU's UUID. A process keeps what it has beyond a lower one."""
         for uuid, limit in limits.items():
             self._allowances[uuid].limit = limit
-        self.hits = NO_HITS
 
     def close(self) -> None:
         """No more timers."""

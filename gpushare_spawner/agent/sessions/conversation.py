@@ -137,9 +137,14 @@ class Conversation:
     def tell_tier(self) -> None:
         """Tell all processes of the session what it holds."""
         record = self._session.record
-        fields = (record.tier.depth, record.effective_units, record.borrowed_units, self._session.guaranteed_units)
+        held = (record.effective_units, record.borrowed_units, self._session.guaranteed_units)
         for connection in self._session.connections:
-            connection.send(Kind.TIER, *fields)
+            connection.send(Kind.TIER, record.tier.depth, *held, record.request.share_units)
+
+    def tell_memory(self) -> None:
+        """Tell all processes of the session its memory limit and guarantee; CUDA shows the limit from then on."""
+        for connection in self._session.connections:
+            self._say_memory(connection)
 
     def tell_notice(self) -> None:
         """Tell the session's observers what comes, or that nothing comes."""
@@ -239,10 +244,7 @@ class Conversation:
             len(session.gpus),
             AGENT_FEATURES,
         )
-        for gpu in session.gpus:
-            connection.send(
-                Kind.DEVICE, session.memory_limit(gpu), session.memory_guarantee(gpu), gpu=gpu_bytes(gpu.uuid)
-            )
+        self._say_memory(connection)
         if role is Role.CUDA:
             session.cuda.add(connection)
             self._limits.join(connection, frame.fields[1])
@@ -253,6 +255,11 @@ class Conversation:
             session.observers.add(connection)
             if record.notice is not None:
                 self._announce(connection)
+
+    def _say_memory(self, connection: Connection) -> None:
+        for raw, gpu in zip(self._uuids, self._session.gpus, strict=True):
+            amounts = self._session.memory_limit(gpu), self._session.memory_guarantee(gpu)
+            connection.send(Kind.DEVICE, *amounts, gpu=raw)
 
     def _announce(self, connection: Connection) -> None:
         notice = self._session.record.notice

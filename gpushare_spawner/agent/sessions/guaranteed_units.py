@@ -56,6 +56,31 @@ class Shares:
                 )
             )
 
+    def borrowed_after(self, session: Session, units: int) -> int:
+        """Return what a session borrows if its share changes to so many units on each of its GPUs.
+
+        Units more must be free now, as those of a new session; an idle session's must have no owner. Raises
+        ControlRefused (`no-capacity`).
+        """
+        record = session.record
+        more = units - record.request.share_units
+        if more <= 0:
+            return max(0, record.borrowed_units + more)
+        lent = 0
+        for gpu in session.gpus:
+            free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
+            # what an idle session has beside what its tier leaves it is lent: it can own more, and not borrow more
+            if more > (free if record.effective_units == record.request.share_units else unowned):
+                raise ControlRefused(
+                    Failure(
+                        code="no-capacity",
+                        message=f"GPU {gpu.index} ({gpu.uuid}) has {free} free units now, and {unowned} units without "
+                        f"an owner; the share of {units} units needs {more} more",
+                    )
+                )
+            lent = max(lent, more - unowned)
+        return record.borrowed_units + lent
+
     def own_what_is_unowned(self, session: Session) -> int:
         """Have a new session borrow what others own already, on the fullest of its GPUs; return those units.
 

@@ -22,6 +22,7 @@ from gpushare_spawner.agent.sessions.conversation import Conversation
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.process_watch import ProcessWatch
 from gpushare_spawner.agent.sessions.session import Past, Session
+from gpushare_spawner.agent.sessions.share_changes import ShareChanges
 from gpushare_spawner.agent.sessions.tiers import Tiers
 from gpushare_spawner.agent.sockets.connection import SESSION_CLOSED
 from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoints
@@ -74,6 +75,7 @@ class SessionRegistry:
         self.store = Store(folder.records)
         self.tiers = Tiers(shares, self.activity, self.save, clock)
         self.controls = SessionControls(self.save)
+        self.share_changes = ShareChanges(shares, self.tiers, clock)
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
 
     def restore(self) -> None:

@@ -25,6 +25,9 @@ class SessionListener(Listener, Protocol):
     def tell_tier(self) -> None:
         """Tell all processes the session's tier."""
 
+    def tell_memory(self) -> None:
+        """Tell all processes the session's memory limit and guarantee."""
+
     def tell_notice(self) -> None:
         """Tell all observers the session's notice."""
 

@@ -1,0 +1,231 @@
+"""The share of a session that runs changes: units, weight in the arbiter, memory limit, record, frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
+from gpushare_spawner.agent.sessions.guaranteed_units import Shares
+from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.sessions.share_changes import ShareChanges
+from gpushare_spawner.agent.sessions.tiers import Tiers
+from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.arbiter import ArbiterSettings
+from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, ResizeRequest, TierRequest
+from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.share_status import ShareStatus
+from gpushare_spawner.model.tier import Tier
+from tests.agent.conftest import Agent, request_for
+from tests.agent.peers import FIRST, GIB, SECOND, Peer
+
+
+def session(agent: Agent, id: str = "ada") -> SessionReport:
+    found = agent.node.report().session(id)
+    assert found is not None
+    return found
+
+
+async def resize(agent: Agent, units: int, id: str = "ada", **more: Any) -> None:
+    await agent.node.requests.answer(ResizeRequest(id=id, share_units=units, **more))
+
+
+def units(one: SessionReport) -> tuple[int, int, int, int]:
+    """Share, effective, guaranteed and borrowed units."""
+    return one.share_units, one.effective_units, one.guaranteed_units, one.borrowed_units
+
+
+async def test_larger_share_is_the_sessions_weight_guarantee_and_record(agent: Agent) -> None:
+    agent.open("ada")
+    await resize(agent, 50)
+    assert units(session(agent)) == (50, 50, 50, 0)
+    held = agent.node.sessions["ada"]
+    assert held.weight == 50
+    assert held.memory_guarantee(FIRST) == 8 * GIB
+    await agent.stop()
+    await agent.start()
+    assert units(session(agent)) == (50, 50, 50, 0)
+    await resize(agent, 50)
+    assert units(session(agent)) == (50, 50, 50, 0), "the same again changes nothing"
+
+
+async def test_share_that_does_not_fit_is_refused_and_nothing_changes(agent: Agent) -> None:
+    agent.open("ada")
+    agent.open("bob", share_units=60)
+    with pytest.raises(ControlRefused, match="15 free units now, and 15 units without an owner") as refused:
+        await resize(agent, 50)
+    assert refused.value.code == "no-capacity"
+    assert units(session(agent)) == (25, 25, 25, 0)
+    await resize(agent, 40)
+    assert units(session(agent)) == (40, 40, 40, 0)
+
+
+async def test_units_that_idle_sessions_lend_are_borrowed_and_go_back_to_their_owner(agent: Agent) -> None:
+    agent.open("ada")
+    bob = await agent.peer(agent.open("bob", share_units=60))
+    agent.node.requests.tier(TierRequest(id="bob", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    await resize(agent, 50)
+    assert units(session(agent)) == (50, 50, 50, 10)
+    bob.send(Kind.REQUEST, 0, 0, gpu=FIRST.uuid)
+    await bob.until(Kind.GRANT)
+    assert units(session(agent)) == (50, 50, 40, 10)
+    await resize(agent, 45)
+    assert units(session(agent)) == (45, 45, 40, 5), "borrowed units go first"
+    await resize(agent, 20)
+    assert units(session(agent)) == (20, 20, 20, 0)
+
+
+async def test_smaller_share_leaves_units_for_others_and_a_borrower_comes_to_own_them(agent: Agent) -> None:
+    agent.open("ada", share_units=60)
+    agent.node.requests.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
+    agent.open("bob", share_units=70, borrowed_units=30)
+    assert units(session(agent, "bob")) == (70, 70, 70, 30)
+    await resize(agent, 30)
+    assert units(session(agent, "bob")) == (70, 70, 70, 0)
+    assert units(session(agent)) == (30, 0, 0, 0), "a released session stays released"
+
+
+async def test_idle_session_owns_more_but_borrows_no_more(agent: Agent) -> None:
+    agent.open("ada")
+    agent.open("bob", share_units=60)
+    for name, left in (("ada", 10), ("bob", 0)):
+        tier = Tier.DOWNGRADED if left else Tier.RELEASED
+        agent.node.requests.tier(TierRequest(id=name, tier=tier, effective_units=left, reason="idle"))
+    with pytest.raises(ControlRefused):
+        await resize(agent, 50)
+    await resize(agent, 40)
+    assert units(session(agent)) == (40, 10, 10, 0)
+    await resize(agent, 10)
+    assert (session(agent).tier, units(session(agent))) == (Tier.ACTIVE, (10, 10, 10, 0)), "nothing is left to lend"
+
+
+async def test_session_that_gives_up_units_and_one_of_several_gpus_cannot_change(agent: Agent) -> None:
+    agent.open("ada")
+    until = 4e9
+    tier = TierRequest(id="ada", tier=Tier.DOWNGRADED, effective_units=10, reason="", yields_until=until)
+    agent.node.requests.tier(tier)
+    with pytest.raises(ControlRefused, match="gives up units"):
+        await resize(agent, 20)
+    agent.node.registry.end("ada", "test")
+    agent.open("bob", gpus=(FIRST.uuid, SECOND.uuid), share_units=100)
+    with pytest.raises(ControlRefused, match="a share of several GPUs has whole GPUs") as refused:
+        await resize(agent, 50, "bob")
+    assert refused.value.code == "bad-request"
+    with pytest.raises(ControlRefused) as refused:
+        await resize(agent, 50, "nobody")
+    assert refused.value.code == "unknown-session"
+
+
+async def test_processes_and_observers_are_told_at_once(agent: Agent) -> None:
+    path = agent.open("ada", memory_limit="4Gi")
+    process, observer = await agent.peer(path), await agent.peer(path, Role.OBSERVER)
+    await resize(agent, 50, memory_limit="6Gi")
+    for peer in (process, observer):
+        told = await peer.until(Kind.TIER)
+        assert told.fields[:5] == (Tier.ACTIVE.depth, 50, 0, 50, 50)
+        limit = await peer.until(Kind.DEVICE)
+        assert limit.fields[:2] == (6 * GIB, 8 * GIB)
+    observer.send(Kind.QUERY)
+    status = ShareStatus.of([await observer.until(Kind.STATUS)])
+    assert (status.share_units, status.limit_bytes) == (50, 6 * GIB)
+
+
+async def reserve(peer: Peer, wanted: int, number: int) -> Frame:
+    peer.send(Kind.RESERVE, wanted, 0, wanted, number, 1, gpu=FIRST.uuid)
+    return await peer.until(Kind.RESERVED)
+
+
+async def test_memory_limit_follows_and_what_a_process_has_beyond_a_lower_one_stays(agent: Agent) -> None:
+    process = Peer(agent.open("ada", memory_limit="4Gi"))
+    agent.peers.append(process)
+    await process.connect(Role.CUDA, Feature.RESERVE)
+    assert (await reserve(process, 5 * GIB, 1)).fields[1] == 1, "the session's limit"
+    await resize(agent, 50, memory_limit="6Gi")
+    assert (await reserve(process, 5 * GIB, 2)).fields[1] == 0
+    process.send(Kind.MEMORY, 5 * GIB, 0, gpu=FIRST.uuid)
+    await resize(agent, 25, memory_limit="4Gi")
+    assert (await reserve(process, 5 * GIB + 1, 3)).fields[1] == 1
+    assert session(agent).memory_limit_bytes == 4 * GIB
+
+
+async def test_notice_of_a_downgrade_that_takes_nothing_is_withdrawn(agent: Agent) -> None:
+    agent.open("ada")
+    notice = AnnounceRequest(id="ada", tier=Tier.DOWNGRADED, at=4e9, effective_units=10, reason="idle")
+    agent.node.requests.announce(notice)
+    await resize(agent, 20)
+    assert session(agent).notice is not None
+    await resize(agent, 10)
+    assert session(agent).notice is None
+
+
+# -- many changes at the same time ------------------------------------------------------------------------------------
+
+
+class Machine:
+    """One GPU with the real ledger, shares, tiers and arbiter, and no sockets."""
+
+    def __init__(self) -> None:
+        arbitration = GpuArbitration(FIRST, ArbiterSettings(), clock=lambda: 0.0, call_at=lambda at, call: _Never())
+        self.sessions: dict[str, Session] = {}
+        self.shares = Shares([FIRST], 100, {FIRST.uuid: arbitration})
+        tiers = Tiers(self.shares, lambda one: _quiet(), lambda one: None, lambda: 0.0)
+        self.tiers, self.changes = tiers, ShareChanges(self.shares, tiers, lambda: 0.0)
+
+    def open(self, name: str, share: int) -> None:
+        self.shares.check_free_units(FIRST, share, 0)
+        record = SessionRecord.opened(request_for(name, share_units=share), 0.0)
+        self.sessions[name] = Session(record, (FIRST,))
+        self.shares.enter(self.sessions[name])
+
+    def act(self, what: str, name: str, amount: int) -> None:
+        known = self.sessions.get(name)
+        if what == "open" and known is None:
+            self.open(name, amount)
+        elif known is not None and what == "resize":
+            self.changes.resize(known, ResizeRequest(id=name, share_units=amount))
+        elif known is not None and what == "close":
+            self.shares.leave(self.sessions.pop(name))
+        elif known is not None and what == "lend":
+            self.tiers.move(known, Tier.RELEASED, 0, "")
+        elif known is not None and what == "work":
+            self.tiers.work_begins(known)
+
+
+class _Never:
+    def cancel(self) -> None:
+        pass
+
+
+def _quiet() -> Any:
+    raise AssertionError("no decision of the service is made here")
+
+
+ACTS = st.tuples(
+    st.sampled_from(["open", "resize", "resize", "close", "lend", "work"]),
+    st.sampled_from(["ada", "bob", "eve", "joe"]),
+    st.integers(1, 100),
+)
+
+
+@given(st.lists(ACTS, max_size=30))
+def test_changes_and_spawns_in_any_order_never_give_away_more_than_there_is(acts: list[tuple[str, str, int]]) -> None:
+    machine = Machine()
+    for act in acts:
+        before = {name: one.record.model_copy() for name, one in machine.sessions.items()}
+        try:
+            machine.act(*act)
+        except ControlRefused:
+            after = {name: one.record for name, one in machine.sessions.items()}
+            assert after == before, "what is refused has changed nothing"
+        records = [one.record for one in machine.sessions.values()]
+        owned = sum(one.request.share_units - one.borrowed_units for one in records)
+        guaranteed = sum(one.guaranteed_units for one in machine.sessions.values())
+        assert owned <= 100, act
+        assert guaranteed <= 100, act
+        assert all(0 <= one.effective_units <= one.request.share_units for one in records)
+        assert all(0 <= one.borrowed_units <= one.request.share_units for one in records)
+        machine.shares._ledger.check()
