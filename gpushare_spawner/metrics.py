@@ -44,6 +44,12 @@ GPU: tuple[Figure[GpuReport], ...] = (
         "Part of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1",
         lambda gpu: gpu.utilisation,
     ),
+    Figure(
+        "gpushare_gpu_temperature_celsius",
+        "Temperature of the GPU, as the driver reports it",
+        lambda gpu: gpu.temperature_celsius,
+    ),
+    Figure("gpushare_gpu_power_watts", "What the GPU draws now, as the driver reports it", lambda gpu: gpu.power_watts),
     Figure("gpushare_gpu_healthy", "1 while the GPU is healthy", lambda gpu: gpu.healthy),
     Figure("gpushare_gpu_waiting_sessions", "Sessions with GPU work that wait for a lease", lambda gpu: gpu.waiting),
 )

@@ -32,6 +32,8 @@ def gpu_report(gpu: Gpu, state: GpuState, capacity_units: int, waiting: int) -> 
         memory_bytes=gpu.memory_bytes,
         memory_used_bytes=state.memory_used_bytes,
         utilisation=state.utilisation,
+        temperature_celsius=state.temperature_celsius,
+        power_watts=state.power_watts,
         healthy=state.healthy,
         simulated=gpu.simulated,
         capacity_units=capacity_units,

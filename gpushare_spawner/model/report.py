@@ -38,6 +38,10 @@ class GpuReport(_Part):
     memory_used_bytes: Amount = 0
     utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
     """Part of the driver's last sample period in which the GPU computed; None: the driver does not say."""
+    temperature_celsius: float | None = None
+    """None: the driver does not say."""
+    power_watts: Annotated[float, Field(ge=0)] | None = None
+    """What the GPU draws; None: the driver does not say."""
     healthy: bool = True
     simulated: bool = False
     capacity_units: Annotated[int, Field(ge=0)] = UNITS_PER_GPU

@@ -167,9 +167,12 @@ async def test_a_sick_gpu_takes_nobody_and_is_reported(agent: Agent, eventually:
     await eventually(lambda: not agent.node.report().gpus[0].healthy)
     assert refusal(agent) == "unhealthy-gpu"
     assert session(agent, "before").guaranteed_units == 25
-    agent.source.states[FIRST.uuid] = GpuState(healthy=True, memory_used_bytes=GIB)
+    agent.source.states[FIRST.uuid] = GpuState(
+        healthy=True, memory_used_bytes=GIB, temperature_celsius=61, power_watts=233.5
+    )
     await eventually(lambda: agent.node.report().gpus[0].healthy)
-    assert agent.node.report().gpus[0].memory_used_bytes == GIB
+    gpu = agent.node.report().gpus[0]
+    assert (gpu.memory_used_bytes, gpu.temperature_celsius, gpu.power_watts) == (GIB, 61, 233.5)
     agent.open()
 
 

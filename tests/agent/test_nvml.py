@@ -25,6 +25,8 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=16 * 2**30, used=2**30),
         "nvmlDeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=9), SimpleNamespace(pid=7)],
         "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=37, memory=20),
+        "nvmlDeviceGetTemperature": lambda handle, sensor: 61 + sensor,
+        "nvmlDeviceGetPowerUsage": lambda handle: 233_461,
     }
     for name, function in (defaults | functions).items():
         monkeypatch.setattr(pynvml, name, function)
@@ -52,13 +54,16 @@ def test_gpus_and_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
     state = nvml.state(first)
     assert (state.healthy, state.memory_used_bytes, state.pids) == (True, 2**30, (7, 9))
     assert state.utilisation == 0.37
+    assert (state.temperature_celsius, state.power_watts) == (61, 233.5)
 
 
-def test_a_gpu_whose_driver_does_not_say_how_busy_it_is_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvml(monkeypatch, nvmlDeviceGetUtilizationRates=fails(pynvml.NVML_ERROR_NOT_SUPPORTED))
+def test_a_gpu_whose_driver_does_not_say_how_busy_or_hot_it_is_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = fails(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    names = ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage")
+    fake_nvml(monkeypatch, **dict.fromkeys(names, silent))
     nvml = Nvml()
     state = nvml.state(nvml.gpus()[0])
-    assert (state.healthy, state.utilisation) == (True, None)
+    assert (state.healthy, state.utilisation, state.temperature_celsius, state.power_watts) == (True, None, None, None)
 
 
 def test_a_simulated_gpu_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:

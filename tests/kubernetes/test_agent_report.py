@@ -94,6 +94,20 @@ async def test_nothing_new_is_not_written(publisher: Publisher) -> None:
     assert publisher.writes == before
 
 
+async def test_heat_and_power_alone_are_not_written(publisher: Publisher) -> None:
+    publisher.start(replace(SETTINGS, at_most_every=0.1))
+    await publisher.written(lambda report: True)
+    before = publisher.writes
+    (gpu,) = publisher.report.gpus
+    publisher.report = publisher.report.model_copy(
+        update={"gpus": (gpu.model_copy(update={"temperature_celsius": 70.0, "power_watts": 300.0}),)}
+    )
+    await asyncio.sleep(0.4)
+    assert publisher.writes == before
+    publisher.session(gpu_busy=True)
+    assert (await publisher.written(lambda report: report.sessions[0].gpu_busy)).gpus[0].power_watts == 300
+
+
 async def test_activity_is_written_no_more_than_so_often(publisher: Publisher) -> None:
     publisher.start()
     await publisher.written(lambda report: True)

@@ -54,6 +54,12 @@ def test_utilisation_of_a_gpu_is_left_out_where_the_driver_does_not_say() -> Non
     ]
 
 
+def test_heat_and_power_of_a_gpu_are_left_out_where_the_driver_does_not_say() -> None:
+    gpu = '{gpu="0",model="Simulated GPU 16 GiB",node="workstation",uuid="GPU-0"}'
+    assert samples(trouble(), "gpushare_gpu_temperature_celsius") == [f"{gpu} 61.0"]
+    assert samples(trouble(), "gpushare_gpu_power_watts") == [f"{gpu} 233.5"]
+
+
 def test_queue_has_its_length_and_its_oldest_spawn_by_template_zero_included() -> None:
     assert samples(trouble(), "gpushare_queue_spawns") == [
         '{template="quarter"} 12.0', '{template="half"} 0.0', '{template="tenth"} 0.0',

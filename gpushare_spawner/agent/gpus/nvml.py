@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,10 @@ class GpuState:
     utilisation: float | None = None
     """Part of the driver's last sample period (at most a second) in which the GPU computed, from 0 to 1; None: the
     driver does not say."""
+    temperature_celsius: float | None = None
+    """None: the driver does not say."""
+    power_watts: float | None = None
+    """What the GPU draws; None: the driver does not say."""
     processes: Mapping[int, GpuProcess] = field(default_factory=dict)
     """Processes that have a CUDA context on it, by pid as this machine numbers them."""
 
@@ -217,7 +221,17 @@ class Nvml:
             )
         if _in_mig_mode(handle):
             return GpuState(healthy=False, trouble="has been split by MIG", memory_used_bytes=used)
-        return GpuState(healthy=True, memory_used_bytes=used, utilisation=_busy(handle), processes=_processes(handle))
+        rates = _said(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        milliwatts = _said(pynvml.nvmlDeviceGetPowerUsage, handle)
+        return GpuState(
+            healthy=True,
+            memory_used_bytes=used,
+            utilisation=None if rates is None else min(1.0, float(rates.gpu) / 100),
+            temperature_celsius=_said(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            # the sensor is off by some watts
+            power_watts=None if milliwatts is None else round(milliwatts / 1000, 1),
+            processes=_processes(handle),
+        )
 
     def memory(self, gpu: Gpu) -> GpuState | None:
         """What is in use and by which processes, without a look at the GPU's health; None where it does not answer.
@@ -278,11 +292,11 @@ _TELLS_NOTHING = (
 """What a driver answers that will never tell."""
 
 
-def _busy(handle: Any) -> float | None:
+def _said(ask: Callable[..., Any], *arguments: Any) -> Any:
+    """Return a figure; None where the driver does not say: in MIG mode, on vGPUs, without the sensor."""
     try:
-        return min(1.0, float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
+        return ask(*arguments)
     except pynvml.NVMLError:
-        # in MIG mode, and on vGPUs
         return None
 
 

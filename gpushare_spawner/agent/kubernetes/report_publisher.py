@@ -183,8 +183,9 @@ def _works_before_its_stop(report: Report, written: Report) -> bool:
 
 
 def _content(report: Report) -> Report:
-    # what the kernel has available changes all the time, and is published with the rest
-    return report.model_copy(update={"published_at": 0.0, "host_memory": None})
+    # what the kernel has available, heat and power change all the time, and are published with the rest
+    gpus = tuple(gpu.model_copy(update={"temperature_celsius": None, "power_watts": None}) for gpu in report.gpus)
+    return report.model_copy(update={"published_at": 0.0, "host_memory": None, "gpus": gpus})
 
 
 def _now() -> float:

@@ -117,10 +117,7 @@ async def node(call: Asked) -> answers.Node:
 def _node(snapshot: ServiceSnapshot, name: str, caller: Caller) -> answers.Node:
     report = next(report for report in snapshot.reports if report.node == name)
     data = node_data(report, caller.viewer)
-    gpus = [
-        gpu | {"cordoned": False, "drained": False, "cordon": None, "temperature_celsius": None, "power_watts": None}
-        for gpu in data["gpus"]
-    ]
+    gpus = [gpu | {"cordoned": False, "drained": False, "cordon": None} for gpu in data["gpus"]]
     return answers.Node.model_validate(data | {"gpus": gpus, "cordoned": False, "drained": False, "cordon": None})
 
 

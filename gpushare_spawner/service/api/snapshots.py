@@ -196,4 +196,8 @@ def _nodes_differ(before: Sequence[NodeSnapshot], after: Sequence[NodeSnapshot])
 
 def _shown(one: NodeSnapshot) -> tuple[Any, ...]:
     report = one.report
-    return (one.problem,) if report is None else (report.node, report.gpus, report.host_memory)
+    if report is None:
+        return (one.problem,)
+    # heat and power change all the time: pages take them along with the rest
+    gpus = [gpu.model_copy(update={"temperature_celsius": None, "power_watts": None}) for gpu in report.gpus]
+    return report.node, gpus, report.host_memory

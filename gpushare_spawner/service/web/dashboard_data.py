@@ -110,6 +110,8 @@ def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
         "simulated": gpu.simulated,
         "healthy": gpu.healthy,
         "utilisation": gpu.utilisation,
+        "temperature_celsius": gpu.temperature_celsius,
+        "power_watts": gpu.power_watts,
         "memory_bytes": gpu.memory_bytes,
         "memory_used_bytes": gpu.memory_used_bytes,
         "capacity_units": gpu.capacity_units,

@@ -51,10 +51,12 @@ async def test_the_first_event_names_everything_and_later_ones_what_has_changed(
 async def test_a_new_report_that_says_the_same_is_no_change(machine: Machine) -> None:
     snapshots = ServiceSnapshots(machine.sources(), max_age=0)
     first = await snapshots.current()
-    machine.agent.now = afternoon().model_copy(update={"published_at": NOW + 30})
+    report = afternoon()
+    hotter = tuple(gpu.model_copy(update={"temperature_celsius": 70.0, "power_watts": 300.0}) for gpu in report.gpus)
+    machine.agent.now = report.model_copy(update={"published_at": NOW + 30, "gpus": hotter})
     later = await snapshots.current()
     assert later.version == first.version
-    assert later.reports[0].published_at == NOW + 30
+    assert later.reports[0].gpus[0].power_watts == 300
 
 
 async def test_one_snapshot_serves_all_clients_for_a_second(machine: Machine) -> None:

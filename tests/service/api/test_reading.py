@@ -96,12 +96,18 @@ async def test_groups_are_those_of_the_quotas(api: Client, machine: Machine) -> 
 async def test_gpus_with_their_bars(api: Client, machine: Machine) -> None:
     report = afternoon()
     machine.agent.now = report.model_copy(
-        update={"gpus": (report.gpus[0].model_copy(update={"utilisation": 0.5}), *report.gpus[1:])}
+        update={
+            "gpus": (
+                report.gpus[0].model_copy(update={"utilisation": 0.5, "temperature_celsius": 61, "power_watts": 233.5}),
+                *report.gpus[1:],
+            )
+        }
     )
     (node,) = (await api.get("nodes", BOB))["nodes"]
     first, second = node["gpus"]
-    assert first["utilisation"] == 0.5
-    assert second["utilisation"] is None
+    figures = ("utilisation", "temperature_celsius", "power_watts")
+    assert [first[name] for name in figures] == [0.5, 61, 233.5]
+    assert [second[name] for name in figures] == [None, None, None]
     assert [(part["kind"], part["units"], part["user"]) for part in first["bar"]] == [
         ("owned", 25, None), ("owned", 10, "bob"), ("borrowed", 25, None), ("lent", 40, None)
     ]  # fmt: skip
