@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tornado.web import Application
 
+from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.api.api import api_routes
 from gpushare_spawner.service.api.events import Events
 from gpushare_spawner.service.api.services import Services
@@ -17,6 +18,7 @@ from gpushare_spawner.service.web.hub_theme import HubTheme
 
 def service_application(
     sources: DashboardSources,
+    actions: SessionActions,
     prefix: str,
     theme: HubTheme | None = None,
     history: History | None = None,
@@ -26,7 +28,7 @@ def service_application(
     ``max_age``: of what the API shows, in seconds."""
     prefix = prefix.rstrip("/") + "/"
     snapshots = ServiceSnapshots(sources, max_age)
-    services = Services(prefix, snapshots, Events(snapshots), history, sources.clock)
+    services = Services(prefix, snapshots, Events(snapshots), actions, history, sources.clock)
     return dashboard_application(
         sources, prefix, theme, history, [(prefix, DashboardPage, {"services": services}), *api_routes(services)]
     )

@@ -14,10 +14,12 @@ from urllib.parse import urlparse
 
 from tornado.httpserver import HTTPServer
 
+from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
 from gpushare_spawner.service.application import service_application
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.history.recorder import History, HistorySources, Retention
 from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
 from gpushare_spawner.service.hub.client import Hub, HubFailed
@@ -86,6 +88,8 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
                 waited=lambda wait: culler.counters.waited(wait),
             ),
         )
+        record: Callable[[Action], None] = history.record if history is not None else lambda action: None
+        actions = SessionActions(agents, hub, templates, settings.keep_rule, record)
         culler = Culler(
             agents,
             hub,
@@ -93,10 +97,10 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             settings,
             quotas=templates.quotas,
             pending=pending.recent,
-            record=history.record if history is not None else lambda action: None,
+            record=record,
         )
         listeners.append(culler.reports_changed)
-        await _run_until_stopped(options, hub, culler, reports, templates, settings, pending, history)
+        await _run_until_stopped(options, hub, culler, reports, templates, settings, pending, history, actions)
 
 
 def _agents(
@@ -125,6 +129,7 @@ async def _run_until_stopped(
     settings: CullerSettings,
     pending: PendingSpawns,
     history: History | None,
+    actions: SessionActions,
 ) -> None:
     lacking: list[str] = []
     sources = DashboardSources(
@@ -141,7 +146,7 @@ async def _run_until_stopped(
         use=culler.use,
         needed=lambda: culler.pressure.needed,
     )
-    server = _listen(sources, options.ip, history)
+    server = _listen(sources, options.ip, history, actions)
     scopes = _check_scopes(hub, settings.cull_users, templates.quotas() is not None, lacking)
     tasks = [asyncio.create_task(culler.run()), asyncio.create_task(scopes)]
     if history is not None:
@@ -191,7 +196,9 @@ async def _check_scopes(hub: Hub, cull_users: bool, quotas: bool, lacking: list[
         log.warning("%s", sentence)
 
 
-def _listen(sources: DashboardSources, ip: str | None, history: History | None) -> HTTPServer | None:
+def _listen(
+    sources: DashboardSources, ip: str | None, history: History | None, actions: SessionActions
+) -> HTTPServer | None:
     """Serve the pages at $JUPYTERHUB_SERVICE_URL; without it there are none.
 
     ``ip`` is for a URL whose host is not this machine, like that of a Kubernetes Service; *: all addresses.
@@ -201,7 +208,7 @@ def _listen(sources: DashboardSources, ip: str | None, history: History | None) 
         log.info("$JUPYTERHUB_SERVICE_URL is not set: the idle culler runs without a dashboard")
         return None
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
-    application = service_application(sources, prefix, HubTheme.of_environment(), history)
+    application = service_application(sources, actions, prefix, HubTheme.of_environment(), history)
     port = url.port or (443 if url.scheme == "https" else 80)
     server = HTTPServer(application, ssl_options=own_tls() if url.scheme == "https" else None, xheaders=True)
     host = ip or url.hostname

@@ -22,6 +22,7 @@ from tornado.web import Application, RequestHandler, StaticFileHandler
 
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service import reports
+from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.application import service_application
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.reports import RecentReports
@@ -110,14 +111,17 @@ class DashboardStandIn:
             agent.now = report
 
     def _application(self) -> Application:
+        agents = [cast(reports.Agent, agent) for agent in self.agents]
         sources = DashboardSources(
-            RecentReports([cast(reports.Agent, agent) for agent in self.agents], max_age=0),
+            RecentReports(agents, max_age=0),
             lambda: TEMPLATES,
             lambda: None,
             Counters(),
             clock=lambda: NOW,
         )
-        application = service_application(sources, PREFIX, max_age=0)
+        no_hub: Any = None
+        actions = SessionActions(agents, no_hub, lambda: TEMPLATES, clock=lambda: NOW)
+        application = service_application(sources, actions, PREFIX, max_age=0)
         if self._with_hub:
             application.add_handlers(
                 r".*",

@@ -12,6 +12,7 @@ from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.api.events import Events
 from gpushare_spawner.service.api.services import Services
 from gpushare_spawner.service.api.snapshots import ServiceSnapshots
@@ -144,7 +145,8 @@ def page(
     )
     prefix = "/services/gpushare/"
     shots = ServiceSnapshots(sources)
-    services = Services(prefix, shots, Events(shots), clock=lambda: NOW)
+    actions = SessionActions((), NO_AGENT, lambda: TEMPLATES, clock=lambda: NOW)
+    services = Services(prefix, shots, Events(shots), actions, clock=lambda: NOW)
     caller = Caller(viewer.name, is_admin=viewer.sees_all)
     data = asyncio.run(dashboard(services, caller, DashboardAddress.of(prefix, asks or {})))
     template = page_environment(prefix, HubTheme()).get_template("dashboard.html")

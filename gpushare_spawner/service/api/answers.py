@@ -209,6 +209,42 @@ class Delivered(Answer):
     wait_p95_seconds: float
 
 
+class KeepAnswer(Answer):
+    """The user holds the share against idle actions."""
+
+    until: float
+    since: float
+    by: str
+    """Who gave it."""
+
+
+class ExemptionAnswer(Answer):
+    """No idle action comes, by an admin's decision."""
+
+    until: float | None
+    """Null: without end."""
+    by: str
+    reason: str
+
+
+class MessageAnswer(Answer):
+    """What an admin told the session's user."""
+
+    text: str
+    by: str
+    at: float
+
+
+class KeepLimitsAnswer(Answer):
+    """What the session's user may keep. 0 anywhere: nothing."""
+
+    longest_seconds: float
+    per_day: int
+    """Keeps within 24 hours, over all sessions of the user."""
+    at_once: int
+    """Sessions of the user that are kept at a time."""
+
+
 class Session(Answer):
     """One notebook server with a share."""
 
@@ -260,6 +296,10 @@ class Session(Answer):
     quota: str | None
     """The quota that it is charged to, in words; null: there are no quotas."""
     in_quota: bool | None
+    keep: KeepAnswer | None
+    exemption: ExemptionAnswer | None
+    message: MessageAnswer | None
+    keep_limits: KeepLimitsAnswer
 
 
 class Sessions(Answer):

@@ -6,7 +6,7 @@ import json
 from functools import cache
 
 from gpushare_spawner import __version__
-from gpushare_spawner.service.api import history, reading
+from gpushare_spawner.service.api import acting, history, reading
 from gpushare_spawner.service.api.answers import Document
 from gpushare_spawner.service.api.openapi import document
 from gpushare_spawner.service.api.operation import AnyOperation, Call, Nothing, Operation, Raw
@@ -25,6 +25,7 @@ async def openapi(call: Call[Nothing, Nothing]) -> Raw:
 OPERATIONS: list[AnyOperation] = [
     *reading.OPERATIONS,
     *history.OPERATIONS,
+    *acting.OPERATIONS,
     Operation("GET", "openapi.json", openapi, "This document", Document, Nothing, Nothing),
 ]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Literal
 
+from gpushare_spawner.idle import in_force
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.quota import Account, QuotaUsage
+from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.api import answers
 from gpushare_spawner.service.api.events import Changed, TooManyStreams
 from gpushare_spawner.service.api.operation import AnyOperation, ApiError, Call, Nothing, Operation
@@ -132,7 +134,8 @@ async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
         offset=query.offset,
         others=len(snapshot.rows) - seen,
         sessions=tuple(
-            _session(snapshot, row, call.caller, now) for row in rows[query.offset : query.offset + query.limit]
+            _session(snapshot, row, call.caller, now, call.services.actions)
+            for row in rows[query.offset : query.offset + query.limit]
         ),
     )
 
@@ -140,7 +143,9 @@ async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:
 async def session(call: Asked) -> answers.Session:
     """Return one session."""
     snapshot = await call.services.snapshots.current()
-    return _session(snapshot, visible_session(snapshot, call), call.caller, call.services.clock())
+    return _session(
+        snapshot, visible_session(snapshot, call), call.caller, call.services.clock(), call.services.actions
+    )
 
 
 def visible_session(snapshot: ServiceSnapshot, call: Asked) -> Row:
@@ -151,16 +156,23 @@ def visible_session(snapshot: ServiceSnapshot, call: Asked) -> Row:
     return row
 
 
-def _session(snapshot: ServiceSnapshot, row: Row, caller: Caller, now: float) -> answers.Session:
+def _session(
+    snapshot: ServiceSnapshot, row: Row, caller: Caller, now: float, actions: SessionActions
+) -> answers.Session:
     # a session that is restarted waits behind spawns that wait, and what is free may be kept for one of them
     restarts_on = snapshot.reports if not snapshot.waiting else ()
     one = row.session
+    controls, rule = in_force(one.controls, now), actions.keep_rule(one)
     data = session_data(row.decision, row.report, restarts_on, snapshot.templates, caller.viewer, now)
     more = {
         "id": one.id,
         "may_act": caller.may_act_on(one),
         "group": group_of_session(one, {}),
         "opened_at": one.opened_at,
+        "keep": controls.keep.model_dump() if controls.keep is not None else None,
+        "exemption": controls.exemption.model_dump() if controls.exemption is not None else None,
+        "message": one.message.model_dump() if one.message is not None else None,
+        "keep_limits": {"longest_seconds": rule.longest, "per_day": rule.per_day, "at_once": rule.at_once},
     }
     return answers.Session.model_validate(data | quota_data(one, snapshot.usage) | more)
 

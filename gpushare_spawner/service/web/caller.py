@@ -19,6 +19,8 @@ class Caller:
 
     name: str
     """Of the user; empty: a program that is no user."""
+    label: str = ""
+    """For logs: the name of the user, or of the service with the word before it."""
     is_admin: bool = False
     scopes: frozenset[str] = frozenset()
     by_token: bool = False
@@ -32,7 +34,9 @@ class Caller:
         groups = frozenset(map(str, user.get("groups") or ()))
         is_user = user.get("kind", "user") == "user"
         is_admin = bool(user.get("admin")) and (not by_token or FULL_ADMIN in scopes)
-        return cls(str(user["name"]) if is_user else "", is_admin, scopes, by_token, groups)
+        name = str(user["name"])
+        label = name if is_user else f"service {name}"
+        return cls(name if is_user else "", label, is_admin, scopes, by_token, groups)
 
     def has(self, scope: str) -> bool:
         """Return whether the caller has the scope, or is an admin."""

@@ -9,21 +9,26 @@ import pytest
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
+from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.model.control import AnnounceRequest, ControlsRequest, MessageRequest, TierRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service import reports
+from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.application import service_application
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.history.recorder import History, HistorySources
 from gpushare_spawner.service.history.store import HistoryStore
 from gpushare_spawner.service.history.use import HOUR, Amounts, Subject
-from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.page import Page
 from tests.service.api.clients import PREFIX, Client, SignedIn
+from tests.service.conftest import hub, hub_server  # noqa: F401
 from tests.service.dashboards import NOW, TEMPLATES, afternoon
+from tests.service.fake_hub import FakeHub
 
 WAITING = (
     HubServer("ann", "second", ready=False, pending="spawn", started=NOW - 60, profile="half"),
@@ -43,10 +48,32 @@ class StandInAgent:
     async def report(self) -> Report:
         return self.now
 
+    async def tier(self, request: TierRequest, /) -> None:
+        self._change(request.id, tier=request.tier, effective_units=request.effective_units)
+
+    async def announce(self, request: AnnounceRequest, /) -> None:
+        self._change(request.id, notice=request.notice)
+
+    async def controls(self, request: ControlsRequest, /) -> None:
+        self._change(request.id, keep=request.keep, keeps=request.keeps, exemption=request.exemption)
+
+    async def message(self, request: MessageRequest, /) -> None:
+        self._change(request.id, message=request.message)
+
+    def _change(self, session: str, **changes: Any) -> None:
+        self.now = self.now.model_copy(
+            update={
+                "sessions": tuple(
+                    one.model_copy(update=changes) if one.id == session else one for one in self.now.sessions
+                )
+            }
+        )
+
 
 @dataclass
 class Machine:
-    """What the service sees: a machine on an afternoon, and two spawns that wait."""
+    """What the service sees: a machine on an afternoon, and two spawns that wait. ``recorded``: what went into the
+    history."""
 
     agent: StandInAgent = field(default_factory=lambda: StandInAgent(afternoon()))
     pending: tuple[HubServer, ...] | None = WAITING
@@ -55,6 +82,7 @@ class Machine:
     )
     now: float = NOW
     fails: bool = False
+    recorded: list[Action] = field(default_factory=list)
 
     def sources(self) -> DashboardSources:
         async def pending() -> tuple[HubServer, ...] | None:
@@ -71,6 +99,13 @@ class Machine:
             pending=pending,
             quotas=lambda: self.quotas,
             clock=lambda: self.now,
+        )
+
+    def actions(self, hub: Hub) -> SessionActions:  # noqa: F811
+        agent = cast("reports.Agent", self.agent)
+        rule = KeepRule(longest=8 * 3600, per_day=3, at_once=2)
+        return SessionActions(
+            [agent], hub, lambda: TEMPLATES, lambda idle: rule, self.recorded.append, lambda: self.now
         )
 
 
@@ -97,12 +132,25 @@ async def history(tmp_path: Path) -> History:
 
 
 @pytest.fixture
-async def api(machine: Machine, history: History, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+async def api(
+    machine: Machine,
+    history: History,
+    hub: Hub,  # noqa: F811
+    hub_server: FakeHub,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Client]:
     """A client of a service that shows the machine."""
+    for session in machine.agent.now.sessions:
+        hub_server.add(session.user, session.server, user_options={"profile": session.template})
+    for waits in machine.pending or ():
+        options = {"profile": waits.profile}
+        hub_server.add(waits.user, waits.name, ready=False, pending="spawn", user_options=options)
     login = SignedIn()
     monkeypatch.setattr(Page, "_hub_auth", login)
     socket, port = bind_unused_port()
-    server = HTTPServer(service_application(machine.sources(), PREFIX, history=history, max_age=0))
+    server = HTTPServer(
+        service_application(machine.sources(), machine.actions(hub), PREFIX, history=history, max_age=0)
+    )
     server.add_socket(socket)
     yield Client(port, login)
     server.stop()

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.service.api.clients import CALLERS, DOCUMENT, Client
+from tests.service.api.conftest import Machine, StandInAgent
+from tests.service.dashboards import NOW, afternoon
 
 Statuses = dict[str, int]
 
@@ -24,6 +26,14 @@ SHOWN_TO_ANN = everybody(404) | dict.fromkeys(
 )
 SHOWN_TO_USERS = SHOWN | dict.fromkeys(("a service without a scope", "a service with drain"), 403)
 """History: a program that is no user has none of its own."""
+
+
+OF_ANN = ("ann in a browser", "a token of ann with act-own")
+SEES_AND_MAY_NOT = ("a token of ann without a scope", "a service with read")
+ACTS_ON_ALL = ("a service with act", "an admin in a browser", "a full token of an admin")
+ON_OWN = everybody(404) | dict.fromkeys(SEES_AND_MAY_NOT, 403) | dict.fromkeys((*OF_ANN, *ACTS_ON_ALL), 200)
+"""What is not a caller's is not there; what a caller may only see is forbidden."""
+ON_ALL = everybody(403) | dict.fromkeys(ACTS_ON_ALL, 200)
 
 
 @dataclass(frozen=True)
@@ -48,12 +58,28 @@ EXPECTED: dict[str, Expected] = {
     "actions": Expected("actions", SHOWN_TO_USERS),
     "events": Expected("events", SHOWN),
     "openapi": Expected("openapi.json", SHOWN),
+    "keep": Expected("sessions/ann/keep", ON_OWN, {"hours": 1}),
+    "end_keep": Expected("sessions/ann/keep", ON_OWN),
+    "release": Expected("sessions/ann/release", ON_OWN),
+    "stop": Expected("sessions/ann/stop", ON_OWN),
+    "tier": Expected("sessions/ann/tier", ON_ALL, {"tier": "downgraded"}),
+    "exempt": Expected("sessions/ann/exemption", ON_ALL, {"reason": "Paper"}),
+    "end_exemption": Expected("sessions/ann/exemption", ON_ALL),
+    "message": Expected("sessions/ann/message", ON_ALL, {"text": "Hello"}),
 }
 OPERATIONS = {
     operation["operationId"]: (method.upper(), address, operation)
     for address, methods in DOCUMENT["paths"].items()
     for method, operation in methods.items()
 }
+
+
+@pytest.fixture
+def machine() -> Machine:
+    """Ann's GPU is idle, so that her share can be released."""
+    idle = {"gpu_busy": False, "last_gpu_activity": NOW - 60}
+    sessions = [one.model_copy(update=idle) if one.user == "ann" else one for one in afternoon().sessions]
+    return Machine(StandInAgent(afternoon().model_copy(update={"sessions": tuple(sessions)})))
 
 
 def test_every_operation_has_its_expectations() -> None:

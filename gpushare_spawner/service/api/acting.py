@@ -1,0 +1,189 @@
+"""The operations that act on a session."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from gpushare_spawner.model.frames import MAX_TEXT_LETTERS
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Outcome, RefusalCode, Target
+from gpushare_spawner.service.api.answers import Done
+from gpushare_spawner.service.api.operation import AnyOperation, ApiError, Arguments, Call, Needs, Nothing, Operation
+from gpushare_spawner.service.api.reading import visible_session
+from gpushare_spawner.wording import api as words
+
+_STATUSES = {
+    RefusalCode.FORBIDDEN: 403,
+    RefusalCode.BAD_REQUEST: 400,
+    RefusalCode.UNKNOWN_SESSION: 404,
+    RefusalCode.AGENT_UNAVAILABLE: 502,
+    RefusalCode.HUB_UNAVAILABLE: 502,
+}
+"""All others are 409."""
+
+At = Annotated[FiniteFloat, Field(ge=0)]
+"""Seconds since the epoch (UTC)."""
+
+
+class KeepBody(Arguments):
+    """How long: either of both."""
+
+    hours: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """From now on."""
+    until: At | None = None
+    """An instant, in seconds since the epoch."""
+
+    @model_validator(mode="after")
+    def _either(self) -> KeepBody:
+        if (self.hours is None) == (self.until is None):
+            raise ValueError("give either hours or until")
+        return self
+
+
+class TierBody(Arguments):
+    """The tier."""
+
+    tier: Literal["active", "downgraded", "released"]
+
+
+class ExemptionBody(Arguments):
+    """Until when, and why."""
+
+    until: At | None = None
+    """An instant, in seconds since the epoch; not given: without end."""
+    reason: Annotated[str, Field(max_length=MAX_TEXT_LETTERS)] = ""
+
+
+class MessageBody(Arguments):
+    """What the session's user is told."""
+
+    text: Annotated[str, Field(max_length=MAX_TEXT_LETTERS)]
+
+
+async def keep(call: Call[Nothing, KeepBody]) -> Done:
+    """Keep the share against idle actions, within the limits of the template. A keep that stands is extended, or ends
+    sooner. Admins are bound by no limit."""
+    body = call.body
+    seconds = body.hours * 3600 if body.hours is not None else None
+    return await on_session(
+        call, lambda one, actor: call.services.actions.keep(one, actor, seconds=seconds, until=body.until)
+    )
+
+
+async def end_keep(call: Call[Nothing, Nothing]) -> Done:
+    """End the keep of a share."""
+    return await on_session(call, call.services.actions.end_keep)
+
+
+async def release(call: Call[Nothing, Nothing]) -> Done:
+    """Release the share of a session that does no GPU work now. Kernels keep running; the next GPU work restores the
+    share."""
+    return await on_session(call, call.services.actions.release)
+
+
+async def stop(call: Call[Nothing, Nothing]) -> Done:
+    """Stop the server of a session. Its kernels end. A named server stays in its user's list."""
+    return await on_session(call, call.services.actions.stop)
+
+
+async def tier(call: Call[Nothing, TierBody]) -> Done:
+    """Change the tier of a session. The next GPU work restores the share."""
+    return await on_session(call, lambda one, actor: call.services.actions.tier(one, Tier(call.body.tier), actor))
+
+
+async def exempt(call: Call[Nothing, ExemptionBody]) -> Done:
+    """Let no idle action at all come to a session."""
+    body = call.body
+    return await on_session(
+        call, lambda one, actor: call.services.actions.exempt(one, actor, until=body.until, reason=body.reason)
+    )
+
+
+async def end_exemption(call: Call[Nothing, Nothing]) -> Done:
+    """Let idle actions come to a session again, each with a notice before."""
+    return await on_session(call, call.services.actions.end_exemption)
+
+
+async def message(call: Call[Nothing, MessageBody]) -> Done:
+    """Show the session's user a text in JupyterLab and in `gpushare status`. The last one stands."""
+    return await on_session(call, lambda one, actor: call.services.actions.message(one, actor, call.body.text))
+
+
+def actor_of(call: Call[Any, Any]) -> Actor:
+    """Return the caller as who acts, for the log and the history."""
+    return Actor(call.caller.label, is_admin=call.caller.acts_on_all)
+
+
+async def on_session(call: Call[Any, Any], act: Callable[[Target, Actor], Awaitable[Outcome]]) -> Done:
+    """Act on the session that the address names. Raises ApiError."""
+    row = visible_session(await call.services.snapshots.current(), call)
+    if not call.caller.may_act_on(row.session):
+        raise ApiError(403, "forbidden", words.not_your_session(Needs.OWN.scopes))
+    return await done(call, lambda: act(row.decision, actor_of(call)))
+
+
+async def done(call: Call[Any, Any], act: Callable[[], Awaitable[Outcome]]) -> Done:
+    """Return what an action did, and have pages show it. Raises ApiError."""
+    try:
+        outcome = await act()
+    except ActionRefused as error:
+        raise ApiError(_STATUSES.get(error.code, 409), error.code.value, error.text) from None
+    if outcome.changed:
+        call.services.changed()
+    return Done(changed=outcome.changed, message=outcome.text)
+
+
+OPERATIONS: list[AnyOperation] = [
+    Operation(
+        "POST", "sessions/{id}/keep", keep, "Keep a share", Done, Nothing, KeepBody, Needs.OWN, example={"hours": 4}
+    ),
+    Operation("DELETE", "sessions/{id}/keep", end_keep, "End a keep", Done, Nothing, Nothing, Needs.OWN),
+    Operation("POST", "sessions/{id}/release", release, "Release a share", Done, Nothing, Nothing, Needs.OWN),
+    Operation("POST", "sessions/{id}/stop", stop, "Stop a server", Done, Nothing, Nothing, Needs.OWN),
+    Operation(
+        "PUT",
+        "sessions/{id}/tier",
+        tier,
+        "Change the tier",
+        Done,
+        Nothing,
+        TierBody,
+        Needs.ACT,
+        example={"tier": "downgraded"},
+    ),
+    Operation(
+        "PUT",
+        "sessions/{id}/exemption",
+        exempt,
+        "Exempt from idle actions",
+        Done,
+        Nothing,
+        ExemptionBody,
+        Needs.ACT,
+        example={"until": 1798761600, "reason": "Paper deadline"},
+    ),
+    Operation(
+        "DELETE",
+        "sessions/{id}/exemption",
+        end_exemption,
+        "End an exemption",
+        Done,
+        Nothing,
+        Nothing,
+        Needs.ACT,
+    ),
+    Operation(
+        "POST",
+        "sessions/{id}/message",
+        message,
+        "Send a message",
+        Done,
+        Nothing,
+        MessageBody,
+        Needs.ACT,
+        example={"text": "The GPU is replaced at 18:00. Please save your work."},
+    ),
+]

@@ -1,0 +1,126 @@
+"""Actions on sessions: what they change, what they answer, and what is in the history."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.model.tier import Tier
+from tests.present import present
+from tests.service.api.clients import ADMIN, ANN, BOB, CALLERS, Client
+from tests.service.api.conftest import Machine
+from tests.service.dashboards import NOW
+from tests.service.fake_hub import FakeHub
+
+HOUR = 3600.0
+
+
+async def test_a_share_is_kept_and_shown_as_kept_at_once(api: Client, machine: Machine) -> None:
+    got = await api.ask("POST", "sessions/bob/keep", BOB, {"hours": 4})
+    assert got.body == {"changed": True, "message": "The GPU share is kept for 4 h. It is downgraded now: the next GPU "
+                        "work restores it."}  # fmt: skip
+    shown = await api.get("sessions/bob", BOB)
+    assert shown["keep"] == {"until": NOW + 4 * HOUR, "since": NOW, "by": "bob"}
+    assert shown["keep_limits"] == {"longest_seconds": 8 * HOUR, "per_day": 3, "at_once": 2}
+    again = await api.ask("POST", "sessions/bob/keep", BOB, {"until": NOW + 4 * HOUR})
+    assert again.body["changed"] is False
+    assert (await api.ask("DELETE", "sessions/bob/keep", ADMIN)).body["changed"]
+    assert (await api.get("sessions/bob"))["keep"] is None
+    assert [(one.action, one.actor, one.user) for one in machine.recorded] == [
+        ("keep", "bob", "bob"), ("keep-ended", "boss", "bob")
+    ]  # fmt: skip
+
+
+async def test_limits_bind_users_and_not_admins(api: Client) -> None:
+    refused = await api.ask("POST", "sessions/bob/keep", BOB, {"hours": 9})
+    assert (refused.status, refused.body["code"]) == (409, "limit")
+    assert "at most 8 h" in refused.message
+    assert (await api.ask("POST", "sessions/bob/keep", ADMIN, {"hours": 9})).status == 200
+
+
+async def test_a_busy_share_is_not_released(api: Client) -> None:
+    refused = await api.ask("POST", "sessions/ann/release", ANN)
+    assert (refused.status, refused.body["code"]) == (409, "busy")
+
+
+async def test_tier_exemption_and_message(api: Client, machine: Machine) -> None:
+    assert (await api.ask("PUT", "sessions/erin/tier", ADMIN, {"tier": "released"})).body["changed"]
+    assert (await api.get("sessions/erin"))["tier"] == "released"
+    assert (
+        await api.ask("PUT", "sessions/erin/exemption", ADMIN, {"until": NOW + 60, "reason": "Paper"})
+    ).status == 200
+    assert (await api.ask("POST", "sessions/erin/message", ADMIN, {"text": "Hello"})).status == 200
+    shown = await api.get("sessions/erin")
+    assert shown["exemption"] == {"until": NOW + 60, "by": "boss", "reason": "Paper"}
+    assert shown["message"] == {"text": "Hello", "by": "boss", "at": NOW}
+    machine.now = NOW + 61
+    assert (await api.get("sessions/erin"))["exemption"] is None
+    assert present(machine.agent.now.session("erin")).tier is Tier.RELEASED
+
+
+async def test_a_server_is_stopped_through_the_hub(api: Client, hub_server: FakeHub) -> None:
+    assert (await api.ask("POST", "sessions/bob/stop", BOB)).body["changed"]
+    assert hub_server.deleted == ["/users/bob/servers/thesis"]
+    assert (await api.ask("POST", "sessions/bob/stop", BOB)).body == {
+        "changed": False, "message": "The server does not run."
+    }  # fmt: skip
+
+
+async def test_a_service_acts_under_its_own_name(api: Client, machine: Machine) -> None:
+    await api.ask("POST", "sessions/bob/keep", CALLERS["a service with act"], {"hours": 1})
+    assert machine.recorded[-1].actor == "service robot"
+
+
+async def test_a_hub_or_an_agent_that_fails_is_said(api: Client, hub_server: FakeHub) -> None:
+    hub_server.faults = [500] * 4
+    got = await api.ask("POST", "sessions/bob/stop", BOB)
+    assert (got.status, got.body["code"]) == (502, "hub-unavailable")
+    assert got.message.startswith("Nothing was done.")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "said"),
+    [
+        ("POST", "sessions/bob/keep", {}, "give either hours or until"),
+        ("POST", "sessions/bob/keep", {"hours": 1, "until": NOW}, "give either hours or until"),
+        ("POST", "sessions/bob/keep", {"hours": -1}, "hours: "),
+        ("POST", "sessions/bob/keep", b'{"hours": NaN}', "hours: "),
+        ("POST", "sessions/bob/keep", b'{"hours": 1e999}', "hours: "),
+        ("POST", "sessions/bob/keep", {"hours": 1e18}, "A keep must end in the future"),
+        ("POST", "sessions/bob/keep", {"until": NOW - 1}, "A keep must end in the future"),
+        ("POST", "sessions/bob/keep", {"for": 1}, "for: extra inputs"),
+        ("POST", "sessions/bob/keep", b"[1]", "The body is not a JSON object: it is a list."),
+        ("POST", "sessions/bob/keep", b"{", "The body is not a JSON object"),
+        ("POST", "sessions/bob/keep", b"[" * 9000, "The body is not a JSON object"),
+        ("PUT", "sessions/bob/tier", {"tier": "stopped"}, "tier: input should be 'active', 'downgraded' or 'released'"),
+        ("PUT", "sessions/bob/tier", {}, "tier: field required"),
+        ("PUT", "sessions/bob/exemption", {"until": NOW - 1}, "An exemption must end in the future"),
+        ("POST", "sessions/bob/message", {"text": "  "}, "The message is empty"),
+        ("POST", "sessions/bob/message", {"text": "x" * 501}, "text: "),
+    ],
+)
+async def test_a_wrong_body_says_what_is_wrong(api: Client, method: str, path: str, body: Any, said: str) -> None:
+    got = await api.ask(method, path, ADMIN, body)
+    assert got.status == 400, got
+    assert said in got.message
+
+
+async def test_a_huge_body_is_refused(api: Client) -> None:
+    assert (await api.ask("POST", "sessions/bob/message", ADMIN, b'"' + b"x" * 20000 + b'"')).status == 413
+
+
+async def test_a_request_that_is_repeated_with_its_key_acts_once(api: Client, machine: Machine) -> None:
+    headers = {"Idempotency-Key": "4711"}
+
+    async def keep(body: Any = None) -> Any:
+        return (await api.ask("POST", "sessions/bob/keep", BOB, body or {"hours": 1}, headers)).body
+
+    first, second = await asyncio.gather(keep(), keep())
+    machine.now += 600
+    assert first == second == await keep()
+    assert first["changed"]
+    assert len(machine.recorded) == 1
+    assert (await keep({"hours": 2}))["code"] == "key-reused"
+    assert (await api.ask("POST", "sessions/bob/keep", ADMIN, {"hours": 3}, headers)).body["changed"], "another caller"
