@@ -19,6 +19,8 @@ from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.control import (
     AnnounceRequest,
     AnswerRequest,
+    AskedAnswer,
+    AskedRequest,
     CloseRequest,
     ConfirmRequest,
     ControlRefused,
@@ -89,6 +91,8 @@ class ControlRequests:
                 self._registry.controls.replace(self._known(request.id), request.controls, request.answer)
             case MessageRequest():
                 self._registry.controls.show(self._known(request.id), request.message)
+            case AskedRequest():
+                return AskedAnswer(asked=await self._registry.asked(request.within)).model_dump()
             case AnswerRequest():
                 self._registry.controls.answer(self._known(request.id), request.answer)
         await self._registry.store.flush()

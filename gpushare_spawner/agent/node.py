@@ -147,6 +147,10 @@ class Node:
         """Return seconds since the epoch."""
         return time.time()
 
+    def ask_came(self) -> None:
+        """Tell the service, and whoever listens to `changed`, that an observer asks something."""
+        self.registry.ask_came()
+
     def news(self) -> None:
         """Tell whoever listens to `changed` that a session changed."""
         self.changed()

@@ -15,6 +15,7 @@ from gpushare_spawner.model.control import (
     AnnounceRequest,
     Answer,
     AnswerRequest,
+    AskedRequest,
     CloseRequest,
     ConfirmRequest,
     ControlRefused,
@@ -101,12 +102,19 @@ class AgentClient:
         """Answer what the session's notebook server asked."""
         await self._ask(request)
 
-    async def _ask(self, request: BaseModel) -> dict[str, object]:
+    async def asked(self, within: float) -> bool:
+        """Return whether notebook servers ask something of the service: as soon as they do, or after ``within``
+        seconds."""
+        answer = await self._ask(AskedRequest(within=within), within + self.timeout)
+        return answer.get("asked") is True
+
+    async def _ask(self, request: BaseModel, timeout: float | None = None) -> dict[str, object]:
+        patience = timeout if timeout is not None else self.timeout
         try:
-            async with asyncio.timeout(self.timeout):
-                answer = await self._answer(request.model_dump_json().encode() + b"\n")
+            async with asyncio.timeout(patience):
+                answer = await self._answer(request.model_dump_json().encode() + b"\n", patience)
         except TimeoutError:
-            raise AgentUnreachable(f"the agent on {self.socket} did not answer within {self.timeout:g} s") from None
+            raise AgentUnreachable(f"the agent on {self.socket} did not answer within {patience:g} s") from None
         except FileNotFoundError:
             raise AgentUnreachable(
                 f"no agent runs here: {self.socket} does not exist; start `gpushare agent`"
@@ -123,10 +131,10 @@ class AgentClient:
             raise ControlRefused(answer.error)
         return answer.result
 
-    async def _answer(self, line: bytes) -> Answer:
-        """Return the agent's answer. Repeats the request to an overloaded agent until the timeout."""
+    async def _answer(self, line: bytes, patience: float) -> Answer:
+        """Return the agent's answer. Repeats the request to an overloaded agent for ``patience`` seconds."""
         clock = asyncio.get_running_loop().time
-        end, pause = clock() + self.timeout, 0.05
+        end, pause = clock() + patience, 0.05
         while True:
             said = await self._exchange(line)
             try:

@@ -105,6 +105,17 @@ class Watched:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def replace(self, item: Object, version: str) -> bool:
+        """Take over an object that was changed here, if it is still the one of that resourceVersion. Returns whether.
+
+        The change that the API server made to that version is the next one, so the watch brings it, or newer ones.
+        """
+        known = self.objects.get(key(item))
+        if known is None or _version(known) != version:
+            return False
+        self.objects[key(item)] = self._keep(item)
+        return True
+
     async def _run(self) -> None:
         version, pause = "", 0.0
         # version 0: whatever the API server has in its cache, which costs it little; the watch brings the rest

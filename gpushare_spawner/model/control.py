@@ -198,6 +198,20 @@ class AnswerRequest(_Request):
     answer: AskAnswer
 
 
+class AskedRequest(_Request):
+    """Answered with an `AskedAnswer` as soon as notebook servers ask something that waits for the service, at the
+    latest after `within` seconds."""
+
+    op: Literal["asked"] = "asked"
+    within: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 30.0
+
+
+class AskedAnswer(BaseModel):
+    """Whether something waits. The report says what."""
+
+    asked: bool
+
+
 Request = Annotated[
     ReportRequest
     | OpenRequest
@@ -208,7 +222,8 @@ Request = Annotated[
     | AnnounceRequest
     | ControlsRequest
     | MessageRequest
-    | AnswerRequest,
+    | AnswerRequest
+    | AskedRequest,
     Field(discriminator="op"),
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)

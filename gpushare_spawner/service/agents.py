@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
 from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.template import Template
-from gpushare_spawner.service.reports import Agent
+from gpushare_spawner.service.reports import Agent, Agents
+
+ASKED_WITHIN = 30.0
+"""Seconds that one question whether notebook servers ask something waits at the agent."""
+AGENT_BACK = 1.0
+"""Seconds between two tries while the agent does not answer."""
 
 
 class NoAgents(RuntimeError):
@@ -26,7 +33,7 @@ class ClusterAgents(Protocol):
         on_change: Callable[[], None],
         hub: str,
         templates: Callable[[], Mapping[str, Template]],
-    ) -> AbstractAsyncContextManager[Iterable[Agent]]:
+    ) -> AbstractAsyncContextManager[Agents]:
         """Return the agents of the nodes while the context is open.
 
         `on_change` is called when agents may have published something; `hub` is the address of the hub's API as the
@@ -34,6 +41,28 @@ class ClusterAgents(Protocol):
         """
 
 
-def agents_of_machine(socket: Path) -> list[Agent]:
+class MachineAgents:
+    """The agent of this machine, as `reports.Agents`."""
+
+    def __init__(self, agent: AgentClient) -> None:
+        self._agent = agent
+
+    def __iter__(self) -> Iterator[Agent]:
+        return iter([self._agent])
+
+    async def asking(self) -> Sequence[Agent]:
+        """Wait until notebook servers ask something. Asks the agent once in `ASKED_WITHIN` seconds."""
+        while True:
+            try:
+                if await self._agent.asked(ASKED_WITHIN):
+                    return [self._agent]
+            except ControlRefused:
+                # an agent that is older than asks; it can be updated
+                await asyncio.sleep(ASKED_WITHIN)
+            except AgentUnreachable:
+                await asyncio.sleep(AGENT_BACK)
+
+
+def agents_of_machine(socket: Path) -> MachineAgents:
     """Return the agent behind a control socket."""
-    return [AgentClient(socket)]
+    return MachineAgents(AgentClient(socket))

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -17,6 +17,7 @@ from tornado.httpserver import HTTPServer
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
 from gpushare_spawner.service.application import service_application
+from gpushare_spawner.service.culler.asks import Asks
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.history.events import Action
@@ -26,7 +27,7 @@ from gpushare_spawner.service.hub.client import Hub, HubFailed
 from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
 from gpushare_spawner.service.hub.scopes import missing
 from gpushare_spawner.service.options import culler_settings, lacking_setting
-from gpushare_spawner.service.reports import Agent, RecentReports
+from gpushare_spawner.service.reports import Agents, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.template_source import TemplateSource
 from gpushare_spawner.service.tls import hub_tls, own_tls
@@ -89,7 +90,12 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             ),
         )
         record: Callable[[Action], None] = history.record if history is not None else lambda action: None
-        actions = SessionActions(agents, hub, templates, settings.keep_rule, record)
+
+        def acted(action: Action) -> None:
+            record(action)
+            culler.session_changed()
+
+        actions = SessionActions(agents, hub, templates, settings.keep_rule, acted)
         culler = Culler(
             agents,
             hub,
@@ -98,9 +104,15 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             quotas=templates.quotas,
             pending=pending.recent,
             record=record,
+            actions=actions,
         )
         listeners.append(culler.reports_changed)
-        await _run_until_stopped(options, hub, culler, reports, templates, settings, pending, history, actions)
+        answering = asyncio.create_task(Asks(agents, actions).run())
+        try:
+            await _run_until_stopped(options, hub, culler, reports, templates, settings, pending, history, actions)
+        finally:
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
 
 
 def _agents(
@@ -109,7 +121,7 @@ def _agents(
     hub_name: str,
     cluster_agents: ClusterAgents,
     templates: TemplateSource,
-) -> contextlib.AbstractAsyncContextManager[Iterable[Agent]]:
+) -> contextlib.AbstractAsyncContextManager[Agents]:
     if not options.namespace:
         return contextlib.nullcontext(agents_of_machine(options.control_socket))
 

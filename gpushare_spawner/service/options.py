@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from gpushare_spawner.clients.agent import default_control_socket
+from gpushare_spawner.idle import KeepRule
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.service.culler.settings import MIN_USE, USE_WINDOW, CullerSettings
 from gpushare_spawner.service.history.recorder import Retention
@@ -111,6 +113,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "decide, log and show idle actions, and carry out none: no share is downgraded or released, no server is "
         "stopped, no user is deleted, and users get no notices",
     )
+    keep = KeepRule()
+    _time(
+        idle,
+        "--keep-longest",
+        keep.longest,
+        "the longest time for which users may keep their share against idle actions, where the template does not say; "
+        "0: nobody may",
+    )
+    _count(idle, "--keep-per-day", keep.per_day, "keeps of one user within 24 hours, where the template does not say")
+    _count(idle, "--keep-at-once", keep.at_once, "sessions of one user that are kept at a time")
     _switch(idle, "--remove-named-servers", False, "remove named servers when they are stopped")
     _switch(
         idle,
@@ -185,14 +197,27 @@ def culler_settings(options: argparse.Namespace) -> CullerSettings:
         idle_when=options.idle_when,
         min_use=options.min_use,
         use_window=options.use_window,
+        keep_longest=options.keep_longest,
+        keep_per_day=options.keep_per_day,
+        keep_at_once=options.keep_at_once,
         concurrency=options.concurrency,
     )
 
 
 def _time(group: argparse._ArgumentGroup, name: str, default: float, help: str) -> None:
-    days = default and default % 86400 == 0
-    default_said = (f"{default / 86400:g}d" if days else f"{default:g}s") if default else "0: never"
+    unit, size = next((one for one in (("d", 86400), ("h", 3600)) if default % one[1] == 0), ("s", 1))
+    default_said = f"{default / size:g}{unit}" if default else "0: never"
     group.add_argument(name, type=_seconds, default=default, metavar="TIME", help=f"{help}; default {default_said}")
+
+
+def _count(group: argparse._ArgumentGroup, name: str, default: int, help: str) -> None:
+    group.add_argument(name, type=_number, default=default, metavar="N", help=f"{help}; default {default}")
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: write a whole number from 0, like 3")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +41,18 @@ class Agent(Protocol):
     async def message(self, request: MessageRequest, /) -> None: ...
 
     async def answer(self, request: AnswerRequest, /) -> None: ...
+
+
+class Agents(Protocol):
+    """The agents of all nodes; nodes of a cluster come and go."""
+
+    def __iter__(self) -> Iterator[Agent]: ...
+
+    async def asking(self) -> Sequence[Agent]:
+        """Wait until notebook servers ask something of the service, and return the agents of their nodes.
+
+        They can be the same ones again until an answer has reached them.
+        """
 
 
 @dataclass(frozen=True)

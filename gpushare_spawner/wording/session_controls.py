@@ -13,7 +13,6 @@ from gpushare_spawner.wording.amounts import duration, gpu_share, plural
 ASK_UNKNOWN = "The GPU agent of this machine is older than your notebook server and does not know this request."
 ASKED_BEFORE = "Another request has the same number. Send the request again."
 ASKED_TOO_OFTEN = "There were too many requests. Try again in a minute."
-ASK_OF_EARLIER_SERVER = "The server was started again since the request. Nothing was done."
 ASK_NOT_SUPPORTED = "The service is older than your notebook server and does not know this request."
 
 NOT_YOURS = "This is the session of another user. Only admins may act on it."

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from typing import Any
 
 import pytest
 
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
-from gpushare_spawner.model.control import AnswerRequest, ControlRefused, ControlsRequest, MessageRequest
+from gpushare_spawner.model.control import AnswerRequest, AskedRequest, ControlRefused, ControlsRequest, MessageRequest
 from gpushare_spawner.model.controls import MOST_ASKS, AskAnswer, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.frames import NO_END, AskKind, Feature, Frame, Kind, Role, TextPart, TextTopic
 from gpushare_spawner.model.report import SessionReport
@@ -194,3 +196,20 @@ async def test_asks_end_with_the_agent_and_the_keep_stays(agent: Agent) -> None:
     await agent.node.requests.answer(ControlsRequest.of("ada", Controls(), answer))
     assert session(agent).keep is None
     assert os.path.exists(path)
+
+
+async def test_the_service_hears_of_an_ask_at_once_and_of_none_after_a_while(agent: Agent) -> None:
+    path = agent.open()
+    peer = await observer(agent, path)
+    began = time.monotonic()
+    assert await agent.node.requests.answer(AskedRequest(within=0.2)) == {"asked": False}
+    assert time.monotonic() - began >= 0.19
+    waiting = [asyncio.create_task(agent.node.requests.answer(AskedRequest(within=30))) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    peer.send(Kind.ASK, 1, AskKind.KEEP, 60)
+    async with asyncio.timeout(2):
+        assert [await one for one in waiting] == [{"asked": True}] * 2
+    assert await agent.node.requests.answer(AskedRequest(within=30)) == {"asked": True}
+    answer = AskAnswer(number=1, done=False, text="No.", at=2)
+    await agent.node.requests.answer(AnswerRequest(id="ada", answer=answer))
+    assert await agent.node.requests.answer(AskedRequest(within=0)) == {"asked": False}

@@ -13,6 +13,8 @@ from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi
 from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.controls import Ask
+from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
 
@@ -132,6 +134,15 @@ async def test_a_change_of_capacity_is_written_at_once(publisher: Publisher) -> 
     publisher.report = publisher.report.model_copy(update={"gpus": (gpu,)})
     publisher.published.changed()  # type: ignore[union-attr]
     await publisher.written(lambda report: not report.gpus[0].healthy)
+
+
+async def test_what_a_notebook_server_asks_is_written_at_once_and_goes_at_once(publisher: Publisher) -> None:
+    publisher.start(replace(SETTINGS, at_most_every=60.0))
+    await publisher.written(lambda report: True)
+    publisher.session(asks=(Ask(number=7, kind=AskKind.KEEP, value=3600, at=1.0),))
+    await publisher.written(lambda report: len(report.sessions[0].asks) == 1)
+    publisher.session(asks=())
+    await publisher.written(lambda report: not report.sessions[0].asks)
 
 
 async def test_a_server_about_to_be_stopped_that_works_is_told_of_at_once(publisher: Publisher) -> None:

@@ -13,7 +13,8 @@ import pytest
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import CloseRequest, ControlRefused
-from gpushare_spawner.model.frames import LACKS_REQUESTS, Kind, Role
+from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.frames import LACKS_REQUESTS, NO_END, AskKind, Feature, Kind, Role, TextPart
 from gpushare_spawner.model.kubernetes import Requests, notice_patch, requests_patch, tier_patch
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
@@ -219,6 +220,35 @@ async def test_notices_come_and_are_taken_back(agent: NodeAgent) -> None:
     # from now on idleness counts anew, before the report says so
     assert (await agent.annotations("ada")).tier_since > before
     observer.close()
+
+
+async def test_controls_of_the_pod_reach_observers_and_survive_the_loss_of_the_state(agent: NodeAgent) -> None:
+    await agent.running("ada")
+    observer = Peer(agent.node.sessions["ada"].socket.path)  # type: ignore[union-attr]
+    agent.peers.append(observer)
+    await observer.connect(Role.OBSERVER, Feature.CONTROLS)
+    controls = Controls(keep=Keep(until=2e9, since=1e9, by="ada"), keeps=(1e9,), exemption=Exemption(by="root"))
+    message = Message(text="Please save your work.", by="root", at=1e9)
+    await agent.annotate("ada", kubernetes.controls_patch(controls) | kubernetes.message_patch(message))
+    assert (await observer.until(Kind.CONTROLS)).fields[:2] == (2_000_000_000_000, NO_END)
+    assert TextPart.of(await observer.until(Kind.TEXT)).data == b"Please save your work."
+    observer.send(Kind.ASK, 7, AskKind.END_KEEP)
+    await agent.until(lambda: agent.node.report().sessions[0].asks)
+    # the service's answer, and an old one that nobody waits for
+    old, new = (AskAnswer(number=number, done=True, text=f"{number}.", at=1e9) for number in (6, 7))
+    ended = kubernetes.controls_patch(Controls(keeps=(1e9,)))
+    await agent.annotate("ada", ended | kubernetes.answers_patch([old], new))
+    part = TextPart.of(await observer.until(Kind.TEXT))
+    assert (part.number, part.data) == (7, b"7.")
+    found = await agent.session("ada")
+    assert (found.controls, found.asks, found.message) == (Controls(keeps=(1e9,)), (), message)
+    await agent.stop()
+    for record in agent.folder.glob("records/*"):
+        record.unlink()
+    await agent.annotate("ada", kubernetes.controls_patch(controls))
+    await agent.start()
+    found = await agent.session("ada")
+    assert (found.controls, found.message) == (controls, message)
 
 
 async def test_borrowed_units_that_come_to_be_owned_are_written_to_the_pod(agent: NodeAgent) -> None:

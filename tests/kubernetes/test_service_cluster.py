@@ -5,19 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from gpushare_spawner.clients import object_watch
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest, ControlRefused, TierRequest
+from gpushare_spawner.model.control import (
+    AgentUnreachable,
+    AnnounceRequest,
+    ControlRefused,
+    ControlsRequest,
+    MessageRequest,
+    TierRequest,
+)
+from gpushare_spawner.model.controls import Ask, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.actions.session_actions import SessionActions
+from gpushare_spawner.service.culler.asks import Asks
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.kubernetes import cluster as cluster_module
 from gpushare_spawner.service.kubernetes.cluster import Cluster
 from tests.kubernetes.service_namespace import (
     HUB_RULES,
@@ -408,6 +421,84 @@ async def test_a_silent_api_server_is_not_believed_for_ever(
     with pytest.raises(AgentUnreachable):
         await agent.report()
     assert len(list(nodes)) == 1
+
+
+# -- session controls --------------------------------------------------------------------------------------------------
+
+
+def asking(*asks: Ask) -> dict[str, Any]:
+    return {"asks": asks, "opened_at": 0.0}
+
+
+async def test_controls_are_written_to_the_pod_and_seen_at_once(namespace: HubNamespace, nodes: Cluster) -> None:
+    await namespace.open("ann")
+    await namespace.publish()
+    agent = await seen(nodes, "node-a", has("ann", confirmed=True))
+    controls = Controls(keep=Keep(until=2e9, since=1e9, by="ann"), keeps=(1e9,), exemption=Exemption(by="root"))
+    await agent.controls(ControlsRequest.of("ann", controls))
+    # before the watch brings it: a second request must not be decided on what was before the first
+    session = present((await agent.report()).session("ann"))
+    assert session.controls == controls
+    message = Message(text="Please save your work.", by="root", at=1e9)
+    await agent.message(MessageRequest(id="ann", message=message))
+    said = await namespace.session("ann")
+    assert (said.controls, said.message) == (controls, message)
+    await seen(nodes, "node-a", has("ann", keep=controls.keep, exemption=controls.exemption, message=message))
+
+
+async def test_what_a_notebook_server_asks_is_carried_out_once_and_answered_on_the_pod(
+    namespace: HubNamespace,
+    nodes: Cluster,
+    hub: Hub,  # noqa: F811
+    templates: dict[str, Template],  # noqa: F811
+) -> None:
+    """The report goes on having the ask until the agent has seen the answer."""
+    await namespace.open("ann")
+    await namespace.publish()
+    await seen(nodes, "node-a", has("ann", confirmed=True))
+    recorded: list[Action] = []
+    actions = SessionActions(nodes, hub, lambda: templates, record=recorded.append, clock=namespace.now)
+    asks = Asks(nodes, actions, namespace.now)
+    looking = asyncio.create_task(asks.look())
+    await asyncio.sleep(0.05)
+    assert not looking.done()
+    began = time.monotonic()
+    await namespace.publish(ann=asking(Ask(number=7, kind=AskKind.KEEP, value=3600, at=namespace.now())))
+    await looking
+    await asks.answered()
+    assert time.monotonic() - began < 5
+    said = await namespace.session("ann")
+    assert [(answer.number, answer.done, answer.text) for answer in said.answers] == [
+        (7, True, "The GPU share is kept for 1 h.")
+    ]
+    assert present(said.controls.keep).by == "ann"
+    # another service on the same report
+    async with as_the_hub(namespace) as others:
+        again = Asks(others, SessionActions(others, hub, lambda: templates, clock=namespace.now), namespace.now)
+        await again.look()
+        await again.answered()
+    assert await namespace.session("ann") == said
+    assert [action.action for action in recorded] == ["keep"]
+
+
+async def test_asks_of_an_agent_that_has_ended_are_not_looked_at_for_ever(
+    namespace: HubNamespace,
+    clock: Clock,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await namespace.open("ann")
+    await namespace.publish(ann=asking(Ask(number=7, kind=AskKind.STOP, at=namespace.now())))
+    async with as_the_hub(namespace) as nodes:
+        assert [agent.node for agent in await nodes.asking()] == ["node-a"]
+        clock.forward(kubernetes.REPORT_STALE_SECONDS + 1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(nodes.asking(), 0.1)
+        clock.forward(-kubernetes.REPORT_STALE_SECONDS - 1)
+        await nodes.asking()
+    monkeypatch.setattr(cluster_module, "ASK_SECONDS", 0.0)
+    async with as_the_hub(namespace) as nodes:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(nodes.asking(), 0.1)
 
 
 # -- the culler on a nodes: the same loop ----------------------------------------------------------------------------

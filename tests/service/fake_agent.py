@@ -13,6 +13,7 @@ from gpushare_spawner.model.control import (
     AnnounceRequest,
     Answer,
     AnswerRequest,
+    AskedRequest,
     ControlsRequest,
     Failure,
     MessageRequest,
@@ -82,13 +83,18 @@ class FakeAgent:
 
     @property
     def told(self) -> list[tuple[str, str, str | None]]:
-        """(what, session, tier) of all that was asked."""
-        return [(request.op, request.id, request.tier and request.tier.value) for request in self.asked]
+        """(what, session, tier) of all notices and tiers that were asked for."""
+        asked = [request for request in self.asked if request.op in ("tier", "announce")]
+        return [(request.op, request.id, request.tier and request.tier.value) for request in asked]
 
     def answer(self, request: Request) -> Answer:
         self.before(request)
         if isinstance(request, ReportRequest):
             return Answer(result=self.report().model_dump(mode="json"))
+        if isinstance(request, AskedRequest):
+            if self.older:
+                return _refusal("bad-request", "op: 'asked' does not match")
+            return Answer(result={"asked": any(session.asks for session in self.sessions.values())})
         self.asked.append(request)
         session = self.sessions.get(request.id)
         if session is None:

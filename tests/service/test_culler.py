@@ -13,12 +13,15 @@ import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import AnnounceRequest, Request, TierRequest
+from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
+from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub
 from tests.present import present
 from tests.service.conftest import HOUR, MINUTE, Clock
@@ -559,3 +562,83 @@ async def test_an_old_report_counts_all_work_as_use(
         await one.round()
         clock.forward(20)
     assert agent.told == []
+
+
+# -- keeps and exemptions ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keeping(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> tuple[Culler, list[Action]]:
+    """A culler that ends what is over, and what the history gets."""
+    client, recorded = AgentClient(agent.path), list[Action]()
+    actions = SessionActions([client], hub, lambda: templates, record=recorded.append, clock=clock)
+    return Culler([client], hub, lambda: templates, EAGER, clock=clock, actions=actions), recorded
+
+
+async def test_a_keep_holds_until_its_end_which_is_entered_and_then_actions_come_with_a_notice(
+    keeping: tuple[Culler, list[Action]], agent: FakeAgent, clock: Clock
+) -> None:
+    one, recorded = keeping
+    agent.add("ann")
+    began = clock()
+    clock.forward(12 * MINUTE)
+    await one.round()
+    assert agent.told == [("announce", "ann", "downgraded")]
+    agent.change("ann", keep=Keep(until=began + 3 * HOUR, since=clock(), by="ann"))
+    again = await one.round()
+    assert agent.told[1:] == [("announce", "ann", None)]
+    assert again == began + 3 * HOUR
+    while clock() < began + 3 * HOUR:
+        await one.round()
+        clock.forward(MINUTE)
+    assert len(agent.told) == 2
+    assert agent.sessions["ann"].tier is Tier.ACTIVE
+    while agent.sessions["ann"].tier is Tier.ACTIVE:
+        await one.round()
+        clock.forward(MINUTE)
+    assert (clock() - began) / MINUTE == 3 * 60 + 6
+    assert agent.sessions["ann"].keep is None
+    assert [(action.action, action.actor) for action in recorded] == [("keep-ended", "culler")]
+
+
+async def test_a_clock_that_is_set_back_does_not_bring_back_a_keep_nor_make_one_last(
+    keeping: tuple[Culler, list[Action]], agent: FakeAgent, clock: Clock
+) -> None:
+    one, _ = keeping
+    agent.add("ann")
+    agent.change("ann", keep=Keep(until=clock() + HOUR, since=clock(), by="ann"))
+    clock.forward(2 * HOUR)
+    await one.round()
+    clock.forward(-24 * HOUR)
+    await one.round()
+    assert agent.sessions["ann"].keep is None
+    agent.change("ann", keep=Keep(until=clock() + 25 * HOUR, since=clock() + 24 * HOUR, by="ann"))
+    await one.round()
+    assert present(agent.sessions["ann"].keep).until == clock() + HOUR
+
+
+async def test_an_exempt_session_is_left_alone_by_everything(
+    keeping: tuple[Culler, list[Action]], agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
+    one, _ = keeping
+    agent.add("ann", exemption=Exemption(by="root"))
+    hub_server.add("ann", last_activity=clock())
+    for _ in range(12):
+        clock.forward(HOUR)
+        await one.round()
+    assert not agent.asked
+    assert not hub_server.deleted
+
+
+async def test_a_keep_that_cannot_be_removed_delays_no_idle_action(
+    keeping: tuple[Culler, list[Action]], agent: FakeAgent, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, recorded = keeping
+    agent.add("ann", keep=Keep(until=clock() + 1, since=clock(), by="ann"))
+    agent.older = True
+    for _ in range(20):
+        clock.forward(MINUTE)
+        await one.round()
+    assert agent.sessions["ann"].tier is Tier.DOWNGRADED
+    assert not recorded
+    assert "ann: a keep or an exemption that is over stays" in caplog.text

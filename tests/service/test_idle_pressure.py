@@ -9,6 +9,7 @@ import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.idle import NoAction, RecentUse
+from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler
@@ -82,6 +83,14 @@ def test_the_longest_idle_session_is_needed_first_and_no_more_than_the_spawns_ne
     assert now_needed(full, [waits("eve"), waits("fay")], clock()) == sorted(
         one[1].split("/")[0] for one in (first, second)
     )
+
+
+def test_a_session_that_is_kept_or_exempt_is_passed_over_for_the_next_one(full: FakeAgent, clock: Clock) -> None:
+    clock.forward(HOUR)
+    full.change("ann", keep=Keep(until=clock() + 1, since=0, by="ann"))
+    full.change("bob", exemption=Exemption(by="root"))
+    assert now_needed(full, [waits("eve")], clock()) == ["cyd"]
+    assert now_needed(full, [waits("eve")], clock() + 1) == ["ann"]
 
 
 def test_a_spawn_that_fits_or_cannot_use_the_gpus_needs_nobody(full: FakeAgent, clock: Clock) -> None:

@@ -12,6 +12,7 @@ import pytest
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.idle import Observation, RecentUse, UseRule
 from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
@@ -76,6 +77,25 @@ def test_the_longest_idle_session_over_quota_makes_way(full: FakeAgent, clock: C
     full.change("guest0", last_gpu_activity=clock() + 10)
     full.change("guest3", last_gpu_activity=clock() + 20)
     assert kept(now_needed(full, [waits("eve")], clock() + HOUR)) == {"guest2": 0}
+
+
+def test_an_exempt_session_does_not_make_way_and_gets_back_what_it_yields(full: FakeAgent, clock: Clock) -> None:
+    now = clock() + HOUR
+    exempt = Exemption(until=now + 1, by="root")
+    full.change("guest0", exemption=exempt)
+    assert kept(now_needed(full, [waits("eve")], now)) == {"guest1": 0}
+    full.change("guest0", effective_units=0, guaranteed_units=0, tier=Tier.RELEASED, yields=True)
+    found = now_needed(full, [waits("eve")], now)
+    assert found.free_again == frozenset({"guest0"})
+    assert "guest0" not in found.kept_on
+    # the exemption is over: the units stay with the spawn that waits
+    assert now_needed(full, [waits("eve")], now + 1).free_again == frozenset()
+
+
+def test_a_kept_session_makes_way_all_the_same(full: FakeAgent, clock: Clock) -> None:
+    now = clock() + HOUR
+    full.change("guest0", keep=Keep(until=now + HOUR, since=now, by="guest0"))
+    assert kept(now_needed(full, [waits("eve")], now)) == {"guest0": 0}
 
 
 def test_a_session_with_short_work_only_counts_as_idle(full: FakeAgent, clock: Clock) -> None:

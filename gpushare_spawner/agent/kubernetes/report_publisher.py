@@ -121,7 +121,7 @@ class PublishedReport:
         written, age = self._written, _now() - self._written_at
         if written is None or age >= self._settings.refresh_every or _capacity(report) != _capacity(written):
             return True
-        if _works_before_its_stop(report, written):
+        if _works_before_its_stop(report, written) or _asks(report) != _asks(written):
             return True
         return age >= self._settings.at_most_every and _content(report) != _content(written)
 
@@ -166,6 +166,11 @@ def _capacity(report: Report) -> object:
         for one in report.sessions
     ]
     return gpus, sessions
+
+
+def _asks(report: Report) -> object:
+    """What notebook servers ask: somebody waits for each answer."""
+    return [(session.id, session.asks) for session in report.sessions if session.asks]
 
 
 def _works_before_its_stop(report: Report, written: Report) -> bool:

@@ -50,6 +50,9 @@ class Surroundings(Protocol):
     def wall_clock(self) -> float:
         """Seconds since the epoch."""
 
+    def ask_came(self) -> None:
+        """An observer has asked something that waits for the service."""
+
     def news(self) -> None:
         """A session does something else than before, of which its record says nothing."""
 
@@ -218,7 +221,7 @@ class Conversation:
             # to this observer alone: it may ask without end, and the others read what they are sent
             send_answer(connection, answer)
         else:
-            self._around.news()
+            self._around.ask_came()
 
     def _message(self, connection: Connection) -> None:
         message = self._session.record.message

@@ -7,6 +7,7 @@ beyond its record: the endpoint factory does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
@@ -76,6 +77,7 @@ class SessionRegistry:
         self.tiers = Tiers(shares, self.activity, self.save, clock)
         self.controls = SessionControls(self.save)
         self.share_changes = ShareChanges(shares, self.tiers, clock)
+        self._asked = asyncio.Event()
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
 
     def restore(self) -> None:
@@ -193,6 +195,23 @@ class SessionRegistry:
     def _listen_or_log(self, session: Session) -> None:
         if (reason := self.listen(session)) is not None:
             log.error("cannot create the socket of session %s: %s", session.id, reason)
+
+    def ask_came(self) -> None:
+        """An observer has asked something that waits for the service."""
+        self._asked.set()
+        self._changed()
+
+    async def asked(self, within: float) -> bool:
+        """Return whether something waits for the service: as soon as that is so, or after so many seconds."""
+        if not self._something_asked():
+            self._asked.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within):
+                    await self._asked.wait()
+        return self._something_asked()
+
+    def _something_asked(self) -> bool:
+        return any(session.asks is not None and session.asks.waiting() for session in self._sessions.values())
 
     def activity(self, session: Session) -> Activity:
         """Return what a session does on its GPUs now."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from weakref import WeakValueDictionary
 
@@ -15,8 +14,6 @@ from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.service.actions.outcome import Asked, Target, current, refusals
 from gpushare_spawner.service.reports import Agent, ask_all
 
-OVERTAKEN = 10.0
-"""Seconds for which what was written counts more than a report: the watch of a cluster brings it a moment later."""
 PAUSES = (0.3, 1.0)
 """Seconds before a write is tried again, where the agent changed the session's pod at the same time."""
 
@@ -29,8 +26,6 @@ class ControlsOfSessions:
         self._agents = agents
         self.clock = clock
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._written: dict[str, tuple[float, Controls]] = {}
-        """What was written a moment ago, by session, with the time (`time.monotonic`)."""
 
     @contextlib.asynccontextmanager
     async def of_user(self, user: str) -> AsyncIterator[None]:
@@ -44,13 +39,17 @@ class ControlsOfSessions:
     async def read(self, one: Target) -> tuple[SessionReport, Controls]:
         """Return the session as it is now, and its controls."""
         session = await current(one)
-        return session, self._of(session)
+        return session, in_force(session.controls, self.clock())
 
     async def of_others(self, session: SessionReport) -> list[Controls]:
         """Return the controls of the other sessions of a session's user, as far as agents answer."""
         reports = [snapshot.report for snapshot in await ask_all(self._agents) if snapshot.report is not None]
         found = (other for report in reports for other in report.sessions)
-        return [self._of(other) for other in found if other.user == session.user and other.id != session.id]
+        return [
+            in_force(other.controls, self.clock())
+            for other in found
+            if other.user == session.user and other.id != session.id
+        ]
 
     async def write(self, one: Target, controls: Controls, answer: AskAnswer | None = None) -> None:
         """Set a session's controls, and answer the ask that they come from."""
@@ -65,14 +64,6 @@ class ControlsOfSessions:
                         raise
                 await asyncio.sleep(pause)
                 await one.agent.report()
-        now = time.monotonic()
-        self._written = {name: one for name, one in self._written.items() if now - one[0] < OVERTAKEN}
-        self._written[one.session.id] = now, controls
-
-    def _of(self, session: SessionReport) -> Controls:
-        written = self._written.get(session.id)
-        overtaken = written is not None and time.monotonic() - written[0] < OVERTAKEN
-        return in_force(written[1] if overtaken and written is not None else session.controls, self.clock())
 
 
 def answer_to(asked: Asked | None, text: str, at: float) -> AskAnswer | None:

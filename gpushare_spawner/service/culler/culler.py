@@ -20,6 +20,9 @@ from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.action_log import ActionLog
+from gpushare_spawner.service.actions.keeps import has_to_settle
+from gpushare_spawner.service.actions.outcome import ActionRefused
+from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.actions.tiers import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions, take_note
@@ -75,9 +78,11 @@ class Culler:
         quotas: Callable[[], Quotas | None] = lambda: None,
         pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown,
         record: Callable[[events.Action], None] = lambda action: None,
+        actions: SessionActions | None = None,
     ) -> None:
         """``quotas`` returns those in force; ``pending`` the servers that the hub is starting, the longest first, None
-        where that is not known now; ``record`` enters an action in the history."""
+        where that is not known now; ``record`` enters an action in the history; ``actions`` ends keeps and exemptions
+        that are over, None: nobody does."""
         self.counters = Counters()
         self._agents = agents
         self._templates = templates
@@ -87,6 +92,7 @@ class Culler:
         self._hub = HubWatch(hub, 3 * settings.cull_every, settings.cull_users, self.counters)
         self._actions = IdleActionLog(ActionLog(record, clock))
         self._hub_actions = HubActions(hub, templates, settings, self.counters, self._actions, clock)
+        self._session_actions = actions
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._slots = asyncio.Semaphore(settings.concurrency or 1000)
         self._said: dict[str, str] = {}
@@ -115,6 +121,10 @@ class Culler:
         """New reports have come: start the next round at once if a stop waits for them."""
         if self._hub_actions.awaiting_reports:
             self._woken.set()
+
+    def session_changed(self) -> None:
+        """Somebody has acted on a session: start the next round soon."""
+        self._woken.set()
 
     async def run(self) -> None:
         """Run rounds without end. A round that fails is logged; the next one starts from the reports again."""
@@ -163,7 +173,8 @@ class Culler:
         self._refused = {name: text for name, text in self._refused.items() if name in names}
         self._kept_since = {session: since for session, since in self._kept_since.items() if session in kept_on}
         done = await asyncio.gather(
-            *(self._guarded(one.name, action) for one in decisions if (action := self._gpu_action(one)))
+            *(self._guarded(one.name, action) for one in decisions if (action := self._gpu_action(one))),
+            *(self._guarded(one.name, action) for one in decisions if (action := self._end_of_controls(one))),
         )
         stopped = await self._at_the_hub(dict(self._due_hub_actions(decisions, snapshots, templates, now)))
         self._say_once(dict(self._lasting_problems(snapshots, templates, now)) | dict(_short_work(decisions)))
@@ -229,6 +240,12 @@ class Culler:
             self._kept_since[one.session.id] = one.decided_at
             return partial(go_on_yielding, one)
         return partial(update_notice, one, self.counters, self.use)
+
+    def _end_of_controls(self, one: SessionDecision) -> Action | None:
+        """Return how a keep or an exemption that is over is removed; None: there is none."""
+        if self._session_actions is None or not has_to_settle(one.session, one.decided_at):
+            return None
+        return partial(self._session_actions.settle, one)
 
     def _has_to_go_on_yielding(self, one: SessionDecision) -> bool:
         """Return whether the agent must hear again that it keeps what the session yields. Not while the user has a
@@ -326,6 +343,8 @@ class Culler:
             except HubFailed as error:
                 log.warning("%s: %s", name, error)
                 self.counters.failed("hub")
+            except ActionRefused as error:
+                log.warning("%s: a keep or an exemption that is over stays: %s", name, error)
             except Exception:
                 log.exception("%s: unexpected error; nothing was changed", name)
                 self.counters.failed("session")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpushare_spawner.idle import Observation, RecentUse
+from gpushare_spawner.idle import Observation, RecentUse, exempts, holds
 from gpushare_spawner.model.quota import Quota
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.template import Idle, Template
@@ -35,6 +35,8 @@ def candidates(
         for session in report.sessions:
             template = templates.get(session.template)
             if template is None or not settings.only_under_pressure(template.idle) or not session.confirmed:
+                continue
+            if holds(session.keep, now) or exempts(session.exemption, now):
                 continue
             seen = use.observe(session.id, Observation.of(session))
             steps = [] if seen.gpu_busy else list(_steps(template.idle, session, now - seen.gpu_idle_since))

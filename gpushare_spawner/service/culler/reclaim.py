@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpushare_spawner.idle import Claim, Observation, RecentUse
+from gpushare_spawner.idle import Claim, Observation, RecentUse, exempts
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, SessionReport
@@ -78,7 +78,9 @@ def pressure(
     claims = {session: Claim(units, quotas.reclaim) for session, units in kept.items()}
     free_again = set()
     for report, one in yielding:
-        if _still_needed(one, report, [asking.spawn for asking in waiting]):
+        if exempts(one.exemption, now):
+            free_again.add(one.id)
+        elif _still_needed(one, report, [asking.spawn for asking in waiting]):
             claims.setdefault(one.id, Claim(one.effective_units, quotas.reclaim))
         elif not _somebody_starts(one, report):
             free_again.add(one.id)
@@ -136,6 +138,8 @@ def _over_quota(
     for report in reports:
         for session in report.sessions:
             if not session.confirmed or not session.gpus or not session.effective_units or usage.in_quota(session.id):
+                continue
+            if exempts(session.exemption, now):
                 continue
             seen = Observation.of(session)
             if use is not None:

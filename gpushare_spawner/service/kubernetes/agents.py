@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.agents import NoAgents
-from gpushare_spawner.service.reports import Agent
+from gpushare_spawner.service.reports import Agents
 
 FIRST_LISTS = 10.0
 """Seconds that the start waits for a cluster's first lists; it goes on without them, and reports the problem."""
@@ -21,7 +21,7 @@ async def agents_of_cluster(
     on_change: Callable[[], None],
     hub: str,
     templates: Callable[[], Mapping[str, Template]],
-) -> AsyncIterator[Iterable[Agent]]:
+) -> AsyncIterator[Agents]:
     """The agents of a cluster's nodes, through the API server. Sessions may be in ``all_namespaces``.
 
     ``on_change`` is called when they may have published something; ``hub`` is the address of the hub's API as the hub

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from kubernetes_asyncio.client import ApiClient, CoreV1Api
@@ -15,6 +17,7 @@ from pydantic import ValidationError
 from gpushare_spawner.clients.object_watch import Watched
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.control import AgentUnreachable
+from gpushare_spawner.model.controls import ASK_SECONDS
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, made_by, merged, session_pods, trimmed
@@ -22,6 +25,8 @@ from gpushare_spawner.wording.amounts import clock as clock_time
 
 log = logging.getLogger("gpushare.service.cluster")
 
+LOOK_EVERY = 0.5
+"""Seconds between two looks for asks while reports change: of 500 nodes some change each second."""
 _PREFIX = f"{kubernetes.REPORT_COMPONENT}-"
 
 
@@ -35,6 +40,15 @@ class _Read:
     """None: not a report that this version can read."""
     at: float
     """When it was read (`time.monotonic`)."""
+
+    @cached_property
+    def asks_until(self) -> float:
+        """Until when an ask of the node's notebook servers waits (`time.monotonic`); in the past: none does."""
+        if self.report is None:
+            return 0.0
+        asks = (ask.at for session in self.report.sessions for ask in session.asks)
+        last = max(asks, default=-math.inf)
+        return self.at + ASK_SECONDS - max(0.0, self.report.published_at - last)
 
 
 class Cluster:
@@ -71,6 +85,7 @@ class Cluster:
         self._by_node: dict[str, dict[str, SessionPod]] | None = None
         self._by_report: dict[str, tuple[str, _Read]] | None = None
         self._said: dict[str, str] = {}
+        self._news = asyncio.Event()
 
     async def start(self, patience: float) -> None:
         """Begin to watch, and wait up to ``patience`` seconds for the first lists."""
@@ -88,6 +103,21 @@ class Cluster:
         lost = [watched for watched in (self._pods, self._maps) if not watched.known]
         names = {"?"} if lost else set(self._reports()) | set(self._pods_by_node())
         return iter([NodeAgent(name, self, self._api, self._clock) for name in sorted(names)])
+
+    async def asking(self) -> Sequence[NodeAgent]:
+        """Wait until a report has asks, and return the agents of such nodes."""
+        while True:
+            self._news.clear()
+            nodes = [node for node, (_, read) in self._reports().items() if self._asks(read)]
+            if nodes:
+                return [NodeAgent(node, self, self._api, self._clock) for node in sorted(nodes)]
+            await self._news.wait()
+            await asyncio.sleep(LOOK_EVERY)
+
+    def _asks(self, read: _Read) -> bool:
+        # of an agent that has ended, asks stay in the report
+        published = read.report.published_at if read.report is not None else 0.0
+        return time.monotonic() < read.asks_until and self._clock() - published < kubernetes.REPORT_STALE_SECONDS
 
     def report(self, node: str) -> tuple[Report, float]:
         """Return the node's report, with tiers as the pods' annotations have them, and its age in seconds.
@@ -115,12 +145,18 @@ class Cluster:
         """Return the node's sessions by their ids; of two pods of one session the younger one."""
         return self._pods_by_node().get(node, {})
 
+    def patched(self, pod: SessionPod, item: dict[str, Any]) -> None:
+        """Take over what the API server answered to a patch, if the watch has brought nothing newer."""
+        if self._pods.replace(item, pod.version):
+            self._by_node = None
+
     def all_pods(self) -> Iterator[SessionPod]:
         """Return the sessions' pods on all nodes."""
         return (pod for here in self._pods_by_node().values() for pod in here.values())
 
     def _changed(self) -> None:
         self._by_node = self._by_report = None
+        self._news.set()
         self._on_change()
 
     def _pods_by_node(self) -> dict[str, dict[str, SessionPod]]:

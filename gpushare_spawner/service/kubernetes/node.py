@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 from kubernetes_asyncio.client import ApiException, CoreV1Api
@@ -37,6 +37,9 @@ class KnownNodes(Protocol):
 
     def pods(self, node: str) -> Mapping[str, SessionPod]:
         """By session id."""
+
+    def patched(self, pod: SessionPod, item: dict[str, Any]) -> None:
+        """A pod has been patched, and the API server answered with this object: the watch brings it later."""
 
 
 class NodeAgent:
@@ -115,7 +118,7 @@ class NodeAgent:
 
     async def _patch(self, session: str, pod: SessionPod, annotations: Mapping[str, str | None]) -> None:
         try:
-            await patch_annotations(self._api, pod, annotations)
+            self._known.patched(pod, await patch_annotations(self._api, pod, annotations))
         except ApiException as error:
             if error.status == 409:
                 raise _refusal("busy", f"session {session} has changed in the meantime") from None
@@ -134,9 +137,9 @@ class NodeAgent:
             ) from None
 
 
-async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mapping[str, str | None]) -> str:
-    """Merge annotations into a pod's, and return its new resourceVersion. Raises what the client raises; ApiException
-    409 if the pod has changed since this version, for example by the agent."""
+async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mapping[str, str | None]) -> dict[str, Any]:
+    """Merge annotations into a pod's, and return the pod as the API server has it then. Raises what the client raises;
+    ApiException 409 if the pod has changed since this version, for example by the agent."""
     body = {"metadata": {"resourceVersion": pod.version, "annotations": dict(annotations)}}
     # the client's types leave out `_content_type`, which its generated code reads
     patched = await api.patch_namespaced_pod(  # type: ignore[call-arg]
@@ -146,8 +149,9 @@ async def patch_annotations(api: CoreV1Api, pod: SessionPod, annotations: Mappin
         _content_type="application/merge-patch+json",
         _request_timeout=PATCH_TIMEOUT,
     )
-    version: str = patched.metadata.resource_version
-    return version
+    # the client's types leave out `api_client`
+    item: dict[str, Any] = api.api_client.sanitize_for_serialization(patched)  # type: ignore[attr-defined]
+    return item
 
 
 def _refusal(code: str, message: str) -> ControlRefused:

@@ -140,7 +140,8 @@ class ReleasedRequests:
         try:
             if wanted != now.asked:
                 if now.full is None:
-                    version = await patch_annotations(self._api, pod, kubernetes.requests_patch(now.asked))
+                    patched = await patch_annotations(self._api, pod, kubernetes.requests_patch(now.asked))
+                    version = patched["metadata"]["resourceVersion"]
                 await self._api.patch_namespaced_pod_resize(  # type: ignore[call-arg]
                     pod.name,
                     pod.namespace,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.kubernetes.annotations import (
     IDLE_SINCE,
     NOTICE,
@@ -17,6 +18,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     pod_session,
     tier_patch,
 )
+from gpushare_spawner.model.kubernetes.control_annotations import answers_patch, controls_patch
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
@@ -37,6 +39,19 @@ SESSION = PodSession(
 uuids = some.from_regex(r"GPU-[0-9a-f-]{1,36}", fullmatch=True)
 
 
+instants = some.floats(0, 2e11)
+controls = some.builds(
+    Controls,
+    keep=some.none() | some.builds(Keep, until=instants, since=instants, by=some.text()),
+    keeps=some.lists(instants, max_size=16).map(tuple),
+    exemption=some.none() | some.builds(Exemption, until=some.none() | instants, by=some.text(), reason=some.text()),
+)
+messages = some.builds(Message, text=some.text(min_size=1, max_size=9), by=some.text(), at=instants)
+answers = some.builds(
+    AskAnswer, number=some.integers(1, 2**32 - 1), done=some.booleans(), text=some.text(max_size=9), at=instants
+)
+
+
 @some.composite
 def sessions(draw: some.DrawFn) -> PodSession:
     gpus = draw(some.lists(uuids, min_size=1, max_size=8, unique=True))
@@ -54,6 +69,11 @@ def sessions(draw: some.DrawFn) -> PodSession:
         oversubscribe=draw(some.booleans()),
         quota=draw(some.text()),
         tier=draw(some.sampled_from([Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED])),
+        controls=draw(controls),
+        message=draw(
+            some.none() | some.builds(Message, text=some.text(min_size=1, max_size=9), at=some.floats(0, 2e11))
+        ),
+        answers=tuple(draw(some.lists(answers, max_size=4, unique_by=lambda answer: answer.number))),
         notice=draw(some.none() | some.builds(Notice, reason=some.text(), at=some.floats(0, 2e11))),
     )
 
@@ -100,6 +120,11 @@ def test_what_the_annotations_look_like() -> None:
         ("borrowed", "-1", "from 0 to 100"),
         ("announcement", '{"tier": "gone", "at": 0, "reason": ""}', "tier"),
         ("announcement", "soon", "JSON"),
+        ("keep", '{"until": 1e18, "since": 0, "by": "ann"}', "until"),
+        ("keeps", "[NaN]", "keeps"),
+        ("exemption", "for ever", "exemption"),
+        ("message", '{"text": "", "by": "root", "at": 0}', "text"),
+        ("answers", '[{"number": 0, "done": true, "text": "", "at": 0}]', "number"),
         ("session", "", "empty"),
     ],
 )
@@ -139,3 +164,25 @@ def test_the_guard_of_an_idle_action_is_no_earlier_than_the_work_that_the_servic
     assert pod_session(session.annotations()) == session
     up = tier_patch(Tier.ACTIVE, 1767231000, 25)
     assert up[IDLE_SINCE] is None
+
+
+def test_patches_of_controls_replace_what_was_there_and_keep_the_last_answers() -> None:
+    keep = Keep(until=2000, since=1000, by="ann")
+    written = dict(SESSION.annotations())
+
+    def patched(patch: dict[str, str | None]) -> PodSession:
+        written.update({name: text for name, text in patch.items() if text is not None})
+        for name in [name for name, text in patch.items() if text is None]:
+            written.pop(name, None)
+        return pod_session(written)
+
+    assert patched(controls_patch(Controls(keep=keep, keeps=(1000,)))).controls == Controls(keep=keep, keeps=(1000,))
+    exempt = Controls(exemption=Exemption(by="root"))
+    assert patched(controls_patch(exempt)).controls == exempt
+    assert patched(controls_patch(Controls())).controls == Controls()
+    assert written == SESSION.annotations()
+    for number in range(1, 7):
+        session = patched(
+            answers_patch(pod_session(written).answers, AskAnswer(number=number, done=True, text="", at=1))
+        )
+    assert [answer.number for answer in session.answers] == [3, 4, 5, 6]

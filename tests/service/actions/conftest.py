@@ -14,7 +14,7 @@ from gpushare_spawner.service.actions.outcome import Actor
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub
-from tests.service.conftest import HOUR, Clock, agent, clock, hub, hub_server, templates  # noqa: F401
+from tests.service.conftest import HOUR, Clock
 from tests.service.fake_agent import FakeAgent
 
 ANN = Actor("ann")
@@ -34,7 +34,7 @@ class Seen:
 class Acting:
     """The actions, with what they entered in the history."""
 
-    def __init__(self, agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> None:  # noqa: F811
+    def __init__(self, agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> None:
         self.agent = agent
         self.recorded: list[Action] = []
         self.client = AgentClient(agent.path)
@@ -55,5 +55,5 @@ class Acting:
 
 
 @pytest.fixture
-def acting(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> Acting:  # noqa: F811
+def acting(agent: FakeAgent, hub: Hub, templates: dict[str, Template], clock: Clock) -> Acting:
     return Acting(agent, hub, templates, clock)

@@ -1,0 +1,236 @@
+"""What notebook servers ask is carried out as the session's user, once, and answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from gpushare_spawner.clients.agent import AgentClient
+from gpushare_spawner.model.control import REQUEST, AskedRequest, Request
+from gpushare_spawner.model.controls import Ask, AskAnswer, Keep
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service import agents as agents_module
+from gpushare_spawner.service.agents import MachineAgents
+from gpushare_spawner.service.culler.asks import Asks
+from gpushare_spawner.service.reports import Agent
+from gpushare_spawner.wording import session_controls as words
+from tests.present import present
+from tests.service.actions.conftest import Acting
+from tests.service.conftest import HOUR, MINUTE, Clock
+from tests.service.fake_agent import FakeAgent, Refuse
+from tests.service.fake_hub import FakeHub
+
+
+def asks_of(acting: Acting, clock: Clock) -> Asks:
+    """A service that has just started."""
+    return Asks(MachineAgents(acting.client), acting.actions, clock)
+
+
+@pytest.fixture
+def asks(acting: Acting, clock: Clock) -> Asks:
+    return asks_of(acting, clock)
+
+
+def ask(agent: FakeAgent, clock: Clock, kind: int, value: float = 0.0, number: int = 1, user: str = "ann") -> None:
+    """The notebook server of a user asks; the session is opened where there is none."""
+    if user not in agent.sessions:
+        agent.add(user)
+    agent.change(user, asks=(*agent.sessions[user].asks, Ask(number=number, kind=kind, value=value, at=clock())))
+
+
+async def answers(asks: Asks, agent: FakeAgent) -> list[AskAnswer]:
+    agent.answers.clear()
+    await asks.look()
+    await asks.answered()
+    return list(agent.answers)
+
+
+async def test_a_keep_is_set_and_answered_in_one_request(
+    asks: Asks,
+    acting: Acting,
+    agent: FakeAgent,
+    clock: Clock,
+) -> None:
+    ask(agent, clock, AskKind.KEEP, 2 * HOUR)
+    asked_at = clock()
+    clock.forward(1)
+    assert [(one.number, one.done, one.text) for one in await answers(asks, agent)] == [
+        (1, True, "The GPU share is kept for 2 h.")
+    ]
+    assert agent.sessions["ann"].keep == Keep(until=asked_at + 2 * HOUR, since=clock(), by="ann")
+    assert [request.op for request in agent.asked] == ["controls"]
+    assert acting.history == [("keep", "ann", "ann")]
+
+
+async def test_all_kinds_are_carried_out_in_order(
+    asks: Asks,
+    acting: Acting,
+    agent: FakeAgent,
+    hub_server: FakeHub,
+    clock: Clock,
+) -> None:
+    agent.add("ann")
+    hub_server.add("ann")
+    clock.forward(MINUTE)
+    for number, kind in enumerate((AskKind.KEEP, AskKind.END_KEEP, AskKind.RELEASE, AskKind.STOP), 1):
+        ask(agent, clock, kind, HOUR, number)
+    said = await answers(asks, agent)
+    assert [(one.number, one.done) for one in said] == [(1, True), (2, True), (3, True), (4, True)]
+    assert [one.text for one in said[1:]] == [words.KEEP_ENDED, words.RELEASED, words.STOPS]
+    assert agent.sessions["ann"].keep is None
+    assert agent.sessions["ann"].tier is Tier.RELEASED
+    assert hub_server.deleted == ["/users/ann/server"]
+    assert acting.history == [(name, "ann", "ann") for name in ("keep", "keep-ended", "released", "stopped")]
+
+
+async def test_what_is_refused_is_answered_with_the_reason(asks: Asks, agent: FakeAgent, clock: Clock) -> None:
+    ask(agent, clock, AskKind.KEEP, 1e18)
+    ask(agent, clock, AskKind.KEEP, 0, 2)
+    ask(agent, clock, 99, 0, 3)
+    said = await answers(asks, agent)
+    assert [one.done for one in said] == [False] * 3
+    # no calendar has the end of the first one
+    assert [one.text for one in said] == [words.keep_has_no_length("9999")] * 2 + [words.ASK_NOT_SUPPORTED]
+    ask(agent, clock, AskKind.KEEP, 9 * HOUR, 4)
+    assert [one.text for one in await answers(asks, agent)] == [
+        "A share can be kept for at most 8 h. Choose a shorter time."
+    ]
+    assert agent.sessions["ann"].keep is None
+
+
+async def test_a_program_of_an_admin_has_the_limits_of_a_user(asks: Asks, agent: FakeAgent, clock: Clock) -> None:
+    ask(agent, clock, AskKind.KEEP, 9 * HOUR, user="root")
+    assert [one.done for one in await answers(asks, agent)] == [False]
+
+
+async def test_a_service_that_was_killed_before_its_answer_has_no_second_effect(
+    acting: Acting,
+    agent: FakeAgent,
+    clock: Clock,
+) -> None:
+    """The keep is set, and the answer is lost with the service; the next service sees the ask again."""
+    ask(agent, clock, AskKind.KEEP, HOUR)
+    asked = agent.sessions["ann"].asks
+    await answers(asks_of(acting, clock), agent)
+    session = agent.sessions["ann"]
+    agent.change("ann", asks=asked)
+    clock.forward(20)
+    said = await answers(asks_of(acting, clock), agent)
+    assert [(one.done, one.text) for one in said] == [(True, "The GPU share is kept already, for another 59 min 40 s.")]
+    assert agent.sessions["ann"] == session
+    assert len(acting.recorded) == 1
+
+
+async def test_a_service_that_was_killed_before_it_acted_leaves_everything_as_it_was(
+    acting: Acting,
+    agent: FakeAgent,
+    clock: Clock,
+) -> None:
+    ask(agent, clock, AskKind.KEEP, HOUR)
+
+    def fail(request: Request) -> None:
+        if request.op == "controls":
+            raise Refuse("the agent fails")
+
+    agent.before = fail
+    said = await answers(asks_of(acting, clock), agent)
+    assert [(one.done, one.text) for one in said] == [
+        (False, "Nothing was done: the agent fails. Try again in a minute.")
+    ]
+    assert agent.sessions["ann"].keep is None
+    assert not acting.recorded
+
+
+async def test_an_answer_that_is_not_delivered_is_sent_again_without_a_second_action(
+    asks: Asks,
+    acting: Acting,
+    agent: FakeAgent,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpushare_spawner.service.culler.asks.AFTER_FAILURE", 0.0)
+    agent.add("ann")
+    clock.forward(MINUTE)
+    ask(agent, clock, AskKind.RELEASE)
+    lost = iter([True, False])
+
+    def lose_the_first(request: Request) -> None:
+        if request.op == "answer" and next(lost):
+            raise Refuse("full disk")
+
+    agent.before = lose_the_first
+    assert await answers(asks, agent) == []
+    assert [one.text for one in await answers(asks, agent)] == [words.RELEASED]
+    assert [request.op for request in agent.asked] == ["tier", "answer"]
+    assert len(acting.recorded) == 1
+
+
+async def test_a_hub_that_hangs_delays_one_session_only(
+    asks: Asks, agent: FakeAgent, hub_server: FakeHub, clock: Clock
+) -> None:
+    hub_server.add("bob")
+    hub_server.delay = 0.4
+    ask(agent, clock, AskKind.STOP, user="bob")
+    ask(agent, clock, AskKind.KEEP, HOUR, user="ann")
+    await asks.look()
+    await asyncio.sleep(0.1)
+    assert agent.sessions["ann"].keep is not None
+    # bob's is under way: it is not begun a second time
+    await asks.look()
+    await asks.answered()
+    assert hub_server.deleted == ["/users/bob/server"]
+    assert [one.text for one in agent.answers if one.text == words.STOPS] == [words.STOPS]
+
+
+async def test_nodes_with_other_clocks_keep_for_as_long_as_was_asked(
+    acting: Acting,
+    agent: FakeAgent,
+    clock: Clock,
+) -> None:
+    node_clock = Clock()
+    node_clock.now = clock() - 3 * HOUR
+    agent.clock = node_clock
+    ask(agent, node_clock, AskKind.KEEP, HOUR)
+    node_clock.forward(2)
+    await answers(asks_of(acting, clock), agent)
+    assert present(agent.sessions["ann"].keep).until == clock() - 2 + HOUR
+
+
+class OneQuestion(AgentClient):
+    """Counts how often it is asked whether something waits."""
+
+    def __init__(self, agent: FakeAgent) -> None:
+        super().__init__(agent.path)
+        self.questions = 0
+
+    async def asked(self, within: float) -> bool:
+        self.questions += 1
+        return await super().asked(within)
+
+
+async def test_agents_that_are_older_or_gone_are_asked_seldom(
+    agent: FakeAgent, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents_module, "ASKED_WITHIN", 0.2)
+    monkeypatch.setattr(agents_module, "AGENT_BACK", 0.1)
+    client = OneQuestion(agent)
+    waiting: asyncio.Task[Sequence[Agent]] = asyncio.create_task(_asking(MachineAgents(client)))
+    agent.older = True
+    ask(agent, clock, AskKind.STOP)
+    await asyncio.sleep(0.5)
+    assert 1 <= client.questions <= 4
+    agent.older = False
+    assert await asyncio.wait_for(waiting, 5) == [client]
+
+
+async def _asking(agents: MachineAgents) -> Sequence[Agent]:
+    return await agents.asking()
+
+
+def test_the_question_whether_something_waits_has_a_bound() -> None:
+    with pytest.raises(ValueError, match="within"):
+        REQUEST.validate_json(b'{"op": "asked", "within": 61}')
+    assert REQUEST.validate_json(AskedRequest(within=0).model_dump_json()) == AskedRequest(within=0)
