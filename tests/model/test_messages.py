@@ -52,7 +52,8 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
     }  # fmt: skip
     gpu = {
         "index": 0, "uuid": "GPU-1", "model": "Simulated", "memory_bytes": 64, "memory_used_bytes": 32,
-        "utilisation": 0.5, "healthy": False, "simulated": True, "capacity_units": 200, "waiting": 1,
+        "utilisation": 0.5, "temperature_celsius": 60.0, "power_watts": 150.0, "healthy": False, "simulated": True,
+        "capacity_units": 200, "waiting": 1,
     }  # fmt: skip
     session = {
         "id": "ada", "user": "ada", "server": "lab", "template": "quarter-gpu", "quota": "group:ml",
