@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gpushare_spawner.wording.amounts import duration, elapsed, plural
+
 AGENT_UNAVAILABLE = "An agent is unavailable, so sessions can be missing here."
 LOG_IN = "Log in first, or send a token that may access this service."
 
@@ -32,3 +34,20 @@ def node_name(node: str) -> str:
 def gpu_name(index: int, node: str) -> str:
     """Return what an action on a GPU names it."""
     return f"GPU {index} of {node}"
+
+
+def kept(seconds: float, by: str) -> str:
+    """Return that a share is kept. ``seconds``: from now on; ``by``: who gave the keep."""
+    return f"Kept for another {elapsed(seconds)}, by {by}."
+
+
+def keep_limits(longest: float, per_day: int, at_once: int) -> str:
+    """Return what a user may keep. ``longest``: seconds."""
+    times, sessions = plural(per_day, "time"), plural(at_once, "session")
+    return f"At most {duration(longest)}, {times} within 24 hours, {sessions} at a time."
+
+
+def exempt(seconds: float | None, by: str, reason: str) -> str:
+    """Return that no idle action comes to a session. ``seconds``: from now on; None: without end."""
+    said = f"for another {elapsed(seconds)}" if seconds is not None else "without end"
+    return f"Exempt from idle actions {said}, by {by}" + (f": {reason}" if reason else ".")

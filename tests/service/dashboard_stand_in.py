@@ -17,9 +17,10 @@ from typing import Any, cast
 
 from selenium import webdriver
 from tornado.httpserver import HTTPServer
-from tornado.testing import bind_unused_port
+from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler, StaticFileHandler
 
+from gpushare_spawner.idle import KeepRule
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service import reports
 from gpushare_spawner.service.actions.session_actions import SessionActions
@@ -29,6 +30,7 @@ from gpushare_spawner.service.reports import RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.page import Page
 from tests.present import present
+from tests.service.api.conftest import StandInAgent
 from tests.service.dashboards import NOW, TEMPLATES
 
 PREFIX = "/services/gpushare/"
@@ -51,17 +53,6 @@ class SignedIn:
         pass
 
 
-class Agent:
-    def __init__(self, report: Report) -> None:
-        self.now = report
-
-    def report_age(self) -> float:
-        return 0.0
-
-    async def report(self) -> Report:
-        return self.now
-
-
 class Logo(RequestHandler):
     def get(self) -> None:
         self.set_header("Content-Type", "image/png")
@@ -71,9 +62,10 @@ class Logo(RequestHandler):
 class DashboardStandIn:
     """`login`: who looks at the page. `agents`: one for each report; a test changes their `now`."""
 
-    def __init__(self, shown: Sequence[Report], with_hub: bool = True) -> None:
+    def __init__(self, shown: Sequence[Report], with_hub: bool = True, max_age: float = 0.0) -> None:
+        self._max_age = max_age
         self.login = SignedIn()
-        self.agents = [Agent(report) for report in shown]
+        self.agents = [StandInAgent(report) for report in shown]
         self.requests: list[tuple[str, str, Any]] = []
         self.tokens: list[str | None] = []
         self._with_hub = with_hub
@@ -99,6 +91,10 @@ class DashboardStandIn:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
 
+    def reconnect(self) -> None:
+        """Answer again, at the same port."""
+        self.run(self._serve())
+
     def disconnect(self) -> None:
         """Stop answering."""
         if self._server is not None:
@@ -120,8 +116,9 @@ class DashboardStandIn:
             clock=lambda: NOW,
         )
         no_hub: Any = None
-        actions = SessionActions(agents, no_hub, lambda: TEMPLATES, clock=lambda: NOW)
-        application = service_application(sources, actions, PREFIX, max_age=0)
+        rule = KeepRule(longest=8 * 3600, per_day=3, at_once=2)
+        actions = SessionActions(agents, no_hub, lambda: TEMPLATES, lambda idle: rule, clock=lambda: NOW)
+        application = service_application(sources, actions, PREFIX, max_age=self._max_age)
         if self._with_hub:
             application.add_handlers(
                 r".*",
@@ -133,9 +130,10 @@ class DashboardStandIn:
         return application
 
     async def _serve(self) -> None:
-        socket, self.port = bind_unused_port()
+        sockets = bind_sockets(self.port, "127.0.0.1")  # port 0: any
+        self.port = sockets[0].getsockname()[1]
         self._server = HTTPServer(self._application())
-        self._server.add_socket(socket)
+        self._server.add_sockets(sockets)
 
     async def _close(self, server: HTTPServer) -> None:
         server.stop()
@@ -173,6 +171,7 @@ def chromium() -> webdriver.Chrome:
     """Return Debian's chromium, without a window."""
     options = webdriver.ChromeOptions()
     options.binary_location = present(shutil.which("chromium"))
+    options.add_argument("--window-size=1280,1100")
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

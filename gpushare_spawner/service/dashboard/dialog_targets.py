@@ -46,6 +46,8 @@ class DialogTargets:
     """The targets for one caller. ``offered``: methods and addresses of the API's operations."""
 
     caller: Caller
+    now: float
+    """Seconds since the epoch."""
     offered: Collection[tuple[str, str]]
 
     def _target(self, kind: str, address: str, may: Sequence[str], show: Mapping[str, str]) -> dict[str, Any]:
@@ -54,13 +56,37 @@ class DialogTargets:
 
     def session(self, one: answers.Session) -> Target:
         """Return a session that the caller may act on."""
-        may = ["keep", "restart", "stop"]
-        may += ["release"] * (one.tier is not Tier.RELEASED)
-        if self.caller.acts_on_all:
-            may += ["tier", "message", "exempt"]
-        show = {"name": words.server_name(one.user, one.server), "terms": one.display_name}
-        target = self._target(SESSION, f"sessions/{quote(one.id, safe='')}", may, show)
+        limits, all_sessions = one.keep_limits, self.caller.acts_on_all
+        may_keep = min(limits.longest_seconds, limits.per_day, limits.at_once) > 0
+        forms = {
+            "keep": all_sessions or may_keep,
+            "end-keep": one.keep is not None,
+            "release": one.tier is not Tier.RELEASED,
+            "share": True,
+            "restart": True,
+            "stop": True,
+            "message": all_sessions,
+            "exempt": all_sessions,
+            "end-exempt": all_sessions and one.exemption is not None,
+            "tier": all_sessions,
+        }
+        show = {
+            "name": words.server_name(one.user, one.server),
+            "terms": one.display_name,
+            "kept": words.kept(one.keep.until - self.now, one.keep.by) if one.keep else "",
+            "keep_terms": ""
+            if all_sessions
+            else words.keep_limits(limits.longest_seconds, limits.per_day, limits.at_once),
+            "exempt": self._exempt(one.exemption) if one.exemption else "",
+        }
+        target = self._target(
+            SESSION, f"sessions/{quote(one.id, safe='')}", [form for form in forms if forms[form]], show
+        )
         return target | {"choices": {"tiers": self._tiers(one)}}
+
+    def _exempt(self, exemption: answers.ExemptionAnswer) -> str:
+        until = exemption.until
+        return words.exempt(until - self.now if until is not None else None, exemption.by, exemption.reason)
 
     def _tiers(self, one: answers.Session) -> Sequence[tuple[str, str]]:
         return [

@@ -108,7 +108,7 @@ async def dashboard(services: Services, caller: Caller, address: DashboardAddres
         queue=await reading.queue(call()),
         quotas=await reading.quotas(call()),
         choices=_choices(snapshot, caller),
-        targets=DialogTargets(caller, OFFERED),
+        targets=DialogTargets(caller, services.clock(), OFFERED),
         nodes_on_page=nodes_on_page,
     )
 

@@ -7,7 +7,9 @@ let timer = 0;
 
 function addressOf(form) {
   const fields = new URLSearchParams(new FormData(form));
-  for (const [name, value] of [...fields]) if (!value) fields.delete(name);
+  for (const [name, value] of [...fields]) {
+    if (!value || value === form.elements[name].dataset.default) fields.delete(name);
+  }
   const query = fields.toString();
   return form.getAttribute("action") + (query && `?${query}`);
 }

@@ -16,6 +16,7 @@ let live = false;
 let running = null; // the refresh that runs
 let again = false; // something changed meanwhile
 let timer = 0;
+let due = Infinity; // when the next refresh begins
 
 /* On 24 hours, with the day if it is not today. */
 function clock(at) {
@@ -36,9 +37,18 @@ function tell() {
   freshness.dataset.state = state;
 }
 
+/* Refreshes after so many milliseconds, or sooner where that is planned already. */
 function plan(delay) {
+  const at = Date.now() + delay;
+  if (at >= due) return;
+  due = at;
   clearTimeout(timer);
   timer = setTimeout(refresh, delay);
+}
+
+function unplan() {
+  due = Infinity;
+  clearTimeout(timer);
 }
 
 async function load() {
@@ -62,6 +72,7 @@ export function refresh() {
   running ??= (async () => {
     do {
       again = false;
+      unplan(); // what changes from here on is planned anew
       try {
         await load();
         last = new Date();
@@ -97,7 +108,7 @@ export function start() {
   const follow = () => {
     if (document.hidden) {
       events.stop();
-      clearTimeout(timer);
+      unplan();
     } else {
       events.start();
       refresh();
