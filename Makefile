@@ -56,4 +56,4 @@ venv: ## the environment alone
 	@$(PYTHON) .ci/make_venv.py dev
 
 clean: ## remove what was built, the environment and the demo's state
-	rm -rf .venv .demo gpushare_spawner/native/lib packages/gpushare-simgpu/gpushare_simgpu/lib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants
+	rm -rf .venv .demo gpushare_spawner/native/lib gpushare_spawner/notebook/labextension $(addprefix gpushare_spawner/notebook/lab/,.yarn lib node_modules) packages/gpushare-simgpu/gpushare_simgpu/lib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes .venv: the packages, the compiled C libraries, and the official proxy. Needs Python and a package index only.
+"""Makes .venv: the packages, the compiled C libraries, JupyterLab's extension, and the official proxy. Needs Python, a
+package index and the npm registry only.
 
     python3 .ci/make_venv.py [demo|dev]
 
@@ -28,6 +29,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import time
 import tomllib
@@ -45,6 +47,10 @@ PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
 PROXY = "configurable-http-proxy@^5"
 NATIVE = ROOT / "gpushare_spawner" / "native"
+LAB = ROOT / "gpushare_spawner" / "notebook" / "lab"
+LABEXTENSION = LAB.parent / "labextension"
+"""JupyterLab's extension, as built from the sources in LAB."""
+LABEXTENSIONS = VENV / "share" / "jupyter" / "labextensions"
 SIMGPU = ROOT / "packages" / "gpushare-simgpu"
 """The simulated driver: a package of its own."""
 
@@ -92,6 +98,7 @@ def make(extra: str) -> None:
         done(f"packages-{extra}", packages)
         done("simgpu", simgpu_digest(interpreter))
         done("native", native_digest())
+        done("labextension", labextension_digest())
     if not fits("simgpu", simgpu_digest(interpreter)):
         say("installing the simulated driver")
         install_simgpu()
@@ -100,6 +107,12 @@ def make(extra: str) -> None:
         say("the C sources have changed: compiling")
         compile_libraries()
         done("native", native_digest())
+
+    if not fits("labextension", labextension_digest()) or not (LABEXTENSION / "package.json").exists():
+        say("the sources of JupyterLab's extension have changed: building it")
+        build_labextension()
+        install_labextension()
+        done("labextension", labextension_digest())
 
     proxy = digest([], f"{PROXY} {interpreter}")
     if not fits("proxy", proxy) or not (VENV / "lib/node_modules/configurable-http-proxy").is_dir():
@@ -139,11 +152,14 @@ def install_packages(extra: str) -> None:
     compile_libraries()
     say("installing Python packages: the first time this takes a minute or two")
     if locked(extra):
-        installed = pip("--no-build-isolation", "--no-deps", "--editable", ROOT) == 0
+        itself: tuple[object, ...] = ("--no-deps", "--editable", ROOT)
+    elif pip(*building, "editables") == 0:
+        itself = ("--editable", f"{ROOT}[{extra}]")
     else:
-        building += ["editables"]
-        installed = pip(*building) == 0 and pip("--no-build-isolation", "--editable", f"{ROOT}[{extra}]") == 0
-    if not installed:
+        raise Trouble(no_packages())
+    say("building JupyterLab's extension: the first time this takes half a minute")
+    build_labextension()
+    if pip("--no-build-isolation", *itself) != 0:
         raise Trouble(no_packages())
     install_simgpu()
 
@@ -178,6 +194,22 @@ def compile_libraries() -> None:
         status, said = counted(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if status:
             raise Trouble(said.strip().removeprefix("gpushare: "))
+
+
+def build_labextension() -> None:
+    """JupyterLab's extension, by notebook/lab/build.py, which explains itself when it fails."""
+    command = [str(PYTHON), str(LAB / "build.py")]
+    status, said = counted(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if status:
+        raise Trouble(said.strip().removeprefix("gpushare: "))
+
+
+def install_labextension() -> None:
+    """Copy it to where JupyterLab finds it, as an installation of the package does."""
+    installed = LABEXTENSIONS / "@gpushare" / "lab"
+    shutil.rmtree(installed, ignore_errors=True)
+    shutil.copytree(LABEXTENSION, installed)
+    shutil.copy(LAB / "install.json", installed)
 
 
 def install_proxy() -> None:
@@ -261,16 +293,22 @@ def libraries_exist() -> bool:
 
 
 def copied_files() -> list[Path]:
-    """The files that even an editable installation copies: JupyterLab's extension, for one."""
+    """The files that even an editable installation copies, but for JupyterLab's extension, which has its own step."""
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     sources = [ROOT / source for source in build["targets"]["wheel"].get("shared-data", {})]
-    return [path for source in sources for path in [source, *source.rglob("*")] if path.is_file()]
+    return [source for source in sources if source != LABEXTENSION and source.is_file()]
 
 
 def native_digest() -> str:
     ends = (".c", ".h", ".map", ".inc", ".toml")
     sources = [path for folder in (NATIVE, SIMGPU) for path in folder.rglob("*") if path.suffix in ends]
     return digest([NATIVE / "build.py", *sources], platform.machine())
+
+
+def labextension_digest() -> str:
+    made = ("node_modules", ".yarn", "lib", "__pycache__")
+    sources = [path for entry in LAB.iterdir() if entry.name not in made for path in [entry, *entry.rglob("*")]]
+    return digest([path for path in sources if path.is_file()], "")
 
 
 def simgpu_digest(interpreter: str) -> str:

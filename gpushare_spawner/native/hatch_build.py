@@ -1,7 +1,11 @@
-"""Wheel build: compile the C libraries first, and mark the wheel as one for their machine.
+"""Wheel and sdist: build what is not Python first.
 
-Their machine is this one, or the one that $GPUSHARE_MACHINE names (x86_64 or aarch64). The pyproject.toml of
-gpushare-spawner and that of gpushare-simgpu name this file, and their folder with a libraries.toml.
+`folder`, of a wheel: the C libraries of that folder's libraries.toml; the wheel is marked as one for their machine. Their
+machine is this one, or the one that $GPUSHARE_MACHINE names (x86_64 or aarch64).
+`labextension`: JupyterLab's extension from the sources in that folder. It is in the sdist too, so that a wheel from
+there needs no npm registry.
+
+The pyproject.toml of gpushare-spawner and that of gpushare-simgpu name this file.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import os
 import platform
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -18,21 +23,23 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HERE = Path(__file__).resolve().parent
 
 
-class NativeBuildHook(BuildHookInterface[Any]):
-    """Runs build.py, which lies beside this file."""
+class GpushareBuildHook(BuildHookInterface[Any]):
+    """Runs the build scripts of the folders that the configuration names."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it collects the files. Raises BuildError."""
-        # by path: the package itself is not importable in a build environment
-        spec = importlib.util.spec_from_file_location("gpushare_native_build", HERE / "build.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        root = Path(self.root).resolve()
+        if "labextension" in self.config:
+            folder = root / self.config["labextension"]
+            _script(folder / "build.py").build(folder)
+        if "folder" in self.config:
+            self._compile(root / self.config["folder"], version, build_data)
+
+    def _compile(self, folder: Path, version: str, build_data: dict[str, Any]) -> None:
+        module = _script(HERE / "build.py")
         machine = os.environ.get("GPUSHARE_MACHINE") or platform.machine()
-        folder = Path(self.root).resolve() / self.config["folder"]
         if version == "editable":
             module.build(folder, machine=machine)
         else:
@@ -42,3 +49,13 @@ class NativeBuildHook(BuildHookInterface[Any]):
                 build_data["force_include"][str(path)] = f"{self.config['folder']}/lib/{path.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_{module.GLIBC.replace('.', '_')}_{machine}"
+
+
+def _script(path: Path) -> ModuleType:
+    """Import a build script by its path: the package itself is not importable in a build environment."""
+    spec = importlib.util.spec_from_file_location(f"gpushare_build_{path.parent.name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

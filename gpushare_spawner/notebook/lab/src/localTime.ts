@@ -1,0 +1,30 @@
+/** Instants and times of day, as the reader's own clock shows them. */
+
+/** Return an instant on 24 hours, with its day if that is not today. `at`: seconds since the epoch. */
+export function clock(at: number, now: Date = new Date()): string {
+  const instant = new Date(at * 1000);
+  const time = instant.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
+  if (instant.toDateString() === now.toDateString()) {
+    return time;
+  }
+  return `${time} on ${instant.getDate()} ${instant.toLocaleDateString('en-US', { month: 'short' })}`;
+}
+
+/** Fill an instant in: the server writes `{time}`, because only the browser knows the reader's time zone. */
+export function atLocalTime(text: string, at: number | null | undefined, now: Date = new Date()): string {
+  return text.split('{time}').join(at ? clock(at, now) : '');
+}
+
+/** Return the seconds from now until a time of day ("18:30") comes next; undefined for another text. */
+export function secondsUntil(timeOfDay: string, now: Date = new Date()): number | undefined {
+  const parts = /^([01]\d|2[0-3]):([0-5]\d)$/.exec(timeOfDay);
+  if (parts === null) {
+    return undefined;
+  }
+  const then = new Date(now);
+  then.setHours(Number(parts[1]), Number(parts[2]), 0, 0);
+  if (then <= now) {
+    then.setDate(then.getDate() + 1);
+  }
+  return Math.ceil((then.getTime() - now.getTime()) / 1000);
+}

@@ -1,0 +1,152 @@
+/** JupyterLab's notifications: of idle actions, of reclaimed units, of refused allocations, and messages of admins. */
+
+import { Notification } from '@jupyterlab/apputils';
+
+import { HOUR, IControls, KEEP_AT_ONCE_HOURS } from './controls';
+import { atLocalTime } from './localTime';
+import { IShareStatus } from './status';
+import * as words from './words';
+
+/** What a notification is about: there is one of each at most, which is updated, so that they do not pile up. */
+type Topic = 'share' | 'reclaimed' | 'limit' | 'message' | 'answer';
+type Options = Notification.IOptions<null>;
+
+const SHORT_MS = 8000;
+/** JupyterLab cuts longer notifications. */
+const LETTERS = 140;
+
+/** Remembers the last message over page loads and in all tabs of this server, so that each is shown once. */
+export interface ISeenMessages {
+  get(): number;
+  set(at: number): void;
+}
+
+/** Of the server with this base URL, in the browser's storage. */
+export function seenMessages(baseUrl: string): ISeenMessages {
+  const key = `gpushare:message:${baseUrl}`;
+  return {
+    get: () => Number(window.localStorage.getItem(key) ?? 0),
+    set: at => window.localStorage.setItem(key, String(at))
+  };
+}
+
+export class Notifier {
+  constructor(
+    private readonly _controls: IControls,
+    private readonly _seen: ISeenMessages
+  ) {}
+
+  /** Show what is new in a status. */
+  showStatus(status: IShareStatus | undefined): void {
+    if (status === undefined || !status.known) {
+      return; // the agent is unavailable: the share is unknown
+    }
+    const before = this._before;
+    this._before = status;
+    this._showShare(status, before);
+    this._showReclaimed(status, before);
+    this._showMessage(status);
+    if (before !== undefined) {
+      this._showLimit(status, before); // the dialog shows what was refused before this page was open
+    }
+  }
+
+  /** Show the answer to what the user asked for. */
+  answer(text: string, done: boolean): void {
+    this._say('answer', text, done ? 'success' : 'warning', { autoClose: done ? SHORT_MS : false });
+  }
+
+  private _showShare(status: IShareStatus, before: IShareStatus | undefined): void {
+    const action = status.announced;
+    const key = action ? `${action.tier} ${action.at}` : undefined;
+    const newNotice = key !== this._notice;
+    const newTier = before !== undefined && before.tier !== status.tier;
+    this._notice = key;
+    if (newNotice && action) {
+      const actions = this._noticeActions(status);
+      this._say('share', atLocalTime(status.notice_text, action.at), 'warning', { autoClose: false, actions });
+    } else if (newTier) {
+      const restored = status.tier === 'active';
+      const autoClose = restored ? SHORT_MS : false;
+      this._say('share', status.changed_text, restored ? 'success' : 'warning', { autoClose });
+    } else if (newNotice) {
+      this._dismiss('share'); // the notice was withdrawn
+    }
+  }
+
+  private _noticeActions(status: IShareStatus): Notification.IAction[] {
+    const actions: Notification.IAction[] = [];
+    if (status.notice_controls.includes('keep')) {
+      actions.push({
+        label: words.keepHours(KEEP_AT_ONCE_HOURS),
+        callback: () => void this._ask('keep', KEEP_AT_ONCE_HOURS * HOUR),
+        displayType: 'accent'
+      });
+    }
+    if (status.notice_controls.includes('release')) {
+      actions.push({ label: words.RELEASE, callback: () => void this._ask('release') });
+    }
+    return actions;
+  }
+
+  private async _ask(kind: 'keep' | 'release', value?: number): Promise<void> {
+    this._say('answer', words.ASKING, 'in-progress', { autoClose: false });
+    const answer = await this._controls.ask(kind, value);
+    this.answer(answer.text, answer.done);
+  }
+
+  private _showReclaimed(status: IShareStatus, before: IShareStatus | undefined): void {
+    if (!status.reclaimed_text) {
+      this._dismiss('reclaimed');
+    } else if (!before || before.reclaimed_text !== status.reclaimed_text) {
+      const open = {
+        label: words.DASHBOARD,
+        callback: () => void window.open(status.dashboard, '_blank', 'noopener')
+      };
+      const actions = status.dashboard ? [open] : [];
+      this._say('reclaimed', status.reclaimed_text, 'info', { autoClose: false, actions });
+    }
+  }
+
+  private _showMessage(status: IShareStatus): void {
+    const message = status.message;
+    if (message !== null && message.at > this._seen.get()) {
+      this._seen.set(message.at);
+      const text = `${words.MESSAGE}: ${message.text}`;
+      this._say('message', text, 'info', { autoClose: false, actions: text.length > LETTERS ? [this._details] : [] });
+    }
+  }
+
+  private _showLimit(status: IShareStatus, before: IShareStatus): void {
+    const [hit, last] = [status.limit_hit, before.limit_hit];
+    if (hit && hit.count !== (last ? last.count : 0)) {
+      this._say('limit', status.limit_text, 'error', { autoClose: false, actions: [this._details] });
+    }
+  }
+
+  private get _details(): Notification.IAction {
+    return { label: words.DETAILS, callback: () => this._controls.open() };
+  }
+
+  /** Update the notification, or show it again if the user has closed it, or if it has closed by itself. */
+  private _say(topic: Topic, message: string, type: Notification.TypeOptions, options: Options): void {
+    // an update keeps the buttons that it does not replace
+    const all = { actions: [], ...options };
+    const id = this._ids.get(topic);
+    if (id === undefined || !Notification.update({ id, message, type, ...all })) {
+      this._ids.set(topic, Notification.emit(message, type, all));
+    }
+  }
+
+  private _dismiss(topic: Topic): void {
+    const id = this._ids.get(topic);
+    if (id !== undefined) {
+      Notification.dismiss(id);
+      this._ids.delete(topic);
+    }
+  }
+
+  private _before: IShareStatus | undefined;
+  private _notice: string | undefined;
+  private readonly _ids = new Map<Topic, string>();
+}

@@ -1,0 +1,35 @@
+/** Requests to the server extension. */
+
+import { URLExt } from '@jupyterlab/coreutils';
+import { ServerConnection } from '@jupyterlab/services';
+
+import { AskKind, IAskAnswer, IShareStatus } from './status';
+import { NO_ANSWER } from './words';
+
+/** Return the status; undefined where the server extension is not enabled. */
+export async function fetchStatus(settings: ServerConnection.ISettings): Promise<IShareStatus | undefined> {
+  const response = await request(settings, 'status', { method: 'GET', cache: 'no-store' });
+  if (response.status === 404) {
+    return undefined;
+  }
+  if (!response.ok) {
+    throw new Error(`the server answered ${response.status}`);
+  }
+  return (await response.json()) as IShareStatus;
+}
+
+/** Ask the service for something; `value`: seconds of a keep, units of a share. Throws nothing. */
+export async function ask(settings: ServerConnection.ISettings, kind: AskKind, value: number): Promise<IAskAnswer> {
+  try {
+    const response = await request(settings, 'ask', { method: 'POST', body: JSON.stringify({ kind, value }) });
+    const answer = (await response.json()) as { done?: boolean; text?: string; message?: string };
+    return { done: Boolean(answer.done), text: answer.text ?? answer.message ?? NO_ANSWER };
+  } catch (reason) {
+    console.debug('gpushare: no answer:', reason);
+    return { done: false, text: NO_ANSWER };
+  }
+}
+
+function request(settings: ServerConnection.ISettings, path: string, init: RequestInit): Promise<Response> {
+  return ServerConnection.makeRequest(URLExt.join(settings.baseUrl, 'gpushare', path), init, settings);
+}

@@ -1,0 +1,226 @@
+/** The dialog: the terms of the share, why it is slow, and what the user may do with it. */
+
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import { Widget } from '@lumino/widgets';
+
+import { HOUR, IControls, KEEP_HOURS } from './controls';
+import { button, element, setLines } from './elements';
+import { atLocalTime, clock, secondsUntil } from './localTime';
+import { Plot } from './plot';
+import { Samples } from './samples';
+import { AskKind, IShareStatus } from './status';
+import * as words from './words';
+
+/** Units of 1 % in a whole GPU. */
+const UNITS_PER_GPU = 100;
+
+/** Opens at most one dialog at a time, and keeps it up to date. */
+export class ShareDialog {
+  constructor(
+    private readonly _samples: Samples,
+    private readonly _controls: IControls
+  ) {}
+
+  open(): void {
+    if (this._body !== undefined || this._status === undefined) {
+      return;
+    }
+    const body = new ShareBody(this._samples, this._controls);
+    body.showStatus(this._status);
+    this._body = body;
+    const buttons = [Dialog.okButton({ label: words.CLOSE })];
+    void showDialog({ title: words.TITLE, body, buttons }).finally(() => {
+      this._body = undefined;
+    });
+  }
+
+  showStatus(status: IShareStatus | undefined): void {
+    this._status = status ?? this._status;
+    if (status !== undefined) {
+      this._body?.showStatus(status);
+    }
+  }
+
+  private _status: IShareStatus | undefined;
+  private _body: ShareBody | undefined;
+}
+
+class ShareBody extends Widget {
+  constructor(
+    private readonly _samples: Samples,
+    private readonly _asking: IControls
+  ) {
+    super();
+    this.addClass('gpushare-Dialog');
+    this._plot = new Plot(320, 64, _samples.span);
+    this._figure.append(this._plot.node, this._caption);
+    this._slow.append(element('summary', '', words.WHY_SLOW), this._why);
+    this._answer.setAttribute('role', 'status');
+    this._controls.append(this._keepControls(), this._shareControls(), this._endControls());
+    this.node.append(
+      this._message,
+      this._explanation,
+      this._figure,
+      this._terms,
+      this._slow,
+      this._controls,
+      this._answer
+    );
+  }
+
+  showStatus(status: IShareStatus): void {
+    setLines(this._message, 'p', status.message ? [`${words.MESSAGE}: ${status.message.text}`] : []);
+    const terms = status.terms;
+    // the terms say it all; without them there is only the reason why the share is unknown
+    setLines(this._explanation, 'p', terms.length ? status.summary : [status.explanation]);
+    this._showTerms(status);
+    this._showPlot(status);
+    this._slow.hidden = !status.why_slow.length;
+    setLines(this._why, 'li', status.why_slow);
+    this._controls.hidden = !status.known || !status.controls;
+    const kept = status.keep_until;
+    this._kept.textContent = kept === null ? '' : words.kept(clock(kept));
+    this._endKeep.hidden = kept === null;
+    this._share.hidden = !status.largest_share_units;
+    this._newShare.max = String(status.largest_share_units / UNITS_PER_GPU);
+  }
+
+  private _showTerms(status: IShareStatus): void {
+    const rows = status.terms.map(term => [term.name, atLocalTime(term.text, term.at)]);
+    const said = JSON.stringify(rows);
+    if (said === this._said) {
+      return; // a selection of text stays
+    }
+    this._said = said;
+    this._terms.replaceChildren(
+      ...rows.map(([name, text]) => {
+        const head = element('th', '', name);
+        head.scope = 'row';
+        return element('tr', '', head, element('td', '', text));
+      })
+    );
+  }
+
+  private _showPlot(status: IShareStatus): void {
+    const last = this._samples.last;
+    this._figure.hidden = !status.known || last === undefined;
+    this._plot.draw(this._samples.all);
+    if (last !== undefined) {
+      this._caption.textContent = words.plotted(this._samples.span / 60, last.memory, last.use);
+    }
+  }
+
+  private _keepControls(): HTMLElement {
+    const until = element('input', 'jp-mod-styled');
+    until.type = 'time';
+    until.setAttribute('aria-label', words.KEEP_UNTIL_LABEL);
+    const keepUntil = () => {
+      const seconds = secondsUntil(until.value);
+      if (seconds !== undefined) {
+        void this._ask('keep', seconds);
+      } else {
+        until.focus();
+      }
+    };
+    return fieldset(
+      words.KEEP,
+      ...KEEP_HOURS.map(hours => button(words.keepHours(hours), () => void this._ask('keep', hours * HOUR))),
+      element('span', 'gpushare-Until', until, button(words.KEEP_UNTIL_BUTTON, keepUntil)),
+      this._kept,
+      this._endKeep
+    );
+  }
+
+  private _shareControls(): HTMLElement {
+    const input = this._newShare;
+    input.type = 'number';
+    input.min = input.step = String(1 / UNITS_PER_GPU);
+    input.setAttribute('aria-label', words.CHANGE_SHARE_LABEL);
+    const change = () => {
+      if (input.value !== '' && input.reportValidity()) {
+        void this._ask('share', Math.round(Number(input.value) * UNITS_PER_GPU));
+      } else {
+        input.focus();
+      }
+    };
+    this._share.append(element('legend', '', words.CHANGE_SHARE), input, button(words.CHANGE_SHARE, change));
+    return this._share;
+  }
+
+  /** Release, and stop with a second step, because it ends the kernels. */
+  private _endControls(): HTMLElement {
+    const warning = element('span', 'gpushare-Warning', words.STOP_WARNING);
+    const confirm = element('div', 'gpushare-Confirm', warning);
+    const stop = button(
+      words.STOP,
+      () => {
+        confirm.hidden = false;
+        cancel.focus();
+      },
+      true
+    );
+    const end = (focus: boolean) => {
+      confirm.hidden = true;
+      if (focus) {
+        stop.focus();
+      }
+    };
+    const really = () => {
+      end(false);
+      void this._ask('stop');
+    };
+    const cancel = button(words.CANCEL, () => end(true));
+    confirm.setAttribute('role', 'alert');
+    confirm.append(button(words.STOP_CONFIRM, really, true), cancel);
+    confirm.hidden = true;
+    return fieldset(
+      words.END,
+      button(words.RELEASE, () => void this._ask('release')),
+      stop,
+      confirm
+    );
+  }
+
+  private async _ask(kind: AskKind, value = 0): Promise<void> {
+    this._answer.textContent = words.ASKING;
+    this._controls.classList.add('gpushare-mod-asking');
+    for (const one of this._buttons()) {
+      one.disabled = true;
+    }
+    const focused = document.activeElement;
+    const answer = await this._asking.ask(kind, value);
+    for (const one of this._buttons()) {
+      one.disabled = false;
+    }
+    if (focused instanceof HTMLElement && this.node.contains(focused)) {
+      focused.focus();
+    }
+    this._controls.classList.remove('gpushare-mod-asking');
+    this._answer.textContent = answer.text;
+    this._answer.dataset.done = answer.done ? 'yes' : 'no';
+  }
+
+  private _buttons(): HTMLButtonElement[] {
+    return Array.from(this._controls.querySelectorAll('button'));
+  }
+
+  private _said = '';
+  private readonly _plot: Plot;
+  private readonly _message = element('div', 'gpushare-Message');
+  private readonly _explanation = element('div', '');
+  private readonly _caption = element('figcaption', '');
+  private readonly _figure = element('figure', '');
+  private readonly _terms = element('table', 'gpushare-Terms');
+  private readonly _why = element('ul', '');
+  private readonly _slow = element('details', '');
+  private readonly _controls = element('div', 'gpushare-Controls');
+  private readonly _kept = element('span', 'gpushare-Kept');
+  private readonly _endKeep = button(words.END_KEEP, () => void this._ask('end-keep'));
+  private readonly _share = element('fieldset', '');
+  private readonly _newShare = element('input', 'jp-mod-styled');
+  private readonly _answer = element('div', 'gpushare-Answer');
+}
+
+function fieldset(legend: string, ...children: HTMLElement[]): HTMLFieldSetElement {
+  return element('fieldset', '', element('legend', '', legend), ...children);
+}

@@ -1,0 +1,70 @@
+/** What `GET gpushare/status` answers; notebook/extension.py writes it. */
+
+/** An idle action that the user has a notice of. */
+export interface IPendingAction {
+  tier: string;
+  /** Seconds since the epoch. */
+  at: number;
+}
+
+/** One row of the share's terms. */
+export interface ITerm {
+  name: string;
+  /** Has `{time}` in it where an instant is meant. */
+  text: string;
+  at: number | null;
+}
+
+/** A message of an admin. */
+export interface IMessage {
+  text: string;
+  /** Seconds since the epoch; no two messages have the same. */
+  at: number;
+}
+
+export interface IShareStatus {
+  shared: boolean;
+  known: boolean;
+  tier: string;
+  lease: string;
+  /** Seconds since the epoch: when the server got these figures. */
+  at: number;
+  gpus: unknown[];
+  memory_bytes: number;
+  limit_bytes: number;
+  /** GPU time of the session since it was opened; null: the agent does not say. */
+  gpu_seconds: number | null;
+  announced: IPendingAction | null;
+  limit_hit: { count: number } | null;
+
+  line: string;
+  explanation: string;
+  changed_text: string;
+  notice_text: string;
+  reclaimed_text: string;
+  limit_text: string;
+  /** What the tier means to the user, in sentences. */
+  summary: string[];
+  terms: ITerm[];
+  why_slow: string[];
+  dashboard: string;
+
+  /** Whether the agent takes what this page asks for: a keep, a release, a stop. */
+  controls: boolean;
+  /** Seconds since the epoch; null: the share is not kept. */
+  keep_until: number | null;
+  /** What the user may ask for instead of the announced idle action. */
+  notice_controls: AskKind[];
+  /** The largest share that the session can be changed to, in units of 1 %; 0: it cannot be changed. */
+  largest_share_units: number;
+  share_units: number;
+  message: IMessage | null;
+}
+
+export type AskKind = 'keep' | 'end-keep' | 'release' | 'stop' | 'share';
+
+/** What `POST gpushare/ask` answers. */
+export interface IAskAnswer {
+  done: boolean;
+  text: string;
+}

@@ -1,0 +1,47 @@
+/** The item in the status bar: a button with a plot, so that keyboards and touch screens reach the dialog too. */
+
+import { Widget } from '@lumino/widgets';
+
+import { atLocalTime } from './localTime';
+import { Plot } from './plot';
+import { Samples } from './samples';
+import { IShareStatus } from './status';
+import * as words from './words';
+
+export class StatusItem extends Widget {
+  constructor(
+    private readonly _samples: Samples,
+    open: () => void
+  ) {
+    super();
+    this.id = 'gpushare-item';
+    this.addClass('gpushare-Item');
+    this._plot = new Plot(56, 16, _samples.span);
+    this._button.type = 'button';
+    this._button.setAttribute('aria-haspopup', 'dialog');
+    this._button.addEventListener('click', open);
+    this._button.append(this._plot.node, this._text);
+    this.node.append(this._button);
+    this.hide();
+  }
+
+  /** Show a status; undefined: the server is unavailable. */
+  showStatus(status: IShareStatus | undefined): void {
+    const line = status ? status.line : words.UNKNOWN;
+    this.setHidden(!line || (!status && this.isHidden));
+    this._text.textContent = line;
+    const title = status ? atLocalTime(status.explanation, status.announced?.at) : words.SERVER_UNAVAILABLE;
+    this._button.title = title;
+    this._button.setAttribute('aria-label', `${line}. ${title}`);
+    const known = status?.known ? status : undefined;
+    this.node.dataset.tier = known ? known.tier : 'unknown';
+    this.node.dataset.lease = known ? known.lease : 'none';
+    this.node.dataset.announced = known?.announced ? 'yes' : 'no';
+    this._plot.node.classList.toggle('gpushare-mod-hidden', !known);
+    this._plot.draw(this._samples.all);
+  }
+
+  private readonly _button = document.createElement('button');
+  private readonly _text = document.createElement('span');
+  private readonly _plot: Plot;
+}

@@ -1,0 +1,49 @@
+/**
+ * The labels of the extension's buttons and parts. Sentences about the share come from the server, which has them in
+ * gpushare_spawner/wording.
+ */
+
+export const TITLE = 'GPU share';
+export const UNKNOWN = 'GPU share: unknown';
+export const SERVER_UNAVAILABLE = 'The notebook server is unavailable.';
+
+export const DASHBOARD = 'Dashboard';
+export const DETAILS = 'Details';
+export const CLOSE = 'Close';
+
+export const MESSAGE = 'Message from an admin';
+export const WHY_SLOW = 'Why is it slow?';
+export const KEEP = 'Keep the share';
+export const KEEP_UNTIL_BUTTON = 'Keep until';
+export const KEEP_COMMAND = 'Keep the GPU share for 4\u00a0h';
+export const RELEASE_COMMAND = 'Release the GPU share now';
+export const END = 'End';
+export const KEEP_UNTIL_LABEL = 'Keep the share until this time of day';
+export const END_KEEP = 'End the keep';
+export const RELEASE = 'Release now';
+export const STOP = 'Stop my server';
+export const STOP_WARNING = 'The server and its kernels end, and their variables are lost. Save your work first.';
+export const STOP_CONFIRM = 'Stop it';
+export const CANCEL = 'Cancel';
+export const CHANGE_SHARE = 'Change the share';
+export const CHANGE_SHARE_LABEL = 'New share in GPUs';
+export const ASKING = 'Waiting for the answer…';
+export const NO_ANSWER = 'The notebook server did not answer. Try again.';
+
+export function keepHours(hours: number): string {
+  return `Keep ${hours}\u00a0h`;
+}
+
+export function kept(time: string): string {
+  return `kept until ${time}`;
+}
+
+/** The plot for those who do not see it. */
+export function plotted(minutes: number, memory: number, use: number | undefined): string {
+  const said = use === undefined ? '' : `, use ${percent(use)}`;
+  return `GPU memory and use over the last ${minutes} minutes; now: memory ${percent(memory)} of the limit${said}`;
+}
+
+export function percent(part: number): string {
+  return `${Math.round(part * 100)}\u00a0%`;
+}
