@@ -49,6 +49,18 @@ def _status() -> Part:
     return Part(status_command.configure, status_command.run)
 
 
+def _keep() -> Part:
+    from gpushare_spawner.notebook import keep_commands
+
+    return Part(keep_commands.configure_keep, keep_commands.keep)
+
+
+def _release() -> Part:
+    from gpushare_spawner.notebook import keep_commands
+
+    return Part(keep_commands.configure_release, keep_commands.release)
+
+
 def _smi() -> Part:
     from gpushare_spawner.notebook import smi_command
 
@@ -79,6 +91,8 @@ COMMANDS: dict[str, tuple[str, Callable[[], Part]]] = {
     "service": ("run the idle culler and the dashboard, as a JupyterHub service", _service),
     "templates": ("check compute templates and quotas, or print their JSON Schemas", _templates),
     "status": ("show this notebook server's GPU share, tier and memory", _status),
+    "keep": ("keep this notebook server's GPU share while it is idle", _keep),
+    "release": ("release this notebook server's GPU share now; kernels and data stay", _release),
     "smi": ("show this notebook server's GPU share as nvidia-smi shows a GPU", _smi),
     "doctor": ("check this GPU machine, and say how to solve problems", _doctor),
     "config-path": ("print the paths of the shipped config files, templates and unit files", _config_path),

@@ -6,17 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from gpushare_spawner.model.frames import LACKS_REQUESTS, YIELDS, Frame, Kind, LeaseState, SessionMemoryTopic, gpu_name
+from gpushare_spawner.model.frames import (
+    LACKS_REQUESTS,
+    NO_END,
+    YIELDS,
+    Frame,
+    Kind,
+    LeaseState,
+    SessionMemoryTopic,
+    TextTopic,
+    gpu_name,
+)
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
 from gpushare_spawner.model.share import borrowed_in_use
+from gpushare_spawner.model.texts import TextReader
 from gpushare_spawner.model.tier import Tier
 
 NANOSECONDS = 1e9
-ANSWER = frozenset({Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY, Kind.ANNOUNCE, Kind.USE})
-"""The frames of an answer to QUERY."""
+MILLISECONDS = 1e3
 NEVER = 2**64 - 1
 """STATUS says this where there was no GPU work yet."""
+ANSWER = frozenset(
+    {Kind.STATUS, Kind.DELIVERED, Kind.SESSION_MEMORY, Kind.ANNOUNCE, Kind.USE, Kind.CONTROLS, Kind.TEXT}
+)  # fmt: skip
+"""The frames of an answer to QUERY; STATUS, one for each GPU, are the last ones."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,31 @@ class PendingAction:
 
 
 @dataclass(frozen=True)
+class AdminMessage:
+    """What an admin tells the session's user."""
+
+    text: str
+    at: float
+    """Seconds since the epoch (UTC)."""
+
+
+@dataclass(frozen=True)
+class ControlsStatus:
+    """What users and admins have decided about the session. Instants are seconds since the epoch (UTC)."""
+
+    keep_until: float | None = None
+    """The user holds the share until then; None: the user does not."""
+    exempt: bool = False
+    """No idle action comes, by an admin's decision."""
+    exempt_until: float | None = None
+    """None: without end, where it is exempt."""
+    largest_share_units: int = 0
+    """The share can be changed to at most this; 0: it cannot be changed."""
+    message: AdminMessage | None = None
+    """The last one."""
+
+
+@dataclass(frozen=True)
 class ShareStatus:
     """A notebook server's share. Units are 1 % of a GPU, the same on each of its GPUs."""
 
@@ -100,6 +139,8 @@ class ShareStatus:
     """False where the server has no share of a GPU."""
     problem: str = ""
     """Why the share is unknown; empty: it is known."""
+    at: float = 0.0
+    """When the agent answered, in seconds since the epoch (UTC); 0: it did not."""
     share_units: int = 0
     tier: Tier = Tier.ACTIVE
     effective_units: int = 0
@@ -122,6 +163,8 @@ class ShareStatus:
     """None: no allocation was refused, or the agent does not send it."""
     delivered: DeliveredStatus | None = None
     """None: the agent does not send it."""
+    controls: ControlsStatus | None = None
+    """None: the agent takes no keep, release or other ask."""
 
     @property
     def known(self) -> bool:
@@ -180,8 +223,7 @@ class ShareStatus:
         memory = [frame for frame in frames if frame.kind is Kind.SESSION_MEMORY]
         announced = [frame for frame in frames if frame.kind is Kind.ANNOUNCE]
         use = _use([frame for frame in frames if frame.kind is Kind.USE])
-        known = sum(frame.kind in ANSWER for frame in frames)
-        if not by_gpu or known < len(frames):
+        if not by_gpu or any(frame.kind not in ANSWER for frame in frames):
             raise ValueError("an answer to QUERY has one STATUS for each GPU")
         first = by_gpu[0]
         share, tier, effective, borrowed, guaranteed = first.fields[:5]
@@ -205,6 +247,7 @@ class ShareStatus:
             lacks_requests=bool(first.flags & LACKS_REQUESTS),
             yields=bool(first.flags & YIELDS),
             delivered=_delivered(said[-1]) if said else None,
+            controls=_controls(frames),
             processes=tuple(_process(frame, use) for frame in memory if frame.fields[0] == SessionMemoryTopic.PROCESS),
             limit_hit=next(
                 (_limit_hit(frame) for frame in memory if frame.fields[0] == SessionMemoryTopic.LIMIT_HIT), None
@@ -215,6 +258,24 @@ class ShareStatus:
         """Return plain data for JSON, with the totals over the GPUs."""
         totals = ("known", "memory_bytes", "resident_bytes", "limit_bytes", "lease", "neighbours")
         return {**asdict(self), **{name: getattr(self, name) for name in totals}}
+
+
+def _controls(frames: Sequence[Frame]) -> ControlsStatus | None:
+    """Return what the last CONTROLS and the last message of an admin say."""
+    said = [frame for frame in frames if frame.kind is Kind.CONTROLS]
+    if not said:
+        return None
+    keep_until, exempt_until, largest_share = said[-1].fields[:3]
+    reader = TextReader()
+    texts = [text for frame in frames if frame.kind is Kind.TEXT and (text := reader.take(frame)) is not None]
+    messages = [text for text in texts if text.topic == TextTopic.MESSAGE]
+    return ControlsStatus(
+        keep_until=keep_until / MILLISECONDS if keep_until else None,
+        exempt=exempt_until != 0,
+        exempt_until=exempt_until / MILLISECONDS if exempt_until not in (0, NO_END) else None,
+        largest_share_units=largest_share,
+        message=AdminMessage(messages[-1].text, messages[-1].number / MILLISECONDS) if messages else None,
+    )
 
 
 def _delivered(frame: Frame) -> DeliveredStatus:

@@ -1,7 +1,7 @@
 """Wheel and sdist: build what is not Python first.
 
-`folder`, of a wheel: the C libraries of that folder's libraries.toml; the wheel is marked as one for their machine. Their
-machine is this one, or the one that $GPUSHARE_MACHINE names (x86_64 or aarch64).
+`folder`, of a wheel: the C libraries of that folder's libraries.toml; the wheel is marked as one for their machine.
+Their machine is this one, or the one that $GPUSHARE_MACHINE names (x86_64 or aarch64).
 `labextension`: JupyterLab's extension from the sources in that folder. It is in the sdist too, so that a wheel from
 there needs no npm registry.
 

@@ -1,4 +1,5 @@
-"""The Jupyter Server extension: sends the kernels' activity to the agent, and answers GET <base_url>gpushare/status.
+"""The Jupyter Server extension: sends the kernels' activity to the agent, and answers GET <base_url>gpushare/status and
+POST <base_url>gpushare/ask.
 
 Installing the package enables the extension, see jupyter_server_config.json beside this file. Without a share it only
 answers that there is none.
@@ -11,6 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from jupyter_server.auth.decorator import authorized
@@ -19,11 +21,16 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from gpushare_spawner.model.frameworks import choose_frameworks_defaults
-from gpushare_spawner.model.share_status import ShareStatus
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.share_status import ControlsStatus, ShareStatus
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.notebook.agent_connection import AgentUnavailable
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
+from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk, WrongAsk
 from gpushare_spawner.notebook.session_client import SessionClient
 from gpushare_spawner.wording import memory_limits, notices, share_status
 from gpushare_spawner.wording.amounts import unbroken
+from gpushare_spawner.wording.slowness import why_slow
 
 READ_SECONDS = 1.0
 """Seconds between two readings of the kernels' activity; the agent gets each change."""
@@ -37,8 +44,11 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 def _load_jupyter_server_extension(server: Any) -> None:
     client = SessionClient(log=server.log)
-    url = url_path_join(server.web_app.settings["base_url"], "gpushare", "status")
-    server.web_app.add_handlers(".*$", [(url, StatusHandler, {"client": client})])
+    handlers = {"status": StatusHandler, "ask": AskHandler}
+    url = url_path_join(server.web_app.settings["base_url"], "gpushare")
+    server.web_app.add_handlers(
+        ".*$", [(url_path_join(url, name), handler, {"client": client}) for name, handler in handlers.items()]
+    )
     if client.shared:
         # not in the pod's manifest, where it would override the image's settings; kernels and terminals inherit this
         # process's environment
@@ -66,7 +76,10 @@ async def watch_kernels(read: Callable[[], KernelActivity], client: SessionClien
 
 
 def answer(status: ShareStatus) -> dict[str, Any]:
-    """Return what the browser gets: the status, and its sentences, in which no number is parted from its unit."""
+    """Return what the browser gets: the status, and its sentences, in which no number is parted from its unit.
+
+    The type of it in the browser: lab/src/status.ts.
+    """
     action, hit = status.announced, status.limit_hit
     sentences = {
         "line": share_status.line(status),
@@ -76,7 +89,28 @@ def answer(status: ShareStatus) -> dict[str, Any]:
         "reclaimed_text": notices.reclaimed(status),
         "limit_text": memory_limits.refused(status, hit) if hit is not None else "",
     }
-    return status.as_json() | {name: unbroken(text) for name, text in sentences.items()} | {"dashboard": dashboard()}
+    decided = status.controls or ControlsStatus()
+    return {
+        **status.as_json(),
+        **{name: unbroken(text) for name, text in sentences.items()},
+        "dashboard": dashboard(),
+        "summary": [unbroken(share_status.tier_now(status))] if status.known else [],
+        "terms": [{**asdict(term), "text": unbroken(term.text)} for term in share_status.terms(status)],
+        "why_slow": [unbroken(reason) for reason in why_slow(status)],
+        **asdict(decided),
+        "notice_controls": notice_controls(status),
+    }
+
+
+def notice_controls(status: ShareStatus) -> list[str]:
+    """Return what the user may ask for instead of the announced idle action: a keep, a release at once.
+
+    A keep holds neither against the greatest age nor against spawns in quota.
+    """
+    action = status.announced
+    if status.controls is None or action is None or action.cause is not IdleCause.IDLE:
+        return []
+    return ["keep"] if action.tier is Tier.STOPPED else ["keep", "release"]
 
 
 def dashboard() -> str:
@@ -107,3 +141,36 @@ class StatusHandler(APIHandler):
         status = await self._client.query()
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps(answer(status)))
+
+
+class AskHandler(APIHandler):
+    """Passes an ask of the user to the service, and answers with what became of it: {"done": bool, "text": str}."""
+
+    auth_resource = "server"
+
+    def initialize(self, client: SessionClient) -> None:
+        """Keep the client."""
+        self._client = client
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """400 for what is no ask, 503 without an agent, 504 without an answer of the service in time."""
+        try:
+            body = json.loads(self.request.body)
+        except ValueError:
+            body = None
+        try:
+            answered = await self._client.ask(ServiceAsk.from_json(body))
+        except WrongAsk as error:
+            self._finish(400, False, str(error))
+        except NoAnswer as error:
+            self._finish(504, False, str(error))
+        except AgentUnavailable as error:
+            self._finish(503, False, str(error))
+        else:
+            self._finish(200, answered.done, answered.text)
+
+    def _finish(self, code: int, done: bool, text: str) -> None:
+        self.set_status(code)
+        self.finish(json.dumps({"done": done, "text": unbroken(text)}))

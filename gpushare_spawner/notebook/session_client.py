@@ -1,4 +1,7 @@
-"""The notebook server's connection to the agent: sends the kernels' activity, and asks for the share's status."""
+"""The notebook server's connection to the agent.
+
+Sends the kernels' activity, asks for the share's status, and passes what the user asks of the service.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,17 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
+from dataclasses import replace
 
-from gpushare_spawner.model.frames import FRAME_BYTES, Frame, FrameError, Kind
-from gpushare_spawner.model.share_status import ShareStatus
-from gpushare_spawner.notebook.ask import hello, session_socket
+from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, TextTopic
+from gpushare_spawner.model.share_status import ANSWER, ShareStatus
+from gpushare_spawner.model.texts import ReceivedText, TextReader
+from gpushare_spawner.notebook.agent_connection import AgentUnavailable, hello, session_socket
 from gpushare_spawner.notebook.kernels import KernelActivity
 from gpushare_spawner.notebook.process_names import named
+from gpushare_spawner.notebook.service_ask import ANSWER_SECONDS, NoAnswer, ServiceAsk
+from gpushare_spawner.wording.asks import NO_SHARE, OLD_AGENT, no_answer
 from gpushare_spawner.wording.errors import (
     AGENT_CLOSED,
     AGENT_NOT_YET,
@@ -40,6 +48,10 @@ class SessionClient:
         self._connection: socket.socket | None = None
         self._serial = 0
         self._gpus = 0
+        self._features = Feature(0)
+        self._texts = TextReader()
+        self._asks: dict[int, asyncio.Future[ReceivedText]] = {}
+        """Asks that wait for the service's answer, by number."""
         self._asking = asyncio.Lock()
         self._answer: list[Frame] = []
         self._answered: asyncio.Future[list[Frame]] | None = None
@@ -78,7 +90,8 @@ class SessionClient:
             self._answer, self._answered = [], loop.create_future()
             try:
                 await self._send(Kind.QUERY)
-                status = named(ShareStatus.of(await asyncio.wait_for(self._answered, timeout)))
+                answer = await asyncio.wait_for(self._answered, timeout)
+                status = replace(named(ShareStatus.of(answer)), at=time.time())
             except TimeoutError:
                 return ShareStatus.unknown(agent_silent(timeout))
             except (OSError, ValueError) as error:
@@ -87,6 +100,28 @@ class SessionClient:
                 self._answered = None
             self._last = (loop.time(), status)
             return status
+
+    async def ask(self, one: ServiceAsk, timeout: float = ANSWER_SECONDS) -> ReceivedText:
+        """Ask something of the service. Raises AgentUnavailable with a sentence; NoAnswer after ``timeout`` seconds."""
+        if self._path is None:
+            raise AgentUnavailable(NO_SHARE)
+        if not self.connected:
+            raise AgentUnavailable(self._problem)
+        if Feature.CONTROLS not in self._features:
+            raise AgentUnavailable(OLD_AGENT)
+        answered: asyncio.Future[ReceivedText] = asyncio.get_running_loop().create_future()
+        self._asks[one.number] = answered
+        try:
+            await self._send(Kind.ASK, *one.fields)
+            answer = await asyncio.wait_for(answered, timeout)
+        except TimeoutError as error:
+            raise NoAnswer(no_answer(timeout)) from error
+        except OSError as error:
+            raise AgentUnavailable(agent_unavailable(str(error))) from error
+        finally:
+            del self._asks[one.number]
+        self._last = None  # what was asked may have been done
+        return answer
 
     async def tell_kernels(self, activity: KernelActivity) -> None:
         """Send the kernels' activity to the agent. It is sent again after a new connection."""
@@ -98,6 +133,7 @@ class SessionClient:
     async def _connect(self, path: str) -> bool:
         """Run one connection, from HELLO to its end. Returns whether the agent sent WELCOME."""
         self._gpus = self._serial = 0
+        self._texts = TextReader()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         loop = asyncio.get_running_loop()
         welcomed = False
@@ -119,31 +155,43 @@ class SessionClient:
             self._log.debug("gpushare: %s", error)
         finally:
             self._connection, self._gpus, self._last = None, 0, None
-            if self._answered is not None and not self._answered.done():
-                self._answered.set_exception(ConnectionResetError("the connection ended"))
+            for one in (self._answered, *self._asks.values()):
+                if one is not None and not one.done():
+                    one.set_exception(ConnectionResetError("the connection ended"))
             connection.close()
         return welcomed
 
     async def _take(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.WELCOME:
-                self._gpus = frame.fields[5]
+                self._gpus, self._features = frame.fields[5], Feature(frame.fields[6])
                 if self._kernels is not None:
                     await self._send(Kind.KERNELS, *self._kernels.fields())
-            case Kind.STATUS | Kind.DELIVERED | Kind.SESSION_MEMORY | Kind.USE:
-                self._answer.append(frame)
-                complete = sum(one.kind is Kind.STATUS for one in self._answer) >= self._gpus
-                if self._answered is not None and not self._answered.done() and complete:
-                    self._answered.set_result(self._answer)
-            case Kind.ANNOUNCE:
-                self._last = None  # the next question gets a new answer
-                self._answer.append(frame)
             case Kind.TIER:
                 self._last = None
             case Kind.ERROR:
                 raise _Refused(agent_refused(frame.fields[0]))
             case _:
                 pass  # DEVICE, and frames of a newer agent
+        if frame.kind in ANSWER:
+            self._take_answer(frame)
+
+    def _take_answer(self, frame: Frame) -> None:
+        """Take a frame of an answer to QUERY. Some of them also come by themselves, with news."""
+        if frame.kind in (Kind.ANNOUNCE, Kind.CONTROLS, Kind.TEXT):
+            self._last = None  # the next question gets a new answer
+        if frame.kind is Kind.TEXT and (text := self._texts.take(frame)) is not None:
+            self._take_text(text)
+        if self._answered is not None and not self._answered.done():
+            self._answer.append(frame)
+            if sum(one.kind is Kind.STATUS for one in self._answer) >= self._gpus:
+                self._answered.set_result(self._answer)
+
+    def _take_text(self, text: ReceivedText) -> None:
+        """Take the answer to an ask; those to asks of other observers come here too."""
+        asked = self._asks.get(text.number) if text.topic == TextTopic.ANSWER else None
+        if asked is not None and not asked.done():
+            asked.set_result(text)
 
     async def _send(self, kind: Kind, *fields: int) -> None:
         if self._connection is None:

@@ -6,7 +6,9 @@ zone.
 
 from __future__ import annotations
 
-from gpushare_spawner.model.share_status import GpuStatus, ShareStatus
+from dataclasses import dataclass
+
+from gpushare_spawner.model.share_status import ControlsStatus, GpuStatus, ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import clock, elapsed, gpu_share, latency, memory, memory_of, plural
 from gpushare_spawner.wording.memory_limits import holders, limit_hit
@@ -26,6 +28,8 @@ def line(status: ShareStatus) -> str:
         parts.append("waiting for the GPU")
     if status.borrowed_now:
         parts.append(f"{gpu_share(status.borrowed_now, gpus)} borrowed")
+    if status.controls is not None and status.controls.keep_until is not None:
+        parts.append("kept")
     parts.append(memory_of(status.memory_bytes, status.limit_bytes))
     return " · ".join(parts)
 
@@ -129,25 +133,54 @@ def _because_idle(status: ShareStatus) -> str:
     return ": no GPU work since the start" if status.idle_seconds is None else " because it was idle"
 
 
+@dataclass(frozen=True)
+class Term:
+    """One row of a share's terms."""
+
+    name: str
+    text: str
+    """With ``{time}`` where the instant `at` is meant."""
+    at: float | None = None
+    """Seconds since the epoch."""
+
+
 def page(status: ShareStatus, now: float) -> str:
     """Return the whole status for a terminal or a cell. ``now``: seconds since the epoch."""
     if not status.shared:
         return "This server has no GPU share: it was started without one."
     if not status.known:
         return f"The GPU share is unknown: {status.problem}"
+    rows = [(term.name, _at_local_time(term, now)) for term in terms(status)]
+    message = status.controls.message if status.controls is not None else None
+    if message is not None:
+        rows.append(("message", f"{message.text} (an admin, {clock(message.at, now)})"))
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(f"{name:{width}}{value}" for name, value in rows)
+
+
+def _at_local_time(term: Term, now: float) -> str:
+    return term.text if term.at is None else term.text.replace("{time}", clock(term.at, now))
+
+
+def terms(status: ShareStatus) -> list[Term]:
+    """Return what the user has, row by row; nothing where the share is unknown."""
+    if not status.known:
+        return []
     gpus = len(status.gpus)
     borrowed = f", {gpu_share(status.borrowed_now, gpus)} of it borrowed" if status.borrowed_now else ""
     rows = [
-        ("share", gpu_share(status.share_units, gpus) + borrowed),
-        ("tier", _tier(status)),
-        ("guaranteed now", gpu_share(status.guaranteed_units, gpus)),
-        ("GPU idle", _idle(status)),
+        Term("share", gpu_share(status.share_units, gpus) + borrowed),
+        Term("tier", _tier(status)),
+        Term("guaranteed now", gpu_share(status.guaranteed_units, gpus)),
+        Term("GPU idle", _idle(status)),
     ]
     if status.lacks_requests:
-        rows.append(("CPU and memory", LACKING))
+        rows.append(Term("CPU and memory", LACKING))
     if status.announced is not None:
-        rows.append(("notice", notice(status, status.announced).replace("{time}", clock(status.announced.at, now))))
-    rows += delivered(status)
+        rows.append(Term("notice", notice(status, status.announced), status.announced.at))
+    if status.controls is not None:
+        rows += _decided(status.controls)
+    rows += [Term(name, text) for name, text in delivered(status)]
     for number, gpu in enumerate(status.gpus):
         prefix = f"GPU {number}: " if gpus > 1 else ""
         others = f"{gpu.sessions - 1}" if gpu.sessions > 1 else "none"
@@ -156,16 +189,26 @@ def page(status: ShareStatus, now: float) -> str:
         verb = "has" if count == 1 else "have"
         working = f"; {count} of {gpu.sessions} sessions on the GPU {verb} work now" if count else ""
         rows += [
-            (f"{prefix}memory", _memory(gpu)),
-            (f"{prefix}lease", {"none": "none: no GPU work"}.get(gpu.lease, gpu.lease)),
-            (f"{prefix}other sessions", others + working),
+            Term(f"{prefix}memory", _memory(gpu)),
+            Term(f"{prefix}lease", {"none": "none: no GPU work"}.get(gpu.lease, gpu.lease)),
+            Term(f"{prefix}other sessions", others + working),
         ]
     if held := holders(status):
-        rows.append(("allocated by", held))
+        rows.append(Term("allocated by", held))
     if status.limit_hit is not None:
-        rows.append(("memory limit", limit_hit(status, status.limit_hit)))
-    width = max(len(name) for name, _ in rows) + 2
-    return "\n".join(f"{name:{width}}{value}" for name, value in rows)
+        rows.append(Term("memory limit", limit_hit(status, status.limit_hit)))
+    return rows
+
+
+def _decided(controls: ControlsStatus) -> list[Term]:
+    """Return the rows about a keep and an exemption."""
+    rows = []
+    if controls.keep_until is not None:
+        rows.append(Term("kept", "until {time}: no downgrade, no release", controls.keep_until))
+    if controls.exempt:
+        until = "until {time}" if controls.exempt_until is not None else "without end"
+        rows.append(Term("exempt", f"{until}: no idle action, by an admin's decision", controls.exempt_until))
+    return rows
 
 
 def _tier(status: ShareStatus) -> str:

@@ -10,7 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, LeaseState, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.frames import (
+    FRAME_BYTES,
+    AskKind,
+    Feature,
+    Frame,
+    Kind,
+    LeaseState,
+    SessionMemoryTopic,
+    TextTopic,
+    gpu_bytes,
+    text_parts,
+)
 from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.model.tier import Tier
 
@@ -44,6 +55,18 @@ class Script:
 
     refused: int = 0
     """Allocations that the session's limit refused; the last one was of 2 GiB."""
+    gpu_seconds: Callable[[], float] = lambda: 0.0
+    """Tells the GPU time in all."""
+    features: Feature = Feature.DELIVERED | Feature.CONTROLS
+    keep_until: float = 0.0
+    """Seconds since the epoch; 0: not kept."""
+    exempt_until: float | None = 0.0
+    """Seconds since the epoch; 0: not exempt; None: without end."""
+    largest_share: int = 0
+    message: tuple[str, float] | None = None
+    """An admin's message, and its instant in seconds since the epoch."""
+    answer: tuple[bool, str] | None = (True, "It was done.")
+    """Whether an ask was done, and the sentence; None: the service does not answer."""
 
     def status(self) -> list[Frame]:
         """DELIVERED and SESSION_MEMORY where there is something to say, and one STATUS for each GPU."""
@@ -53,11 +76,11 @@ class Script:
             self.limit, self.lease, self.quiet, self.sessions | self.with_work << 32, round(at * 1e9),
         )  # fmt: skip
         flags = tier.depth | units << 8
-        before = []
-        if self.delivered is not None:
-            entitled, received, waits, half, most = self.delivered
-            seconds = [round(one * 1e9) for one in (entitled, received, half, most)]
-            before = [Frame(Kind.DELIVERED, (*seconds[:2], waits, *seconds[2:]))]
+        before = self.controls()
+        if self.delivered is not None or self.gpu_seconds():
+            entitled, received, waits, half, most = self.delivered or (0.0, 0.0, 0, 0.0, 0.0)
+            seconds = [round(one * 1e9) for one in (entitled, received, half, most, self.gpu_seconds())]
+            before.append(Frame(Kind.DELIVERED, (*seconds[:2], waits, *seconds[2:])))
         if self.refused:
             hit = (SessionMemoryTopic.LIMIT_HIT, MemoryLimit.SESSION, 10**9, 2 * GIB, 41, self.refused, self.memory)
             before.append(Frame(Kind.SESSION_MEMORY, hit))
@@ -65,6 +88,22 @@ class Script:
             code, after = self.cause
             before.append(Frame(Kind.ANNOUNCE, (tier.depth, round(at * 1e9), units, code, round(after * 1e9))))
         return before + [Frame(Kind.STATUS, values, gpu=gpu_bytes(uuid), flags=flags) for uuid in self.gpus]
+
+    def controls(self) -> list[Frame]:
+        """CONTROLS and the message, from an agent with that feature."""
+        if Feature.CONTROLS not in self.features:
+            return []
+        exempt = 2**64 - 1 if self.exempt_until is None else round(self.exempt_until * 1000)
+        said = [Frame(Kind.CONTROLS, (round(self.keep_until * 1000), exempt, self.largest_share))]
+        if self.message is not None:
+            text, at = self.message
+            said += text_frames(TextTopic.MESSAGE, round(at * 1000), text)
+        return said
+
+
+def text_frames(topic: TextTopic, number: int, text: str, done: bool = False) -> list[Frame]:
+    """The TEXT frames of a text."""
+    return [Frame(Kind.TEXT, part.fields()) for part in text_parts(topic, number, text, done)]
 
 
 class ScriptedAgent:
@@ -151,9 +190,29 @@ class ScriptedAgent:
         if frame.kind is Kind.HELLO:
             if self.after_hello is not None:
                 return [self.after_hello]
-            fields = (script.share, script.tier.depth, script.effective, script.borrowed, 1, len(script.gpus))
+            tier = (script.tier.depth, script.effective, script.borrowed)
+            fields = (script.share, *tier, 1, len(script.gpus), script.features)
             devices = [Frame(Kind.DEVICE, (script.limit, script.limit // 4), gpu=gpu_bytes(gpu)) for gpu in script.gpus]
             return [sent.pack() for sent in (Frame(Kind.WELCOME, fields), *devices)]
         if frame.kind is Kind.QUERY and not self.silent:
             return [sent.pack() for sent in script.status()]
+        if frame.kind is Kind.ASK and script.answer is not None:
+            number, kind, value = frame.fields[:3]
+            self._obey(AskKind(kind), value)
+            done, text = script.answer
+            # the answers to others' asks come to this observer too
+            others = text_frames(TextTopic.ANSWER, number ^ 1, "For another observer.")
+            return [sent.pack() for sent in others + text_frames(TextTopic.ANSWER, number, text, done)]
         return []
+
+    def _obey(self, kind: AskKind, value: int) -> None:
+        """Change the script as the service would change the session."""
+        script = self.script
+        if script.answer is None or not script.answer[0]:
+            return
+        if kind is AskKind.KEEP:
+            script.keep_until, script.step = time.time() + value, None
+        elif kind is AskKind.END_KEEP:
+            script.keep_until = 0.0
+        elif kind is AskKind.RELEASE:
+            script.tier, script.effective, script.step = Tier.RELEASED, 0, None

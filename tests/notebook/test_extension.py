@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from gpushare_spawner import __version__
-from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.frames import AskKind, Feature, Kind
+from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.notebook.extension import dashboard
+from gpushare_spawner.notebook.extension import dashboard, notice_controls
 from gpushare_spawner.notebook.kernels import KernelActivity, kernel_activity
 from tests.notebook.jupyter import ROOT, Jupyter, running
-from tests.notebook.scripted_agent import ScriptedAgent
+from tests.notebook.scripted_agent import Script, ScriptedAgent
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,66 @@ def test_it_is_enabled_by_being_installed_and_answers(server: Jupyter, agent: Sc
 def test_only_the_owner_may_ask(server: Jupyter) -> None:
     assert server.get("gpushare/status", token=None)[0] == 403
     assert server.get("gpushare/status", token="wrong")[0] == 403
+
+
+def test_what_a_user_asks_for_reaches_the_service_and_is_answered(server: Jupyter, agent: ScriptedAgent) -> None:
+    known_status(server)
+    agent.script.answer = (True, "The share is kept for 4 h.")
+    assert server.post("gpushare/ask", {"kind": "keep", "value": 14400}) == (
+        200,
+        {"done": True, "text": "The share is kept for 4\u00a0h."},
+    )
+    assert agent.of_kind(Kind.ASK)[-1].fields[1:3] == (AskKind.KEEP, 14400)
+    status = known_status(server)
+    assert abs(status["keep_until"] - time.time() - 14400) < 60
+    assert {"name": "kept", "text": "until {time}: no downgrade, no release", "at": status["keep_until"]} in status[
+        "terms"
+    ]
+    agent.script.answer = (False, "No.")
+    assert server.post("gpushare/ask", {"kind": "end-keep"}) == (200, {"done": False, "text": "No."})
+    agent.script.answer, agent.script.keep_until = (True, "It was done."), 0.0
+
+
+def test_what_is_no_ask_is_refused_with_a_sentence(server: Jupyter, agent: ScriptedAgent) -> None:
+    before = len(agent.of_kind(Kind.ASK))
+    code, said = server.post("gpushare/ask", {"kind": "keep", "value": -1})
+    assert code == 400
+    assert json.loads(said)["text"].startswith('"value" must be a number')
+    assert server.post("gpushare/ask", {}, data=b"{")[0] == 400
+    assert len(agent.of_kind(Kind.ASK)) == before
+
+
+def test_only_the_owner_may_ask_for_something_and_no_foreign_page(server: Jupyter, agent: ScriptedAgent) -> None:
+    before = len(agent.of_kind(Kind.ASK))
+    assert server.post("gpushare/ask", {"kind": "release"}, token=None)[0] == 403
+    assert server.post("gpushare/ask", {"kind": "release"}, token="wrong")[0] == 403
+    # with the owner's login by cookie, as a browser has it, and without the token of the page
+    cookie = server.login()
+    code, said = server.post("gpushare/ask", {"kind": "release"}, token=None, headers={"Cookie": cookie})
+    assert code == 403
+    assert "_xsrf" in said
+    xsrf = next(part.partition("=")[2] for part in cookie.split("; ") if part.startswith("_xsrf="))
+    with_token = {"Cookie": cookie, "X-XSRFToken": xsrf}
+    assert len(agent.of_kind(Kind.ASK)) == before
+    assert server.post("gpushare/ask", {"kind": "release"}, token=None, headers=with_token)[0] == 200
+    agent.script.tier, agent.script.effective = Tier.ACTIVE, 25
+
+
+@pytest.mark.parametrize(
+    ("step", "cause", "offered"),
+    [
+        (Tier.DOWNGRADED, (0, 900.0), ["keep", "release"]),
+        (Tier.RELEASED, (0, 900.0), ["keep", "release"]),
+        (Tier.STOPPED, (0, 900.0), ["keep"]),
+        (Tier.STOPPED, (1, 900.0), []),
+        (Tier.RELEASED, (3, 0.0), []),
+    ],
+)
+def test_a_notice_offers_what_prevents_the_action(step: Tier, cause: tuple[int, float], offered: list[str]) -> None:
+    script = Script(step=(step, 1_700_000_000.0, 0), cause=cause)
+    assert notice_controls(ShareStatus.of(script.status())) == offered
+    script.features = Feature(0)
+    assert notice_controls(ShareStatus.of(script.status())) == [], "this agent takes no ask"
 
 
 def test_asking_is_no_activity_of_the_user(server: Jupyter) -> None:

@@ -1,4 +1,4 @@
-"""JupyterLab in a real browser: the status bar item and the notifications."""
+"""JupyterLab and Notebook in a real browser: the status item, the notifications, the dialog and its controls."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium.webdriver import Chrome
 
+from gpushare_spawner.model.frames import AskKind, Kind
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import clock, unbroken
 from tests.notebook.jupyter import TOKEN, Jupyter, running
-from tests.notebook.scripted_agent import ScriptedAgent
+from tests.notebook.scripted_agent import Script, ScriptedAgent
 from tests.present import present
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -25,6 +27,8 @@ pytestmark = [
         not (CHROMIUM and DRIVER), reason="needs a browser: Debian's packages chromium and chromium-driver"
     ),
 ]
+
+ITEM, TOAST, DIALOG = ".gpushare-Item button", ".Toastify__toast", ".jp-Dialog"
 
 
 @pytest.fixture(scope="module")
@@ -60,90 +64,266 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     driver.quit()
 
 
-def test_the_share_stands_in_the_status_bar_and_changes_are_told(
-    lab: Jupyter, browser: Chrome, agent: ScriptedAgent, tmp_path: Path
-) -> None:
-    from selenium.webdriver.common.by import By
+class Page:
+    """A page of the server in the browser, which asks for the status whenever a test waits."""
 
-    def texts(selector: str) -> list[str]:
-        found: list[str] = browser.execute_script(
+    def __init__(self, browser: Chrome, folder: Path) -> None:
+        self._browser = browser
+        self._folder = folder
+
+    def texts(self, selector: str) -> list[str]:
+        found: list[str] = self.run(
             "return Array.from(document.querySelectorAll(arguments[0]), node => node.textContent)", selector
         )
         return found
 
-    def wait_for(selector: str, part: str, there: bool = True) -> None:
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self._browser.execute_script(script, *arguments)
+
+    def wait_for(self, selector: str, part: str, there: bool = True) -> None:
+        """Until a node with that text is there, or no longer."""
         deadline = time.monotonic() + 60
-        while any(unbroken(part) in text for text in texts(selector)) != there:
+        while any(unbroken(part) in text for text in self.texts(selector)) != there:
             if time.monotonic() > deadline:
-                browser.save_screenshot(str(tmp_path / "lab.png"))
+                self._browser.save_screenshot(str(self._folder / "page.png"))
                 wanted = "no" if there else "still"
-                raise AssertionError(f"{wanted} {part!r} in {texts(selector)}; see {tmp_path}/lab.png")
+                raise AssertionError(f"{wanted} {part!r} in {self.texts(selector)}; see {self._folder}/page.png")
             time.sleep(0.2)
+            # the extension asks when the page becomes visible, and not only every 5 s
+            self.run("document.dispatchEvent(new Event('visibilitychange'))")
 
-    item, toast = "#jp-bottom-panel .gpushare-item button", ".Toastify__toast"
+    def click(self, inside: str, label: str) -> None:
+        """Click a button by a script: a notification may still move into the page."""
+        done = self.run(
+            "for (const button of document.querySelectorAll(arguments[0] + ' button')) {"
+            "  if (button.textContent === arguments[1]) { button.click(); return true; }"
+            "} return false",
+            inside,
+            unbroken(label),
+        )
+        assert done, f"no button {label!r} in {self.texts(inside)}"
+
+    def keys(self, *keys: str) -> None:
+        """Press keys, as they reach what has the focus."""
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self._browser).send_keys(*keys).perform()
+
+    def errors(self) -> list[str]:
+        """Our messages in the browser's log."""
+        log: list[dict[str, str]] = self._browser.get_log("browser")  # type: ignore[no-untyped-call]
+        ours = [entry["message"] for entry in log if "gpushare" in entry["message"]]
+        # JupyterLab warns of each plugin that takes long to activate, as it does on a busy machine
+        return [message for message in ours if "to activate" not in message]
+
+
+@pytest.fixture
+def page(lab: Jupyter, browser: Chrome, agent: ScriptedAgent, tmp_path: Path) -> Page:
+    """JupyterLab, loaded once, with the share as it is in the beginning and no notification."""
+    agent.script.__dict__.update(Script().__dict__)
+    page = Page(browser, tmp_path)
+    if "/lab" not in browser.current_url:
+        browser.get(f"{lab.url}lab?token={TOKEN}")
+    page.wait_for(ITEM, "0.25 GPU · active · 3.1 of 16 GiB")
+    page.run("document.querySelectorAll('.jp-Notification-Toast-Close').forEach(button => button.click())")
+    page.wait_for(TOAST, "", there=False)
+    return page
+
+
+def test_the_share_stands_in_the_status_bar_and_changes_are_told(page: Page, agent: ScriptedAgent) -> None:
     script = agent.script
-    browser.get(f"{lab.url}lab?token={TOKEN}")
-    wait_for(item, "0.25 GPU · active · 3.1 of 16 GiB")
-
+    assert page.texts(f"#jp-bottom-panel {ITEM}")
     script.quiet = 10**9
     due = time.time() + 300
     script.step = (Tier.DOWNGRADED, due, 10)
     # by the minute, on 24 hours, as everywhere
-    wait_for(
-        toast,
+    page.wait_for(
+        TOAST,
         f"Your GPU share will be downgraded to 0.10 GPU at {clock(due, time.time())}: it is idle",
     )
-    assert len(texts(toast)) == 1
+    assert len(page.texts(TOAST)) == 1
 
     script.step, script.tier, script.effective = None, Tier.DOWNGRADED, 10
-    wait_for(item, "downgraded to 0.10 GPU")
-    wait_for(toast, "Your GPU share was downgraded to 0.10 GPU: it was idle.")
-    wait_for(toast, "The next GPU cell restores the share.")  # not cut off
-    wait_for(toast, "will be downgraded", there=False)  # what was announced has come
-    assert len(texts(toast)) == 1, "the notification was updated"
+    page.wait_for(ITEM, "downgraded to 0.10 GPU")
+    page.wait_for(TOAST, "Your GPU share was downgraded to 0.10 GPU: it was idle.")
+    page.wait_for(TOAST, "The next GPU cell restores the share.")  # not cut off
+    page.wait_for(TOAST, "will be downgraded", there=False)  # what was announced has come
+    assert len(page.texts(TOAST)) == 1, "the notification was updated"
+    assert not page.texts(f"{TOAST} .jp-toast-button"), "nothing is left to ask for"
 
     later = time.time() + 48 * 3600
     script.step = (Tier.RELEASED, later, 0)
     assert " on " in clock(later, time.time())
-    wait_for(toast, f"Your GPU share will be released at {clock(later, time.time())}: it is idle")
-    wait_for(toast, "was downgraded", there=False)
+    page.wait_for(TOAST, f"Your GPU share will be released at {clock(later, time.time())}: it is idle")
+    page.wait_for(TOAST, "was downgraded", there=False)
     script.step, script.tier, script.effective = None, Tier.RELEASED, 0
-    wait_for(toast, "Your GPU share was released: it was idle.")
-    assert len(texts(toast)) == 1, "and again"
-    close = "document.querySelector('.jp-Notification-Toast-Close').click()"
-    browser.execute_script(close)
-    wait_for(toast, "released", there=False)
+    page.wait_for(TOAST, "Your GPU share was released: it was idle.")
+    assert len(page.texts(TOAST)) == 1, "and again"
+    page.run("document.querySelector('.jp-Notification-Toast-Close').click()")
+    page.wait_for(TOAST, "released", there=False)
 
     script.tier, script.effective = Tier.ACTIVE, 25
-    wait_for(toast, "Your GPU share is restored: 0.25 GPU.")
-    wait_for(toast, "was downgraded", there=False)
-    wait_for(item, "0.25 GPU · active")
+    page.wait_for(TOAST, "Your GPU share is restored: 0.25 GPU.")
+    page.wait_for(TOAST, "was downgraded", there=False)
+    page.wait_for(ITEM, "0.25 GPU · active")
 
-    button = browser.find_element(By.CSS_SELECTOR, item)
-    assert "guaranteed while others work" in present(button.get_attribute("title"))
-    browser.execute_script("arguments[0].focus()", button)
-    button.send_keys("\n")
-    wait_for(".jp-Dialog", "1 other session shares the GPU.")
-    browser.execute_script("document.querySelector('.jp-Dialog-button.jp-mod-accept').click()")
-    wait_for(".jp-Dialog", "other session", there=False)
 
+def test_reclaimed_units_and_refused_allocations_are_told(page: Page, agent: ScriptedAgent) -> None:
+    script = agent.script
     script.borrowed, script.guaranteed = 15, 10
-    wait_for(toast, "0.10 GPU of your 0.25 GPU is guaranteed now: others reclaimed the rest.")
-    browser.execute_script("window.open = address => { window.opened = address; }")
-    offered = browser.find_element(By.XPATH, "//*[contains(@class, 'Toastify__toast')]//button[.='Dashboard']")
-    browser.execute_script("arguments[0].click()", offered)
-    assert browser.execute_script("return window.opened") == "/services/gpushare/"
+    page.wait_for(TOAST, "0.10 GPU of your 0.25 GPU is guaranteed now: others reclaimed the rest.")
+    page.run("window.open = address => { window.opened = address; }")
+    page.click(TOAST, "Dashboard")
+    assert page.run("return window.opened") == "/services/gpushare/"
     script.borrowed, script.guaranteed = 0, 25
-    wait_for(toast, "others reclaimed the rest", there=False)
+    page.wait_for(TOAST, "others reclaimed the rest", there=False)
 
     script.refused = 1
-    wait_for(toast, "Out of GPU memory: 2 GiB more would exceed the 16 GiB that this session may allocate.")
-    # by a script, because the notification still moves into the page
-    details = browser.find_element(By.XPATH, "//*[contains(@class, 'Toastify__toast')]//button[.='Details']")
-    browser.execute_script("arguments[0].click()", details)
-    wait_for(".jp-Dialog", "An allocation of 2 GiB failed 1 s ago (CUDA out of memory): this session may allocate")
+    page.wait_for(TOAST, "Out of GPU memory: 2 GiB more would exceed the 16 GiB that this session may allocate.")
+    page.click(TOAST, "Details")
+    page.wait_for(DIALOG, "An allocation of 2 GiB failed 1 s ago (CUDA out of memory): this session may allocate")
+    page.click(DIALOG, "Close")
+    page.wait_for(DIALOG, "", there=False)
 
-    messages = [entry["message"] for entry in browser.get_log("browser") if "gpushare" in entry["message"]]  # type: ignore[no-untyped-call]
-    # JupyterLab warns of each plugin that takes long to activate, as it does on a busy machine
-    errors = [message for message in messages if "to activate" not in message]
-    assert errors == []
+
+def test_a_notice_offers_to_keep_the_share(page: Page, agent: ScriptedAgent) -> None:
+    script = agent.script
+    script.quiet, script.step = 10**9, (Tier.RELEASED, time.time() + 300, 0)
+    script.answer = (True, "Your GPU share is kept for 4 h.")
+    page.wait_for(TOAST, "Your GPU share will be released")
+    page.click(TOAST, "Keep 4 h")
+    page.wait_for(TOAST, "Your GPU share is kept for 4 h.")
+    page.wait_for(TOAST, "will be released", there=False)
+    page.wait_for(ITEM, "0.25 GPU · active · kept")
+    assert agent.of_kind(Kind.ASK)[-1].fields[1:3] == (AskKind.KEEP, 4 * 3600)
+
+    script.step = (Tier.RELEASED, time.time() + 600, 0)
+    script.answer = (False, "The idle culler did not release the share: it is busy.")
+    page.wait_for(TOAST, "Your GPU share will be released")
+    page.click(TOAST, "Release now")
+    page.wait_for(TOAST, "The idle culler did not release the share: it is busy.")
+
+
+def test_a_message_of_an_admin_is_shown_once(page: Page, agent: ScriptedAgent, browser: Chrome, lab: Jupyter) -> None:
+    text = "<b>Node 3</b> will be drained tonight at 22:00. Please save your work before that. " * 4
+    agent.script.message = (text, 1_700_000_000.125)
+    page.wait_for(TOAST, "Message from an admin: <b>Node 3</b> will be drained")
+    page.click(TOAST, "Details")
+    page.wait_for(f"{DIALOG} .gpushare-Message", text)
+    page.click(DIALOG, "Close")
+    page.wait_for(DIALOG, "", there=False)
+    browser.refresh()
+    page.wait_for(ITEM, "0.25 GPU · active")
+    agent.script.message = ("Another one.", 1_700_000_001.0)
+    page.wait_for(TOAST, "Message from an admin: Another one.")
+    assert not [shown for shown in page.texts(TOAST) if "Node 3" in shown], "that was before the page was loaded again"
+
+
+def test_the_dialog_shows_the_terms_and_what_slows_the_work(page: Page, agent: ScriptedAgent, browser: Chrome) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    button = browser.find_element(By.CSS_SELECTOR, ITEM)
+    assert "guaranteed while others work" in present(button.get_attribute("title"))
+    page.run("arguments[0].focus()", button)
+    page.keys(Keys.ENTER)
+    page.wait_for(f"{DIALOG} tr", "guaranteed now0.25 GPU")
+    page.wait_for(f"{DIALOG} tr", "other sessions1; 1 of 2 sessions on the GPU has work now")
+    page.wait_for(f"{DIALOG} figcaption", "now: memory 19 % of the limit")
+    # what is shown follows the share while the dialog is open
+    agent.script.gpu_seconds = time.time
+    page.wait_for(f"{DIALOG} figcaption", "use 100 %")
+    assert page.run("return document.querySelector('.gpushare-Plot-use').getAttribute('d').length") > 0
+    page.run("document.querySelector('.gpushare-Dialog summary').focus()")
+    page.keys(Keys.ENTER)
+    assert page.run("return document.querySelector('.gpushare-Dialog details').open")
+    page.wait_for(f"{DIALOG} li", "1 other session computes on the GPU now.")
+    page.wait_for(f"{DIALOG} li", "2.1 GiB of your 3.1 GiB is not on the GPU: it is paged out, or not used yet.")
+    unlabelled = page.run(
+        "return Array.from(document.querySelectorAll('.gpushare-Dialog input, .gpushare-Dialog button'))"
+        ".filter(node => !node.textContent && !node.getAttribute('aria-label')).length"
+    )
+    assert unlabelled == 0
+    page.keys(Keys.ESCAPE)
+    page.wait_for(DIALOG, "", there=False)
+    assert page.run("return document.activeElement === arguments[0]", button), "the focus is where it was"
+
+
+def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: ScriptedAgent) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    script = agent.script
+
+    def press(label: str) -> None:
+        """Focus a button of the dialog and press it with the keyboard."""
+        focus = (
+            "for (const button of document.querySelectorAll('.gpushare-Dialog button')) {"
+            "  if (button.textContent === arguments[0]) { button.focus(); return document.activeElement === button; }"
+            "} return false"
+        )
+        assert page.run(focus, unbroken(label)), f"{label} cannot get the focus"
+        page.keys(Keys.SPACE)
+
+    def asked() -> tuple[int, ...]:
+        return agent.of_kind(Kind.ASK)[-1].fields[1:3]
+
+    page.run("document.querySelector(arguments[0]).click()", ITEM)
+    script.answer = (True, "Your GPU share is kept for 8 h.")
+    press("Keep 8 h")
+    page.wait_for(".gpushare-Answer", "Your GPU share is kept for 8 h.")
+    assert asked() == (AskKind.KEEP, 8 * 3600)
+    until = clock(script.keep_until, time.time())
+    page.wait_for(".gpushare-Kept", f"kept until {until}")
+    script.answer = (True, "The keep has ended.")
+    press("End the keep")
+    page.wait_for(".gpushare-Answer", "The keep has ended.")
+    page.wait_for(".gpushare-Kept", "kept", there=False)
+    assert asked() == (AskKind.END_KEEP, 0)
+
+    page.run("document.querySelector('.gpushare-Dialog input[type=time]').value = '23:59'")
+    press("Keep until")
+    page.wait_for(".gpushare-Kept", "kept until 23:59")
+    assert 0 < asked()[1] <= 86400
+
+    script.answer = (True, "Your GPU share was released.")
+    press("Release now")
+    page.wait_for(".gpushare-Answer", "Your GPU share was released.")
+    page.wait_for(ITEM, "0.25 GPU · released")
+
+    script.answer = (False, "The hub did not stop the server.")
+    press("Stop my server")
+    assert "variables are lost" in page.texts(".gpushare-Confirm")[0]
+    page.keys(Keys.SPACE)  # the focus is on Cancel
+    assert asked() == (AskKind.RELEASE, 0)
+    press("Stop my server")
+    press("Stop it")
+    page.wait_for(".gpushare-Answer", "The hub did not stop the server.")
+    assert asked() == (AskKind.STOP, 0)
+
+    assert page.run("return document.querySelector('.gpushare-Share').hidden"), "it cannot be changed"
+    script.largest_share, script.answer = 75, (True, "You have 0.50 GPU now.")
+    page.wait_for(".gpushare-Share:not([hidden])", "Change the share")
+    page.run("document.querySelector('.gpushare-Dialog input[type=number]').value = '0.5'")
+    press("Change the share")
+    page.wait_for(".gpushare-Answer", "You have 0.50 GPU now.")
+    assert asked() == (AskKind.SHARE, 50)
+    page.click(DIALOG, "Close")
+    assert page.errors() == []
+
+
+def test_notebook_7_has_the_item_and_the_dialog_too(
+    page: Page, agent: ScriptedAgent, browser: Chrome, lab: Jupyter
+) -> None:
+    pytest.importorskip("notebook", reason="needs Notebook 7: the PyPI package notebook")
+    browser.get(f"{lab.url}tree?token={TOKEN}")
+    page.wait_for(ITEM, "0.25 GPU · active · 3.1 of 16 GiB")
+    shown = page.run("const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box", ITEM)
+    assert shown["width"] > 100
+    assert shown["right"] <= page.run("return window.innerWidth")
+    agent.script.step = (Tier.RELEASED, time.time() + 300, 0)
+    page.wait_for(TOAST, "Your GPU share will be released")
+    page.click(TOAST, "Keep 4 h")
+    page.wait_for(ITEM, "kept")
+    page.run("document.querySelector(arguments[0]).click()", ITEM)
+    page.wait_for(f"{DIALOG} tr", "guaranteed now0.25 GPU")
+    assert page.errors() == []

@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gpushare_spawner.model.frames import Frame, Kind
+from gpushare_spawner.model.frames import AskKind, Frame, Kind, TextTopic
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import session_client
+from gpushare_spawner.notebook.agent_connection import AgentUnavailable
 from gpushare_spawner.notebook.kernels import KernelActivity
+from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk
 from gpushare_spawner.notebook.session_client import SessionClient
-from tests.notebook.scripted_agent import ScriptedAgent
+from tests.notebook.scripted_agent import ScriptedAgent, text_frames
 
 
 @asynccontextmanager
@@ -139,6 +141,75 @@ async def test_an_agent_that_dies_while_asked(agent: ScriptedAgent) -> None:
         await asyncio.to_thread(agent.wait_for, Kind.QUERY)
         await asyncio.to_thread(agent.stop)
         assert "The agent is unavailable" in (await asking).problem
+
+
+async def test_asks_are_answered_each_with_its_own_answer(agent: ScriptedAgent) -> None:
+    agent.script.answer = (True, "The share is kept. " * 20)
+    async with running() as client:
+        await until(lambda: client.connected)
+        asks = [ServiceAsk.of(AskKind.KEEP, 3600) for _ in range(4)]
+        answers = await asyncio.gather(*(client.ask(one) for one in asks))
+        assert [answer.number for answer in answers] == [one.number for one in asks]
+        assert {(answer.done, answer.text) for answer in answers} == {(True, "The share is kept. " * 20)}
+        # status and answers come over the same connection
+        kept = (await client.query()).controls
+        assert kept is not None
+        assert kept.keep_until is not None
+        assert client._asks == {}
+
+
+async def test_an_ask_without_an_answer_says_so(agent: ScriptedAgent) -> None:
+    agent.script.answer = None
+    async with running() as client:
+        await until(lambda: client.connected)
+        with pytest.raises(NoAnswer, match=r"No answer came within 0\.1 s"):
+            await client.ask(ServiceAsk.of(AskKind.RELEASE), timeout=0.1)
+        assert client._asks == {}
+        agent.script.answer = (False, "late")
+        assert (await client.query()).known
+
+
+async def test_an_agent_that_dies_before_the_answer(agent: ScriptedAgent) -> None:
+    agent.script.answer = None
+    async with running() as client:
+        await until(lambda: client.connected)
+        asking = asyncio.create_task(client.ask(ServiceAsk.of(AskKind.RELEASE)))
+        await asyncio.to_thread(agent.wait_for, Kind.ASK)
+        await asyncio.to_thread(agent.stop)
+        with pytest.raises(AgentUnavailable, match="the connection ended"):
+            await asking
+        with pytest.raises(AgentUnavailable, match="GPU work continues without the agent"):
+            await client.ask(ServiceAsk.of(AskKind.RELEASE))
+
+
+async def test_news_of_a_keep_and_of_a_message_make_the_answer_old(
+    agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_client, "FRESH_SECONDS", 60.0)
+    async with running() as client:
+        await until(lambda: client.connected)
+        for news in (Frame(Kind.CONTROLS, (1,)), *text_frames(TextTopic.MESSAGE, 5000, "Hello")):
+            await client.query()
+            assert client._last is not None
+            agent.send(news)
+            await until(lambda: client._last is None)
+
+
+async def test_many_frames_between_two_questions_are_not_kept(agent: ScriptedAgent) -> None:
+    async with running() as client:
+        await until(lambda: client.connected)
+        await client.query()
+        kept = len(client._answer)
+        for _ in range(100):
+            agent.send(Frame(Kind.CONTROLS))
+        agent.send(Frame(Kind.TIER, (0, 25, 0, 25)))
+        await client.query()
+        assert len(client._answer) <= kept + 100
+        await asyncio.sleep(0.05)
+        before = len(client._answer)
+        agent.send(Frame(Kind.CONTROLS))
+        await asyncio.sleep(0.05)
+        assert len(client._answer) == before
 
 
 async def test_late_answers_are_not_taken_for_new_ones(agent: ScriptedAgent) -> None:

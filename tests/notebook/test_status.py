@@ -15,11 +15,18 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.frames import Frame, Kind, LeaseState
-from gpushare_spawner.model.share_status import DeliveredStatus, PendingAction, ShareStatus
+from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState
+from gpushare_spawner.model.share_status import (
+    AdminMessage,
+    ControlsStatus,
+    DeliveredStatus,
+    PendingAction,
+    ShareStatus,
+)
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import status
 from gpushare_spawner.wording import notices, share_status
+from gpushare_spawner.wording.amounts import clock
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script, ScriptedAgent
 from tests.present import present
 
@@ -286,6 +293,39 @@ def test_the_command_in_json(agent: ScriptedAgent, capsys: pytest.CaptureFixture
     said = json.loads(capsys.readouterr().out)
     assert (said["share_units"], said["tier"], said["known"]) == (25, "active", True)
     assert said["gpus"][0]["uuid"] == GPU
+
+
+def test_what_users_and_admins_decided_is_shown(agent: ScriptedAgent) -> None:
+    script = agent.script
+    script.keep_until, script.exempt_until, script.largest_share = 2_000_000_000.5, None, 50
+    script.message, script.gpu_seconds = ("Node 3 will be drained tonight. " * 3, 1_999_999_999.25), lambda: 12.5
+    now = status()
+    assert now.controls == ControlsStatus(
+        keep_until=2_000_000_000.5,
+        exempt=True,
+        exempt_until=None,
+        largest_share_units=50,
+        message=AdminMessage("Node 3 will be drained tonight. " * 3, 1_999_999_999.25),
+    )
+    assert now.gpu_seconds == 12.5
+    assert abs(now.at - time.time()) < 10
+    assert share_status.line(now) == "0.25 GPU · active · kept · 3.1 of 16 GiB"
+    until = clock(2_000_000_000.5, time.time())
+    for row in (
+        f"kept            until {until}: no downgrade, no release",
+        "exempt          without end: no idle action, by an admin's decision",
+        "message         Node 3 will be drained tonight. Node 3",
+    ):
+        assert row in str(now)
+    script.exempt_until = 2_000_000_000.5
+    assert f"exempt          until {until}: no idle action" in str(status())
+    script.keep_until = script.exempt_until = 0.0
+    assert not {"kept", "exempt"} & {row.split(" ")[0] for row in str(status()).splitlines()}
+
+
+def test_an_older_agent_says_nothing_of_decisions_and_of_gpu_time() -> None:
+    now = of(features=Feature(0), delivered=(5.0, 5.0, 0, 0.0, 0.0))
+    assert (now.controls, now.gpu_seconds) == (None, None)
 
 
 def test_watch_shows_it_again_until_ctrl_c(agent: ScriptedAgent) -> None:

@@ -216,7 +216,7 @@ class ShareBody extends Widget {
   private readonly _controls = element('div', 'gpushare-Controls');
   private readonly _kept = element('span', 'gpushare-Kept');
   private readonly _endKeep = button(words.END_KEEP, () => void this._ask('end-keep'));
-  private readonly _share = element('fieldset', '');
+  private readonly _share = element('fieldset', 'gpushare-Share');
   private readonly _newShare = element('input', 'jp-mod-styled');
   private readonly _answer = element('div', 'gpushare-Answer');
 }

@@ -27,7 +27,7 @@ export interface IShareStatus {
   known: boolean;
   tier: string;
   lease: string;
-  /** Seconds since the epoch: when the server got these figures. */
+  /** Seconds since the epoch: when the agent said this; 0: it did not answer. */
   at: number;
   gpus: unknown[];
   memory_bytes: number;
@@ -49,8 +49,8 @@ export interface IShareStatus {
   why_slow: string[];
   dashboard: string;
 
-  /** Whether the agent takes what this page asks for: a keep, a release, a stop. */
-  controls: boolean;
+  /** null: the agent takes no ask for a keep, a release or a stop. */
+  controls: object | null;
   /** Seconds since the epoch; null: the share is not kept. */
   keep_until: number | null;
   /** What the user may ask for instead of the announced idle action. */

@@ -1,0 +1,60 @@
+"""``gpushare keep`` and ``gpushare release``: what JupyterLab's buttons do, in the notebook server's terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.quantity import parse_seconds
+from gpushare_spawner.notebook.agent_connection import AgentUnavailable
+from gpushare_spawner.notebook.service_ask import ServiceAsk, WrongAsk, ask_service
+
+END = "end"
+
+
+def configure_keep(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``gpushare keep``."""
+    parser.add_argument("time", metavar="TIME", help=f"how long: 4h, 90m; '{END}' ends the keep")
+    _configure(parser)
+
+
+def configure_release(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``gpushare release``."""
+    _configure(parser)
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--socket", metavar="PATH", help="the session's socket (default: $GPUSHARE_SOCKET)")
+
+
+def keep(options: argparse.Namespace) -> int:
+    """Keep the share, or end the keep. Returns 0 if it was done, 1 if not, 2 for a time that cannot be read."""
+    try:
+        one = (
+            ServiceAsk.of(AskKind.END_KEEP)
+            if options.time == END
+            else ServiceAsk.of(AskKind.KEEP, parse_seconds(options.time))
+        )
+    except WrongAsk:
+        print(f"gpushare: {options.time!r} is too short or too long for a keep", file=sys.stderr)
+        return 2
+    except ValueError as error:
+        print(f"gpushare: {error}", file=sys.stderr)
+        return 2
+    return _ask(one, options.socket)
+
+
+def release(options: argparse.Namespace) -> int:
+    """Release the share now. Returns 0 if it was done, 1 if not."""
+    return _ask(ServiceAsk.of(AskKind.RELEASE), options.socket)
+
+
+def _ask(one: ServiceAsk, path: str | None) -> int:
+    try:
+        answer = ask_service(one, path)
+    except AgentUnavailable as error:
+        print(f"gpushare: {error}", file=sys.stderr)
+        return 1
+    print(answer.text)
+    return 0 if answer.done else 1

@@ -1,0 +1,28 @@
+"""What a notebook server says of an ask that the service does not answer. The service's answers: session_controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.wording.session_controls import ASK_UNKNOWN
+
+NO_SHARE = "This server has no GPU share: it was started without one."
+OLD_AGENT = ASK_UNKNOWN
+
+
+def no_answer(seconds: float) -> str:
+    """Return that the service has not answered within some seconds, and what to do."""
+    why = "the idle culler may be unavailable"
+    return f"No answer came within {seconds:g} s: {why}. Look at the share before you try again."
+
+
+def wrong_kind(kinds: Iterable[str]) -> str:
+    """Return which kinds of asks there are."""
+    return f'"kind" must be one of {", ".join(kinds)}.'
+
+
+def wrong_value(kind: AskKind) -> str:
+    """Return which value an ask of this kind has."""
+    what = "the seconds of the keep" if kind is AskKind.KEEP else "the share in units of 1 %"
+    return f'"value" must be a number of at least 1: {what}.'

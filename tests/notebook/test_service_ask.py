@@ -1,0 +1,151 @@
+"""`gpushare keep` and `gpushare release`: an ask goes to the service through the agent, and its answer is printed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.cli import main
+from gpushare_spawner.model.frames import AskKind, Feature, Frame, Kind, TextPart, TextTopic
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.notebook.agent_connection import AgentUnavailable
+from gpushare_spawner.notebook.service_ask import NoAnswer, ServiceAsk, WrongAsk, ask_service
+from tests.notebook.scripted_agent import ScriptedAgent
+
+LONG = "The share is kept until tomorrow. " * 10
+
+
+def asked(agent: ScriptedAgent) -> list[tuple[int, int]]:
+    """Kind and value of each ask that came."""
+    return [frame.fields[1:3] for frame in agent.of_kind(Kind.ASK)]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "value"),
+    [
+        (["keep", "4h"], AskKind.KEEP, 14400),
+        (["keep", "90m"], AskKind.KEEP, 5400),
+        (["keep", "end"], AskKind.END_KEEP, 0),
+        (["release"], AskKind.RELEASE, 0),
+    ],
+)
+def test_a_command_asks_and_prints_the_answer(
+    agent: ScriptedAgent, capsys: pytest.CaptureFixture[str], words: list[str], kind: AskKind, value: int
+) -> None:
+    agent.script.answer = (True, LONG)
+    assert main(words) == 0
+    assert capsys.readouterr().out == LONG + "\n"
+    assert asked(agent) == [(kind, value)]
+    number = agent.of_kind(Kind.ASK)[0].fields[0]
+    assert 0 < number < 2**32
+
+
+def test_what_was_not_done_is_said_and_the_exit_status_is_1(
+    agent: ScriptedAgent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent.script.answer = (False, "You keep another share already.")
+    assert main(["keep", "1h"]) == 1
+    assert capsys.readouterr().out == "You keep another share already.\n"
+
+
+@pytest.mark.parametrize("time_given", ["0", "0.4", "soon", "nan", "-4h", "1e30", "99999999999999999999h"])
+def test_a_time_that_is_none_is_not_asked_for(
+    agent: ScriptedAgent, capsys: pytest.CaptureFixture[str], time_given: str
+) -> None:
+    assert main(["keep", "--", time_given]) == 2
+    assert time_given in capsys.readouterr().err
+    assert asked(agent) == []
+
+
+def test_a_service_that_does_not_answer_costs_the_timeout(agent: ScriptedAgent) -> None:
+    agent.script.answer = None
+    began = time.monotonic()
+    with pytest.raises(NoAnswer, match=r"No answer came within 0\.3 s: the idle culler may be unavailable"):
+        ask_service(ServiceAsk.of(AskKind.RELEASE), timeout=0.3)
+    assert time.monotonic() - began < 5
+
+
+def test_an_agent_that_does_not_welcome_is_not_the_service(agent: ScriptedAgent, tmp_path: Path) -> None:
+    agent.after_hello = Frame(Kind.DEVICE).pack()
+    with pytest.raises(AgentUnavailable, match=r"The agent did not answer within 0\.3 s") as error:
+        ask_service(ServiceAsk.of(AskKind.RELEASE), timeout=0.3)
+    assert not isinstance(error.value, NoAnswer)
+
+
+def test_an_older_agent_is_not_asked(agent: ScriptedAgent, capsys: pytest.CaptureFixture[str]) -> None:
+    agent.script.features = Feature.DELIVERED
+    assert main(["release"]) == 1
+    assert "is older than your notebook server" in capsys.readouterr().err
+    assert asked(agent) == []
+
+
+def test_without_a_share_or_an_agent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["release", "--socket", str(tmp_path / "nothing")]) == 1
+    assert "The agent is unavailable (No such file or directory" in capsys.readouterr().err
+    monkeypatch.delenv("GPUSHARE_SOCKET", raising=False)
+    assert main(["release"]) == 1
+    assert "This server has no GPU share" in capsys.readouterr().err
+
+
+def test_a_broken_text_is_said_to_be_unreadable(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = agent._answers
+    broken = Frame(Kind.TEXT, (TextTopic.ANSWER, 1, 99 << 16, 1)).pack()
+    monkeypatch.setattr(agent, "_answers", lambda frame: [broken] if frame.kind is Kind.ASK else answers(frame))
+    with pytest.raises(AgentUnavailable, match="a TEXT frame with part 0 of 99"):
+        ask_service(ServiceAsk.of(AskKind.RELEASE))
+
+
+def test_a_text_without_its_end_is_no_answer(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = agent._answers
+
+    def half(frame: Frame) -> list[bytes]:
+        if frame.kind is not Kind.ASK:
+            return answers(frame)
+        return [Frame(Kind.TEXT, TextPart(TextTopic.ANSWER, frame.fields[0], 0, 2, True, b"half").fields()).pack()]
+
+    monkeypatch.setattr(agent, "_answers", half)
+    with pytest.raises(NoAnswer):
+        ask_service(ServiceAsk.of(AskKind.RELEASE), timeout=0.3)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (None, '"kind" must be one of keep, end-keep, release, stop, share.'),
+        ([], '"kind" must be one of'),
+        ({"kind": "steal"}, '"kind" must be one of'),
+        ({"kind": ["keep"]}, '"kind" must be one of'),
+        ({"kind": "keep"}, '"value" must be a number of at least 1: the seconds of the keep.'),
+        ({"kind": "keep", "value": "4h"}, '"value" must be a number'),
+        ({"kind": "keep", "value": True}, '"value" must be a number'),
+        ({"kind": "keep", "value": float("nan")}, '"value" must be a number'),
+        ({"kind": "keep", "value": float("inf")}, '"value" must be a number'),
+        ({"kind": "keep", "value": -1}, '"value" must be a number'),
+        ({"kind": "keep", "value": 10**400}, '"value" must be a number'),
+        ({"kind": "share", "value": 0}, "the share in units of 1 %"),
+    ],
+)
+def test_what_a_browser_may_not_send(body: Any, said: str) -> None:
+    with pytest.raises(WrongAsk) as error:
+        ServiceAsk.from_json(body)
+    assert said in str(error.value)
+
+
+def test_what_a_browser_may_send() -> None:
+    keep = ServiceAsk.from_json({"kind": "keep", "value": 3600.4, "more": 1})
+    assert (keep.kind, keep.value) == (AskKind.KEEP, 3600)
+    stop = ServiceAsk.from_json({"kind": "stop", "value": 77})
+    assert (stop.kind, stop.value) == (AskKind.STOP, 0)
+    assert keep.number != stop.number
+
+
+def test_a_release_is_seen_in_the_status(agent: ScriptedAgent) -> None:
+    from gpushare_spawner.notebook import status
+
+    assert main(["release"]) == 0
+    assert status().tier is Tier.RELEASED
