@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from dataclasses import dataclass
@@ -65,6 +67,38 @@ def test_the_wheel_for_users_has_the_library_and_nothing_of_a_simulated_driver(w
     assert not [name for name in names if "simgpu" in name or name.endswith(".ptx")]
 
 
+def test_the_wheel_for_users_has_jupyterlabs_extension_where_jupyterlab_looks_and_not_its_sources(
+    wheels: Wheels,
+) -> None:
+    names = inside(wheels.spawner)
+    installed = "share/jupyter/labextensions/@gpushare/lab/"
+    extension = {name.partition(installed)[2] for name in names if installed in name}
+    assert {"package.json", "install.json", "static/third-party-licenses.json"} <= extension
+    assert [name for name in extension if name.startswith("static/remoteEntry.")]
+    assert not [name for name in names if name.startswith("gpushare_spawner/notebook/lab")]
+    assert not [name for name in names if name.endswith((".ts", ".tsbuildinfo")) or "node_modules" in name]
+
+
+def test_the_sdist_has_the_extension_with_its_sources_so_that_a_wheel_from_it_needs_no_node(
+    wheels: Wheels, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
+        sdist.extractall(tmp_path, filter="data")
+    lab = next(tmp_path.glob("*/gpushare_spawner/notebook/lab"))
+    assert {"src", "style", "package.json", "yarn.lock"} <= {path.name for path in lab.iterdir()}
+    assert not {"node_modules", "lib", ".yarn"} & {path.name for path in lab.iterdir()}
+    # without this environment's packages, so without jupyter-builder and node
+    done = subprocess.run([sys.executable, "-S", str(lab / "build.py")], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, str(lab.parent / "labextension")), done.stderr
+    built = {path.name: path.read_bytes() for path in (lab.parent / "labextension/static").iterdir()}
+    archive = zipfile.ZipFile(wheels.spawner)
+    assert built == {
+        Path(name).name: archive.read(name) for name in archive.namelist() if "@gpushare/lab/static/" in name
+    }
+
+
 def test_the_simulated_driver_is_a_wheel_of_its_own_without_its_sources(wheels: Wheels) -> None:
     names = {name for name in inside(wheels.simgpu) if ".dist-info/" not in name}
     package = ("__init__.py", "py.typed", "kernels.ptx", "lib/libcuda.so.1", "lib/libnvidia-ml.so.1")
@@ -78,11 +112,13 @@ def test_both_wheels_are_the_same_bytes_from_another_folder_with_only_what_the_i
     other.mkdir(parents=True)
     for name in copied_for_the_images():
         if (ROOT / name).is_dir():
-            shutil.copytree(
-                ROOT / name, other / name, ignore=shutil.ignore_patterns("__pycache__", "lib"), symlinks=True
-            )
+            made = shutil.ignore_patterns("__pycache__", "lib", "labextension", "node_modules", ".yarn")
+            shutil.copytree(ROOT / name, other / name, ignore=made, symlinks=True)
         else:
             shutil.copy(ROOT / name, other)
+    # the npm packages, which yarn.lock says with their digests: without them the test would need a registry
+    packages = "gpushare_spawner/notebook/lab/node_modules"
+    shutil.copytree(ROOT / packages, other / packages, symlinks=True, copy_function=os.link)
     (tmp_path / "again").mkdir()
     again = build(other, tmp_path / "again")
     for first, second in ((wheels.spawner, again.spawner), (wheels.simgpu, again.simgpu)):

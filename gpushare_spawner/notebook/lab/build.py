@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SETTINGS = ("package.json", "tsconfig.json", ".yarnrc.yml", "yarn.lock")
+SETTINGS = ("package.json", "tsconfig.json", "webpack.config.js", ".yarnrc.yml", "yarn.lock")
 SOURCES = ("src", "style")
 BUILT_FROM = "sources.sha256"
 """In the built extension: the digest of its sources."""
