@@ -61,10 +61,10 @@ class ShareBody extends Widget {
       this._message,
       this._explanation,
       this._figure,
-      this._terms,
-      this._slow,
       this._controls,
-      this._answer
+      this._answer,
+      this._slow,
+      this._terms
     );
   }
 
@@ -83,6 +83,7 @@ class ShareBody extends Widget {
     this._endKeep.hidden = kept === null;
     this._share.hidden = !status.largest_share_units;
     this._newShare.max = String(status.largest_share_units / UNITS_PER_GPU);
+    this._newShare.placeholder = String(status.share_units / UNITS_PER_GPU);
   }
 
   private _showTerms(status: IShareStatus): void {

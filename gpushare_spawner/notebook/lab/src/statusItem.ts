@@ -8,6 +8,9 @@ import { Samples } from './samples';
 import { IShareStatus } from './status';
 import * as words from './words';
 
+/** Seconds that the small plot shows: fewer than the dialog's, because it is small. */
+const ITEM_SPAN = 120;
+
 export class StatusItem extends Widget {
   constructor(
     private readonly _samples: Samples,
@@ -16,7 +19,7 @@ export class StatusItem extends Widget {
     super();
     this.id = 'gpushare-item';
     this.addClass('gpushare-Item');
-    this._plot = new Plot(56, 16, _samples.span);
+    this._plot = new Plot(56, 16, ITEM_SPAN);
     this._button.type = 'button';
     this._button.setAttribute('aria-haspopup', 'dialog');
     this._button.addEventListener('click', open);
