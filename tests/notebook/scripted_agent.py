@@ -55,8 +55,8 @@ class Script:
 
     refused: int = 0
     """Allocations that the session's limit refused; the last one was of 2 GiB."""
-    gpu_seconds: Callable[[], float] = lambda: 0.0
-    """Tells the GPU time in all."""
+    use: float | None = None
+    """Part of the GPU's time that the session had; None: an agent that does not say."""
     features: Feature = Feature.DELIVERED | Feature.CONTROLS
     keep_until: float = 0.0
     """Seconds since the epoch; 0: not kept."""
@@ -77,10 +77,12 @@ class Script:
         )  # fmt: skip
         flags = tier.depth | units << 8
         before = self.controls()
-        if self.delivered is not None or self.gpu_seconds():
-            entitled, received, waits, half, most = self.delivered or (0.0, 0.0, 0, 0.0, 0.0)
-            seconds = [round(one * 1e9) for one in (entitled, received, half, most, self.gpu_seconds())]
+        if self.delivered is not None:
+            entitled, received, waits, half, most = self.delivered
+            seconds = [round(one * 1e9) for one in (entitled, received, half, most)]
             before.append(Frame(Kind.DELIVERED, (*seconds[:2], waits, *seconds[2:])))
+        if self.use is not None:
+            before += [Frame(Kind.USE, (0, round(self.use * 1e9), 10**9), gpu=gpu_bytes(uuid)) for uuid in self.gpus]
         if self.refused:
             hit = (SessionMemoryTopic.LIMIT_HIT, MemoryLimit.SESSION, 10**9, 2 * GIB, 41, self.refused, self.memory)
             before.append(Frame(Kind.SESSION_MEMORY, hit))

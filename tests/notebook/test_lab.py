@@ -231,8 +231,8 @@ def test_the_dialog_shows_the_terms_and_what_slows_the_work(page: Page, agent: S
     page.wait_for(f"{DIALOG} tr", "other sessions1; 1 of 2 sessions on the GPU has work now")
     page.wait_for(f"{DIALOG} figcaption", "now: memory 19 % of the limit")
     # what is shown follows the share while the dialog is open
-    agent.script.gpu_seconds = time.time
-    page.wait_for(f"{DIALOG} figcaption", "use 100 %")
+    agent.script.use = 0.4
+    page.wait_for(f"{DIALOG} figcaption", "use 40 %")
     assert page.run("return document.querySelector('.gpushare-Plot-use').getAttribute('d').length") > 0
     page.run("document.querySelector('.gpushare-Dialog summary').focus()")
     page.keys(Keys.ENTER)

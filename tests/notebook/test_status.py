@@ -298,7 +298,7 @@ def test_the_command_in_json(agent: ScriptedAgent, capsys: pytest.CaptureFixture
 def test_what_users_and_admins_decided_is_shown(agent: ScriptedAgent) -> None:
     script = agent.script
     script.keep_until, script.exempt_until, script.largest_share = 2_000_000_000.5, None, 50
-    script.message, script.gpu_seconds = ("Node 3 will be drained tonight. " * 3, 1_999_999_999.25), lambda: 12.5
+    script.message = ("Node 3 will be drained tonight. " * 3, 1_999_999_999.25)
     now = status()
     assert now.controls == ControlsStatus(
         keep_until=2_000_000_000.5,
@@ -307,7 +307,6 @@ def test_what_users_and_admins_decided_is_shown(agent: ScriptedAgent) -> None:
         largest_share_units=50,
         message=AdminMessage("Node 3 will be drained tonight. " * 3, 1_999_999_999.25),
     )
-    assert now.gpu_seconds == 12.5
     assert abs(now.at - time.time()) < 10
     assert share_status.line(now) == "0.25 GPU · active · kept · 3.1 of 16 GiB"
     until = clock(2_000_000_000.5, time.time())
@@ -323,9 +322,8 @@ def test_what_users_and_admins_decided_is_shown(agent: ScriptedAgent) -> None:
     assert not {"kept", "exempt"} & {row.split(" ")[0] for row in str(status()).splitlines()}
 
 
-def test_an_older_agent_says_nothing_of_decisions_and_of_gpu_time() -> None:
-    now = of(features=Feature(0), delivered=(5.0, 5.0, 0, 0.0, 0.0))
-    assert (now.controls, now.gpu_seconds) == (None, None)
+def test_an_older_agent_says_nothing_of_decisions() -> None:
+    assert of(features=Feature(0)).controls is None
 
 
 def test_watch_shows_it_again_until_ctrl_c(agent: ScriptedAgent) -> None:

@@ -1,14 +1,9 @@
 /** The last minutes of GPU memory and use, from successive answers of the server. */
 
+import { IShareStatus } from './status';
+
 /** What of a status is drawn. */
-export interface IFigures {
-  /** Seconds since the epoch. */
-  at: number;
-  gpus: unknown[];
-  memory_bytes: number;
-  limit_bytes: number;
-  gpu_seconds: number | null;
-}
+export type Figures = Pick<IShareStatus, 'at' | 'gpus' | 'memory_bytes' | 'limit_bytes'>;
 
 /** Parts from 0 to 1; `use` is undefined where it is unknown. */
 export interface ISample {
@@ -29,34 +24,31 @@ export class Samples {
     return this._samples[this._samples.length - 1];
   }
 
-  /** Add an answer of the server. The use is the GPU time since the answer before, of the time that passed. */
-  add(now: IFigures): void {
-    const before = this._before;
-    if (before !== undefined && now.at <= before.at) {
-      if (now.at === before.at) {
-        return; // the same answer, for another tab
-      }
+  /** Add an answer of the server. */
+  add(now: Figures): void {
+    const before = this.last?.at ?? 0;
+    if (now.at === before) {
+      return; // the same answer again: the server gives it to several tabs
+    }
+    if (now.at < before) {
       this._samples = []; // the clock was set back
     }
-    this._samples.push({
-      at: now.at,
-      memory: part(now.memory_bytes, now.limit_bytes),
-      use: before === undefined ? undefined : use(before, now)
-    });
-    this._before = now;
+    this._samples.push({ at: now.at, memory: part(now.memory_bytes, now.limit_bytes), use: use(now) });
     this._samples = this._samples.filter(sample => sample.at > now.at - this.span);
   }
 
-  private _before: IFigures | undefined;
   private _samples: ISample[] = [];
 }
 
-/** Return the part of the time between two answers in which the session's GPUs computed for it. */
-function use(before: IFigures, now: IFigures): number | undefined {
-  if (before.gpu_seconds === null || now.gpu_seconds === null || now.gpu_seconds < before.gpu_seconds) {
-    return undefined; // an agent that does not say, or a session that was opened anew
-  }
-  return part(now.gpu_seconds - before.gpu_seconds, (now.at - before.at) * Math.max(1, now.gpus.length));
+/** Return the mean use of the session's GPUs; undefined where the agent does not say. */
+function use(now: Figures): number | undefined {
+  const known = now.gpus.map(gpu => gpu.utilisation).filter(one => one !== null);
+  return known.length
+    ? part(
+        known.reduce((sum, one) => sum + one, 0),
+        known.length
+      )
+    : undefined;
 }
 
 function part(amount: number, total: number): number {

@@ -7,6 +7,12 @@ export interface IPendingAction {
   at: number;
 }
 
+/** The share on one GPU. */
+export interface IGpu {
+  /** Part of the GPU's time that the session had in the last second, from 0 to 1; null: the agent does not say. */
+  utilisation: number | null;
+}
+
 /** One row of the share's terms. */
 export interface ITerm {
   name: string;
@@ -29,11 +35,9 @@ export interface IShareStatus {
   lease: string;
   /** Seconds since the epoch: when the agent said this; 0: it did not answer. */
   at: number;
-  gpus: unknown[];
+  gpus: IGpu[];
   memory_bytes: number;
   limit_bytes: number;
-  /** GPU time of the session since it was opened; null: the agent does not say. */
-  gpu_seconds: number | null;
   announced: IPendingAction | null;
   limit_hit: { count: number } | null;
 
