@@ -5,6 +5,7 @@
 | gpushare-settings | a name of the entry points `jupyterhub.spawners` | the settings that our spawner adds |
 | gpushare-template-fields | | the fields of a compute template |
 | gpushare-quota-fields | file or Group | the fields of quotas.yaml, or of an entry of it |
+| gpushare-idle-fields | file, or the name of a part | the fields of idle.yaml, or of a part of it |
 | gpushare-commands | | every subcommand of gpushare, with its options |
 | gpushare-metrics | agent-without-token, agent-with-token or service | its metric families |
 | gpushare-addresses | service, agent or notebook | what answers there |
@@ -51,7 +52,7 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 
 def template_schema(of: str = "template") -> dict[str, Any]:
-    """The JSON Schema as `gpushare templates schema` prints it. ``of``: template or quotas."""
+    """The JSON Schema as `gpushare templates schema` prints it. ``of``: template, quotas or idle."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         cli.main(["templates", "schema", of])
@@ -150,7 +151,12 @@ class TemplateFields(Generated):
 
 class QuotaFields(Generated):
     def text(self, argument: str) -> str:
-        return reference_text.quota_fields(template_schema("quotas"), argument)
+        return reference_text.file_fields(template_schema("quotas"), argument)
+
+
+class IdleFields(Generated):
+    def text(self, argument: str) -> str:
+        return reference_text.file_fields(template_schema("idle"), argument)
 
 
 class Commands(Generated):
@@ -179,6 +185,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
         ("settings", Settings),
         ("template-fields", TemplateFields),
         ("quota-fields", QuotaFields),
+        ("idle-fields", IdleFields),
         ("commands", Commands),
         ("metrics", Metrics),
         ("addresses", Addresses),

@@ -83,8 +83,8 @@ def template_fields(schema: dict[str, Any]) -> str:
     return table(("field", "value", "not given", "meaning"), _fields(schema, schema, ""))
 
 
-def quota_fields(schema: dict[str, Any], part: str) -> str:
-    """A table of the fields of one part of the quota file: ``file``, or the name of a definition in its schema."""
+def file_fields(schema: dict[str, Any], part: str) -> str:
+    """A table of the fields of one part of a file: ``file`` for the whole, or a definition of its schema."""
     whole_file = part == "file"
     rows = _fields(schema if whole_file else schema["$defs"][part], schema, "")
     if whole_file:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
+from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.templates.folder import TemplateFolder, Templates
+from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
+from gpushare_spawner.templates.optional_file import FileInForce
 from gpushare_spawner.templates.problems import Problem
 from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasInForce
 from gpushare_spawner.wording.quotas import exceeds_cluster
@@ -25,7 +28,8 @@ def check(folder: Path, gpus: tuple[Gpu, ...], on_node: bool) -> list[Finding]:
     quiet = logging.Logger("gpushare.doctor", logging.CRITICAL)
     found = findings(folder, TemplateFolder(folder, log=quiet).load(), gpus)
     # in a cluster there are other GPUs than this node's
-    return found + quota_findings(folder, QuotaFile(folder, log=quiet).load(), () if on_node else gpus)
+    found += quota_findings(folder, QuotaFile(folder, log=quiet).load(), () if on_node else gpus)
+    return found + idle_findings(folder, idle_file(folder, log=quiet).load())
 
 
 def findings(folder: Path, templates: Templates, gpus: tuple[Gpu, ...]) -> list[Finding]:
@@ -57,6 +61,14 @@ def quota_findings(folder: Path, quotas: QuotasInForce, gpus: tuple[Gpu, ...]) -
         found.append(note(str(folder / QUOTA_FILE), exceeds, "Lower some guarantees: not all can hold at once."))
     if not quotas.problems:
         found.append(ok(str(folder / QUOTA_FILE), "quotas are valid"))
+    return found
+
+
+def idle_findings(folder: Path, idle: FileInForce[IdlePolicy]) -> list[Finding]:
+    """Return the findings about idle.yaml; none where there is no such file."""
+    found = [problem(*_told(folder, wrong)) for wrong in idle.problems]
+    if idle.content is not None and not idle.problems:
+        found.append(ok(str(folder / IDLE_FILE), "the idle policy is valid"))
     return found
 
 

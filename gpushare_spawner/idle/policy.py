@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from gpushare_spawner.idle.keep import exempts, holds
 from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.idle.reclaim import Claim, reclaim_action, tells_of_reclaim
-from gpushare_spawner.idle.schedule import Due, NoAction, max_age_action, next_idle_action, repeated_action
+from gpushare_spawner.idle.schedule import (
+    Due,
+    NoAction,
+    QuietUntil,
+    max_age_action,
+    never_quiet,
+    next_idle_action,
+    repeated_action,
+)
 from gpushare_spawner.idle.short_work import UseRule
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.report import Notice
@@ -66,13 +74,15 @@ def decide(
     max_age: float = 0.0,
     claim: Claim | None = None,
     held: bool = False,
+    quiet_until: QuietUntil = never_quiet,
 ) -> Decision:
     """Decide on one session.
 
     ``idle`` is that of its template, None where the template is gone. ``now`` and all instants are seconds since the
     epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, as jupyterhub-idle-culler's option
     of that name does. ``claim``: what spawns in quota need of the session; None: nothing. ``held``: its idle share is
-    taken only while a spawn waits that can use it, and none does.
+    taken only while a spawn waits that can use it, and none does. ``quiet_until``: when an idle action can come at the
+    earliest; it does not hold against ``claim``.
 
     An action is due only after a notice: the notice's time has come, and there was no work since it was sent. A late
     notice delays the action, so that users always have their notice period. Instants in the future, or a clock that
@@ -87,7 +97,7 @@ def decide(
     due: Due | NoAction = NoAction.TEMPLATE_GONE
     again_from: float | None = None
     if idle is not None:
-        due, again_from = _of_template(idle, session, now, held)
+        due, again_from = _of_template(idle, session, now, held, quiet_until)
     stops = isinstance(due, Due) and due.tier is Tier.STOPPED and now >= due.tell_at
     if made_way and not stops:
         # its units are what the spawns need, so no tier between is of use; its template can still stop it
@@ -96,7 +106,7 @@ def decide(
         due = _sooner(due, reclaim_action(claim, session), session, now)
     if idle is None:
         return _stay(session, due) if isinstance(due, NoAction) else _approach(due, session, now)
-    end = max_age_action(idle, session, max_age) if max_age > 0 else None
+    end = max_age_action(idle, session, max_age).outside(quiet_until) if max_age > 0 else None
     if end is not None and (isinstance(due, NoAction) or now >= end.tell_at):
         due, end = end, None
     if isinstance(due, NoAction):
@@ -108,16 +118,19 @@ def decide(
     return decision
 
 
-def _of_template(idle: Idle, session: Observation, now: float, held: bool) -> tuple[Due | NoAction, float | None]:
+def _of_template(
+    idle: Idle, session: Observation, now: float, held: bool, quiet_until: QuietUntil
+) -> tuple[Due | NoAction, float | None]:
     """Return the next action of the template, and when another one takes its place.
 
     Until the notice of the next one is due, that is the action that short GPU work has undone.
     """
     if session.keep is not None and holds(session.keep, now):
         return NoAction.KEPT, session.keep.until
-    following, undone = next_idle_action(idle, session, held), repeated_action(idle, session)
+    following, undone = next_idle_action(idle, session, held, quiet_until), repeated_action(idle, session)
     if undone is None or held:
         return following, None
+    undone = undone.outside(quiet_until)
     if isinstance(following, NoAction):
         return undone, None
     return (undone, following.tell_at) if now < following.tell_at else (following, None)
@@ -135,20 +148,24 @@ def _sooner(due: Due | NoAction, reclaim: Due | None, session: Observation, now:
 def _comes(due: Due, session: Observation, now: float) -> float:
     """Return when an action comes if nothing changes."""
     told = session.notice
-    earliest = max(due.at, now + due.notice)
+    earliest = due.earliest(now)
     return told.at if told is not None and _announces(told, due) and told.at <= earliest + _SLACK else earliest
 
 
 def _approach(due: Due, session: Observation, now: float) -> Decision:
     told = session.notice
-    earliest = max(due.at, now + due.notice)
+    earliest = due.earliest(now)
     if told is None or not _announces(told, due) or told.at > earliest + _SLACK:
         coming = _coming(due, session, earliest)
         if now < due.tell_at:
             return _stay(session, NoAction.NOT_YET, upcoming=coming, decide_again_at=due.tell_at)
         return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=coming.at)
-    coming = _coming(due, session, told.at)
     at = max(told.at, due.at)
+    if now >= at and (later := due.quiet_until(due.tier, now)) > now:
+        # the service comes too late: quiet hours have begun
+        coming = _coming(due, session, later)
+        return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=later)
+    coming = _coming(due, session, told.at)
     if now < at:
         return _stay(session, NoAction.NOTICE_PERIOD, notice=coming, upcoming=coming, decide_again_at=at)
     return Decision(

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpushare_spawner.idle.observation import Observation
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.template import Idle
 from gpushare_spawner.model.tier import Tier
+
+QuietUntil = Callable[[Tier, float], float]
+"""Returns the first instant, from the given one on, at which an idle action into a tier can come."""
+
+
+def never_quiet(tier: Tier, instant: float) -> float:
+    """Return the instant: there are no quiet hours."""
+    return instant
 
 
 class NoAction(StrEnum):
@@ -49,6 +58,15 @@ class Due:
     after: float
     """Seconds of idleness, or of the server's life, at which it comes."""
     cause: IdleCause = IdleCause.IDLE
+    quiet_until: QuietUntil = never_quiet
+
+    def earliest(self, now: float) -> float:
+        """Return when the action can come if its notice is sent now."""
+        return self.quiet_until(self.tier, max(self.at, now + self.notice))
+
+    def outside(self, quiet_until: QuietUntil) -> Due:
+        """Return the action after the quiet hours that it would come in."""
+        return replace(self, at=quiet_until(self.tier, self.at), quiet_until=quiet_until)
 
     @property
     def tell_at(self) -> float:
@@ -56,8 +74,11 @@ class Due:
         return self.at - self.notice
 
 
-def next_idle_action(idle: Idle, session: Observation, held: bool = False) -> Due | NoAction:
-    """Return an idle session's next action: into the next deeper tier of its template.
+def next_idle_action(
+    idle: Idle, session: Observation, held: bool = False, quiet_until: QuietUntil = never_quiet
+) -> Due | NoAction:
+    """Return an idle session's next action: into the next deeper tier of its template, or the one after that if quiet
+    hours put it off for longer.
 
     Downgrade and release count from the last use of the GPU alone. A stop counts from the last activity of any kind,
     and never comes while a kernel is busy. A share that short GPU work restored: see `repeated_action`. ``held``:
@@ -67,6 +88,7 @@ def next_idle_action(idle: Idle, session: Observation, held: bool = False) -> Du
         return NoAction.GPU_BUSY
     reached = _reached(idle, session)
     none = NoAction.NO_FURTHER_ACTION
+    soonest: Due | None = None
     previous = 0.0  # idle seconds at which the action before this one came
     for tier in Tier:
         after = idle.after(tier)
@@ -79,9 +101,13 @@ def next_idle_action(idle: Idle, session: Observation, held: bool = False) -> Du
         if further and held and tier is not Tier.STOPPED:
             none = NoAction.NOT_NEEDED
         elif further:
-            return _due(tier, units, after, fair_notice(idle.warn_before, after - previous), session)
+            due = _due(tier, units, after, fair_notice(idle.warn_before, after - previous), session)
+            if isinstance(due, NoAction):
+                none = due
+            elif soonest is None or due.outside(quiet_until).at <= soonest.at:
+                soonest = due.outside(quiet_until)
         previous = after
-    return none
+    return soonest if soonest is not None else none
 
 
 def repeated_action(idle: Idle, session: Observation) -> Due | None:

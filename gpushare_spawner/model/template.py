@@ -173,6 +173,22 @@ class KeepLimits(_Part):
     """Sessions of one user that are kept at a time. Not given: the service's `--keep-at-once`."""
 
 
+def check_idle_order(downgrade_after: float | None, release_after: float | None, stop_after: float | None) -> None:
+    """Raise the error of a time (seconds; None: never) that is not after the one before it, or not more than 0."""
+    actions = {"downgrade_after": downgrade_after, "release_after": release_after, "stop_after": stop_after}
+    given = [(name, value) for name, value in actions.items() if value is not None]
+    for name, value in given:
+        if value <= 0:
+            raise ValueError(f"{name} must be more than 0 s")
+    for (first, earlier), (second, later) in pairwise(given):
+        if earlier >= later:
+            raise PydanticCustomError(
+                IDLE_ORDER,
+                "{second} ({later} s) must be more than {first} ({earlier} s)",
+                {"first": first, "earlier": earlier, "second": second, "later": later},
+            )
+
+
 class Idle(_Part):
     """When a session's idle actions come. Each action is optional.
 
@@ -217,18 +233,7 @@ class Idle(_Part):
             raise ValueError("downgrade_after and downgrade_to belong together: give both or neither")
         if self.release_resources is not None and self.release_after is None:
             raise ValueError("release_resources needs release_after")
-        actions = [(name, getattr(self, name)) for name in ("downgrade_after", "release_after", "stop_after")]
-        given = [(name, value) for name, value in actions if value is not None]
-        for name, value in given:
-            if value <= 0:
-                raise ValueError(f"{name} must be more than 0 s")
-        for (first, earlier), (second, later) in pairwise(given):
-            if earlier >= later:
-                raise PydanticCustomError(
-                    IDLE_ORDER,
-                    "{second} ({later} s) must be more than {first} ({earlier} s)",
-                    {"first": first, "earlier": earlier, "second": second, "later": later},
-                )
+        check_idle_order(self.downgrade_after, self.release_after, self.stop_after)
         return self
 
     def after(self, tier: Tier) -> float | None:

@@ -28,6 +28,7 @@ from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
 from gpushare_spawner.service.hub.scopes import missing
 from gpushare_spawner.service.options import culler_settings, lacking_setting
 from gpushare_spawner.service.reports import Agents, RecentReports
+from gpushare_spawner.service.session_templates import UserGroups
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.template_source import TemplateSource
 from gpushare_spawner.service.tls import hub_tls, own_tls
@@ -75,7 +76,8 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
         request_timeout=float(os.environ.get("JUPYTERHUB_REQUEST_TIMEOUT") or 60),
         ssl_options=hub_tls(options),
     )
-    templates = TemplateSource(Path(options.templates_dir))
+    groups = UserGroups(lambda: snapshot.users if (snapshot := culler.hub_snapshot) is not None else None)
+    templates = TemplateSource(Path(options.templates_dir), groups)
     listeners: list[Callable[[], None]] = []
     async with _agents(options, listeners, hub_name, cluster_agents, templates) as agents:
         pending, reports = PendingSpawns(hub), RecentReports(agents)
@@ -159,7 +161,7 @@ async def _run_until_stopped(
         needed=lambda: culler.pressure.needed,
     )
     server = _listen(sources, options.ip, history, actions)
-    scopes = _check_scopes(hub, settings.cull_users, templates.quotas() is not None, lacking)
+    scopes = _check_scopes(hub, settings.cull_users, templates.needs_groups, lacking)
     tasks = [asyncio.create_task(culler.run()), asyncio.create_task(scopes)]
     if history is not None:
         tasks.append(asyncio.create_task(history.run()))
@@ -198,10 +200,10 @@ async def _stop_without_parent(stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _check_scopes(hub: Hub, cull_users: bool, quotas: bool, lacking: list[str]) -> None:
+async def _check_scopes(hub: Hub, cull_users: bool, groups: bool, lacking: list[str]) -> None:
     """Log the missing scopes, and put them on the dashboard."""
     try:
-        lacking[:] = missing(await hub.own_scopes(), cull_users, quotas)
+        lacking[:] = missing(await hub.own_scopes(), cull_users, groups)
     except HubFailed as error:
         log.warning("The service's scopes cannot be checked. %s", error)
     for sentence in lacking:

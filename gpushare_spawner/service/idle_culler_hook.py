@@ -9,12 +9,15 @@ In the file that is given to jupyterhub-idle-culler as ``--config``::
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.templates.folder import TemplateFolder, default_folder
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.template_source import TemplateSource
+from gpushare_spawner.templates.folder import default_folder
 
 
 def cull_arbiter(templates_dir: Path | str | None = None) -> Callable[..., bool]:
@@ -22,9 +25,10 @@ def cull_arbiter(templates_dir: Path | str | None = None) -> Callable[..., bool]
 
     Servers of templates with a GPU are never culled by jupyterhub-idle-culler: it sees neither GPU work nor busy
     kernels, and this service stops them. Servers of other templates are culled after their `idle.stop_after`, and never
-    if it is not given or with `idle.dry_run`. All other servers are culled after jupyterhub-idle-culler's own time-out.
+    if it is not given or with `idle.dry_run`. Defaults, limits and quiet hours of `idle.yaml` count; of its groups the
+    most generous. All other servers are culled after jupyterhub-idle-culler's own time-out.
     """
-    folder = TemplateFolder(Path(templates_dir) if templates_dir is not None else default_folder())
+    templates = TemplateSource(Path(templates_dir) if templates_dir is not None else default_folder())
 
     def hook(*, inactive: timedelta | None, inactive_limit: float, server: Mapping[str, Any], **_: Any) -> bool:
         """Return whether a server is culled. ``inactive_limit``: seconds; ``server``: as the hub's API describes it."""
@@ -32,7 +36,11 @@ def cull_arbiter(templates_dir: Path | str | None = None) -> Callable[..., bool]
             return False
         options = server.get("user_options")
         name = options.get("profile") if isinstance(options, Mapping) else None
-        template = next((one for one in folder.load() if one.name == name), None)
+        each = templates()
+        # the hook is not told the user's groups
+        template = each.of_user(name, "") if isinstance(name, str) else None
+        if template is not None and each.quiet_until(Tier.STOPPED, time.time()) > time.time():
+            return False
         if template is None:
             return inactive.total_seconds() >= inactive_limit
         idle = template.idle

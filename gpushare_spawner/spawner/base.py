@@ -19,6 +19,8 @@ from traitlets import Float, Integer, List, Unicode
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
+from gpushare_spawner.idle import effective_idle
+from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
@@ -34,6 +36,8 @@ from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
 from gpushare_spawner.templates.folder import TemplateFolder, default_folder
+from gpushare_spawner.templates.idle_file import idle_file
+from gpushare_spawner.templates.optional_file import OptionalFile
 from gpushare_spawner.templates.quota_file import QuotaFile
 
 TEMPLATES_MAX_AGE = 10.0
@@ -199,6 +203,20 @@ class GPUShareBase(_Part):  # type: ignore[misc]
     def quota_file(self) -> QuotaFile:
         """The quotas beside the templates, one for all spawners of the hub."""
         return self._shared(("quotas", self.templates_dir), lambda: QuotaFile(self.templates_dir, self.log))
+
+    @property
+    def idle_file(self) -> OptionalFile[IdlePolicy]:
+        """The idle policy beside the templates, one for all spawners of the hub."""
+        return self._shared(("idle", self.templates_dir), lambda: idle_file(self.templates_dir, self.log))
+
+    def templates_of_user(self, max_age: float = 0.0) -> tuple[Template, ...]:
+        """Return the templates in force, with the idle actions that apply to the server's user. ``max_age``: seconds
+        for which the files are not read again."""
+        templates, policy = self.template_folder.load(max_age).templates, self.idle_file.load(max_age).content
+        if policy is None:
+            return templates
+        groups = self.group_names
+        return tuple(one.model_copy(update={"idle": effective_idle(one, policy, groups)}) for one in templates)
 
     def _shared(self, key: tuple[str, ...], make: Callable[[], _Shared]) -> _Shared:
         return hub_shared.shared(self.user, key, make)

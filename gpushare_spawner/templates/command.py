@@ -1,6 +1,6 @@
-"""``gpushare templates``: check template files and quotas before a hub reads them, and print their JSON Schemas.
+"""``gpushare templates``: check template files, quotas and the idle policy before a hub reads them; JSON Schemas.
 
-One command checks both: they are in one folder, and a wrong file of either kind is the same surprise for a hub.
+One command checks all: they are in one folder, and a wrong file of any kind is the same surprise for a hub.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gpushare_spawner.idle import effective_idle
+from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.folder import DEFAULT_FOLDER, TemplateFolder, Templates, default_folder
+from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
 from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasInForce
-from gpushare_spawner.templates.schema import quota_schema, template_schema
+from gpushare_spawner.templates.schema import idle_schema, quota_schema, template_schema
 from gpushare_spawner.wording.amounts import memory, plural
 from gpushare_spawner.wording.cards import idle_actions
 from gpushare_spawner.wording.pod_requests import perhaps_not_requested
 from gpushare_spawner.wording.quotas import exceeds_cluster
 
-SCHEMAS = {"template": template_schema, "quotas": quota_schema}
+SCHEMAS = {"template": template_schema, "quotas": quota_schema, "idle": idle_schema}
 
 LARGEST_GPU = 80 * 2**30
 """Bytes; the shipped templates are made for GPUs up to this size."""
@@ -37,9 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = parts.add_parser(
         "check",
-        help="check the templates and quotas of a folder",
-        description="Reads each *.yaml and *.yml file of the folder; quotas.yaml has quotas, the others templates. The "
-        "exit status is 1 if there is a problem.",
+        help="check the templates, the quotas and the idle policy of a folder",
+        description="Reads each *.yaml and *.yml file of the folder; quotas.yaml has quotas, idle.yaml idle actions "
+        "for all templates, the others templates. The exit status is 1 if there is a problem.",
     )
     check.add_argument(
         "folder",
@@ -57,12 +60,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     schema = parts.add_parser(
         "schema",
-        help="print the JSON Schema of a template file or of quotas.yaml",
+        help="print the JSON Schema of a template file, of quotas.yaml or of idle.yaml",
         description="Editors use the schema to complete and check the files. Save it in the templates' folder as "
         "template.schema.json, and begin each file with # yaml-language-server: $schema=template.schema.json",
     )
     schema.add_argument(
-        "of", metavar="FILE", choices=SCHEMAS, nargs="?", default="template", help="template (default) or quotas"
+        "of", metavar="FILE", choices=SCHEMAS, nargs="?", default="template", help="template (default), quotas or idle"
     )
 
 
@@ -86,11 +89,12 @@ def check(folder: Path, gpus: int | None = None) -> int:
     quiet = logging.Logger("gpushare.templates", logging.CRITICAL)
     templates = TemplateFolder(folder, log=quiet).load()
     quotas = QuotaFile(folder, log=quiet).load()
+    idle = idle_file(folder, log=quiet).load()
     # a log or a file has no width limit
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if templates.templates:
-        out.print(_table(templates))
-    problems = [*templates.problems, *quotas.problems]
+        out.print(_table(templates, idle.content))
+    problems = [*templates.problems, *quotas.problems, *idle.problems]
     for problem in problems:
         # one unwrapped line each, so that editors can jump to file:line
         out.print(Text(_printable(str(problem)), style="red"), soft_wrap=True)
@@ -105,7 +109,8 @@ def check(folder: Path, gpus: int | None = None) -> int:
             out.print(Text(_printable(f"{templates.files[template.name]}: {note}"), style="yellow"), soft_wrap=True)
     for warning in _quota_warnings(quotas, gpus):
         out.print(Text(_printable(warning), style="yellow"), soft_wrap=True)
-    out.print(f"{plural(len(templates), 'template')}{_number_of(quotas)}, no problems.")
+    policy = f", {IDLE_FILE}" if idle.content is not None else ""
+    out.print(f"{plural(len(templates), 'template')}{_number_of(quotas)}{policy}, no problems.")
     return 0
 
 
@@ -132,13 +137,14 @@ def _gpus(value: str) -> int:
     return int(value)
 
 
-def _table(templates: Templates) -> Table:
+def _table(templates: Templates, policy: IdlePolicy | None) -> Table:
+    """Return the templates as a table. The idle actions are those of users without a group of the policy."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("File", "Name", "Share", "Idle", "Access"):
         table.add_column(heading, overflow="fold")
     for template in templates:
         name = template.name + (" (default)" if template.default else "")
-        cells = (templates.files[template.name], name, _share(template), _idle(template), _access(template))
+        cells = (templates.files[template.name], name, _share(template), _idle(template, policy), _access(template))
         table.add_row(*(Text(_printable(cell)) for cell in cells))
     return table
 
@@ -147,7 +153,9 @@ def _share(template: Template) -> str:
     return str(template.share) if template.share is not None else "no GPU"
 
 
-def _idle(template: Template) -> str:
+def _idle(template: Template, policy: IdlePolicy | None) -> str:
+    if policy is not None:
+        template = template.model_copy(update={"idle": effective_idle(template, policy)})
     return "; ".join(idle_actions(template)) or "no idle actions"
 
 

@@ -1,6 +1,6 @@
 """The folder of compute templates: one YAML file each, read again when files change.
 
-The folder's `quotas.yaml` is no template: see `quota_file`.
+The folder's `quotas.yaml` and `idle.yaml` are no templates: see `quota_file` and `idle_file`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.templates.idle_file import IDLE_FILE
 from gpushare_spawner.templates.parser import TEMPLATE
 from gpushare_spawner.templates.problems import Problem, log_problems
 from gpushare_spawner.templates.quota_file import QUOTA_FILE
 from gpushare_spawner.templates.watched_file import Signature, WatchedFile, signature_of
 
 SUFFIXES = (".yaml", ".yml")
+RESERVED = frozenset({QUOTA_FILE, IDLE_FILE})
+"""Files in the folder that are no templates."""
 DEFAULT_FOLDER = "/etc/gpushare/templates"
 
 
@@ -141,7 +144,7 @@ def _entries(folder: Path) -> dict[str, Signature | None]:
     found: dict[str, Signature | None] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(".") or entry.name == QUOTA_FILE or not entry.name.lower().endswith(SUFFIXES):
+            if entry.name.startswith(".") or entry.name in RESERVED or not entry.name.lower().endswith(SUFFIXES):
                 continue
             try:
                 status = entry.stat()  # follows links: Kubernetes swaps the target of a ConfigMap's link

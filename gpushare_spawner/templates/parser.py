@@ -1,4 +1,4 @@
-"""Reads the text of a template file or of a quota file, or returns a list of problems. Raises no exception.
+"""Reads the text of a template file, of quotas or of an idle policy, or returns a list of problems. Raises nothing.
 
 YAML is read by the core schema of YAML 1.2 (``no`` is a word, ``1:30`` is not a number): one document, no tags, no
 merge keys. Input that could exhaust memory or time is rejected early: text over 1 MiB, deep nesting, aliases that
@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.problems import Problem, problems_of
@@ -80,6 +81,16 @@ QUOTAS = Kind(
     split="write quotas only; keep data and scripts elsewhere",
     most_nodes=10 * MAX_NODES,
     usual="a quota has about 5 values, at most 6 levels deep",
+)
+
+IDLE_POLICY = Kind(
+    model=IdlePolicy,
+    begin="defaults:",
+    required="write at least  defaults: {}  or delete the file",
+    one_document="write all of the idle policy in one document",
+    split="write idle actions only; keep data and scripts elsewhere",
+    most_nodes=10 * MAX_NODES,
+    usual="an idle policy has some tens of values, at most 5 levels deep",
 )
 
 

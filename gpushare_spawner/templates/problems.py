@@ -1,4 +1,4 @@
-"""Problems of a template file or a quota file, in words for its admin."""
+"""Problems of a template file, of quotas or of an idle policy, in words for its admin."""
 
 from __future__ import annotations
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.templates.optional_file import FileInForce, OptionalFile
 from gpushare_spawner.templates.parser import QUOTAS
-from gpushare_spawner.templates.problems import Problem, log_problems
-from gpushare_spawner.templates.watched_file import WatchedFile, signature_of
+from gpushare_spawner.templates.problems import Problem
 from gpushare_spawner.wording.quotas import exceeded_departments
 
 QUOTA_FILE = "quotas.yaml"
@@ -31,69 +30,34 @@ class QuotasInForce:
 
 
 class QuotaFile:
-    """The quotas beside the templates of a folder.
-
-    A file with an error changes nothing: the last valid version stays in force, and the problem says so. A file that is
-    removed ends all quotas. Problems and warnings are logged once, when they appear.
-    """
+    """The quotas beside the templates of a folder; see `OptionalFile`. Warnings are logged once, when they appear."""
 
     def __init__(self, folder: str | Path, log: logging.Logger | None = None) -> None:
-        self.path = Path(folder) / QUOTA_FILE
-        self._log = log or logging.getLogger(__name__)
-        self._file: WatchedFile[Quotas] | None = None
-        self._unreadable: Problem | None = None
+        self._file = OptionalFile(QUOTAS, Path(folder) / QUOTA_FILE, "Quotas", KEPT, log)
+        self._read: FileInForce[Quotas] | None = None
         self._now = QuotasInForce()
-        self._read_at: float | None = None
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
 
     def load(self, max_age: float = 0.0) -> QuotasInForce:
-        """Return the quotas in force, and the problems. Cheap while the file does not change. Raises nothing.
-
-        A result that is at most ``max_age`` seconds old is returned again: the folder can be on a slow disk.
-        """
-        now = time.monotonic()
-        if self._read_at is None or now - self._read_at >= max_age:
-            self._read_at = now
-            before = self._now
-            self._read()
-            self._now = self._in_force()
-            self._log_changes(before)
+        """Return the quotas in force, and the problems; see `OptionalFile.load`."""
+        read = self._file.load(max_age)
+        if read is not self._read:
+            self._read, before = read, self._now
+            self._now = _in_force(read)
+            for warning in self._now.warnings:
+                if warning not in before.warnings:
+                    self._file.log.warning("Quotas %s", warning)
         return self._now
 
-    def _read(self) -> None:
-        self._unreadable = None
-        try:
-            signature = signature_of(self.path.stat())  # follows links: Kubernetes swaps the target of its link
-        except (FileNotFoundError, NotADirectoryError):
-            # a folder that cannot be read is no sign that an admin has removed the file
-            if self.path.parent.is_dir() and not self.path.is_symlink():
-                self._file = None
-            return
-        except OSError as error:
-            what = f"cannot be read: {error.strerror or error}"
-            self._unreadable = Problem(QUOTA_FILE, None, "", what, "check that the hub may read it")
-            return
-        if self._file is None or self._file.outdated(signature):
-            self._file = WatchedFile.read(QUOTAS, self.path, signature, self._file)
 
-    def _in_force(self) -> QuotasInForce:
-        unreadable = (self._unreadable,) if self._unreadable is not None else ()
-        if self._file is None:
-            return QuotasInForce(problems=unreadable)
-        problems = (*unreadable, *self._file.problems(KEPT))
-        good = self._file.good
-        if good is None or good.content is None:
-            return QuotasInForce(problems=problems)
-        warnings = [
-            Problem(QUOTA_FILE, good.lines.get(("groups", department, "guarantee")), f"groups.{department}", what)
-            for department, what in exceeded_departments(good.content).items()
-        ]
-        return QuotasInForce(good.content, problems, tuple(warnings))
-
-    def _log_changes(self, before: QuotasInForce) -> None:
-        now = self._now
-        log_problems(self._log, "Quotas", self.path, before.problems, now.problems)
-        for warning in now.warnings:
-            if warning not in before.warnings:
-                self._log.warning("Quotas %s", warning)
-        if before.quotas != now.quotas:
-            self._log.info("Quotas in force: %s", "none" if now.quotas is None else self.path)
+def _in_force(read: FileInForce[Quotas]) -> QuotasInForce:
+    if read.content is None:
+        return QuotasInForce(problems=read.problems)
+    warnings = [
+        Problem(QUOTA_FILE, read.lines.get(("groups", department, "guarantee")), f"groups.{department}", what)
+        for department, what in exceeded_departments(read.content).items()
+    ]
+    return QuotasInForce(read.content, read.problems, tuple(warnings))

@@ -1,4 +1,4 @@
-"""The JSON Schemas of a template file and of the quota file, for editors."""
+"""The JSON Schemas of a template file, of the quota file and of the idle policy, for editors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 
@@ -24,6 +25,11 @@ def template_schema() -> dict[str, Any]:
 def quota_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the quota file; see `template_schema`."""
     return _schema(Quotas, "Quotas")
+
+
+def idle_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the file `idle.yaml`; see `template_schema`."""
+    return _schema(IdlePolicy, "Idle policy")
 
 
 def _schema(model: type[BaseModel], title: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A file of templates or quotas on disk: read when it changes, its last valid version kept."""
+"""A file of templates, quotas or an idle policy on disk: read when it changes, its last valid version kept."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_every_field_of_a_template_has_a_row_with_value_and_meaning() -> None:
 
 def test_every_field_of_a_quota_has_a_row_with_value_and_meaning() -> None:
     schema = generated.template_schema("quotas")
-    tables = {part: list(rows(reference_text.quota_fields(schema, part))) for part in ("file", "Group", "Reclaim")}
+    tables = {part: list(rows(reference_text.file_fields(schema, part))) for part in ("file", "Group", "Reclaim")}
     of_file, fields, reclaim = ({cells[0].strip("`"): cells for cells in table} for table in tables.values())
     assert of_file.keys() == {"field", "---", *schema["properties"]}
     of_users = {f"per_user.{name}" for name in schema["$defs"]["PerUser"]["properties"]}

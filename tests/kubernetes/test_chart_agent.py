@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from gpushare_spawner.agent import probe
 from gpushare_spawner.cli import subcommand_parser
+from gpushare_spawner.model.idle_policy import IdlePolicy
 from gpushare_spawner.model.kubernetes import resource_name
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -684,3 +685,41 @@ def test_on_kind_the_container_has_a_share_of_a_simulated_gpu() -> None:
     assert notebook["image"] == agent["image"]
     assert notebook["resources"]["limits"] == {resource_name(0): "25"}
     compile("\n".join(notebook["args"]), "share.yaml", "exec")
+
+
+def test_an_idle_policy_is_one_more_file_for_the_hub() -> None:
+    policy = {
+        "defaults": {"release_after": "10m"},
+        "groups": {"staff": {"stop_after": "3d", "keep": {"longest": "1d"}}},
+        "limits": {"release_after": "4h"},
+        "quiet_hours": [{"start": "22:00", "end": "06:00", "time_zone": "Europe/Berlin", "actions": ["stop"]}],
+    }
+    data = one(render({"templates": TEMPLATE, "idlePolicy": policy}), "ConfigMap", "gpushare-templates")["data"]
+    assert set(data) == {"quarter.yaml", "idle.yaml"}
+    assert IdlePolicy.model_validate(yaml.safe_load(data["idle.yaml"])) == IdlePolicy.model_validate(policy)
+
+
+@pytest.mark.parametrize(
+    ("policy", "path"),
+    [
+        ({"defaults": {"release_after": "5h", "stop_after": "1h"}}, "defaults.stop_after"),
+        ({"groups": {"a": {"release_after": 0}}}, "groups.a.release_after"),
+        ({"groups": {"a": {"downgrade_to": 0.255}}}, "groups.a.downgrade_to"),
+        ({"limits": {"release_after": "2h", "stop_after": "1h"}}, "limits.stop_after"),
+        ({"quiet_hours": [{"start": "25:00", "end": "06:00", "time_zone": "UTC"}]}, "quiet_hours.0.start"),
+        ({"default": {}}, ""),
+    ],
+)
+def test_an_idle_policy_that_the_check_refuses_is_refused_with_its_path(policy: dict[str, Any], path: str) -> None:
+    with pytest.raises(ValidationError):
+        IdlePolicy.model_validate(policy)
+    with pytest.raises(Exception, match=r"idlePolicy") as refused:
+        render({"templates": TEMPLATE, "idlePolicy": policy})
+    assert f"idlePolicy.{path}".rstrip(".") in str(refused.value).replace("/", ".")
+
+
+def test_an_idle_policy_needs_templates_and_no_template_has_its_name() -> None:
+    with pytest.raises(Exception, match="idlePolicy: needs templates"):
+        render({"idlePolicy": {"defaults": {"release_after": "5m"}}})
+    with pytest.raises(Exception, match=r"templates\.idle: the name is reserved"):
+        render({"templates": {"idle": TEMPLATE["quarter"]}})

@@ -22,6 +22,7 @@ from gpushare_spawner.service.actions.outcome import (
     Target,
     check_own,
 )
+from gpushare_spawner.service.session_templates import SessionTemplates
 from gpushare_spawner.wording import session_controls as words
 
 KEEP, KEEP_ENDED, EXEMPTION_ENDED = "keep", "keep-ended", "exempt-ended"
@@ -56,7 +57,7 @@ class KeepActions:
 
     def rule(self, session: SessionReport) -> KeepRule:
         """Return the limits of keeps of a session's user."""
-        template = self._templates().get(session.template)
+        template = SessionTemplates.of(self._templates()).of_user(session.template, session.user)
         return self._rule_of(template.idle if template is not None else None)
 
     async def keep(self, one: Target, actor: Actor, wanted: Wanted, asked: Asked | None = None) -> Outcome:

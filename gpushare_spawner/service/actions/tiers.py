@@ -22,6 +22,7 @@ from gpushare_spawner.service.actions.outcome import (
     current,
     refusals,
 )
+from gpushare_spawner.service.session_templates import SessionTemplates
 from gpushare_spawner.wording import session_controls as words
 
 YIELD_SECONDS = 600.0
@@ -72,7 +73,7 @@ class TierActions:
             raise ActionRefused(words.STOP_IS_NO_TIER, RefusalCode.BAD_REQUEST)
         if tier is not Tier.DOWNGRADED:
             return session.share_units if tier is Tier.ACTIVE else 0
-        template = self._templates().get(session.template)
+        template = SessionTemplates.of(self._templates()).of_user(session.template, session.user)
         units = template.idle.units(tier, session.share) if template is not None else 0
         if not 0 < units < session.share_units:
             raise ActionRefused(words.no_downgrade(session.template), RefusalCode.BAD_REQUEST)

@@ -11,6 +11,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer, HubUser
 from gpushare_spawner.service.reports import Agent, NodeSnapshot
+from gpushare_spawner.service.session_templates import SessionTemplates
 
 OLD = 60.0
 """Seconds. Ours: with a report that is older all GPU work counts as use. A node's clock can differ by some seconds."""
@@ -111,13 +112,13 @@ def take_note(
     settings: CullerSettings,
 ) -> None:
     """Add what new reports say of the sessions' GPU work. An old report adds nothing, and nothing is known then."""
-    present = set()
+    present, each = set(), SessionTemplates.of(templates)
     for snapshot in snapshots:
         report = snapshot.report
         if report is None or now - report.published_at > OLD:
             continue
         for session in report.sessions:
-            template = templates.get(session.template)
+            template = each.of_user(session.template, session.user)
             if template is not None:
                 rule = settings.use_rule(template.idle)
                 use.update(session.id, Observation.of(session), report.published_at, rule)
@@ -139,7 +140,8 @@ def decide_session(
     needed: bool = False,
 ) -> SessionDecision:
     """Decide on one session. A stop that the settings forbid is neither decided nor announced."""
-    template = templates.get(session.template)
+    each = SessionTemplates.of(templates)
+    template = each.of_user(session.template, session.user)
     idle, max_age = template.idle if template is not None else None, settings.max_age
     if idle is not None and not settings.may_stop(session.server):
         idle, max_age = idle.model_copy(update={"stop_after": None}), 0.0
@@ -152,7 +154,7 @@ def decide_session(
     if dry and dry_run is not None:
         observation = dry_run.observe(session.id, observation)
     held = idle is not None and settings.only_under_pressure(idle) and not needed
-    decision = decide(idle, observation, now, max_age, claim, held)
+    decision = decide(idle, observation, now, max_age, claim, held, each.quiet_until)
     return SessionDecision(
         agent, report.node, session, server, template, decision, now, observation, dry_run=dry, claim=claim
     )

@@ -17,6 +17,7 @@ from gpushare_spawner.quota import Account, Asking, OverQuota, reclaimed
 from gpushare_spawner.service.culler.reclaim import Spawn, SupposedGpus
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer
+from gpushare_spawner.service.session_templates import SessionTemplates
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 
 _NO_ACCOUNT = Account("", Quota())
@@ -30,10 +31,10 @@ def candidates(
 
     They are none where no template asks for pressure: then nobody has to know which spawns wait.
     """
-    found = []
+    found, each = [], SessionTemplates.of(templates)
     for report in reports:
         for session in report.sessions:
-            template = templates.get(session.template)
+            template = each.of_user(session.template, session.user)
             if template is None or not settings.only_under_pressure(template.idle) or not session.confirmed:
                 continue
             if holds(session.keep, now) or exempts(session.exemption, now):

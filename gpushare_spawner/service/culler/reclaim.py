@@ -18,6 +18,7 @@ from gpushare_spawner.placement import Ledger, PlacementRequest, SupposedLedger,
 from gpushare_spawner.quota import Account, Accounts, Asking, OverQuota, QuotaUsage, divided, reclaimed
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.quota_use import quota_use
+from gpushare_spawner.service.session_templates import SessionTemplates
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 
 
@@ -135,6 +136,7 @@ def _over_quota(
     now: float,
     use: RecentUse | None,
 ) -> Iterator[OverQuota]:
+    each = SessionTemplates.of(templates)
     for report in reports:
         for session in report.sessions:
             if not session.confirmed or not session.gpus or not session.effective_units or usage.in_quota(session.id):
@@ -145,7 +147,7 @@ def _over_quota(
             if use is not None:
                 seen = use.observe(session.id, seen)
             idle = not seen.gpu_busy and now - seen.gpu_idle_since >= quotas.reclaim.idle_after
-            template = templates.get(session.template)
+            template = each.of_user(session.template, session.user)
             if template is not None and template.idle.dry_run:
                 continue  # it would not make way: others can
             steps = _steps(session, template, idle, quotas.reclaim.active_units)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from gpushare_spawner.idle import overdue
 from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.decisions import HubSnapshot
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer, HubUser
+from gpushare_spawner.service.session_templates import SessionTemplates
 from gpushare_spawner.wording import idle_decisions
 
 
@@ -31,7 +33,10 @@ def judge(
     """
     if not server.settled or not settings.may_stop(server.name):
         return Verdict()
-    template = templates.get(server.profile) if server.profile is not None else None
+    each = SessionTemplates.of(templates)
+    if each.quiet_until(Tier.STOPPED, now) > now:
+        return Verdict()
+    template = each.of_user(server.profile, server.user)
     if template is None:
         if not agents_answered:
             return Verdict()

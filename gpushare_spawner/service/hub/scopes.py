@@ -32,9 +32,9 @@ _ALWAYS = {
     "delete:servers": "no server is stopped after stop_after or --timeout",
     "read:users:groups": "without quotas, the history counts no GPU time for groups",
 }
-_FOR_QUOTAS = {
+_FOR_GROUPS = {
     "read:users:groups": "it cannot read users' groups, so no session makes way for a spawn in quota whose user chose "
-    "no quota",
+    "no quota, and of an idle policy's groups the most generous counts for all users",
 }
 _TO_CULL_USERS = {
     "read:users:activity": "it cannot read the users' last activity, so --cull-users deletes no user",
@@ -42,11 +42,13 @@ _TO_CULL_USERS = {
 }
 
 
-def missing(own: Collection[str], cull_users: bool = False, quotas: bool = False) -> list[str]:
+def missing(own: Collection[str], cull_users: bool = False, groups: bool = False) -> list[str]:
     """Return a sentence for each scope that is needed and not among ``own`` (expanded, as the hub lists them).
+
+    ``groups``: quotas or the idle policy depend on users' groups.
 
     A scope that is narrowed by a filter, like ``delete:servers!group=ml``, counts: the admin meant it so.
     """
     held = {scope.partition("!")[0] for scope in own}
-    wanted = _ALWAYS | (_FOR_QUOTAS if quotas else {}) | (_TO_CULL_USERS if cull_users else {})
+    wanted = _ALWAYS | (_FOR_GROUPS if groups else {}) | (_TO_CULL_USERS if cull_users else {})
     return [f"The service lacks the scope {scope}: {lost}." for scope, lost in wanted.items() if scope not in held]

@@ -163,7 +163,7 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
         if self.templates_dir == _TEMPLATES and not os.path.isdir(_TEMPLATES):
             # nobody asked for templates: nothing to complain about
             return ()
-        return self.template_folder.load(max_age=_TEMPLATES_FOR).templates
+        return self.templates_of_user(_TEMPLATES_FOR)
 
     async def offered(self) -> list[Profile]:
         """The templates' cards, then those of KubeSpawner's ``profile_list``."""

@@ -133,7 +133,7 @@ class GPUShareMixin(GPUShareBase):
 
     async def offered(self) -> list[Profile]:
         """All profiles, allowed to this user or not. A mistake in ``profile_list`` is logged and hides that list."""
-        templates = self.template_folder.load().templates
+        templates = self.templates_of_user()
         entries = self.profile_list
         try:
             if callable(entries):

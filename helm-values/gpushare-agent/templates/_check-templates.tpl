@@ -4,6 +4,9 @@
 {{- if eq .name "quotas" -}}
 {{- fail "templates.quotas: the name is reserved for quotas: choose another, or write quotas in the value quotas" -}}
 {{- end -}}
+{{- if eq .name "idle" -}}
+{{- fail "templates.idle: the name is reserved for the idle policy: choose another, or write the policy in the value idlePolicy" -}}
+{{- end -}}
 {{- $gpu := index .template "gpu" -}}
 {{- $idle := default dict (index .template "idle") -}}
 {{- $share := 0.0 -}}
@@ -20,25 +23,14 @@
 {{- $share = 1.0 -}}
 {{- end -}}
 {{- end -}}
-{{- $before := 0.0 -}}
-{{- $earlier := "" -}}
-{{- range $step := list "downgrade_after" "release_after" "stop_after" -}}
-{{- $written := index $idle $step -}}
-{{- if not (kindIs "invalid" $written) -}}
-{{- if and (not $gpu) (ne $step "stop_after") -}}
+{{- if not $gpu -}}
+{{- range $step := list "downgrade_after" "release_after" -}}
+{{- if not (kindIs "invalid" (index $idle $step)) -}}
 {{- fail (printf "%s.idle.%s: needs a gpu; a template without one can only stop_after" $path $step) -}}
 {{- end -}}
-{{- $seconds := float64 (include "gpushare-agent.seconds" $written) -}}
-{{- if le $seconds 0.0 -}}
-{{- fail (printf "%s.idle.%s: must be more than 0 s" $path $step) -}}
-{{- end -}}
-{{- if le $seconds $before -}}
-{{- fail (printf "%s.idle.%s: %v must be more than %s" $path $step $written $earlier) -}}
-{{- end -}}
-{{- $before = $seconds -}}
-{{- $earlier = printf "%s (%v)" $step $written -}}
 {{- end -}}
 {{- end -}}
+{{- include "gpushare-agent.checkIdleOrder" (dict "path" (printf "%s.idle" $path) "idle" $idle) -}}
 {{- $smaller := index $idle "downgrade_to" -}}
 {{- if ne (kindIs "invalid" $smaller) (kindIs "invalid" (index $idle "downgrade_after")) -}}
 {{- fail (printf "%s.idle: downgrade_after and downgrade_to belong together: give both or neither" $path) -}}
@@ -186,5 +178,44 @@
 {{- if le (float64 (include "gpushare-agent.seconds" .value)) 0.0 -}}
 {{- fail (printf "%s: must be more than 0 s" .path) -}}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* The times of idle actions are more than 0, and each is more than the one before it. */ -}}
+{{- define "gpushare-agent.checkIdleOrder" -}}
+{{- $path := .path -}}
+{{- $idle := default dict .idle -}}
+{{- $before := 0.0 -}}
+{{- $earlier := "" -}}
+{{- range $step := list "downgrade_after" "release_after" "stop_after" -}}
+{{- $written := index $idle $step -}}
+{{- if not (kindIs "invalid" $written) -}}
+{{- $seconds := float64 (include "gpushare-agent.seconds" $written) -}}
+{{- if le $seconds 0.0 -}}
+{{- fail (printf "%s.%s: must be more than 0 s" $path $step) -}}
+{{- end -}}
+{{- if le $seconds $before -}}
+{{- fail (printf "%s.%s: %v must be more than %s" $path $step $written $earlier) -}}
+{{- end -}}
+{{- $before = $seconds -}}
+{{- $earlier = printf "%s (%v)" $step $written -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* What `gpushare templates check` refuses in idle.yaml and values.schema.json cannot say, but for the names of time zones. */ -}}
+{{- define "gpushare-agent.checkIdlePolicy" -}}
+{{- include "gpushare-agent.checkIdleTimes" (dict "path" "idlePolicy.defaults" "idle" .defaults) -}}
+{{- range $name, $times := .groups -}}
+{{- include "gpushare-agent.checkIdleTimes" (dict "path" (printf "idlePolicy.groups.%s" $name) "idle" $times) -}}
+{{- end -}}
+{{- include "gpushare-agent.checkIdleOrder" (dict "path" "idlePolicy.limits" "idle" .limits) -}}
+{{- end }}
+
+{{- define "gpushare-agent.checkIdleTimes" -}}
+{{- include "gpushare-agent.checkIdleOrder" . -}}
+{{- $smaller := index (default dict .idle) "downgrade_to" -}}
+{{- if not (kindIs "invalid" $smaller) -}}
+{{- include "gpushare-agent.checkFraction" (dict "path" (printf "%s.downgrade_to" .path) "value" $smaller) -}}
 {{- end -}}
 {{- end }}
