@@ -1,0 +1,173 @@
+"""Keeps over real processes: an agent on simulated GPUs, a service, and a notebook server's side of the session socket.
+
+Killed at each step: the service between ask and answer, the agent and the service while the share is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.frames import AskKind, Feature, Kind, Role, TextPart, TextTopic
+from gpushare_spawner.model.report import SessionReport
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.wording import session_controls as words
+from tests.agent.agent_process import AgentProcess
+from tests.agent.peers import Peer
+from tests.present import present
+from tests.service.fake_hub import TOKEN, FakeHub
+
+RELEASE_AFTER = 2.0
+TEMPLATE = f"""
+name: quarter
+display_name: 0.25 GPU
+gpu: {{fraction: 0.25}}
+idle: {{release_after: {RELEASE_AFTER}s, warn_before: 1s, keep: {{longest: 1h, per_day: 16}}}}
+"""
+
+
+class Stage:
+    """One session, an agent and a service."""
+
+    def __init__(self, folder: Path, hub: FakeHub) -> None:
+        self.agent = AgentProcess(folder, gpus=1)
+        self._folder = folder
+        self._hub = hub
+        self._service: subprocess.Popen[bytes] | None = None
+        self.peers: list[Peer] = []
+        self.socket = ""
+
+    async def start(self) -> None:
+        (self._folder / "templates").mkdir()
+        (self._folder / "templates" / "quarter.yaml").write_text(TEMPLATE)
+        self.start_service()
+        await self.agent.start()
+        gpu = (await self.agent.client.report()).gpus[0].uuid
+        request = OpenRequest(id="ann", user="ann", uid=os.getuid(), template="quarter", gpus=(gpu,), share_units=25)
+        self.socket = (await self.agent.client.open(request)).environment["GPUSHARE_SOCKET"]
+        await self.agent.client.confirm("ann", os.getpid())
+
+    def start_service(self) -> None:
+        environment = {**os.environ, "JUPYTERHUB_API_URL": self._hub.url, "JUPYTERHUB_API_TOKEN": TOKEN}
+        environment.pop("JUPYTERHUB_SERVICE_URL", None)
+        command = [
+            sys.executable, "-m", "gpushare_spawner.cli", "service", f"--templates-dir={self._folder}/templates",
+            f"--control-socket={self.agent.client.socket}", "--history=false", "--cull-every=1s", "--min-use=0",
+        ]  # fmt: skip
+        with (self._folder / "service.log").open("ab") as log:
+            self._service = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self._folder)
+
+    def kill_service(self) -> None:
+        if self._service is not None:
+            self._service.kill()
+            self._service.wait()
+
+    async def observer(self) -> Peer:
+        peer = Peer(self.socket)
+        self.peers.append(peer)
+        await peer.connect(Role.OBSERVER, Feature.CONTROLS)
+        return peer
+
+    async def session(self) -> SessionReport:
+        return present((await self.agent.client.report()).session("ann"))
+
+    async def until(self, holds: Callable[[SessionReport], bool], seconds: float = 30) -> SessionReport:
+        end = time.monotonic() + seconds
+        while not holds(session := await self.session()):
+            assert time.monotonic() < end, session
+            await asyncio.sleep(0.02)
+        return session
+
+    def close(self) -> None:
+        self.kill_service()
+        for peer in self.peers:
+            peer.close()
+        self.agent.end(signal.SIGKILL)
+
+
+@pytest.fixture
+async def stage(hub_server: FakeHub) -> AsyncIterator[Stage]:
+    folder = Path(tempfile.mkdtemp(prefix="gs"))
+    hub_server.add("ann")
+    stage = Stage(folder, hub_server)
+    await stage.start()
+    yield stage
+    stage.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+async def answered(peer: Peer, kind: AskKind, value: int = 0) -> tuple[bool, str, float]:
+    """Ask; whether it was done, what was said, and the seconds until then."""
+    number, began, data = secrets.randbits(31) + 1, time.monotonic(), b""
+    peer.send(Kind.ASK, number, kind, value)
+    while True:
+        part = TextPart.of(await peer.until(Kind.TEXT, timeout=30))
+        if (part.topic, part.number) != (TextTopic.ANSWER, number):
+            continue
+        data += part.data
+        if part.part == part.parts - 1:
+            return part.done, data.decode(), time.monotonic() - began
+
+
+async def test_a_kept_share_outlives_its_times_the_service_and_the_agent(stage: Stage) -> None:
+    peer = await stage.observer()
+    # the service may still be starting: the first answer says that it runs
+    assert (await answered(peer, AskKind.END_KEEP))[:2] == (True, words.NO_KEEP)
+    done, text, seconds = await answered(peer, AskKind.KEEP, 60)
+    assert (done, text) == (True, "The GPU share is kept for 1 min.")
+    assert seconds < 2
+    kept = (await stage.session()).keep
+    assert kept is not None
+
+    stage.kill_service()
+    stage.start_service()
+    stage.agent.end(signal.SIGKILL)
+    await stage.agent.start()
+    began = time.monotonic()
+    peer = await stage.observer()
+    # killed between ask and answer: the next service answers, and nothing happens twice
+    stage.kill_service()
+    asked = asyncio.create_task(answered(peer, AskKind.KEEP, 120))
+    await stage.until(lambda session: len(session.asks) == 1)
+    stage.start_service()
+    done, text, _ = await asked
+    assert (done, text) == (True, "The GPU share is kept for 2 min.")
+    session = await stage.session()
+    assert len(session.keeps) == 2
+    assert present(session.keep).until > kept.until
+
+    await asyncio.sleep(max(0.0, RELEASE_AFTER + 1.5 - (time.monotonic() - began)))
+    # a notice from before the keep is withdrawn, and the share is still held
+    session = await stage.until(lambda session: session.notice is None)
+    assert session.tier is Tier.ACTIVE
+    assert (await answered(peer, AskKind.END_KEEP))[:2] == (True, words.KEEP_ENDED)
+    await stage.until(lambda session: session.tier is Tier.RELEASED)
+
+    # a process that asks for as much and as often as it can: the service goes on to answer
+    hostile, number, end = await stage.observer(), 0, time.monotonic() + 1
+    while number < 10_000 and time.monotonic() < end:
+        try:
+            hostile.send(Kind.ASK, number + 1, AskKind.KEEP, 10**18)
+            number += 1
+        except BlockingIOError:
+            await asyncio.sleep(0.001)
+        except (BrokenPipeError, ConnectionResetError):
+            break  # it left what it was sent unread
+    assert number > 100
+    await stage.until(lambda session: not session.asks)
+    done, text, seconds = await answered(await stage.observer(), AskKind.RELEASE)
+    assert (done, text) in ((False, words.ASKED_TOO_OFTEN), (True, words.RELEASED_ALREADY))
+    assert seconds < 2
+    assert (await stage.session()).keep is None
