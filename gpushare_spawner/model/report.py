@@ -201,6 +201,11 @@ class SessionReport(_Part):
         return borrowed_in_use(self.share_units, self.borrowed_units, self.guaranteed_units)
 
     @property
+    def over_memory_limit(self) -> bool:
+        """Whether the session has more device memory than its limit: GPU work past the library, or a smaller limit."""
+        return 0 < self.memory_limit_bytes < self.memory_bytes
+
+    @property
     def share(self) -> Share:
         """What the session is entitled to while it is active."""
         return Share(units=self.share_units, count=max(1, len(self.gpus)))

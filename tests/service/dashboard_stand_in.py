@@ -21,11 +21,13 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RequestHandler, StaticFileHandler
 
 from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service import reports
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.application import service_application
 from gpushare_spawner.service.counters import Counters
+from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import RecentReports
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.page import Page
@@ -64,6 +66,8 @@ class DashboardStandIn:
 
     def __init__(self, shown: Sequence[Report], with_hub: bool = True, max_age: float = 0.0) -> None:
         self._max_age = max_age
+        self.pending: Sequence[HubServer] | None = ()
+        self.quotas: Quotas | None = None
         self.login = SignedIn()
         self.agents = [StandInAgent(report) for report in shown]
         self.requests: list[tuple[str, str, Any]] = []
@@ -106,6 +110,9 @@ class DashboardStandIn:
         for agent, report in zip(self.agents, shown, strict=True):
             agent.now = report
 
+    async def _waiting(self) -> Sequence[HubServer] | None:
+        return self.pending
+
     def _application(self) -> Application:
         agents = [cast(reports.Agent, agent) for agent in self.agents]
         sources = DashboardSources(
@@ -113,6 +120,8 @@ class DashboardStandIn:
             lambda: TEMPLATES,
             lambda: None,
             Counters(),
+            pending=self._waiting,
+            quotas=lambda: self.quotas,
             clock=lambda: NOW,
         )
         no_hub: Any = None

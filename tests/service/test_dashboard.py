@@ -234,3 +234,31 @@ def test_admins_see_whose_share_short_work_would_have_kept() -> None:
     assert bob["short_work"] == ""
     assert plain(page(report, use=use)).count(sentence) == 1
     assert shown(report, Viewer("ann", sees_all=False), use=use)["sessions"][0]["short_work"] == ""
+
+
+def test_a_session_over_its_memory_limit_is_seen_as_one() -> None:
+    over = session("ivy", gpus=("GPU-1",), memory_bytes=17 * GIB, resident_bytes=12 * GIB)
+    html = page(afternoon(over))
+    assert html.count(">over its limit<") == html.count('class="part owned over"') == 1
+    assert "0.25\u00a0GPU guaranteed to its owner: ivy, over its memory limit" in html
+    assert "paged out 5 GiB" in plain(html)
+    assert "over its memory limit" not in page(afternoon(over), viewer=Viewer("ann"))
+
+
+def test_filters_order_and_pages_are_links_that_keep_each_other() -> None:
+    html = page(afternoon(), asks={"tier": "active", "sort": "-memory", "offset": "2", "nodes_from": "x", "q": "a"})
+    assert 'aria-sort="descending"' in html
+    assert '<option value="active" selected>' in html
+    assert "?q=a&amp;tier=active&amp;sort=memory" in html, "the other way round"
+    assert "?q=a&amp;tier=active&amp;sort=-memory&amp;user=erin" in html, "and from its first page"
+    assert "No session fits the filter." in plain(page(afternoon(), asks={"q": "nobody"}))
+    assert page(afternoon(), asks={"tier": "asleep", "sort": "colour", "limit": "1"}).count('class="session ') == 5
+
+
+def test_users_with_few_sessions_see_them_first_and_no_filters() -> None:
+    html = page(viewer=Viewer("bob"))
+    assert html.index('id="sessions"') < html.index('id="gpus"')
+    assert 'id="filters"' not in html
+    admins = page()
+    assert admins.index('id="gpus"') < admins.index('id="sessions"')
+    assert 'id="filters"' in admins

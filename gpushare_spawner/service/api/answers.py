@@ -121,6 +121,8 @@ class Segment(Answer):
     user: str | None
     """Null: free, or not the caller's to see."""
     server: str | None
+    over_limit: bool
+    """Whether the session has more GPU memory than its limit; false where the caller may not see the session."""
     own: bool
 
 
@@ -151,6 +153,8 @@ class Gpu(Answer):
     power_watts: float | None
     memory_bytes: int
     memory_used_bytes: int
+    paged_out_bytes: int
+    """Of its sessions, by the agent's estimate."""
     capacity_units: int
     units: Units
     sessions: int
@@ -280,6 +284,7 @@ class Session(Answer):
     memory_bytes: int
     resident_bytes: int
     memory_limit_bytes: int
+    over_memory_limit: bool
     memory_limit_hits: int
     host_memory_needed_bytes: int
     host_memory_budget_bytes: int | None

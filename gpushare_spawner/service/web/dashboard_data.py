@@ -114,6 +114,8 @@ def _gpu(gpu: GpuReport, report: Report, viewer: Viewer) -> dict[str, Any]:
         "power_watts": gpu.power_watts,
         "memory_bytes": gpu.memory_bytes,
         "memory_used_bytes": gpu.memory_used_bytes,
+        # sessions on several GPUs have their memory spread over them
+        "paged_out_bytes": sum(max(0, one.memory_bytes - one.resident_bytes) // len(one.gpus) for one in here),
         "capacity_units": gpu.capacity_units,
         "units": {kind: units_of(bar, kind) for kind in ("owned", "borrowed", "lent", "free")},
         "sessions": len(here),
@@ -131,6 +133,7 @@ def _segment(segment: Segment, report: Report, viewer: Viewer) -> dict[str, Any]
         "units": segment.units,
         "user": session.user if session is not None and seen else None,
         "server": session.server if session is not None and seen else None,
+        "over_limit": session is not None and seen and session.over_memory_limit,
         "own": session is not None and session.user == viewer.name,
     }
 
@@ -190,6 +193,7 @@ def session_data(
         "memory_bytes": session.memory_bytes,
         "resident_bytes": session.resident_bytes,
         "memory_limit_bytes": session.memory_limit_bytes,
+        "over_memory_limit": session.over_memory_limit,
         "memory_limit_hits": session.memory_limit_hits.count,
         "host_memory_needed_bytes": session.host_memory_needed_bytes,
         "host_memory_budget_bytes": session.host_memory_budget_bytes,
