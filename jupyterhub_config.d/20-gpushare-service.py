@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 from jupyterhub.app import JupyterHub
 
 from gpushare_spawner.service.hub.login_warnings import drop_login_warnings
-from gpushare_spawner.service.hub.scopes import CUSTOM, OF_USERS
+from gpushare_spawner.service.hub.scopes import CUSTOM, OF_USERS, start_scope
 from gpushare_spawner.service.hub.tljh import culler_options, replace_culler
 from gpushare_spawner.service.hub.user_role import grant_to_everybody
 
@@ -92,8 +92,9 @@ if not any(role.get("name") == "gpushare-service" for role in _gpushare_defined(
     c.JupyterHub.load_roles.append(
         {
             "name": "gpushare-service",
-            "description": "The idle culler for shared GPUs: lists servers and groups, and stops idle servers",
-            "scopes": ["list:users", "read:servers", "delete:servers", "read:users:groups"],
+            "description": "The idle culler and the dashboard for shared GPUs: lists servers and groups, stops idle "
+            "servers, restarts servers for their users",
+            "scopes": ["list:users", "read:servers", "delete:servers", "read:users:groups", start_scope()],
             "services": ["gpushare"],
         }
     )

@@ -24,6 +24,11 @@ def unknown_session(name: str) -> str:
     return f"You have no session {name!r}."
 
 
+def unknown_spawn(name: str) -> str:
+    """Return that a client asks for a spawn that it may not see. ``name``: of user and server."""
+    return f"You have no spawn {name!r}."
+
+
 def scope_missing(scopes: Sequence[str]) -> str:
     """Return that a caller may not do this. ``scopes``: each is enough."""
     return f"You are not allowed to do this. It is for admins, and for tokens with the scope {' or '.join(scopes)}."

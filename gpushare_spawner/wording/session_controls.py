@@ -38,6 +38,20 @@ STOPS = "The server is being stopped."
 STOPS_ALREADY = "The server is being stopped already."
 NOT_RUNNING = "The server does not run."
 STOP_IS_NO_TIER = "A server is stopped with the action stop, not by its tier."
+RESTARTS_ALREADY = "The server is being restarted with another template. Try again when it runs."
+NOT_SETTLED = "The server is starting or stopping. Try again when it runs."
+STOP_TAKES_LONG = (
+    "The server is being stopped, and has not stopped within a minute. It was not started again: start it on the hub's "
+    "home page when it has stopped."
+)
+GROUPS_UNKNOWN = (
+    "The hub does not say in which groups you are, so nothing was done. The service's role needs the scope "
+    "read:users:groups."
+)
+NOT_STARTING = "No server of this name is starting."
+RUNS_ALREADY = "The server runs already. Stop it instead."
+CANCELLED = "The spawn is cancelled."
+REQUEUED = "The spawn is at the end of the queue."
 
 
 def kept(seconds: float, tier: Tier) -> str:
@@ -116,6 +130,52 @@ def agent_failed(why: str) -> str:
 def hub_failed(why: str) -> str:
     """Return that the hub gave no good answer. ``why``: its sentence."""
     return f"Nothing was done. {why}"
+
+
+def restarts(template: str) -> str:
+    """Return that a server starts anew."""
+    return f"The server restarts with the template {template}. It waits in the queue while no GPU is free for it."
+
+
+def not_started(template: str, why: str) -> str:
+    """Return that a server was stopped and does not start. ``why``: the hub's sentence."""
+    return (
+        f"The server is stopped, and does not start with the template {template}. {why} Start it on the hub's home "
+        "page."
+    )
+
+
+def started_as_before(template: str, why: str) -> str:
+    """Return that a server was restarted with its old template. ``why``: the hub's sentence."""
+    return (
+        f"The server does not start with the template {template}, and restarts with the template that it had before. "
+        f"{why}"
+    )
+
+
+def would_refuse(user: str, why: str) -> str:
+    """Return that a user may not have something. ``why``: what the spawner would say to the user."""
+    return f"Nothing was done. The spawner would say to {user}: {why}"
+
+
+def not_queued_again(why: str) -> str:
+    """Return that a spawn was cancelled and does not start anew. ``why``: the hub's sentence."""
+    return f"The spawn is cancelled, and did not enter the queue again. {why}"
+
+
+def restarted_by(actor: str, template: str) -> str:
+    """Return why a server was restarted."""
+    return f"{actor} restarted the server with the template {template}."
+
+
+def cancelled_by(actor: str) -> str:
+    """Return why a spawn was cancelled."""
+    return f"{actor} cancelled the spawn."
+
+
+def requeued_by(actor: str) -> str:
+    """Return why a spawn is at the end of the queue."""
+    return f"{actor} put the spawn at the end of the queue."
 
 
 def released_by(actor: str) -> str:

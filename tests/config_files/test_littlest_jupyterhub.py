@@ -98,7 +98,8 @@ def test_tljhs_culler_makes_way_for_ours_with_its_settings(tljh: TLJH, caplog: A
         hub["services"]["gpushare"]
     )
     assert "replaces TLJH's idle culler" in caplog.text
-    assert hub["roles"]["gpushare-service"] == ["list:users", "read:servers", "delete:servers", "read:users:groups"]
+    scopes = ["list:users", "read:servers", "delete:servers", "read:users:groups", "start:servers"]
+    assert hub["roles"]["gpushare-service"] == scopes
 
 
 def test_a_culler_that_the_admin_disabled_stops_no_server_without_a_template(tljh: TLJH, caplog: Any) -> None:

@@ -25,7 +25,7 @@ class FakeHub:
         self.page_limit = page_limit
         self.in_flight = self.most_in_flight = 0
         self.delay = 0.0
-        self.scopes = ["list:users", "read:servers", "delete:servers", "read:users:groups"]
+        self.scopes = ["list:users", "read:servers", "delete:servers", "start:servers", "read:users:groups"]
         socket, port = bind_unused_port()
         self.url = f"http://127.0.0.1:{port}/hub/api"
         self._server = HTTPServer(
@@ -147,6 +147,15 @@ class _User(_Handler):
 
 
 class _Server(_Handler):
+    def post(self, user: str, server: str = "") -> None:
+        if user not in self.hub.users:
+            raise HTTPError(404)
+        servers = self.hub.users[user]["servers"]
+        if server in servers:
+            raise HTTPError(400, "already running")
+        self.hub.add(user, server, ready=False, pending="spawn", user_options=_body(self.request.body) or {})
+        self.set_status(202)
+
     def delete(self, user: str, server: str = "") -> None:
         servers = self.hub.users.get(user, {"servers": {}})["servers"]
         if server not in servers:

@@ -8,8 +8,8 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,22 @@ CONFIG_FILE = HERE.parents[1] / "jupyterhub_config.d" / "20-gpushare-service.py"
 class _Anything(RequestHandler):
     def get(self) -> None:
         self.finish({"version": "1"})
+
+
+@dataclass
+class Browser:
+    """Keeps cookies, and follows no redirect."""
+
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    async def ask(self, url: str, headers: Mapping[str, str] | None = None, **options: Any) -> HTTPResponse:
+        sent = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        answer = await AsyncHTTPClient().fetch(
+            url, headers={"Cookie": sent, **(headers or {})}, follow_redirects=False, raise_error=False, **options
+        )
+        for header in answer.headers.get_list("Set-Cookie"):
+            self.cookies.update({name: cookie.value for name, cookie in SimpleCookie(header).items()})
+        return answer
 
 
 @dataclass
@@ -54,24 +70,14 @@ class RealHub:
         assert status in (201, 202)
         return str(answer["token"])
 
-    async def authorize(self, name: str, path: str) -> HTTPResponse:
-        """Log in as a browser does, and ask for a path of the hub with the cookies; redirects are not followed."""
-        cookies: dict[str, str] = {}
-
-        async def browse(path: str, **options: Any) -> HTTPResponse:
-            sent = "; ".join(f"{name}={value}" for name, value in cookies.items())
-            answer = await AsyncHTTPClient().fetch(
-                self.hub_url + path, headers={"Cookie": sent}, follow_redirects=False, raise_error=False, **options
-            )
-            for header in answer.headers.get_list("Set-Cookie"):
-                cookies.update({name: cookie.value for name, cookie in SimpleCookie(header).items()})
-            return answer
-
-        await browse("/hub/login")
-        xsrf = cookies["_xsrf"]
+    async def browser(self, name: str) -> Browser:
+        """Log in to the hub as a user."""
+        browser = Browser()
+        await browser.ask(self.hub_url + "/hub/login")
+        xsrf = browser.cookies["_xsrf"]
         form = urlencode({"username": name, "password": "any", "_xsrf": xsrf})
-        await browse(f"/hub/login?_xsrf={xsrf}", method="POST", body=form)
-        return await browse(path)
+        await browser.ask(f"{self.hub_url}/hub/login?_xsrf={xsrf}", method="POST", body=form)
+        return browser
 
     async def servers(self, name: str) -> dict[str, Any]:
         servers: dict[str, Any] = (await self.ask("GET", f"/users/{name}", self.tester))[1]["servers"]

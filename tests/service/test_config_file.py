@@ -45,7 +45,9 @@ def roles(config: Config) -> dict[str, list[str]]:
 @pytest.mark.parametrize("version", [5, 6])
 def test_users_may_open_the_dashboard(monkeypatch: pytest.MonkeyPatch, version: int) -> None:
     config = apply(Config(), monkeypatch, version)
-    assert roles(config)["gpushare-service"] == ["list:users", "read:servers", "delete:servers", "read:users:groups"]
+    assert roles(config)["gpushare-service"] == [
+        "list:users", "read:servers", "delete:servers", "read:users:groups", "start:servers"
+    ]  # fmt: skip
     if version == 5:
         assert roles(config)["user"] == ["self", *GRANTED]
     else:

@@ -149,10 +149,11 @@ async def test_few_requests_at_a_time(hub_server: FakeHub) -> None:
 
 async def test_the_services_scopes(hub: Hub, hub_server: FakeHub) -> None:
     assert missing(await hub.own_scopes()) == []
-    hub_server.scopes = ["list:users", "read:servers", "delete:servers!group=ml", "read:users:groups"]
+    hub_server.scopes = ["list:users", "read:servers", "delete:servers!group=ml", "servers", "read:users:groups"]
     assert missing(await hub.own_scopes()) == []
     hub_server.scopes = ["list:users", "read:users:groups"]
-    activity, deletion = missing(await hub.own_scopes())
+    activity, deletion, start = missing(await hub.own_scopes())
     assert activity.startswith("The service lacks the scope read:servers: it cannot read the servers' last activity")
     assert deletion.startswith("The service lacks the scope delete:servers: no server is stopped after")
+    assert start.startswith("The service lacks the scope start:servers: no server can be restarted")
     assert any("delete:users" in sentence for sentence in missing(await hub.own_scopes(), cull_users=True))

@@ -53,6 +53,7 @@ async def test_the_service_on_a_real_hub(tmp_path: Path, templates: Path) -> Non
         agent.add("bob", gpus=("GPU-1",))
         await what_the_service_may_do_and_what_not(hub)
         await who_sees_what(hub, ann, bob)
+        await who_acts_on_what(hub, agent)
         await prometheus_scrapes_the_service_as_the_guide_says(hub, tmp_path)
         await the_history_counts_everybody(hub, ann)
         agent.asked.clear()
@@ -61,9 +62,9 @@ async def test_the_service_on_a_real_hub(tmp_path: Path, templates: Path) -> Non
 
 
 async def what_the_service_may_do_and_what_not(hub: RealHub) -> None:
-    """With exactly the shipped role: see servers and their activity, stop servers."""
+    """With exactly the shipped role: see servers and their activity, start and stop servers."""
     _, me = await hub.ask("GET", "/user", hub.service)
-    assert {"list:users", "read:servers", "delete:servers", "read:users:groups"} <= set(me["scopes"])
+    assert {"list:users", "read:servers", "delete:servers", "start:servers", "read:users:groups"} <= set(me["scopes"])
     assert not [
         scope for scope in me["scopes"] if scope.startswith(("access:", "admin:", "tokens", "servers", "users"))
     ]
@@ -72,11 +73,10 @@ async def what_the_service_may_do_and_what_not(hub: RealHub) -> None:
     servers = {user["name"]: user["servers"] for user in users}
     assert servers["ann"][""]["last_activity"]
     assert not servers["ann"][""].get("state")
-    # not: get into servers, make tokens, start servers, make or delete users, steer the hub
+    # not: get into servers, make tokens, make or delete users, steer the hub
     for method, path in [
         ("POST", "/users/ann/tokens"),
         ("GET", "/users/ann/tokens"),
-        ("POST", "/users/ann/servers/new"),
         ("POST", "/users/carl"),
         ("DELETE", "/users/ann"),
         ("POST", "/shutdown"),
@@ -126,9 +126,60 @@ async def who_sees_what(hub: RealHub, ann: str, bob: str) -> None:
     assert login.code == 302
     assert "/hub/api/oauth2/authorize" in login.headers["Location"]
     # a user without the custom scopes logs in, and the hub's log has no warning about it
-    granted = await hub.authorize("ann", login.headers["Location"])
+    granted = await (await hub.browser("ann")).ask(hub.hub_url + login.headers["Location"])
     assert "oauth_callback?code=" in granted.headers["Location"]
     assert "requested scopes" not in hub.log.read_text()
+
+
+async def who_acts_on_what(hub: RealHub, agent: FakeAgent) -> None:
+    api, access = hub.dashboard_url + "api/v1/", "access:services!service=gpushare"
+
+    async def token(user: str, *scopes: str) -> str:
+        status, made = await hub.ask("POST", f"/users/{user}/tokens", hub.tester, {"scopes": [access, *scopes]})
+        assert status == 201, made
+        return str(made["token"])
+
+    async def kept(whose: str, token: str) -> int:
+        return (await fetch(f"{api}sessions/{whose}/keep", token, "POST", {"hours": 1})).code
+
+    async def may(token: str) -> list[str]:
+        return [name for name, has in json.loads((await fetch(api + "viewer", token)).body)["may"].items() if has]
+
+    acting = await token("ann", "custom:gpushare:act-own")
+    assert await kept("ann", acting) == 200
+    assert await kept("bob", acting) == 404
+    assert await kept("ann", await token("ann")) == 403
+    assert await kept("ann", "nonsense") == 403
+    assert [one.keep.by for one in agent.sessions.values() if one.keep is not None] == ["ann"]
+    # an admin's token has what it was made with
+    assert await may(await token("boss")) == []
+    _, made = await hub.ask("POST", "/users/boss/tokens", hub.tester, {})
+    assert await may(made["token"]) == ["read_all", "act_own", "act_all", "drain"]
+
+    # a browser: through the hub's login, and with the page's XSRF token
+    browser = await hub.browser("ann")
+    to_hub = (await browser.ask(hub.dashboard_url)).headers["Location"]
+    back = urlparse((await browser.ask(hub.hub_url + to_hub)).headers["Location"])
+    await browser.ask(urlparse(hub.dashboard_url)._replace(path=back.path, query=back.query).geturl())
+    page = await browser.ask(hub.dashboard_url, {"Sec-Fetch-Mode": "navigate"})
+    assert page.code == 200
+    assert browser.cookies["_xsrf"] in page.body.decode()
+    keep = {"method": "POST", "body": json.dumps({"hours": 2})}
+    script = {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-origin"}
+    refused = await browser.ask(f"{api}sessions/ann/keep", script, **keep)
+    assert (refused.code, json.loads(refused.body)["code"]) == (403, "xsrf")
+    wrong = await browser.ask(f"{api}sessions/ann/keep", script | {"X-XSRFToken": "guessed"}, **keep)
+    assert wrong.code == 403
+    script["X-XSRFToken"] = browser.cookies["_xsrf"]
+    assert (await browser.ask(f"{api}sessions/ann/keep", script, **keep)).code == 200
+    assert (await browser.ask(f"{api}sessions/bob/keep", script, **keep)).code == 404
+    assert json.loads((await browser.ask(api + "viewer", script)).body)["may"]["act_own"]
+
+    # a restart through the real hub
+    restarted = await fetch(f"{api}sessions/ann/restart", acting, "POST", {"template": "hasty"})
+    assert json.loads(restarted.body)["changed"], restarted.body
+    assert (await hub.servers("ann"))[""]["user_options"] == {"profile": "hasty"}
+    assert (await fetch(f"{api}sessions/ann/keep", acting, "DELETE")).code == 200
 
 
 async def prometheus_scrapes_the_service_as_the_guide_says(hub: RealHub, folder: Path) -> None:

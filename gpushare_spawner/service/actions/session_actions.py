@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Idle, Template
 from gpushare_spawner.model.tier import Tier
@@ -18,7 +19,9 @@ from gpushare_spawner.service.actions.admin import AdminActions
 from gpushare_spawner.service.actions.controls import ControlsOfSessions
 from gpushare_spawner.service.actions.keeps import KeepActions, Wanted
 from gpushare_spawner.service.actions.outcome import Actor, Asked, Outcome, Target
+from gpushare_spawner.service.actions.restart import RestartActions
 from gpushare_spawner.service.actions.servers import ServerActions
+from gpushare_spawner.service.actions.spawns import SpawnActions
 from gpushare_spawner.service.actions.tiers import TierActions
 from gpushare_spawner.service.history.events import Action
 from gpushare_spawner.service.hub.client import Hub
@@ -36,6 +39,7 @@ class SessionActions:
         keep_rule: Callable[[Idle | None], KeepRule] = lambda idle: KeepRule(),
         record: Callable[[Action], None] = lambda action: None,
         clock: Callable[[], float] = time.time,
+        quotas: Callable[[], Quotas | None] = lambda: None,
     ) -> None:
         """``agents`` is iterated over anew each time; ``keep_rule`` returns a template's limits of keeps, None: it is
         gone; ``record`` enters an action in the history; ``clock`` gives seconds since the epoch."""
@@ -45,6 +49,9 @@ class SessionActions:
         self._admin = AdminActions(controls, log)
         self._tiers = TierActions(templates, log, clock)
         self._servers = ServerActions(hub, log)
+        self._restarts = RestartActions(agents, hub, templates, quotas, log)
+        self.spawns = SpawnActions(hub, log)
+        """Actions on spawns that wait."""
 
     def keep_rule(self, session: SessionReport) -> KeepRule:
         """Return the limits of keeps that apply to a session's user."""
@@ -81,6 +88,10 @@ class SessionActions:
     async def stop(self, one: Target, actor: Actor) -> Outcome:
         """Stop the server."""
         return await self._servers.stop(one, actor)
+
+    async def restart(self, one: Target, template: str, actor: Actor) -> Outcome:
+        """Stop the server, and start it with a template."""
+        return await self._restarts.restart(one, actor, template)
 
     async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> Outcome:
         """Let no idle action come until an instant (seconds since the epoch); None: without end. For admins."""

@@ -43,6 +43,13 @@ class KeepBody(Arguments):
         return self
 
 
+class RestartBody(Arguments):
+    """What the server is started with."""
+
+    template: Annotated[str, Field(min_length=1, max_length=100)]
+    """The name of a compute template."""
+
+
 class TierBody(Arguments):
     """The tier."""
 
@@ -89,6 +96,17 @@ async def stop(call: Call[Nothing, Nothing]) -> Done:
     return await on_session(call, call.services.actions.stop)
 
 
+async def restart(call: Call[Nothing, RestartBody]) -> Done:
+    """Stop the server of a session and start it with a template. Its kernels end.
+
+    Nothing is stopped where the user may not use the template, or a limit or quota refuses the new share. If the hub
+    refuses the start all the same, the server is started with its old template, and the answer is 502. The new server
+    waits in the queue while no GPU is free for it. The answer comes when the hub has begun to start it, which can take
+    a minute.
+    """
+    return await on_session(call, lambda one, actor: call.services.actions.restart(one, call.body.template, actor))
+
+
 async def tier(call: Call[Nothing, TierBody]) -> Done:
     """Change the tier of a session. The next GPU work restores the share."""
     return await on_session(call, lambda one, actor: call.services.actions.tier(one, Tier(call.body.tier), actor))
@@ -130,6 +148,7 @@ async def done(call: Call[Any, Any], act: Callable[[], Awaitable[Outcome]]) -> D
     try:
         outcome = await act()
     except ActionRefused as error:
+        call.services.changed()  # a restart can have got half way
         raise ApiError(_STATUSES.get(error.code, 409), error.code.value, error.text) from None
     if outcome.changed:
         call.services.changed()
@@ -143,6 +162,17 @@ OPERATIONS: list[AnyOperation] = [
     Operation("DELETE", "sessions/{id}/keep", end_keep, "End a keep", Done, Nothing, Nothing, Needs.OWN),
     Operation("POST", "sessions/{id}/release", release, "Release a share", Done, Nothing, Nothing, Needs.OWN),
     Operation("POST", "sessions/{id}/stop", stop, "Stop a server", Done, Nothing, Nothing, Needs.OWN),
+    Operation(
+        "POST",
+        "sessions/{id}/restart",
+        restart,
+        "Restart with a template",
+        Done,
+        Nothing,
+        RestartBody,
+        Needs.OWN,
+        example={"template": "half-gpu"},
+    ),
     Operation(
         "PUT",
         "sessions/{id}/tier",

@@ -1,4 +1,4 @@
-"""The part of the hub's REST API that the service needs: list servers, stop a server, delete a user."""
+"""The part of the hub's REST API that the service needs: list, start and stop servers, delete a user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +20,8 @@ from gpushare_spawner.wording.errors import reason
 log = logging.getLogger("gpushare.service.hub")
 
 PAGINATED = "application/jupyterhub-pagination+json"
+STOPPED_EVERY = 0.5
+"""Seconds between two looks whether a server has stopped."""
 _RETRIED = {429, 500, 502, 503, 504, 599}
 _MAX_PAUSE = 30.0
 _MAX_PAGE_BYTES = 256 * 1024 * 1024
@@ -50,6 +53,8 @@ class HubServer:
     """The quota that its user chose: ``user_options["quota"]``; empty: none."""
     groups: tuple[str, ...] | None = None
     """The groups of its user; None: the service lacks the scope ``read:users:groups``."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
+    """What its user chose: ``user_options``."""
 
     @property
     def seen(self) -> float | None:
@@ -83,8 +88,8 @@ class Hub:
 
     A GET that a busy or restarting hub rejects (429, 5xx, timeouts, refused connections) is repeated, ``attempts``
     times in all, with pauses that double from ``backoff`` seconds, or as long as the hub's Retry-After says.
-    Deletions are not repeated: what was idle can be in use by then. At most ``concurrency`` requests run at a time
-    (0: any number).
+    Starts and deletions are not repeated: what was idle can be in use by then. At most ``concurrency`` requests run
+    at a time (0: any number).
     """
 
     def __init__(
@@ -132,20 +137,39 @@ class Hub:
 
     async def server(self, user: str, name: str) -> HubServer | None:
         """Return one server as it is now; None if the hub has no such server."""
+        return next((server for server in await self.servers(user) if server.name == name), None)
+
+    async def servers(self, user: str) -> tuple[HubServer, ...]:
+        """Return the servers of a user that run, start or stop; none if the hub has no such user."""
         try:
-            found = _user(await self._json("GET", f"/users/{quote(user, safe='')}"))
+            return _user(await self._json("GET", f"/users/{quote(user, safe='')}")).servers
         except _NotFound:
-            return None
-        return next((server for server in found.servers if server.name == name), None)
+            return ()
+
+    async def start(self, user: str, name: str, options: Mapping[str, Any]) -> None:
+        """Start a server with these user options. Needs start:servers, before JupyterHub 6 servers.
+
+        The hub can still be starting the server when this returns. Raises HubFailed also where the spawner refuses.
+        """
+        # the options themselves, as JupyterHub 5 takes them; 6 knows both forms
+        await self._ask("POST", _server_path(user, name), dict(options))
+
+    async def stopped(self, user: str, name: str, patience: float) -> bool:
+        """Wait up to ``patience`` seconds until a server has stopped; return whether it has."""
+        deadline = time.monotonic() + patience
+        while (server := await self.server(user, name)) is not None and (server.ready or server.pending):
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(STOPPED_EVERY)
+        return True
 
     async def stop(self, user: str, name: str, remove: bool = False) -> None:
         """Stop a server, and remove it if it is a named one and ``remove`` is set. Needs delete:servers.
 
         A server that has stopped already is no error. The hub can still be stopping the server when this returns.
         """
-        path = f"/users/{quote(user, safe='')}/server" + (f"s/{quote(name, safe='')}" if name else "")
         try:
-            await self._ask("DELETE", path, {"remove": True} if name and remove else None)
+            await self._ask("DELETE", _server_path(user, name), {"remove": True} if name and remove else None)
         except _NotFound:
             log.debug("The server of %s has stopped already", user)
 
@@ -235,6 +259,10 @@ class _NotFound(HubFailed):
     pass
 
 
+def _server_path(user: str, name: str) -> str:
+    return f"/users/{quote(user, safe='')}/server" + (f"s/{quote(name, safe='')}" if name else "")
+
+
 def _said(error: HTTPClientError) -> str:
     """Return the hub's message in an error, on one line."""
     try:
@@ -282,6 +310,7 @@ def _server(user: str, name: str, item: dict[str, Any], groups: list[str] | None
         profile=profile if isinstance(profile, str) else None,
         quota=quota if isinstance(quota, str) else "",
         groups=tuple(map(str, groups)) if groups is not None else None,
+        options=chosen,
     )
 
 

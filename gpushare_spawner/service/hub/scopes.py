@@ -26,10 +26,14 @@ CUSTOM = {
 OF_USERS = ("access:services!service=gpushare", ACT_OWN)
 """What all users have: the access to the service, and what they can give to tokens of theirs."""
 
+START = "start:servers"
+"""Part of the scope ``servers``, which is the only one for it before JupyterHub 6."""
+
 _ALWAYS = {
     "list:users": "it cannot list servers, so no server is stopped",
     "read:servers": "it cannot read the servers' last activity, so no server is stopped",
     "delete:servers": "no server is stopped after stop_after or --timeout",
+    START: "no server can be restarted from the dashboard, and no spawn put at the end of the queue",
     "read:users:groups": "without quotas, the history counts no GPU time for groups",
 }
 _FOR_GROUPS = {
@@ -50,5 +54,15 @@ def missing(own: Collection[str], cull_users: bool = False, groups: bool = False
     A scope that is narrowed by a filter, like ``delete:servers!group=ml``, counts: the admin meant it so.
     """
     held = {scope.partition("!")[0] for scope in own}
+    if "servers" in held:
+        held.add(START)
     wanted = _ALWAYS | (_FOR_GROUPS if groups else {}) | (_TO_CULL_USERS if cull_users else {})
     return [f"The service lacks the scope {scope}: {lost}." for scope, lost in wanted.items() if scope not in held]
+
+
+def start_scope() -> str:
+    """Return the least scope of the hub that is installed here with which servers can be started."""
+    # not at the top: only the hub's config file needs it
+    from jupyterhub.scopes import scope_definitions
+
+    return START if START in scope_definitions else "servers"

@@ -124,3 +124,20 @@ async def test_a_request_that_is_repeated_with_its_key_acts_once(api: Client, ma
     assert len(machine.recorded) == 1
     assert (await keep({"hours": 2}))["code"] == "key-reused"
     assert (await api.ask("POST", "sessions/bob/keep", ADMIN, {"hours": 3}, headers)).body["changed"], "another caller"
+
+
+async def test_a_server_restarts_with_another_template(api: Client, hub_server: FakeHub) -> None:
+    got = await api.ask("POST", "sessions/bob/restart", BOB, {"template": "half"})
+    assert got.body["changed"], got
+    assert hub_server.users["bob"]["servers"]["thesis"]["user_options"] == {"profile": "half"}
+    refused = await api.ask("POST", "sessions/erin/restart", ADMIN, {"template": "gold"})
+    assert (refused.status, refused.body["code"]) == (400, "bad-request")
+
+
+async def test_spawns_are_cancelled_and_queued_anew_by_their_addresses(api: Client, hub_server: FakeHub) -> None:
+    mine, default = (one["address"] for one in (await api.get("queue"))["spawns"])
+    assert (await api.ask("POST", f"{mine}/requeue", ADMIN)).body["message"] == "The spawn is at the end of the queue."
+    assert (await api.ask("DELETE", mine, ANN)).body == {"changed": True, "message": "The spawn is cancelled."}
+    assert (await api.ask("DELETE", default, ADMIN)).body["changed"]
+    assert (await api.ask("DELETE", default, ANN)).status == 404
+    assert hub_server.deleted == ["/users/ann/servers/second"] * 2 + ["/users/fay/server"]

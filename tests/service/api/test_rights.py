@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.service.api.clients import CALLERS, DOCUMENT, Client
 from tests.service.api.conftest import Machine, StandInAgent
 from tests.service.dashboards import NOW, afternoon
+from tests.service.fake_hub import FakeHub
 
 Statuses = dict[str, int]
 
@@ -62,6 +64,9 @@ EXPECTED: dict[str, Expected] = {
     "end_keep": Expected("sessions/ann/keep", ON_OWN),
     "release": Expected("sessions/ann/release", ON_OWN),
     "stop": Expected("sessions/ann/stop", ON_OWN),
+    "restart": Expected("sessions/ann/restart", ON_OWN, {"template": "half"}),
+    "cancel": Expected("queue/ann/second", ON_OWN),
+    "requeue": Expected("queue/ann/second/requeue", ON_ALL),
     "tier": Expected("sessions/ann/tier", ON_ALL, {"tier": "downgraded"}),
     "exempt": Expected("sessions/ann/exemption", ON_ALL, {"reason": "Paper"}),
     "end_exemption": Expected("sessions/ann/exemption", ON_ALL),
@@ -88,11 +93,13 @@ def test_every_operation_has_its_expectations() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-async def test_each_caller_gets_what_is_theirs(api: Client, name: str) -> None:
+async def test_each_caller_gets_what_is_theirs(api: Client, hub_server: FakeHub, name: str) -> None:
     method, _, operation = OPERATIONS[name]
     wanted = EXPECTED[name]
     streams = "text/event-stream" in operation["responses"]["200"]["content"]
+    running = json.dumps(hub_server.users)
     for who, caller in CALLERS.items():
+        hub_server.users = json.loads(running)
         if streams and wanted.statuses[who] == 200:
             continue  # test_events.py
         got = await api.ask(method, wanted.path, caller, wanted.body)

@@ -1,0 +1,177 @@
+"""Restart with a template: what is checked before the stop, and what becomes of the server where something fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.actions.outcome import Actor, Outcome, RefusalCode
+from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.wording import session_controls as words
+from tests.service.actions.conftest import ANN, ROOT, Acting
+from tests.service.actions.test_other_actions import refusal_of
+from tests.service.fake_agent import FakeAgent
+from tests.service.fake_hub import FakeHub
+
+OPTIONS = {"profile": "quarter", "quota": "ml", "image": "new"}
+
+
+@pytest.fixture
+def templates() -> dict[str, Template]:
+    def template(name: str, fraction: float, **more: object) -> Template:
+        return Template(name=name, display_name=f"{fraction:.2f} GPU", gpu={"fraction": fraction}, **more)
+
+    found = (
+        template("quarter", 0.25),
+        template("half", 0.5, limits={"per_user": 1}),
+        template("course", 0.5, access={"groups": ["ml"]}),
+        Template(name="cpu", display_name="CPU only"),
+    )
+    return {one.name: one for one in found}
+
+
+@pytest.fixture
+def running(hub_server: FakeHub) -> FakeHub:
+    """Ann's server runs."""
+    hub_server.add("ann", "", user_options=OPTIONS)
+    return hub_server
+
+
+def chosen(hub_server: FakeHub, server: str = "") -> Mapping[str, object] | None:
+    """The options that the server was started with; None: it does not run."""
+    servers = hub_server.users["ann"]["servers"]
+    options: Mapping[str, object] | None = servers[server]["user_options"] if server in servers else None
+    return options
+
+
+async def test_a_server_restarts_with_the_options_of_the_template(acting: Acting, running: FakeHub) -> None:
+    outcome = await acting.actions.restart(acting.seen(), "half", ANN)
+    assert outcome == Outcome(True, words.restarts("half"))
+    assert chosen(running) == {"profile": "half"}
+    assert acting.history == [("restart", "ann", "ann")]
+    assert acting.recorded[0].reason == "ann restarted the server with the template half."
+
+
+async def test_with_its_own_template_it_keeps_all_that_was_chosen(acting: Acting, running: FakeHub) -> None:
+    assert (await acting.actions.restart(acting.seen(), "quarter", ANN)).changed
+    assert chosen(running) == OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("template", "actor", "code", "said"),
+    [
+        ("gold", ANN, RefusalCode.BAD_REQUEST, "There is no template 'gold'. You may use: quarter, half, cpu."),
+        ("course", ANN, RefusalCode.LIMIT, "You may not use the template 'course'."),
+        ("course", ROOT, RefusalCode.LIMIT, "Nothing was done. The spawner would say to ann: You may not use"),
+        ("half", Actor("eve"), RefusalCode.FORBIDDEN, "This is the session of another user."),
+    ],
+)
+async def test_what_is_not_allowed_stops_nothing(
+    acting: Acting, running: FakeHub, template: str, actor: Actor, code: RefusalCode, said: str
+) -> None:
+    running.users["ann"]["groups"] = ["physics"]
+    refusal = await refusal_of(acting.actions.restart(acting.seen(), template, actor))
+    assert (refusal.code, refusal.text[: len(said)]) == (code, said)
+    assert chosen(running) == OPTIONS
+    assert not running.deleted
+    assert not acting.recorded
+
+
+async def test_members_of_the_group_may(acting: Acting, running: FakeHub) -> None:
+    running.users["ann"]["groups"] = ["ml"]
+    assert (await acting.actions.restart(acting.seen(), "course", ANN)).changed
+
+
+async def test_where_groups_are_unknown_a_template_for_groups_is_refused(acting: Acting, running: FakeHub) -> None:
+    refusal = await refusal_of(acting.actions.restart(acting.seen(), "course", ANN))
+    assert (refusal.code, refusal.text) == (RefusalCode.HUB_UNAVAILABLE, words.GROUPS_UNKNOWN)
+    assert not running.deleted
+
+
+async def test_other_servers_count_for_the_limit_of_a_template(acting: Acting, running: FakeHub) -> None:
+    running.add("ann", "second", user_options={"profile": "half"})
+    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    assert refusal.code is RefusalCode.LIMIT
+    assert "one server with 0.50 GPU at a time" in refusal.text
+    assert not running.deleted
+
+
+async def test_a_quota_refuses_before_the_stop_and_the_old_share_does_not_count(
+    acting: Acting, agent: FakeAgent, running: FakeHub, hub: Hub
+) -> None:
+    running.users["ann"]["groups"] = ["ml"]
+    quotas = Quotas.model_validate({"groups": {"ml": {"maximum": 0.6}, "art": {"maximum": 9}}})
+    agent.add("ann", quota="group:ml")
+    agent.add("bob", quota="group:ml", share_units=10)
+    acting.actions._restarts._quotas = lambda: quotas
+    assert (await acting.actions.restart(acting.seen(), "course", ANN)).changed
+    assert chosen(running) == {"profile": "course", "quota": "ml"}
+    agent.add("bob", quota="group:ml", share_units=25)
+    running.users["ann"]["servers"][""]["ready"], running.users["ann"]["servers"][""]["pending"] = True, None
+    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    assert refusal.code is RefusalCode.LIMIT
+    assert "the quota of group ml is limited to 0.60 GPU" in refusal.text
+    assert chosen(running) == {"profile": "course", "quota": "ml"}
+
+
+async def test_a_start_that_the_hub_refuses_brings_the_old_server_back(acting: Acting, running: FakeHub) -> None:
+    running.faults = [None, None, None, 400]  # look, stop, look, start
+    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    assert refusal.text.startswith("The server does not start with the template half, and restarts with the template")
+    assert "no, 400" in refusal.text
+    assert chosen(running) == OPTIONS
+    assert "no, 400" in acting.recorded[0].reason
+
+
+async def test_a_hub_that_starts_nothing_is_said(acting: Acting, running: FakeHub) -> None:
+    running.faults = [None, None, None, 400, 400]
+    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    assert refusal.text.startswith("The server is stopped, and does not start with the template half.")
+    assert refusal.text.endswith("Start it on the hub's home page.")
+    assert chosen(running) is None
+
+
+async def test_a_server_that_does_not_stop_is_not_started(
+    acting: Acting, running: FakeHub, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def accepts(user: str, name: str) -> None: ...
+
+    monkeypatch.setattr(hub, "stop", accepts)
+    acting.actions._restarts._patience = 0.0
+    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    assert refusal.text == words.STOP_TAKES_LONG
+    assert chosen(running) == OPTIONS
+
+
+async def test_a_server_that_starts_is_left_alone(acting: Acting, running: FakeHub) -> None:
+    running.add("ann", "", ready=False, pending="spawn", user_options=OPTIONS)
+    refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
+    assert (refusal.code, refusal.text) == (RefusalCode.BUSY, words.NOT_SETTLED)
+
+
+async def test_the_same_restart_twice_at_a_time_is_one(acting: Acting, running: FakeHub) -> None:
+    one = acting.seen()
+    first, second, other = await asyncio.gather(
+        acting.actions.restart(one, "half", ANN),
+        acting.actions.restart(one, "half", ANN),
+        acting.actions.restart(one, "cpu", ANN),
+        return_exceptions=True,
+    )
+    assert (first, second) == (Outcome(True, words.restarts("half")), Outcome(False, words.restarts("half")))
+    assert str(other) == words.RESTARTS_ALREADY
+    assert running.deleted == ["/users/ann/server"]
+
+
+async def test_a_client_that_goes_away_leaves_no_server_stopped(acting: Acting, running: FakeHub) -> None:
+    asked = asyncio.create_task(acting.actions.restart(acting.seen(), "half", ANN))
+    while not running.deleted:
+        await asyncio.sleep(0)
+    asked.cancel()
+    async with asyncio.timeout(5):
+        while chosen(running) != {"profile": "half"}:
+            await asyncio.sleep(0.01)
+    assert not acting.actions._restarts._running

@@ -1,0 +1,60 @@
+"""Cancel a spawn that waits, and put one at the end of the queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushare_spawner.service.actions.outcome import Actor, Outcome, RefusalCode
+from gpushare_spawner.wording import session_controls as words
+from tests.service.actions.conftest import ANN, ROOT, Acting
+from tests.service.actions.test_other_actions import refusal_of
+from tests.service.fake_hub import FakeHub
+
+OPTIONS = {"profile": "quarter"}
+
+
+@pytest.fixture
+def waiting(hub_server: FakeHub) -> FakeHub:
+    """Ann's server waits for a GPU."""
+    hub_server.add("ann", "x", ready=False, pending="spawn", user_options=OPTIONS)
+    return hub_server
+
+
+async def test_a_spawn_is_cancelled_once(acting: Acting, waiting: FakeHub) -> None:
+    spawns = acting.actions.spawns
+    assert await spawns.cancel("ann", "x", ANN) == Outcome(True, words.CANCELLED)
+    assert not waiting.users["ann"]["servers"]
+    assert await spawns.cancel("ann", "x", ROOT) == Outcome(False, words.NOT_STARTING)
+    assert acting.history == [("cancel", "ann", "ann")]
+
+
+async def test_only_its_user_and_admins_may(acting: Acting, waiting: FakeHub) -> None:
+    refusal = await refusal_of(acting.actions.spawns.cancel("ann", "x", Actor("eve")))
+    assert refusal.code is RefusalCode.FORBIDDEN
+    refusal = await refusal_of(acting.actions.spawns.requeue("ann", "x", ANN))
+    assert refusal.code is RefusalCode.FORBIDDEN
+    assert not waiting.deleted
+
+
+async def test_a_server_that_runs_is_no_spawn(acting: Acting, hub_server: FakeHub) -> None:
+    hub_server.add("ann", "")
+    for action in (acting.actions.spawns.cancel, acting.actions.spawns.requeue):
+        refusal = await refusal_of(action("ann", "", ROOT))
+        assert (refusal.code, refusal.text) == (RefusalCode.BUSY, words.RUNS_ALREADY)
+    assert not hub_server.deleted
+
+
+async def test_a_spawn_is_queued_anew_with_its_options(acting: Acting, waiting: FakeHub) -> None:
+    assert await acting.actions.spawns.requeue("ann", "x", ROOT) == Outcome(True, words.REQUEUED)
+    assert waiting.users["ann"]["servers"]["x"]["user_options"] == OPTIONS
+    assert [method for method, _, _ in waiting.asked] == ["GET", "DELETE", "GET", "POST"]
+    assert acting.history == [("requeue", "root", "ann")]
+    refusal = await refusal_of(acting.actions.spawns.requeue("ann", "none", ROOT))
+    assert refusal.text == words.NOT_STARTING
+
+
+async def test_a_hub_that_does_not_start_it_anew_is_said(acting: Acting, waiting: FakeHub) -> None:
+    waiting.faults = [None, None, None, 503]
+    refusal = await refusal_of(acting.actions.spawns.requeue("ann", "x", ROOT))
+    assert refusal.text.startswith("The spawn is cancelled, and did not enter the queue again. The hub answered")
+    assert acting.history == [("cancel", "root", "ann")]
