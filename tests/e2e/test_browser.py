@@ -64,6 +64,22 @@ def test_a_data_scientist_picks_a_quarter_and_works(browser: Chrome, demo: Runni
         browser, "return /with 16 GiB: CUDA shows the whole GPU/.test(document.querySelector('.jp-Notebook').innerText)"
     )
 
+    # keep the share, and release it: from JupyterLab through agent and service, and back
+    browser.execute_script("document.querySelector('.gpushare-Item button').click()")
+    for label, answer, line in (
+        ("Keep 1 h", "The GPU share is kept for 1 h.", "kept"),
+        ("End the keep", "The GPU share is no longer kept.", "active"),
+        ("Release now", "The GPU share is released.", "released"),
+    ):
+        spoken = answer.replace("1 h", "1\u00a0h")
+        press = (
+            "Array.from(document.querySelectorAll('.gpushare-Dialog button'))"
+            ".find(button => button.textContent === arguments[0]).click()"
+        )
+        browser.execute_script(press, label.replace("1 h", "1\u00a0h"))
+        until(browser, f"return document.querySelector('.gpushare-Answer').textContent.startsWith({spoken!r})", 30)
+        until(browser, f"return / {line} /.test(document.querySelector('.gpushare-Item').innerText)", 30)
+
 
 def test_the_form_works_with_the_keyboard_alone(browser: Chrome, demo: RunningDemo) -> None:
     log_in(browser, demo.url, "louis")
