@@ -6,7 +6,7 @@ them.
 """
 
 from gpushare_spawner.quota.account import Account, AccountKind, Accounts
-from gpushare_spawner.quota.admission import Admission, Limit, Refused, admit
+from gpushare_spawner.quota.admission import Admission, Limit, Refused, admit, exceeded_units
 from gpushare_spawner.quota.fair_share import FairShare
 from gpushare_spawner.quota.order import Asking, divided, ordered
 from gpushare_spawner.quota.reclaim import Gpus, OverQuota, reclaimed
@@ -27,6 +27,7 @@ __all__ = [
     "Refused",
     "admit",
     "divided",
+    "exceeded_units",
     "ordered",
     "reclaimed",
 ]

@@ -61,6 +61,12 @@ def _refused(usage: QuotaUsage, account: Account, user: str, units: int) -> Refu
         servers = sum(1 for _ in usage.sessions(account))
         if servers >= quota.servers:
             return Refused(Limit.SERVERS, quota.servers, servers)
+    return exceeded_units(usage, account, units)
+
+
+def exceeded_units(usage: QuotaUsage, account: Account, units: int) -> Refused | None:
+    """Return the limit of units that so many units more would exceed; None: they exceed none."""
+    quota = account.quota
     if quota.maximum_units is not None and usage.used(account) + units > quota.maximum_units:
         return Refused(Limit.MAXIMUM, quota.maximum_units, usage.used(account))
     department = usage.accounts.department(account)

@@ -15,6 +15,7 @@ from gpushare_spawner.model.control import (
     ControlRefused,
     ControlsRequest,
     MessageRequest,
+    ResizeRequest,
     TierRequest,
 )
 from gpushare_spawner.model.report import Report
@@ -33,6 +34,8 @@ class Agent(Protocol):
         """Seconds since the agent made what `report` returned last."""
 
     async def tier(self, request: TierRequest, /) -> None: ...
+
+    async def resize(self, request: ResizeRequest, /) -> None: ...
 
     async def announce(self, request: AnnounceRequest, /) -> None: ...
 

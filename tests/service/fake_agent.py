@@ -19,9 +19,11 @@ from gpushare_spawner.model.control import (
     MessageRequest,
     ReportRequest,
     Request,
+    ResizeRequest,
     TierRequest,
 )
 from gpushare_spawner.model.controls import AskAnswer
+from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.session_id import session_id
 from gpushare_spawner.model.tier import Tier
@@ -105,6 +107,8 @@ class FakeAgent:
             if self.older:
                 return _refusal("bad-request", "op: 'controls' does not match")
             self._set(session, request)
+        elif isinstance(request, ResizeRequest):
+            return self._resize(session, request)
         elif isinstance(request, TierRequest):
             worked = max(session.last_gpu_activity or 0.0, self.clock() if session.gpu_busy else 0.0)
             if request.if_idle_since is not None and worked > request.if_idle_since:
@@ -126,6 +130,27 @@ class FakeAgent:
             self.answers.append(request.answer)
             number = request.answer.number
             self.change(session.id, asks=tuple(ask for ask in session.asks if ask.number != number))
+
+    def _resize(self, session: SessionReport, request: ResizeRequest) -> Answer:
+        """As an agent whose units are all owned: nothing is lent. A memory limit in percent counts."""
+        owned = sum(
+            one.share_units
+            for one in self.sessions.values()
+            if set(one.gpus) & set(session.gpus) and one is not session
+        )
+        if owned + request.share_units > 100:
+            return _refusal("no-capacity", f"{100 - owned} units are free")
+        units = (
+            request.share_units if session.tier is Tier.ACTIVE else min(session.effective_units, request.share_units)
+        )
+        limit = session.memory_limit_bytes
+        if request.memory_limit is not None:
+            limit = resolve_bytes(request.memory_limit, 16 * GIB)
+        self.change(
+            request.id, share_units=request.share_units, effective_units=units, guaranteed_units=units,
+            memory_limit_bytes=limit,
+        )  # fmt: skip
+        return Answer()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):

@@ -113,6 +113,7 @@ class SometimesSilent:
         self.silent = False
         self.tier, self.announce, self.report_age = agent.tier, agent.announce, agent.report_age
         self.controls, self.message, self.answer = agent.controls, agent.message, agent.answer
+        self.resize = agent.resize
 
     async def report(self) -> Report:
         if self.silent:

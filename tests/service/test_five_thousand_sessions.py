@@ -9,6 +9,7 @@ from gpushare_spawner.model.control import (
     AnswerRequest,
     ControlsRequest,
     MessageRequest,
+    ResizeRequest,
     TierRequest,
 )
 from gpushare_spawner.model.report import GpuReport, Report, SessionReport
@@ -67,6 +68,9 @@ class Node:
 
     async def announce(self, request: AnnounceRequest) -> None:
         self.notices.append(request)
+
+    async def resize(self, request: ResizeRequest) -> None:
+        raise NotImplementedError
 
     async def controls(self, request: ControlsRequest) -> None:
         raise NotImplementedError

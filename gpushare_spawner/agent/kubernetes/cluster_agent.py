@@ -27,7 +27,15 @@ from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedR
 from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import CloseRequest, ConfirmRequest, ControlRefused, Failure, OpenRequest, Request
+from gpushare_spawner.model.control import (
+    CloseRequest,
+    ConfirmRequest,
+    ControlRefused,
+    Failure,
+    OpenRequest,
+    Request,
+    ResizeRequest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +135,9 @@ class OnKubernetes:
             yield
 
     async def answer(self, request: Request) -> dict[str, Any]:
-        """Answer the control socket. Refuses to open, confirm or close: sessions follow pods. Raises ControlRefused."""
-        if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest):
+        """Answer the control socket. Refuses to open, confirm, close or resize: sessions follow pods. Raises
+        ControlRefused."""
+        if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest | ResizeRequest):
             message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
             raise ControlRefused(Failure(code="bad-request", message=message))
         return await self._node.requests.answer(request)

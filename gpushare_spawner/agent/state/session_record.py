@@ -11,6 +11,7 @@ from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.controls import NO_CONTROLS, Controls, Message
 from gpushare_spawner.model.delivered import NOTHING, Delivered
 from gpushare_spawner.model.instant import Instant
+from gpushare_spawner.model.kubernetes import ShareChangeAnswer
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.report import Notice, Units
 from gpushare_spawner.model.tier import Tier
@@ -31,6 +32,11 @@ class PodOwner(BaseModel):
     """The same ids as the kubelet gave them: together those of one GPU and one container."""
     seen: tuple[str, ...] = ()
     """What the pod's annotations have said and has been dealt with, the latest last."""
+
+    placed_units: Units | None = None
+    """What its devices stand for, on each of its GPUs; None: the session's share, which has not changed."""
+    resized: ShareChangeAnswer | None = None
+    """The last answer to a change of the share that its annotations asked for."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -31,6 +31,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
     labels,
     notice_patch,
     pod_session,
+    share_patch,
     tier_patch,
 )
 from gpushare_spawner.model.kubernetes.container_requests import (
@@ -77,6 +78,15 @@ from gpushare_spawner.model.kubernetes.resources import (
     resource_limits,
     resource_name,
 )
+from gpushare_spawner.model.kubernetes.share_annotations import (
+    PLACED_SHARE,
+    RESIZE,
+    RESIZED,
+    ShareChange,
+    ShareChangeAnswer,
+    resize_patch,
+    resized_patch,
+)
 
 __all__ = [
     "ANSWERS",
@@ -94,6 +104,7 @@ __all__ = [
     "MESSAGE",
     "NOTICE",
     "OVERSUBSCRIBE",
+    "PLACED_SHARE",
     "PREFIX",
     "PUBLISHED_AT",
     "REPORT_COMPONENT",
@@ -103,6 +114,8 @@ __all__ = [
     "REPORT_SELECTOR",
     "REPORT_STALE_SECONDS",
     "REQUESTS",
+    "RESIZE",
+    "RESIZED",
     "RESOURCE_PREFIX",
     "SESSION",
     "SESSION_LABEL",
@@ -121,6 +134,8 @@ __all__ = [
     "PodConstraints",
     "PodSession",
     "Requests",
+    "ShareChange",
+    "ShareChangeAnswer",
     "answers_patch",
     "borrowed_patch",
     "container_requests",
@@ -141,9 +156,12 @@ __all__ = [
     "quantity",
     "report_name",
     "requests_patch",
+    "resize_patch",
+    "resized_patch",
     "resource_limits",
     "resource_name",
     "share_container",
+    "share_patch",
     "tier_patch",
     "written_report",
 ]

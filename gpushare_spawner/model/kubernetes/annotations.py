@@ -24,6 +24,15 @@ from gpushare_spawner.model.kubernetes.control_annotations import (
     read_message,
 )
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
+from gpushare_spawner.model.kubernetes.share_annotations import (
+    PLACED_SHARE,
+    ShareChange,
+    ShareChangeAnswer,
+    read_resize,
+    read_resized,
+    resize_patch,
+    resized_patch,
+)
 from gpushare_spawner.model.quantity import parse_percent_or_bytes
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -124,6 +133,12 @@ class PodSession:
     """The last one that an admin sent to the session's user."""
     answers: tuple[AskAnswer, ...] = ()
     """To what the notebook server asked last."""
+    resize: ShareChange | None = None
+    """The share that the service asks for; None: it asks for none."""
+    resized: ShareChangeAnswer | None = None
+    """The agent's last answer to that."""
+    placed_units: int | None = None
+    """What the pod's devices stand for, on each of its GPUs; None: its share."""
 
     def annotations(self) -> dict[str, str]:
         """For the pod's metadata. The inverse of `pod_session`."""
@@ -155,6 +170,12 @@ class PodSession:
             controls |= message_patch(self.message)
         for number, answer in enumerate(self.answers):
             controls |= answers_patch(self.answers[:number], answer)
+        if self.resized is not None:
+            controls |= resized_patch(self.resized)
+        if self.resize is not None:
+            controls |= resize_patch(self.resize)
+        if self.placed_units is not None:
+            written[PLACED_SHARE] = str(self.placed_units)
         return written | {name: text for name, text in controls.items() if text is not None}
 
 
@@ -209,8 +230,12 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     controls: Controls = NO_CONTROLS
     message: Message | None = None
     answers: tuple[AskAnswer, ...] = ()
+    resize: ShareChange | None = None
+    resized: ShareChangeAnswer | None = None
+    placed = read(PLACED_SHARE, _units_from(1), 0) if PLACED_SHARE in given else None
     try:
         controls, message, answers = read_controls(given), read_message(given), read_answers(given)
+        resize, resized = read_resize(given), read_resized(given)
     except ValueError as error:
         problems.append(str(error))
     if not problems:
@@ -241,6 +266,9 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         controls=controls,
         message=message,
         answers=answers,
+        resize=resize,
+        resized=resized,
+        placed_units=placed,
     )
 
 
@@ -268,6 +296,15 @@ def notice_patch(notice: Notice | None) -> dict[str, str | None]:
 def borrowed_patch(borrowed_units: int) -> dict[str, str | None]:
     """The annotations of a merge patch that says how much of the share is borrowed now."""
     return {BORROWED: str(borrowed_units)}
+
+
+def share_patch(share_units: int, placed_units: int, memory_limit: str) -> dict[str, str | None]:
+    """Return the annotations of a merge patch after a change of the share; those of the tier belong to it."""
+    return {
+        SHARE: str(share_units),
+        PLACED_SHARE: str(placed_units),
+        MEMORY_LIMIT: None if memory_limit == WHOLE_MEMORY else memory_limit,
+    }
 
 
 def _written_tier(tier: Tier, since: float, effective_units: int) -> dict[str, str]:

@@ -42,6 +42,8 @@ class RefusalCode(StrEnum):
     BAD_REQUEST = "bad-request"
     LIMIT = "limit"
     """A limit of the template or of the service stands in the way."""
+    CAPACITY = "capacity"
+    """The GPU has not enough free units, or spawns wait for them."""
     BUSY = "busy"
     """The session works on the GPU, or has changed meanwhile: try again."""
     UNKNOWN_SESSION = "unknown-session"

@@ -7,7 +7,7 @@ changed something is in the log of actions and in the history, with its actor.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from gpushare_spawner.idle import KeepRule
 from gpushare_spawner.model.quota import Quotas
@@ -21,11 +21,16 @@ from gpushare_spawner.service.actions.keeps import KeepActions, Wanted
 from gpushare_spawner.service.actions.outcome import Actor, Asked, Outcome, Target
 from gpushare_spawner.service.actions.restart import RestartActions
 from gpushare_spawner.service.actions.servers import ServerActions
+from gpushare_spawner.service.actions.share import ShareActions
 from gpushare_spawner.service.actions.spawns import SpawnActions
 from gpushare_spawner.service.actions.tiers import TierActions
 from gpushare_spawner.service.history.events import Action
-from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.reports import Agent
+
+
+async def _unknown() -> None:
+    """Nothing is known of pending spawns."""
 
 
 class SessionActions:
@@ -40,9 +45,11 @@ class SessionActions:
         record: Callable[[Action], None] = lambda action: None,
         clock: Callable[[], float] = time.time,
         quotas: Callable[[], Quotas | None] = lambda: None,
+        pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown,
     ) -> None:
         """``agents`` is iterated over anew each time; ``keep_rule`` returns a template's limits of keeps, None: it is
-        gone; ``record`` enters an action in the history; ``clock`` gives seconds since the epoch."""
+        gone; ``record`` enters an action in the history; ``clock`` gives seconds since the epoch; ``quotas`` returns
+        those in force; ``pending`` the servers that the hub is starting, None: unknown."""
         log = ActionLog(record, clock)
         controls = ControlsOfSessions(agents, clock)
         self._keeps = KeepActions(controls, templates, keep_rule, log)
@@ -52,6 +59,7 @@ class SessionActions:
         self._restarts = RestartActions(agents, hub, templates, quotas, log)
         self.spawns = SpawnActions(hub, log)
         """Actions on spawns that wait."""
+        self._shares = ShareActions(agents, hub, templates, quotas, pending, log)
 
     def keep_rule(self, session: SessionReport) -> KeepRule:
         """Return the limits of keeps that apply to a session's user."""
@@ -84,6 +92,10 @@ class SessionActions:
     async def tier(self, one: Target, tier: Tier, actor: Actor) -> Outcome:
         """Change the tier to active, downgraded or released. For admins."""
         return await self._tiers.tier(one, tier, actor)
+
+    async def share(self, one: Target, actor: Actor, fraction: float) -> Outcome:
+        """Change the share to a fraction of its GPU, like 0.5. Kernels go on."""
+        return await self._shares.share(one, actor, fraction)
 
     async def stop(self, one: Target, actor: Actor) -> Outcome:
         """Stop the server."""

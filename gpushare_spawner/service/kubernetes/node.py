@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -19,14 +21,20 @@ from gpushare_spawner.model.control import (
     ControlsRequest,
     Failure,
     MessageRequest,
+    ResizeRequest,
     TierRequest,
 )
+from gpushare_spawner.model.kubernetes import ShareChange, ShareChangeAnswer
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.wording.errors import http_status, reason
 
 PATCH_TIMEOUT = 10.0
 """Seconds for one patch."""
+DECIDED_WITHIN = 10.0
+"""Seconds that an agent has to decide on a change of a share: its watch brings it within a second."""
+LOOK_EVERY = 0.1
+"""Seconds between two looks at what the watch of the pods has brought."""
 
 
 class KnownNodes(Protocol):
@@ -84,6 +92,41 @@ class NodeAgent:
             lost = pod.session.share_units - request.effective_units
             patch |= kubernetes.borrowed_patch(max(pod.session.borrowed_units, lost))
         await self._patch(request.id, pod, patch)
+
+    async def resize(self, request: ResizeRequest) -> None:
+        """Ask for another share in the pod's annotations, and wait for the agent's decision."""
+        pod = self._unchanged(request.id)
+        change = kubernetes.ShareChange(
+            number=max(1, round(self._clock() * 1000)),
+            share_units=request.share_units,
+            memory_limit=request.memory_limit,
+            reason=request.reason,
+        )
+        await self._patch(request.id, pod, kubernetes.resize_patch(change))
+        until = time.monotonic() + DECIDED_WITHIN
+        while (answer := self._answer_to(request.id, change)) is None:
+            if time.monotonic() > until:
+                await self._withdraw(request.id, change)
+                raise AgentUnreachable(
+                    f"the agent of node {self.node} did not decide on the change within {DECIDED_WITHIN:g} s"
+                )
+            await asyncio.sleep(LOOK_EVERY)
+        if answer.refused is not None:
+            raise ControlRefused(answer.refused)
+
+    def _answer_to(self, session: str, change: ShareChange) -> ShareChangeAnswer | None:
+        pod = self._known.pods(self.node).get(session)
+        if pod is None:
+            raise _refusal("unknown-session", f"the pod of session {session} is gone")
+        answer = pod.session.resized
+        return answer if answer is not None and answer.number == change.number else None
+
+    async def _withdraw(self, session: str, change: ShareChange) -> None:
+        """Ask no longer; where that fails the agent may still change the share, and the report will say so."""
+        pod = self._known.pods(self.node).get(session)
+        if pod is not None and pod.session.resize == change:
+            with contextlib.suppress(ControlRefused, AgentUnreachable):
+                await self._patch(session, pod, kubernetes.resize_patch(None))
 
     async def announce(self, request: AnnounceRequest) -> None:
         """Write a notice to the pod, or remove it."""

@@ -8,12 +8,13 @@ import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.idle import KeepRule
+from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.outcome import Actor
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.history.events import Action
-from gpushare_spawner.service.hub.client import Hub
+from gpushare_spawner.service.hub.client import Hub, HubServer
 from tests.service.conftest import HOUR, Clock
 from tests.service.fake_agent import FakeAgent
 
@@ -38,8 +39,17 @@ class Acting:
         self.agent = agent
         self.recorded: list[Action] = []
         self.client = AgentClient(agent.path)
+        self.quotas: Quotas | None = None
+        self.pending: list[HubServer] = []
         self.actions = SessionActions(
-            [self.client], hub, lambda: templates, lambda idle: RULE, self.recorded.append, clock
+            [self.client],
+            hub,
+            lambda: templates,
+            lambda idle: RULE,
+            self.recorded.append,
+            clock,
+            quotas=lambda: self.quotas,
+            pending=self._pending,
         )
 
     def seen(self, user: str = "ann") -> Seen:
@@ -47,6 +57,9 @@ class Acting:
         if user not in self.agent.sessions:
             self.agent.add(user)
         return Seen(self.client, self.agent.sessions[user])
+
+    async def _pending(self) -> list[HubServer]:
+        return self.pending
 
     @property
     def history(self) -> list[tuple[str, str, str]]:

@@ -99,6 +99,16 @@ class HeldDevices:
                 f"{len(wanted)} more are not to be had now; start the pod again"
             )
 
+    def free_for(self, session: Session) -> int:
+        """The units that a session can have on its fullest GPU, beside what others use and what was just given away."""
+        left = self.capacity
+        for gpu in session.gpus:
+            used = sum(self._in_use(one, held) for one, held in self._holders(gpu.uuid) if one is not session)
+            own = {id for one, held in self._holders(gpu.uuid) if one is session for id in held}
+            used += sum(len(one.devices) for one in self._pending(gpu.uuid) if one.devices.isdisjoint(own))
+            left = min(left, self.capacity - used)
+        return max(0, left) * self.unit_size
+
     def grant(self, gpu: str, devices: Iterable[str]) -> Grant:
         """The kubelet gives these to a container; the sessions that had them must have ended. Raises Refused."""
         wanted = frozenset(devices)
@@ -161,8 +171,13 @@ class HeldDevices:
         return [grant for grant in self.pending.values() if grant.gpu == gpu]
 
     def _in_use(self, session: Session, devices: tuple[str, ...]) -> int:
-        """Devices that a session's tier leaves it: all, whatever its share says, where it has lent nothing."""
+        """Devices that a session's tier leaves it: all, whatever its share says, where it has lent nothing.
+
+        After a change of its share: as many as its units are, and they can be more than its pod holds.
+        """
         record = session.record
-        if record.effective_units >= record.request.share_units:
+        resized = record.pod is not None and record.pod.placed_units is not None
+        if not resized and record.effective_units >= record.request.share_units:
             return len(devices)
-        return min(len(devices), devices_for(record.effective_units, self.unit_size))
+        wanted = devices_for(record.effective_units, self.unit_size)
+        return wanted if resized else min(len(devices), wanted)

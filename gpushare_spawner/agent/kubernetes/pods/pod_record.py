@@ -57,6 +57,8 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
             devices=ids_by_gpu(devices),
             given=grants_of(devices),
             seen=seen,
+            placed_units=said.placed_units,
+            resized=said.resized,
         ),
     )
 

@@ -23,6 +23,7 @@ from gpushare_spawner.agent.kubernetes.pods.annotation_writer import AnnotationW
 from gpushare_spawner.agent.kubernetes.pods.kubelet_list import KubeletList
 from gpushare_spawner.agent.kubernetes.pods.pod_record import foreign_record, grants_of, ids_by_gpu, pod_record
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod, Pods
+from gpushare_spawner.agent.kubernetes.pods.share_annotations import ShareAnnotations
 from gpushare_spawner.agent.kubernetes.pods.tier_annotations import TierAnnotations, decisions, patch_wanted, remember
 from gpushare_spawner.agent.log_once import EachOnce
 from gpushare_spawner.agent.node import Node
@@ -59,6 +60,7 @@ class PodSessions:
         self._listed = KubeletList(held, self._warnings, self._loop.time)
         registry = node.registry
         self._tiers = TierAnnotations(registry.tiers, registry.activity, registry.save)
+        self._changes = ShareAnnotations(registry.share_changes, held, registry.save)
         self._writer = AnnotationWriter(api, self._pod_of, self._patch_wanted, self._written, self.changed)
         self._scheduled: asyncio.Handle | None = None
         self._closed = False
@@ -211,12 +213,13 @@ class PodSessions:
                 f"pod {pod.namespace}/{pod.name} is annotated with GPUs {', '.join(said.gpus)} and holds devices of "
                 f"{', '.join(devices)}: the devices count"
             )
-        wanted = devices_for(said.share_units, self._held.unit_size)
+        placed = said.placed_units or said.share_units
+        wanted = devices_for(placed, self._held.unit_size)
         for gpu, ids in ids_by_gpu(devices).items():
             if len(ids) != wanted:
                 self._warnings.about(
                     f"pod {pod.namespace}/{pod.name} holds {len(ids)} devices of GPU {self._node.gpus[gpu].index}; a "
-                    f"share of {said.share_units} is {wanted} of {self._held.unit_size} units each: hub and agent "
+                    f"share of {placed} is {wanted} of {self._held.unit_size} units each: hub and agent "
                     "must have the same unit size"
                 )
         try:
@@ -255,6 +258,7 @@ class PodSessions:
         session.lacks_requests = kubernetes.lacks_requests(pod.requests, said.tier)
         self._tiers.follow(session, said, pod.annotations)
         self._node.registry.controls.follow(session, said.controls, said.message, said.answers)
+        self._changes.follow(session, said)
         self._writer.look(session)
 
     def _pod_of(self, session: Session) -> Pod | None:

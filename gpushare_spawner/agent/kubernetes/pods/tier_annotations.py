@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from gpushare_spawner.agent.kubernetes.pods.share_annotations import share_patch_wanted
 from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
@@ -98,6 +99,9 @@ def patch_wanted(said: PodSession, record: SessionRecord, now: float) -> dict[st
             # work began, and the hub hears of it before the report says so: idleness counts from now on
             patch |= kubernetes.tier_patch(Tier.ACTIVE, now, record.effective_units)
         patch |= kubernetes.notice_patch(record.notice)
+    patch |= share_patch_wanted(said, record)
+    if kubernetes.TIER in patch and record.notice is not None:
+        patch |= kubernetes.notice_patch(record.notice)  # the tier's patch withdraws it
     if said.borrowed_units != record.borrowed_units:
         patch |= kubernetes.borrowed_patch(record.borrowed_units)
     return patch
