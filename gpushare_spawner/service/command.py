@@ -97,7 +97,15 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             record(action)
             culler.session_changed()
 
-        actions = SessionActions(agents, hub, templates, settings.keep_rule, acted, quotas=templates.quotas)
+        actions = SessionActions(
+            agents,
+            hub,
+            templates,
+            settings.keep_rule,
+            acted,
+            quotas=templates.quotas,
+            pending=pending.now,
+        )
         culler = Culler(
             agents,
             hub,

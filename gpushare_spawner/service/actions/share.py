@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from gpushare_spawner.model.control import ControlRefused, ResizeRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, SessionReport
-from gpushare_spawner.model.share import UNITS_PER_GPU, units_from_fraction
+from gpushare_spawner.model.share import units_from_fraction
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import suits
 from gpushare_spawner.quota import exceeded_units
@@ -178,11 +178,6 @@ class ShareActions:
         ]
         if waiting:
             raise ActionRefused(words.others_wait(len(waiting), _title(template)), RefusalCode.CAPACITY)
-
-
-def fraction_of(units: float) -> float:
-    """Return the fraction that an ask names in units."""
-    return units / UNITS_PER_GPU
 
 
 def _units(template: Template) -> int:

@@ -56,6 +56,13 @@ class TierBody(Arguments):
     tier: Literal["active", "downgraded", "released"]
 
 
+class ShareBody(Arguments):
+    """The new share."""
+
+    fraction: Annotated[FiniteFloat, Field(gt=0, le=1)]
+    """Of one GPU, in steps of 0.01."""
+
+
 class ExemptionBody(Arguments):
     """Until when, and why."""
 
@@ -110,6 +117,13 @@ async def restart(call: Call[Nothing, RestartBody]) -> Done:
 async def tier(call: Call[Nothing, TierBody]) -> Done:
     """Change the tier of a session. The next GPU work restores the share."""
     return await on_session(call, lambda one, actor: call.services.actions.tier(one, Tier(call.body.tier), actor))
+
+
+async def share(call: Call[Nothing, ShareBody]) -> Done:
+    """Change the share of a running session on its GPU; kernels keep running. Users can choose among the shares of
+    templates that they may use; admins are bound by no template, quota or queue. Without free units on that GPU the
+    answer is 409."""
+    return await on_session(call, lambda one, actor: call.services.actions.share(one, actor, call.body.fraction))
 
 
 async def exempt(call: Call[Nothing, ExemptionBody]) -> Done:
@@ -183,6 +197,17 @@ OPERATIONS: list[AnyOperation] = [
         TierBody,
         Needs.ACT,
         example={"tier": "downgraded"},
+    ),
+    Operation(
+        "PUT",
+        "sessions/{id}/share",
+        share,
+        "Change the share",
+        Done,
+        Nothing,
+        ShareBody,
+        Needs.OWN,
+        example={"fraction": 0.5},
     ),
     Operation(
         "PUT",

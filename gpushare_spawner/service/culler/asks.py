@@ -18,6 +18,7 @@ from gpushare_spawner.model.control import AgentUnreachable, AnswerRequest, Cont
 from gpushare_spawner.model.controls import ASK_SECONDS, Ask, AskAnswer
 from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
 from gpushare_spawner.model.report import Report, SessionReport
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.reports import Agent, Agents
@@ -148,5 +149,7 @@ class Asks:
                 return await self._actions.release(one, actor, asked)
             case AskKind.STOP:
                 return await self._actions.stop(one, actor)
+            case AskKind.SHARE:
+                return await self._actions.share(one, actor, ask.value / UNITS_PER_GPU)
             case _:
                 raise ActionRefused(words.ASK_NOT_SUPPORTED, RefusalCode.BAD_REQUEST)

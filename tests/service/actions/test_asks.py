@@ -11,6 +11,7 @@ from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.model.control import REQUEST, AskedRequest, Request
 from gpushare_spawner.model.controls import Ask, AskAnswer, Keep
 from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service import agents as agents_module
 from gpushare_spawner.service.agents import MachineAgents
@@ -84,6 +85,21 @@ async def test_all_kinds_are_carried_out_in_order(
     assert agent.sessions["ann"].tier is Tier.RELEASED
     assert hub_server.deleted == ["/users/ann/server"]
     assert acting.history == [(name, "ann", "ann") for name in ("keep", "keep-ended", "released", "stopped")]
+
+
+async def test_another_share_is_asked_for_in_units(
+    asks: Asks, acting: Acting, agent: FakeAgent, hub_server: FakeHub, clock: Clock, templates: dict[str, Template]
+) -> None:
+    templates["tenth"] = Template(name="tenth", display_name="0.10 GPU", gpu={"fraction": 0.1})
+    agent.add("ann")
+    hub_server.add("ann")
+    ask(agent, clock, AskKind.SHARE, 10)
+    ask(agent, clock, AskKind.SHARE, 0.5, 2)
+    said = await answers(asks, agent)
+    assert [one.done for one in said] == [True, False]
+    assert said[0].text == "The share is 0.10 GPU now (before: 0.25 GPU)."
+    assert agent.sessions["ann"].share_units == 10
+    assert acting.history == [("share", "ann", "ann")]
 
 
 async def test_what_is_refused_is_answered_with_the_reason(asks: Asks, agent: FakeAgent, clock: Clock) -> None:

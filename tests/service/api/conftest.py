@@ -10,7 +10,7 @@ from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
 from gpushare_spawner.idle import KeepRule
-from gpushare_spawner.model.control import AnnounceRequest, ControlsRequest, MessageRequest, TierRequest
+from gpushare_spawner.model.control import AnnounceRequest, ControlsRequest, MessageRequest, ResizeRequest, TierRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service import reports
@@ -50,6 +50,9 @@ class StandInAgent:
 
     async def tier(self, request: TierRequest, /) -> None:
         self._change(request.id, tier=request.tier, effective_units=request.effective_units)
+
+    async def resize(self, request: ResizeRequest, /) -> None:
+        self._change(request.id, share_units=request.share_units, effective_units=request.share_units)
 
     async def announce(self, request: AnnounceRequest, /) -> None:
         self._change(request.id, notice=request.notice)

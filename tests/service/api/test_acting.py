@@ -60,6 +60,22 @@ async def test_tier_exemption_and_message(api: Client, machine: Machine) -> None
     assert present(machine.agent.now.session("erin")).tier is Tier.RELEASED
 
 
+async def test_a_share_is_changed_within_templates_by_its_user_and_to_any_by_an_admin(
+    api: Client, machine: Machine
+) -> None:
+    got = await api.ask("PUT", "sessions/erin/share", CALLERS["an admin in a browser"], {"fraction": 0.33})
+    assert got.body == {"changed": True, "message": "The share is 0.33 GPU now (before: 0.10 GPU)."}
+    assert (await api.get("sessions/erin"))["share_units"] == 33
+    refused = await api.ask("PUT", "sessions/bob/share", BOB, {"fraction": 0.33})
+    assert (refused.status, refused.body["code"]) == (409, "limit")
+    assert refused.message.startswith("You can change this share to 0.10 GPU or 0.50 GPU")
+    assert (await api.ask("PUT", "sessions/bob/share", BOB, {"fraction": 0.1})).body["changed"]
+    assert (await api.ask("PUT", "sessions/bob/share", BOB, {"fraction": 1.5})).status == 400
+    assert [(one.action, one.actor, one.user) for one in machine.recorded] == [
+        ("share", "boss", "erin"), ("share", "bob", "bob")
+    ]  # fmt: skip
+
+
 async def test_a_server_is_stopped_through_the_hub(api: Client, hub_server: FakeHub) -> None:
     assert (await api.ask("POST", "sessions/bob/stop", BOB)).body["changed"]
     assert hub_server.deleted == ["/users/bob/servers/thesis"]

@@ -67,6 +67,7 @@ EXPECTED: dict[str, Expected] = {
     "restart": Expected("sessions/ann/restart", ON_OWN, {"template": "half"}),
     "cancel": Expected("queue/ann/second", ON_OWN),
     "requeue": Expected("queue/ann/second/requeue", ON_ALL),
+    "share": Expected("sessions/ann/share", ON_OWN, {"fraction": 0.1}),
     "tier": Expected("sessions/ann/tier", ON_ALL, {"tier": "downgraded"}),
     "exempt": Expected("sessions/ann/exemption", ON_ALL, {"reason": "Paper"}),
     "end_exemption": Expected("sessions/ann/exemption", ON_ALL),
