@@ -22,9 +22,11 @@ WORKED_MEANWHILE = "The session has worked on the GPU, or has changed, in the me
 OLDER_AGENT = "The GPU agent of this node is older than the service and cannot do this. Ask the admin to update it."
 
 NO_KEEP = "The GPU share is not kept."
+KEEP_NOT_IN_FUTURE = "A keep must end on a date in the future. Give a duration or a later instant."
 KEEP_ENDED = "The GPU share is no longer kept."
 KEEP_WAS_OVER = "The keep was over."
 EXEMPTION_WAS_OVER = "The exemption was over."
+EXEMPTION_NOT_IN_FUTURE = "An exemption must end on a date in the future. Give a later instant, or none."
 NOT_EXEMPT = "The session is not exempt from idle actions."
 EXEMPTION_ENDED = "Idle actions come to the session again."
 MESSAGE_SENT = "The message is shown to the user."
@@ -82,11 +84,6 @@ def keep_refused(refusal: KeepRefusal, now: float) -> str:
             return f"You can keep shares {times} within 24 hours. You can do it again in {duration(wait)}."
 
 
-def keep_has_no_length(latest: str) -> str:
-    """Return that a keep does not end after now, and before the end of the calendar. ``latest``: its last year."""
-    return f"A keep must end in the future, and before the year {latest}. Give a duration or a later instant."
-
-
 def exempted(seconds: float | None) -> str:
     """Return that no idle action comes to a session for so long; None: without end."""
     return f"No idle action comes to the session{_for(seconds)}."
@@ -95,11 +92,6 @@ def exempted(seconds: float | None) -> str:
 def exempt_already(seconds: float | None) -> str:
     """Return that a session is exempt, as it was before."""
     return f"The session is exempt from idle actions already{_for(seconds)}."
-
-
-def exemption_has_no_length() -> str:
-    """Return that an exemption would be over at once."""
-    return "An exemption must end in the future. Give a later instant, or none."
 
 
 def message_too_long(letters: int, most: int) -> str:

@@ -40,7 +40,7 @@ class AdminActions:
             session, controls = await self._controls.read(one)
             now = self._controls.clock()
             if until is not None and not now < until <= LATEST:
-                raise ActionRefused(words.exemption_has_no_length(), RefusalCode.BAD_REQUEST)
+                raise ActionRefused(words.EXEMPTION_NOT_IN_FUTURE, RefusalCode.BAD_REQUEST)
             seconds = None if until is None else until - now
             standing = controls.exemption
             if standing is not None and _same_end(standing.until, until) and standing.reason == reason:

@@ -72,7 +72,7 @@ class KeepActions:
             begin = now if asked is None else min(now, max(asked.at, now - ASK_SECONDS))
             until = wanted.until if wanted.until is not None else begin + (wanted.seconds or 0.0)
             if not math.isfinite(until) or not now < until <= LATEST:
-                raise ActionRefused(words.keep_has_no_length("9999"), RefusalCode.BAD_REQUEST)
+                raise ActionRefused(words.KEEP_NOT_IN_FUTURE, RefusalCode.BAD_REQUEST)
             standing = controls.keep
             if standing is not None and abs(standing.until - until) <= SAME:
                 return Outcome(False, words.kept_already(standing.until - now))

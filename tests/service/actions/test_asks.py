@@ -109,7 +109,7 @@ async def test_what_is_refused_is_answered_with_the_reason(asks: Asks, agent: Fa
     said = await answers(asks, agent)
     assert [one.done for one in said] == [False] * 3
     # no calendar has the end of the first one
-    assert [one.text for one in said] == [words.keep_has_no_length("9999")] * 2 + [words.ASK_NOT_SUPPORTED]
+    assert [one.text for one in said] == [words.KEEP_NOT_IN_FUTURE] * 2 + [words.ASK_NOT_SUPPORTED]
     ask(agent, clock, AskKind.KEEP, 9 * HOUR, 4)
     assert [one.text for one in await answers(asks, agent)] == [
         "A share can be kept for at most 8 h. Choose a shorter time."

@@ -117,7 +117,7 @@ async def test_limits_do_not_bind_admins_nor_count_what_admins_keep(acting: Acti
 @pytest.mark.parametrize("actor", [ANN, ROOT])
 async def test_durations_that_no_calendar_has_are_refused(acting: Acting, actor: Actor, seconds: float) -> None:
     code, text = await refused(acting, actor, seconds=seconds)
-    assert (code, text) == (RefusalCode.BAD_REQUEST, words.keep_has_no_length("9999"))
+    assert (code, text) == (RefusalCode.BAD_REQUEST, words.KEEP_NOT_IN_FUTURE)
     assert (await refused(acting, actor, until=seconds))[0] is RefusalCode.BAD_REQUEST
 
 
