@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gpushare_spawner.doctor import scripted_agent
 from gpushare_spawner.doctor.scripted_agent import GIB
-from gpushare_spawner.model.frames import Frame, Kind
+from gpushare_spawner.model.frames import Frame, Kind, Role
 
-__all__ = ["GIB", "GenerousAgent", "Peer", "ScriptedAgent"]
+__all__ = ["GIB", "AnsweringAgent", "GenerousAgent", "Peer", "ScriptedAgent"]
 
 
 class Peer(scripted_agent.Peer):
@@ -69,6 +69,33 @@ class ScriptedAgent(scripted_agent.ScriptedAgent):
         """Nobody connects for this long."""
         with contextlib.suppress(queue.Empty):
             raise AssertionError(f"{self._peers.get(timeout=seconds)} connected")
+
+
+class AnsweringAgent(ScriptedAgent):
+    """Answers the question of an observer with frames, after WELCOME with feature bits."""
+
+    def __init__(self, path: Path, gpus: list[bytes], features: int, answer: list[Frame]) -> None:
+        self.answer, self.features = answer, features
+        self.observers = 0
+        self.silent = False
+        """True: it hears questions, and does not answer."""
+        super().__init__(path, gpus)
+
+    def welcome(self, peer: scripted_agent.Peer) -> None:
+        hello, query = peer.hear(), peer.hear()
+        assert hello is not None
+        assert query is not None
+        assert (hello.fields[0], query.kind) == (Role.OBSERVER, Kind.QUERY)
+        self.observers += 1
+        peer.hello = hello
+        if self.silent:
+            return
+        peer.send(Kind.WELCOME, 25, 0, 25, 0, 0, len(self.gpus), self.features)
+        with contextlib.suppress(ConnectionError):  # it does not wait for the rest of an answer that it cannot use
+            for gpu in self.gpus:
+                peer.send(Kind.DEVICE, 5, 5, gpu=gpu)
+            for frame in self.answer:
+                peer.send(frame.kind, *frame.fields, gpu=frame.gpu)
 
 
 class GenerousAgent(ScriptedAgent):

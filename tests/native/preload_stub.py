@@ -26,3 +26,20 @@ def stub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
     compile_library([*flags, str(HERE / "preload_stub_driver.c")], folder / "libcuda.so.1")
     return folder
+
+
+@pytest.fixture(scope="session")
+def stub_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the stub NVML as libnvidia-ml.so.1."""
+    folder = tmp_path_factory.mktemp("stub_nvml")
+    flags = ["-Wl,-soname,libnvidia-ml.so.1", "-Wl,-Bsymbolic", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
+    compile_library([*flags, str(HERE / "preload_stub_nvml.c")], folder / "libnvidia-ml.so.1")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fast(tmp_path_factory: pytest.TempPathFactory, preload: Path) -> dict[str, str]:
+    """The environment in which 30 s of the library's are 1.5 s."""
+    clock = tmp_path_factory.mktemp("clock") / "libfastclock.so"
+    compile_library([str(HERE / "preload_fast_clock.c"), "-ldl"], clock)
+    return {"LD_PRELOAD": f"{clock}:{preload}"}

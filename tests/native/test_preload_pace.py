@@ -11,12 +11,11 @@ import pytest
 
 from gpushare_spawner.model.frames import Kind
 from tests.native.preload_agent import ScriptedAgent
-from tests.native.test_preload_patience import fast  # noqa: F401
 
 if TYPE_CHECKING:
     from tests.native.preload_clients import Start
 
-pytest_plugins = ["tests.native.preload_clients"]
+pytest_plugins = ["tests.native.preload_clients", "tests.native.preload_stub"]
 
 LAUNCHES = """
 d = Driver()
@@ -164,7 +163,7 @@ def test_paced_work_that_waits_for_a_later_launch_is_let_go_on(
     start: Start,
     agent: ScriptedAgent,
     gpus: list[bytes],
-    fast: dict[str, str],  # noqa: F811
+    fast: dict[str, str],
 ) -> None:
     """Two launches fill the window behind a host function that waits for a third: it is let through after 5 s."""
     client = start(

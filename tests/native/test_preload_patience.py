@@ -14,22 +14,12 @@ import pytest
 
 from gpushare_spawner.model.frames import Kind
 from tests.native.preload_agent import ScriptedAgent
-from tests.native.preload_stub import compile_library
 from tests.present import present
 
 if TYPE_CHECKING:
     from tests.native.preload_clients import Start
 
-pytest_plugins = ["tests.native.preload_clients"]
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="session")
-def fast(tmp_path_factory: pytest.TempPathFactory, preload: Path) -> dict[str, str]:
-    """The environment in which 30 s of the library's are 1.5 s."""
-    clock = tmp_path_factory.mktemp("clock") / "libfastclock.so"
-    compile_library([str(HERE / "preload_fast_clock.c"), "-ldl"], clock)
-    return {"LD_PRELOAD": f"{clock}:{preload}"}
+pytest_plugins = ["tests.native.preload_clients", "tests.native.preload_stub"]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ void gpus_find(void) {
         gpu->open = gpu->fast = 1;
         gpu->allowance = UINT64_MAX;
     }
-    gpu_count = count;
+    __atomic_store_n(&gpu_count, count, __ATOMIC_RELEASE); /* NVML's wrappers may be asking, in another thread */
 }
 
 struct gpu *gpu_of_device(CUdevice device) {

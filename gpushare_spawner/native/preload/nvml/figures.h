@@ -2,7 +2,9 @@
    ever calling cuInit, so these come from a question of their own, over a connection that ends with the answer.
 
    Any thread. Every function asks the agent where its last answer is older than a second, and waits for half a second
-   at most; other threads that want figures wait with it. Nothing is asked again within a second, answered or not. */
+   at most; other threads that want figures wait with it. Nothing is asked again within a second, answered or not, and
+   an agent that is there and does not answer is asked less and less often, every 10 s in the end. The last answer
+   stands for 5 s where the next one does not come. */
 #pragma once
 
 #include "platform/common.h"

@@ -49,8 +49,8 @@ typedef struct { /* nvmlProcessDetail_v1_t */
     unsigned long long used_protected;
 } nvmlProcessDetail;
 
-enum { NVML_MODE_COMPUTE = 0 };
-typedef struct { /* nvmlProcessDetailList_v1_t */
+enum { NVML_MODE_COMPUTE = 0, NVML_MODE_MPS = 2 }; /* 1: graphics */
+typedef struct {                                   /* nvmlProcessDetailList_v1_t */
     unsigned version, mode, count;
     nvmlProcessDetail *entries;
 } nvmlProcessDetails;

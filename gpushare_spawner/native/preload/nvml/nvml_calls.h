@@ -21,6 +21,11 @@ WRAPPED(nvmlDeviceGetRunningProcessDetailList, (nvmlDevice device, nvmlProcessDe
 WRAPPED(nvmlDeviceGetProcessUtilization,
         (nvmlDevice device, nvmlProcessUse *out, unsigned *count, unsigned long long seen))
 WRAPPED(nvmlDeviceGetProcessesUtilizationInfo, (nvmlDevice device, nvmlProcessUses *list))
+WRAPPED(nvmlDeviceGetAccountingPids, (nvmlDevice device, unsigned *count, void *out))
+WRAPPED(nvmlDeviceGetAccountingStats, (nvmlDevice device, unsigned pid, void *out))
+WRAPPED(nvmlDeviceGetAccountingStats_v2, (nvmlDevice device, void *out))
+WRAPPED(nvmlDeviceGetEncoderSessions, (nvmlDevice device, unsigned *count, void *out))
+WRAPPED(nvmlDeviceGetFBCSessions, (nvmlDevice device, unsigned *count, void *out))
 CALLED(nvmlDeviceGetUUID, (nvmlDevice device, char *uuid, unsigned length))
 CALLED(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice *device))
 

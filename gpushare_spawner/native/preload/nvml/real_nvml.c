@@ -40,10 +40,18 @@ static int hex(char c) {
     return -1;
 }
 
+static bool uuid_text(nvmlDevice device, char text[NVML_UUID_TEXT]) {
+    return real_nvml.nvmlDeviceGetUUID && real_nvml.nvmlDeviceGetUUID(device, text, NVML_UUID_TEXT) == NVML_SUCCESS;
+}
+
+bool real_nvml_knows(nvmlDevice device) {
+    char text[NVML_UUID_TEXT];
+    return uuid_text(device, text);
+}
+
 bool real_nvml_uuid(nvmlDevice device, unsigned char uuid[16]) {
     char text[NVML_UUID_TEXT] = "";
-    if (!real_nvml.nvmlDeviceGetUUID || real_nvml.nvmlDeviceGetUUID(device, text, sizeof text) != NVML_SUCCESS)
-        return false;
+    if (!uuid_text(device, text)) return false;
     if (strncmp(text, "GPU-", 4) != 0) return false;
     const char *at = text + 4;
     for (int i = 0; i < 16; i++) {

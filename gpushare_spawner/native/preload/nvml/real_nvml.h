@@ -17,6 +17,9 @@ HIDDEN struct real_nvml real_nvml;
    of this library, but the dynamic linker's. */
 bool real_nvml_load(void);
 
+/* Whether this is the handle of a GPU, or of a part of one, in an NVML that is initialised. */
+bool real_nvml_knows(nvmlDevice device);
+
 /* The UUID of a GPU by NVML's handle. False: NVML is not initialised, or this is no handle of a whole GPU. */
 bool real_nvml_uuid(nvmlDevice device, unsigned char uuid[16]);
 

@@ -11,7 +11,7 @@ static bool memory_shown(nvmlDevice device, uint64_t really_free, struct shown_m
     unsigned char uuid[16];
     struct gpu_figures figures;
     if (!figures_wanted() || !real_nvml_uuid(device, uuid)) return false;
-    struct gpu *gpu = gpu_count ? gpu_of_uuid(uuid) : NULL;
+    struct gpu *gpu = __atomic_load_n(&gpu_count, __ATOMIC_ACQUIRE) ? gpu_of_uuid(uuid) : NULL;
     if (gpu && reported_memory(gpu, really_free, &shown->available, &shown->total, &shown->used)) return true;
     if (!figures_of(uuid, &figures)) return false;
     shown->total = figures.total;
@@ -28,7 +28,7 @@ nvmlReturn wrapped_nvmlDeviceGetMemoryInfo(nvmlDevice device, nvmlMemory *memory
     if (result == NVML_SUCCESS && memory_shown(device, memory->free, &shown)) {
         memory->total = shown.total;
         memory->free = shown.available;
-        memory->used = shown.used;
+        memory->used = shown.total - shown.available; /* what is reserved among it */
     }
     return result;
 }

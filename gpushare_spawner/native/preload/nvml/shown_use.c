@@ -37,7 +37,7 @@ nvmlReturn wrapped_nvmlDeviceGetProcessUtilization(nvmlDevice device, nvmlProces
     struct gpu_figures figures;
     const struct process_figures *found[FIGURES_PROCESSES];
     if (!NVML_HAS(nvmlDeviceGetProcessUtilization)) return NVML_ERROR_FUNCTION_NOT_FOUND;
-    if (!count || !nvml_figures_of(device, &figures) || !figures.with_use)
+    if (!count || !nvml_processes_of(device, &figures))
         return real_nvml.nvmlDeviceGetProcessUtilization(device, out, count, seen);
     unsigned there = at_work(&figures, seen, found);
     nvmlReturn result = room_for(there, count, out);
@@ -51,8 +51,7 @@ nvmlReturn wrapped_nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice device, nvml
     struct gpu_figures figures;
     const struct process_figures *found[FIGURES_PROCESSES];
     if (!NVML_HAS(nvmlDeviceGetProcessesUtilizationInfo)) return NVML_ERROR_FUNCTION_NOT_FOUND;
-    if (!list || list->version != NVML_VERSION_OF(nvmlProcessUses, 1) || !nvml_figures_of(device, &figures) ||
-        !figures.with_use)
+    if (!list || list->version != NVML_VERSION_OF(nvmlProcessUses, 1) || !nvml_processes_of(device, &figures))
         return real_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, list);
     unsigned there = at_work(&figures, list->last_seen, found);
     nvmlReturn result = room_for(there, &list->count, list->entries);

@@ -18,3 +18,11 @@ static inline bool nvml_figures_of(nvmlDevice device, struct gpu_figures *figure
     unsigned char uuid[16];
     return figures_wanted() && real_nvml_uuid(device, uuid) && figures_of(uuid, figures);
 }
+
+/* The same for lists of processes. Those of a GPU that is not the session's, and of all GPUs while the agent does not
+   answer, are empty: none of them has a neighbour's process. */
+static inline bool nvml_processes_of(nvmlDevice device, struct gpu_figures *figures) {
+    if (!figures_wanted() || !real_nvml_knows(device)) return false;
+    if (!nvml_figures_of(device, figures)) *figures = (struct gpu_figures){0};
+    return true;
+}

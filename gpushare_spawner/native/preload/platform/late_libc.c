@@ -16,6 +16,7 @@ static const char functions[][24] = {
     "pthread_sigmask",
     "pthread_key_create",
     "pthread_setspecific",
+    "pthread_setcancelstate",
     "pthread_mutex_timedlock",
 };
 #define FUNCTIONS (sizeof functions / sizeof *functions)

@@ -20,6 +20,7 @@ struct late_libc {
     int (*signal_mask)(int, const sigset_t *, sigset_t *);
     int (*key_create)(pthread_key_t *, void (*)(void *));
     int (*set_specific)(pthread_key_t, const void *);
+    int (*cancel_state)(int, int *);
     int (*lock_until)(pthread_mutex_t *, const struct timespec *);
 };
 extern struct late_libc late __attribute__((visibility("hidden")));
@@ -38,4 +39,5 @@ bool late_libc_at_fork(void (*in_child)(void));
 #define pthread_sigmask         late.signal_mask
 #define pthread_key_create      late.key_create
 #define pthread_setspecific     late.set_specific
+#define pthread_setcancelstate  late.cancel_state
 #define pthread_mutex_timedlock late.lock_until

@@ -3,5 +3,6 @@
 
 #include <stdbool.h>
 
-/* GPUSHARE_SOCKET is set, GPUSHARE_DISABLE is not. Reads the environment once; any thread, no lock. */
+/* GPUSHARE_SOCKET is set, GPUSHARE_DISABLE is not, and the program has no more rights than its caller. Reads the
+ * environment once; any thread, no lock. */
 bool sharing_wanted(void);
