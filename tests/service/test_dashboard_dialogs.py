@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.service import web
-from gpushare_spawner.service.dashboard.dialog_targets import FORMS
+from gpushare_spawner.service.dashboard.dialog_targets import FORMS, GPU, NODE, SESSION, SPAWN, choices_of_sessions
+from gpushare_spawner.service.dashboard.page import OFFERED
+from gpushare_spawner.service.web.caller import Caller
 
 HTML = (Path(next(iter(web.__path__))) / "pages" / "parts" / "dialogs.html").read_text()
 
@@ -20,3 +23,29 @@ def test_each_form_is_the_request_that_the_table_names() -> None:
     said = {one["action"]: (one["method"], f"/{one['path']}" if one.get("path") else "") for one in forms}
     assert said == FORMS
     assert len(forms) == len(FORMS)
+
+
+def test_each_action_of_the_api_has_a_form() -> None:
+    places = tuple(sorted((SESSION, GPU, NODE, SPAWN), key=len, reverse=True))
+    actions = {(method, path) for method, path in OFFERED if method != "GET"}
+    below = {
+        (method, path.removeprefix(next(one for one in places if path.startswith(one)))) for method, path in actions
+    }
+    assert actions
+    assert below <= set(FORMS.values())
+
+
+def test_users_choose_from_what_they_may_use() -> None:
+    templates = [
+        Template(name="quarter", display_name="0.25 GPU", gpu={"fraction": 0.25}),
+        Template(name="half", display_name="Half", gpu={"fraction": 0.5}, access={"groups": ["optics"]}),
+        Template(name="two", display_name="2 GPUs", gpu={"count": 2}),
+        Template(name="cpu", display_name="CPU"),
+    ]
+    user = choices_of_sessions(Caller("ann"), templates)
+    assert user == {
+        "templates": [("quarter", "0.25 GPU"), ("two", "2 GPUs"), ("cpu", "CPU")],
+        "shares": [("0.25", "0.25 GPU")],
+    }
+    assert ("half", "Half") in choices_of_sessions(Caller("ann", groups=frozenset({"optics"})), templates)["templates"]
+    assert ("0.5", "0.50 GPU") in choices_of_sessions(Caller("root", is_admin=True), templates)["shares"]

@@ -3,15 +3,18 @@ the dialog's forms are for this caller now. Pure. The service checks each reques
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.api import answers
 from gpushare_spawner.service.web.caller import Caller
 from gpushare_spawner.wording import dashboard as words
+from gpushare_spawner.wording.amounts import gpu_share
 
 Target = Mapping[str, Any]
 """For JSON. `address`: below the API's prefix. `may`: names of forms. `show`: texts. `choices`: of lists, as pairs of
@@ -62,7 +65,7 @@ class DialogTargets:
             "keep": all_sessions or may_keep,
             "end-keep": one.keep is not None,
             "release": one.tier is not Tier.RELEASED,
-            "share": True,
+            "share": len(one.gpus) == 1,
             "restart": True,
             "stop": True,
             "message": all_sessions,
@@ -106,7 +109,19 @@ class DialogTargets:
     def spawn(self, one: answers.Spawn) -> Target:
         """Return a spawn that the caller may act on."""
         show = {"name": words.server_name(one.user, one.server), "terms": one.display_name}
-        return self._target(SPAWN, one.address, ("requeue", "cancel"), show)
+        forms = ("requeue", "cancel") if self.caller.acts_on_all else ("cancel",)
+        return self._target(SPAWN, one.address, forms, show)
+
+
+def choices_of_sessions(caller: Caller, templates: Iterable[Template]) -> Mapping[str, Sequence[tuple[str, str]]]:
+    """Return what lists of the sessions' dialogs offer: values with their texts. The same for all sessions that a
+    caller may act on: what the caller may use, or for those who act on all sessions everything."""
+    allowed = [one for one in templates if caller.acts_on_all or one.access.allows(caller.name, caller.groups)]
+    units = sorted({one.share.units for one in allowed if one.share is not None and one.share.count == 1})
+    return {
+        "templates": sorted(((one.name, one.display_name) for one in allowed), key=lambda one: one[1]),
+        "shares": [(f"{number / UNITS_PER_GPU:g}", gpu_share(number)) for number in units],
+    }
 
 
 def _of_place(cordon: answers.Cordon | None) -> Sequence[str]:

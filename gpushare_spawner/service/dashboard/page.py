@@ -6,7 +6,7 @@ renderer, and the page shows the same without scripts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from gpushare_spawner.service.api.operation import Call, Nothing
 from gpushare_spawner.service.api.services import Services
 from gpushare_spawner.service.api.snapshots import ServiceSnapshot
 from gpushare_spawner.service.dashboard.address import DashboardAddress
-from gpushare_spawner.service.dashboard.dialog_targets import DialogTargets
+from gpushare_spawner.service.dashboard.dialog_targets import DialogTargets, choices_of_sessions
 from gpushare_spawner.service.web.caller import Caller
 from gpushare_spawner.service.web.page import Page
 
@@ -56,7 +56,10 @@ class Dashboard:
     queue: answers.Queue
     quotas: answers.QuotasAnswer
     choices: Choices
+    """Of the filters."""
     targets: DialogTargets
+    session_choices: Mapping[str, Sequence[Option]]
+    """Of the lists in the dialogs of sessions."""
     nodes_on_page: int
     most: int = MOST_ROWS
 
@@ -109,6 +112,7 @@ async def dashboard(services: Services, caller: Caller, address: DashboardAddres
         quotas=await reading.quotas(call()),
         choices=_choices(snapshot, caller),
         targets=DialogTargets(caller, services.clock(), OFFERED),
+        session_choices=choices_of_sessions(caller, snapshot.templates.values()),
         nodes_on_page=nodes_on_page,
     )
 

@@ -17,7 +17,8 @@ function dialogOf(button) {
 function show(dialog, target) {
   for (const place of dialog.querySelectorAll("[data-show]")) place.textContent = target.show[place.dataset.show] ?? "";
   for (const form of dialog.querySelectorAll("form[data-action]")) form.hidden = !target.may.includes(form.dataset.action);
-  for (const list of dialog.querySelectorAll("select[data-choices]")) fill(list, target.choices?.[list.dataset.choices] ?? []);
+  const choices = { ...JSON.parse(document.getElementById("dashboard").dataset.choices), ...target.choices };
+  for (const list of dialog.querySelectorAll("select[data-choices]")) fill(list, choices[list.dataset.choices]);
 }
 
 function fill(list, choices) {
