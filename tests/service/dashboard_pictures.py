@@ -86,7 +86,7 @@ def main(folder: Path = IMAGES) -> None:
     stand_in.pending, stand_in.quotas = WAITING, QUOTAS
     browser = chromium()
     with signed_in(stand_in) as served:
-        open_page(browser, served.url, "light", 1280)
+        open_page(browser, served.url, "light", 1120)
         browser.save_screenshot(str(folder / "dashboard.png"))
         open_page(browser, served.url + "?user=gus", "dark", 390)
         browser.save_screenshot(str(folder / "dashboard-phone.png"))

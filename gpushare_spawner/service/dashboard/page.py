@@ -24,7 +24,7 @@ from gpushare_spawner.service.web.caller import Caller
 from gpushare_spawner.service.web.page import Page
 
 OFFERED = frozenset((one.method, one.path) for one in OPERATIONS)
-MOST_GPUS = 96
+MOST_GPUS = 48
 """About so many on one page; a node is never cut in two."""
 MOST_ROWS = 100
 """Of the queue and of quotas; the API has all. Sessions have pages of as many."""
