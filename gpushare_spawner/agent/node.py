@@ -143,6 +143,10 @@ class Node:
         """Return the number of sessions on a GPU (UUID), and of those of them with work."""
         return self._reports.sessions_on(gpu)
 
+    def largest_share(self, session: Session) -> int:
+        """Return the largest share that a session can be changed to now, in units; 0: it cannot be changed."""
+        return self.registry.share_changes.largest(session)
+
     def wall_clock(self) -> float:
         """Return seconds since the epoch."""
         return time.time()

@@ -229,3 +229,34 @@ def test_changes_and_spawns_in_any_order_never_give_away_more_than_there_is(acts
         assert all(0 <= one.effective_units <= one.request.share_units for one in records)
         assert all(0 <= one.borrowed_units <= one.request.share_units for one in records)
         machine.shares._ledger.check()
+
+
+async def largest_told(agent: Agent, path: str) -> int | None:
+    """What an observer is told with CONTROLS as the largest share."""
+    observer = Peer(path)
+    agent.peers.append(observer)
+    await observer.connect(Role.OBSERVER, Feature.CONTROLS)
+    observer.send(Kind.QUERY)
+    controls = ShareStatus.of([await observer.until(Kind.CONTROLS), await observer.until(Kind.STATUS)]).controls
+    return controls.largest_share_units if controls is not None else None
+
+
+async def test_observers_are_told_the_largest_share_that_is_free_now(agent: Agent) -> None:
+    path = agent.open("ada")
+    assert await largest_told(agent, path) == 100
+    agent.open("bob", share_units=60)
+    assert await largest_told(agent, path) == 40
+    with pytest.raises(ControlRefused):
+        await resize(agent, 41)
+    await resize(agent, 40)
+    assert await largest_told(agent, path) == 40
+    # what bob lends is free for those who work, and not for those who are idle
+    await agent.node.requests.answer(TierRequest(id="bob", tier=Tier.RELEASED, effective_units=0, reason=""))
+    assert await largest_told(agent, path) == 100
+    await agent.node.requests.answer(TierRequest(id="ada", tier=Tier.DOWNGRADED, effective_units=10, reason=""))
+    assert await largest_told(agent, path) == 40
+
+
+async def test_a_share_of_several_gpus_cannot_be_changed(agent: Agent) -> None:
+    path = agent.open("ada", share_units=100, gpus=(FIRST.uuid, SECOND.uuid))
+    assert await largest_told(agent, path) == 0

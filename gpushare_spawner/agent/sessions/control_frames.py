@@ -21,15 +21,18 @@ class Receiver(Protocol):
         """Send a frame."""
 
 
-def send_controls(to: Receiver, controls: Controls) -> None:
-    """Send until when the user keeps the share, and until when an admin exempts the session."""
+def send_controls(to: Receiver, controls: Controls, largest_share: int) -> None:
+    """Send until when the user keeps the share, until when an admin exempts the session, and how its share can grow.
+
+    `largest_share`: in units; 0: the share cannot be changed.
+    """
     if Feature.CONTROLS not in to.features:
         return
     keep, exemption = controls.keep, controls.exemption
     exempt_until = 0
     if exemption is not None:
         exempt_until = NO_END if exemption.until is None else _milliseconds(exemption.until)
-    to.send(Kind.CONTROLS, 0 if keep is None else _milliseconds(keep.until), exempt_until)
+    to.send(Kind.CONTROLS, 0 if keep is None else _milliseconds(keep.until), exempt_until, largest_share)
 
 
 def send_message(to: Receiver, message: Message) -> None:

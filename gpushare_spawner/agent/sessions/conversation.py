@@ -47,6 +47,9 @@ class Surroundings(Protocol):
     def sessions_on(self, gpu: str) -> tuple[int, int]:
         """Sessions on a GPU, and those of them with work."""
 
+    def largest_share(self, session: Session) -> int:
+        """The largest share that the session can be changed to now, in units; 0: it cannot be changed."""
+
     def wall_clock(self) -> float:
         """Seconds since the epoch."""
 
@@ -157,7 +160,7 @@ class Conversation:
     def tell_controls(self) -> None:
         """Tell the session's observers until when it is kept or exempt."""
         for connection in self._session.observers:
-            send_controls(connection, self._session.record.controls)
+            self._controls(connection)
 
     def tell_message(self) -> None:
         """Tell the session's observers the last message of an admin."""
@@ -222,6 +225,9 @@ class Conversation:
             send_answer(connection, answer)
         else:
             self._around.ask_came()
+
+    def _controls(self, connection: Connection) -> None:
+        send_controls(connection, self._session.record.controls, self._around.largest_share(self._session))
 
     def _message(self, connection: Connection) -> None:
         message = self._session.record.message
@@ -288,7 +294,7 @@ class Conversation:
             since = max(0, round((self._around.wall_clock() - report.last_gpu_activity) * NANOSECONDS))
         if Feature.CAUSE in connection.features and notice is not None:
             self._announce(connection)
-        send_controls(connection, record.controls)
+        self._controls(connection)
         self._message(connection)
         if Feature.DELIVERED in connection.features:
             got = report.delivered

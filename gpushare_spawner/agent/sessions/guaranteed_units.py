@@ -56,6 +56,13 @@ class Shares:
                 )
             )
 
+    def most_more(self, session: Session, gpu: Gpu) -> int:
+        """Return by how many units a session's share on one of its GPUs can grow now."""
+        record = session.record
+        # what an idle session has beside what its tier leaves it is lent: it can own more, and not borrow more
+        idle = record.effective_units != record.request.share_units
+        return self._ledger.unowned_units(gpu.uuid) if idle else self._ledger.free_units(gpu.uuid)
+
     def borrowed_after(self, session: Session, units: int) -> int:
         """Return what a session borrows if its share changes to so many units on each of its GPUs.
 
@@ -69,8 +76,7 @@ class Shares:
         lent = 0
         for gpu in session.gpus:
             free, unowned = self._ledger.free_units(gpu.uuid), self._ledger.unowned_units(gpu.uuid)
-            # what an idle session has beside what its tier leaves it is lent: it can own more, and not borrow more
-            if more > (free if record.effective_units == record.request.share_units else unowned):
+            if more > self.most_more(session, gpu):
                 raise ControlRefused(
                     Failure(
                         code="no-capacity",

@@ -56,6 +56,16 @@ class ShareChanges:
         self._tiers.changed([session, *(other for other in others if other is not session)])
         self._tell_memory(session)
 
+    def largest(self, session: Session) -> int:
+        """Return the largest share that a session can have now, in units; 0: its share cannot be changed.
+
+        Which shares its user may have is for the service to say.
+        """
+        record = session.record
+        if len(session.gpus) != 1 or record.yields_until is not None:
+            return 0
+        return record.request.share_units + max(0, self._shares.most_more(session, session.gpus[0]))
+
     def _check(self, session: Session, units: int, limit: str) -> None:
         try:
             Share(units, len(session.record.request.gpus))
