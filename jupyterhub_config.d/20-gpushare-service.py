@@ -3,8 +3,9 @@
 #
 # Environment of the hub: GPUSHARE_TEMPLATES and GPUSHARE_CONTROL, as for the spawner; GPUSHARE_SERVICE_URL, the address
 # of the dashboard for the hub's proxy (http://127.0.0.1:10190); GPUSHARE_HISTORY, the SQLAlchemy URL of the
-# history's database (a file beside the hub's SQLite database), or false for no history; GPUSHARE_SERVICE_OPTIONS, more
-# options of `gpushare service`, like --cull-every=30s.
+# history's database (a file beside the hub's SQLite database), or false for no history; GPUSHARE_NOTIFIERS, a
+# file of e-mail and webhooks for users whose tab is closed, and GPUSHARE_SECRET_*, its secrets;
+# GPUSHARE_SERVICE_OPTIONS, more options of `gpushare service`, like --cull-every=30s.
 #
 # In a cluster (KUBERNETES_SERVICE_HOST is set, GPUSHARE_CONTROL is not) the service uses the API server, with the hub's
 # service account. The users' pods are in GPUSHARE_NAMESPACE, or else in the hub's POD_NAMESPACE. The proxy reaches the
@@ -35,10 +36,12 @@ _gpushare_command = [sys.executable, "-m", "gpushare_spawner.cli", "service", "-
 for _option, _variable in (
     ("--templates-dir", "GPUSHARE_TEMPLATES"),
     ("--control-socket", "GPUSHARE_CONTROL"),
+    ("--notifiers", "GPUSHARE_NOTIFIERS"),
 ):
     if os.environ.get(_variable):
         _gpushare_command.append(f"{_option}={os.environ[_variable]}")
-_gpushare_environment = {}
+# what the file of notifiers can name as a secret
+_gpushare_environment = {name: value for name, value in os.environ.items() if name.startswith("GPUSHARE_SECRET_")}
 _gpushare_db = c.JupyterHub.db_url if "db_url" in c.JupyterHub else ""
 if _gpushare_db.startswith("sqlite:////") and not os.environ.get("GPUSHARE_HISTORY"):
     # beside the hub's own database, which is kept

@@ -6,6 +6,7 @@
 | gpushare-template-fields | | the fields of a compute template |
 | gpushare-quota-fields | file or Group | the fields of quotas.yaml, or of an entry of it |
 | gpushare-idle-fields | file, or the name of a part | the fields of idle.yaml, or of a part of it |
+| gpushare-notifier-fields | file, or the name of a part | the fields of the file of notifiers, or of a part of it |
 | gpushare-commands | | every subcommand of gpushare, with its options |
 | gpushare-metrics | agent-without-token, agent-with-token or service | its metric families |
 | gpushare-addresses | service, agent or notebook | what answers there |
@@ -58,6 +59,14 @@ def template_schema(of: str = "template") -> dict[str, Any]:
         cli.main(["templates", "schema", of])
     schema: dict[str, Any] = json.loads(out.getvalue())
     return schema
+
+
+def notifier_schema() -> dict[str, Any]:
+    """The JSON Schema of the file of notifiers."""
+    from gpushare_spawner.service.notifiers.config import NotifierConfig
+    from gpushare_spawner.templates.schema import file_schema
+
+    return file_schema(NotifierConfig, "Notifiers")
 
 
 def metric_families(part: str) -> list[Metric]:
@@ -159,6 +168,11 @@ class IdleFields(Generated):
         return reference_text.file_fields(template_schema("idle"), argument)
 
 
+class NotifierFields(Generated):
+    def text(self, argument: str) -> str:
+        return reference_text.file_fields(notifier_schema(), argument)
+
+
 class Commands(Generated):
     def text(self, argument: str) -> str:
         return "\n".join(reference_text.command(command_parser(name)) for name in cli.COMMANDS)
@@ -186,6 +200,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
         ("template-fields", TemplateFields),
         ("quota-fields", QuotaFields),
         ("idle-fields", IdleFields),
+        ("notifier-fields", NotifierFields),
         ("commands", Commands),
         ("metrics", Metrics),
         ("addresses", Addresses),

@@ -94,7 +94,7 @@ def file_fields(schema: dict[str, Any], part: str) -> str:
 
 def _fields(part: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
     for name, field in part["properties"].items():
-        kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") != "null"]
+        kinds = [kind for kind in field.get("anyOf", field.get("oneOf", [field])) if kind.get("type") != "null"]
         inner = next((schema["$defs"][kind["$ref"].rpartition("/")[2]] for kind in kinds if "$ref" in kind), None)
         required = name in part.get("required", ())
         # of text with a unit and a plain number the first: the page says once what plain numbers are

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlparse
@@ -26,6 +27,8 @@ from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
 from gpushare_spawner.service.hub.client import Hub, HubFailed
 from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
 from gpushare_spawner.service.hub.scopes import missing
+from gpushare_spawner.service.notifiers.config import notifier_file
+from gpushare_spawner.service.notifiers.outbox import Outbox
 from gpushare_spawner.service.options import culler_settings, lacking_setting
 from gpushare_spawner.service.reports import Agents, RecentReports
 from gpushare_spawner.service.session_templates import UserGroups
@@ -106,6 +109,7 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             quotas=templates.quotas,
             pending=pending.now,
         )
+        outbox = Outbox(notifier_file(Path(options.notifiers)), time.time) if options.notifiers else None
         culler = Culler(
             agents,
             hub,
@@ -115,14 +119,21 @@ async def _serve(options: argparse.Namespace, token: str, hub_name: str, cluster
             pending=pending.recent,
             record=record,
             actions=actions,
+            notify=outbox.offer if outbox is not None else lambda decisions: None,
         )
         listeners.append(culler.reports_changed)
-        answering = asyncio.create_task(Asks(agents, actions).run())
+        beside = [asyncio.create_task(Asks(agents, actions).run())]
+        if outbox is not None:
+            beside.append(asyncio.create_task(outbox.run()))
+        notes = (lambda: templates.problems) if outbox is None else lambda: [*templates.problems, *outbox.problems]
         try:
-            await _run_until_stopped(options, hub, culler, reports, templates, settings, pending, history, actions)
+            await _run_until_stopped(
+                options, hub, culler, reports, templates, settings, pending, history, actions, notes
+            )
         finally:
-            answering.cancel()
-            await asyncio.gather(answering, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
 
 def _agents(
@@ -152,6 +163,7 @@ async def _run_until_stopped(
     pending: PendingSpawns,
     history: History | None,
     actions: SessionActions,
+    problems: Callable[[], list[str]],
 ) -> None:
     lacking: list[str] = []
     sources = DashboardSources(
@@ -159,7 +171,7 @@ async def _run_until_stopped(
         templates=templates,
         hub_snapshot=lambda: culler.hub_snapshot,
         counters=culler.counters,
-        notes=lambda: [*lacking, *templates.problems, *([history.problem] if history and history.problem else [])],
+        notes=lambda: [*lacking, *problems(), *([history.problem] if history and history.problem else [])],
         pending=pending.now,
         quotas=templates.quotas,
         claims=lambda: culler.pressure.claims,

@@ -145,6 +145,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _time(history, "--history-names", kept.names, "keep the names of users and of their servers for this long")
     _time(history, "--history-keep", kept.keep, "delete everything that is older")
 
+    notices = parser.add_argument_group("notices")
+    notices.add_argument(
+        "--notifiers",
+        type=Path,
+        default=os.environ.get("GPUSHARE_NOTIFIERS") or None,
+        metavar="FILE",
+        help="YAML file of e-mail and webhooks for users whose notebook tab is closed; default $GPUSHARE_NOTIFIERS, "
+        "else no messages",
+    )
+
     load = parser.add_argument_group("load")
     load.add_argument(
         "--concurrency",

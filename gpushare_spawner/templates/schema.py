@@ -19,20 +19,21 @@ def template_schema() -> dict[str, Any]:
     The schema has each field and its type. Rules over several fields, like the order of the idle actions, are only in
     the check of the file.
     """
-    return _schema(Template, "Compute template")
+    return file_schema(Template, "Compute template")
 
 
 def quota_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the quota file; see `template_schema`."""
-    return _schema(Quotas, "Quotas")
+    return file_schema(Quotas, "Quotas")
 
 
 def idle_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the file `idle.yaml`; see `template_schema`."""
-    return _schema(IdlePolicy, "Idle policy")
+    return file_schema(IdlePolicy, "Idle policy")
 
 
-def _schema(model: type[BaseModel], title: str) -> dict[str, Any]:
+def file_schema(model: type[BaseModel], title: str) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a file; see `template_schema`."""
     schema = model.model_json_schema(mode="validation")
     parts = [schema, *schema.get("$defs", {}).values()]
     for part in parts:

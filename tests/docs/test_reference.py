@@ -82,6 +82,14 @@ def test_every_field_of_a_template_has_a_row_with_value_and_meaning() -> None:
     assert [name for name, cells in fields.items() if not cells[1] or not cells[3]] == []
 
 
+def test_every_field_of_the_idle_policy_and_the_notifiers_has_a_row_with_a_meaning() -> None:
+    for schema in (generated.template_schema("idle"), generated.notifier_schema()):
+        for part in ("file", *schema["$defs"]):
+            found = list(rows(reference_text.file_fields(schema, part)))
+            assert found
+            assert all(len(row) == 4 and row[1] and row[3] for row in found)
+
+
 def test_every_field_of_a_quota_has_a_row_with_value_and_meaning() -> None:
     schema = generated.template_schema("quotas")
     tables = {part: list(rows(reference_text.file_fields(schema, part))) for part in ("file", "Group", "Reclaim")}

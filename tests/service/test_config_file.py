@@ -145,3 +145,12 @@ def test_the_service_is_told_where_things_are(monkeypatch: pytest.MonkeyPatch) -
         "--timeout=1h", "--max-age", "2 h",
     ]  # fmt: skip
     assert service["url"] == "http://127.0.0.1:4711"
+
+
+def test_the_service_gets_the_notifiers_and_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSHARE_NOTIFIERS", "/etc/gpushare/notifiers.yaml")
+    monkeypatch.setenv("GPUSHARE_SECRET_SMTP", "hush")
+    (service,) = apply(Config(), monkeypatch, 6).JupyterHub.services.get_value([])
+    assert "--notifiers=/etc/gpushare/notifiers.yaml" in service["command"]
+    assert service["environment"]["GPUSHARE_SECRET_SMTP"] == "hush"
+    assert "hush" not in " ".join(service["command"])

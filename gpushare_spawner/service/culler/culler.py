@@ -79,10 +79,11 @@ class Culler:
         pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown,
         record: Callable[[events.Action], None] = lambda action: None,
         actions: SessionActions | None = None,
+        notify: Callable[[Sequence[SessionDecision]], None] = lambda decisions: None,
     ) -> None:
         """``quotas`` returns those in force; ``pending`` the servers that the hub is starting, the longest first, None
         where that is not known now; ``record`` enters an action in the history; ``actions`` ends keeps and exemptions
-        that are over, None: nobody does."""
+        that are over, None: nobody does; ``notify`` sends messages to users whose tab is closed."""
         self.counters = Counters()
         self._agents = agents
         self._templates = templates
@@ -93,6 +94,7 @@ class Culler:
         self._actions = IdleActionLog(ActionLog(record, clock))
         self._hub_actions = HubActions(hub, templates, settings, self.counters, self._actions, clock)
         self._session_actions = actions
+        self._notify = notify
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._slots = asyncio.Semaphore(settings.concurrency or 1000)
         self._said: dict[str, str] = {}
@@ -165,6 +167,7 @@ class Culler:
             self.use,
             self.pressure.needed,
         )
+        self._notify(decisions)
         if all(snapshot.report is not None for snapshot in snapshots):
             # sessions of an agent that is silent have not ended
             self.dry_run.keep({one.session.id for one in decisions})

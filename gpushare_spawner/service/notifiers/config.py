@@ -1,0 +1,195 @@
+"""The file of `gpushare service --notifiers`. Reference for admins: docs/reference/notifiers.md"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from gpushare_spawner.model.quantity import Seconds
+from gpushare_spawner.service.notifiers.base import NotSent
+from gpushare_spawner.service.notifiers.texts import OF_ADDRESS, OF_MESSAGE, OF_WEBHOOK, check_text
+from gpushare_spawner.templates.optional_file import OptionalFile
+from gpushare_spawner.templates.parser import MAX_NODES, Kind
+from gpushare_spawner.wording.closed_tab import DEFAULT_SUBJECT, DEFAULT_TEXT
+
+Action = Literal["downgrade", "release", "stop"]
+MOST_SECRET_BYTES = 64 * 1024
+
+
+class _Part(BaseModel):
+    # A misspelt field must be an error, not a setting without effect.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def _template_of(values: Mapping[str, object]) -> AfterValidator:
+    """Return the check of a Jinja template that can use these names."""
+
+    def check(source: str) -> str:
+        problem = check_text(source, values)
+        if problem:
+            raise ValueError(f"is no template that can be used here ({problem}): use the names {', '.join(values)}")
+        return source
+
+    return AfterValidator(check)
+
+
+_Written = Annotated[str, Field(min_length=1, max_length=10_000)]
+Address = Annotated[_Written, _template_of(OF_ADDRESS)]
+WebhookText = Annotated[_Written, _template_of(OF_WEBHOOK)]
+Text = Annotated[_Written, _template_of(OF_MESSAGE)]
+"""Jinja templates."""
+
+
+class Secret(_Part):
+    """Where a secret is: in the service's environment, or in a file."""
+
+    env: Annotated[str, Field(min_length=1)] | None = None
+    """The name of an environment variable of the service."""
+    file: Annotated[str, Field(min_length=1)] | None = None
+    """The path of a file that the service can read; blanks around its content are left out."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Secret:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("give either env (a variable of the service) or file (a path)")
+        return self
+
+    def read(self) -> str:
+        """Return the secret, read anew. Raises NotSent."""
+        if self.env is not None:
+            found = os.environ.get(self.env, "")
+        else:
+            try:
+                with Path(str(self.file)).open("rb") as file:
+                    found = file.read(MOST_SECRET_BYTES).decode()
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or "it is not text"
+                raise NotSent(f"the secret in {self.file} cannot be read: {why}") from None
+        if not found.strip():
+            raise NotSent(f"the secret in {self.env or self.file} is empty")
+        return found.strip()
+
+
+def _kind(value: Any) -> str:
+    return "secret" if isinstance(value, (dict, Secret)) else "text"
+
+
+TextOrSecret = Annotated[Annotated[str, Tag("text")] | Annotated[Secret, Tag("secret")], Discriminator(_kind)]
+"""A value, or where it is."""
+
+
+class Email(_Part):
+    """E-mail through an SMTP server."""
+
+    host: Annotated[str, Field(min_length=1)]
+    """The SMTP server."""
+    port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 587
+    """Its port."""
+    security: Literal["starttls", "tls", "none"] = "starttls"
+    """`starttls`: the connection is encrypted after its beginning, or nothing is sent. `tls`: from its beginning, port
+    465 as a rule. `none`: not encrypted, for a server on this machine."""
+    username: str | None = None
+    """For the login. Not given: no login."""
+    password: Secret | None = None
+    """For the login. Needs `username`."""
+    sender: Annotated[str, Field(min_length=3)]
+    """The address that messages come from."""
+    address: Address
+    """The user's address, a template like `{{ user }}@example.org`."""
+
+    @model_validator(mode="after")
+    def _login(self) -> Email:
+        if (self.username is None) != (self.password is None):
+            raise ValueError("username and password belong together: give both or neither")
+        if self.password is not None and self.security == "none" and self.host not in ("localhost", "127.0.0.1", "::1"):
+            raise ValueError("a password is not sent without encryption: write  security: starttls  or tls")
+        return self
+
+
+class Webhook(_Part):
+    """A POST of JSON to an address, as Slack, Mattermost and others take it."""
+
+    url: TextOrSecret
+    """The address, or where it is as a secret: who knows the address of a Slack webhook can post there."""
+    headers: dict[str, TextOrSecret] = {}
+    """Headers of the request, like Authorization; values can be secrets."""
+    text: WebhookText | None = None
+    """The field `text` of the JSON, a template. Not given: the user, and the text of the message."""
+    fields: dict[str, str] = {}
+    """More fields of the JSON, like `channel`."""
+
+    @model_validator(mode="after")
+    def _url(self) -> Webhook:
+        if isinstance(self.url, str) and not self.url.startswith(("https://", "http://")):
+            raise ValueError("the url begins neither with https nor with http: write the whole address")
+        return self
+
+
+def _class_path(path: str) -> str:
+    if not re.fullmatch(r"[\w.]+:\w+", path):
+        raise ValueError(f"{path!r} is no path of a class: write it like package.module:Class")
+    return path
+
+
+class OwnClass(_Part):
+    """A notifier of the admin's."""
+
+    path: Annotated[str, AfterValidator(_class_path)]
+    """The class, as `package.module:Class`. It has the coroutine `send(message)`."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the class."""
+
+
+class Rates(_Part):
+    """How many messages are sent at most."""
+
+    per_user: Annotated[int, Field(ge=1, strict=True)] = 6
+    """Messages to one user within 24 hours."""
+    per_minute: Annotated[int, Field(ge=1, strict=True)] = 60
+    """Messages to all users within a minute. Those beyond are sent later, if the action is still to come."""
+
+
+class NotifierConfig(_Part):
+    """Messages to users whose tab is closed. Raises pydantic.ValidationError, which names each wrong field."""
+
+    email: Email | None = None
+    """E-mail to the user. Not given: none."""
+    webhooks: tuple[Webhook, ...] = ()
+    """Addresses that get each message."""
+    classes: tuple[OwnClass, ...] = ()
+    """Notifiers of yours."""
+    actions: tuple[Action, ...] = ("stop",)
+    """The idle actions that messages are sent of: downgrade, release, stop. After the first two nothing is lost."""
+    closed_after: Seconds = 900.0
+    """A tab counts as closed when the hub has seen no activity of the server for this long. The hub learns of it every
+    5 minutes."""
+    dashboard: str = ""
+    """The dashboard's public address, for the link in messages, like
+    `https://hub.example.org/services/gpushare/`."""
+    subject: Text = DEFAULT_SUBJECT
+    """The subject, a template."""
+    text: Text = DEFAULT_TEXT
+    """The text, a template."""
+    rates: Rates = Rates()
+    """Limits on the number of messages."""
+
+
+KIND = Kind(
+    model=NotifierConfig,
+    begin="email:",
+    required="write at least  webhooks: []  or leave --notifiers out",
+    one_document="write all notifiers in one document",
+    split="write notifiers only; keep data and scripts elsewhere",
+    most_nodes=MAX_NODES,
+    usual="notifiers have some tens of values, at most 4 levels deep",
+)
+
+
+def notifier_file(path: Path) -> OptionalFile[NotifierConfig]:
+    """Return the admin's file."""
+    return OptionalFile(KIND, path, "Notifiers", "the last valid notifiers stay in force")

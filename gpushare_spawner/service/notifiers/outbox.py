@@ -1,0 +1,194 @@
+"""Who gets a message of a coming idle action, and when: once for each notice, while no tab of the server is open.
+
+The outbox looks at the decisions of each round of the culler, and sends in a task of its own. The culler never waits
+for it. What was sent is not kept on disk: notices that stand when the service starts are taken to be sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from gpushare_spawner.model.report import Notice
+from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.culler.decisions import SessionDecision
+from gpushare_spawner.service.notifiers.base import SEND_SECONDS, Message, Notifier, NotSent
+from gpushare_spawner.service.notifiers.config import NotifierConfig, OwnClass
+from gpushare_spawner.service.notifiers.mail import MailNotifier
+from gpushare_spawner.service.notifiers.rates import RateLimits
+from gpushare_spawner.service.notifiers.texts import clock, rendered
+from gpushare_spawner.service.notifiers.webhook import WebhookNotifier
+from gpushare_spawner.templates.optional_file import OptionalFile
+from gpushare_spawner.wording.errors import reason
+
+log = logging.getLogger("gpushare.service.notifiers")
+
+MOST_WAITING = 1000
+"""Messages that wait to be sent. What does not fit is offered again in the next round."""
+ATTEMPTS = 3
+"""For each message."""
+RETRY_SECONDS = 60.0
+"""From a failure until the next attempt."""
+ACTIONS: Mapping[Tier, str] = {Tier.DOWNGRADED: "downgrade", Tier.RELEASED: "release", Tier.STOPPED: "stop"}
+
+Key = tuple[str, float, Tier]
+"""Of a notice: the session, when it was opened, and the tier."""
+
+
+@dataclass
+class _Progress:
+    """How far the message of a notice is."""
+
+    action_at: float
+    attempts: int = 0
+    next_at: float = 0.0
+    done: bool = False
+    waiting: bool = False
+
+
+class Outbox:
+    """Sends messages by what the admin's file says now. ``clock``: seconds since the epoch."""
+
+    def __init__(self, file: OptionalFile[NotifierConfig], now: Callable[[], float]) -> None:
+        self._file = file
+        self._clock = now
+        self._rates = RateLimits()
+        self._progress: dict[Key, _Progress] = {}
+        self._queue: asyncio.Queue[tuple[Key, Message]] = asyncio.Queue(MOST_WAITING)
+        self._began = False
+        self._made_for: NotifierConfig | None = None
+        self._notifiers: list[tuple[str, Notifier]] = []
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the file, one sentence each."""
+        return [f"Notifiers {problem}" for problem in self._file.load(max_age=1.0).problems]
+
+    def offer(self, decisions: Sequence[SessionDecision]) -> None:
+        """Put the messages of these decisions into the queue that are due. Raises nothing, and waits for nothing."""
+        try:
+            config, now = self._file.load(max_age=1.0).content, self._clock()
+            standing = {key: told for one in decisions if (told := one.session.notice) and (key := _key(one, told))}
+            # a notice that is sent again for a later time is a new one
+            self._progress = {
+                key: known
+                for key, known in self._progress.items()
+                if key in standing and abs(standing[key].at - known.action_at) < 1.0
+            }
+            for one in decisions:
+                told = one.session.notice
+                if told is None or one.dry_run:
+                    continue
+                known = self._progress.setdefault(_key(one, told), _Progress(told.at, done=not self._began))
+                if config is not None and self._due(one, told, known, config, now):
+                    self._enqueue(_key(one, told), known, _message(one, told, config, now))
+            self._began = True
+        except Exception:
+            log.exception("Messages about coming idle actions could not be made")
+
+    def _due(self, one: SessionDecision, told: Notice, known: _Progress, config: NotifierConfig, now: float) -> bool:
+        if known.done or known.waiting or now < known.next_at or told.at <= now:
+            return False
+        if ACTIONS.get(told.tier) not in config.actions or one.session.kernels_busy:
+            return False
+        seen = one.server.last_activity if one.server is not None else None
+        if seen is None or now - seen < config.closed_after:
+            return False
+        return self._rates.user_may(one.session.user, config.rates.per_user, now)
+
+    def _enqueue(self, key: Key, known: _Progress, message: Message) -> None:
+        with contextlib.suppress(asyncio.QueueFull):
+            self._queue.put_nowait((key, message))
+            known.waiting = True
+
+    async def run(self) -> None:
+        """Send what is in the queue, without end."""
+        while True:
+            key, message = await self._queue.get()
+            try:
+                await self._send_in_turn(key, message)
+            except Exception:
+                log.exception("A message to %s failed", message.user)
+
+    async def _send_in_turn(self, key: Key, message: Message) -> None:
+        config = self._file.load(max_age=1.0).content
+        known = self._progress.get(key)
+        if config is None or known is None:
+            return  # the notice was withdrawn
+        known.waiting = False
+        now = self._clock()
+        if message.at <= now or not self._rates.user_may(message.user, config.rates.per_user, now):
+            return
+        if not self._rates.all_may(config.rates.per_minute, now):
+            known.next_at = now + 1.0
+            return
+        self._rates.sent(message.user, now)
+        known.attempts += 1
+        failed = await self._send(message, config)
+        known.next_at = self._clock() + RETRY_SECONDS * known.attempts
+        known.done = not failed or known.attempts >= ATTEMPTS
+
+    async def _send(self, message: Message, config: NotifierConfig) -> bool:
+        """Send by all notifiers; return whether all failed. One that fails does not affect the others."""
+        self._make(config)
+        results = await asyncio.gather(*(self._by(name, one, message) for name, one in self._notifiers))
+        if any(results):
+            log.info("%s: a message was sent: %s at %s", message.user, message.action, clock(message.at))
+        return not any(results)
+
+    async def _by(self, name: str, notifier: Notifier, message: Message) -> bool:
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await notifier.send(message)
+        except TimeoutError:
+            log.warning("%s: no message by %s: it took longer than %.0f s", message.user, name, SEND_SECONDS)
+        except NotSent as error:
+            log.warning("%s: no message by %s: %s", message.user, name, error)
+        except Exception as error:
+            log.warning("%s: no message by %s: %s", message.user, name, reason(error))
+        else:
+            return True
+        return False
+
+    def _make(self, config: NotifierConfig) -> None:
+        """Make the notifiers of a file that has changed. One that cannot be made is logged and left out."""
+        if config is self._made_for:
+            return
+        self._made_for = config
+        self._notifiers = [("e-mail", MailNotifier(config.email))] if config.email is not None else []
+        self._notifiers += [(f"webhook {n}", WebhookNotifier(one)) for n, one in enumerate(config.webhooks, start=1)]
+        for one in config.classes:
+            try:
+                self._notifiers.append((one.path, _own(one)))
+            except Exception as error:
+                log.error("The notifier %s cannot be made: %s", one.path, reason(error))
+
+
+def _own(one: OwnClass) -> Notifier:
+    module, _, name = one.path.partition(":")
+    made: Notifier = getattr(import_module(module), name)(**one.options)
+    return made
+
+
+def _key(one: SessionDecision, told: Notice) -> Key:
+    return one.session.id, one.session.opened_at, told.tier
+
+
+def _message(one: SessionDecision, told: Notice, config: NotifierConfig, now: float) -> Message:
+    session, action = one.session, ACTIONS[told.tier]
+    values = {
+        "user": session.user,
+        "server": session.server,
+        "action": action,
+        "explanation": told.reason,
+        "can_keep": told.averted_by_work,
+        "time": clock(told.at),
+        "minutes": max(1, round((told.at - now) / 60)),
+        "dashboard": config.dashboard,
+    }
+    text, subject = rendered(config.text, values), rendered(config.subject, values)
+    return Message(session.user, session.server, action, told.at, subject, text)
