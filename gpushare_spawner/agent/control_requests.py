@@ -88,7 +88,7 @@ class ControlRequests:
             case AnnounceRequest():
                 self.announce(request)
             case ControlsRequest():
-                self._registry.controls.replace(self._known(request.id), request.controls, request.answer)
+                await self._set_controls(request)
             case MessageRequest():
                 self._registry.controls.show(self._known(request.id), request.message)
             case AskedRequest():
@@ -140,6 +140,14 @@ class ControlRequests:
     def announce(self, request: AnnounceRequest) -> None:
         """Send a notice to a session's user, or withdraw it."""
         self._registry.tiers.announce(self._known(request.id), request)
+
+    async def _set_controls(self, request: ControlsRequest) -> None:
+        """Set a session's controls. Its user hears the answer when they are on the disk, and so survive a crash."""
+        session = self._known(request.id)
+        self._registry.controls.replace(session, request.controls)
+        if request.answer is not None:
+            await self._registry.store.flush()
+            self._registry.controls.answer(session, request.answer)
 
     def _checked(self, request: OpenRequest) -> tuple[Gpu, ...]:
         """Return the GPUs of a valid request."""

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
-from gpushare_spawner.model.control import AnswerRequest, AskedRequest, ControlRefused, ControlsRequest, MessageRequest
+from gpushare_spawner.model.control import (
+    AnswerRequest,
+    AskedRequest,
+    CloseRequest,
+    ControlRefused,
+    ControlsRequest,
+    MessageRequest,
+)
 from gpushare_spawner.model.controls import MOST_ASKS, AskAnswer, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.frames import NO_END, AskKind, Feature, Frame, Kind, Role, TextPart, TextTopic
 from gpushare_spawner.model.report import SessionReport
@@ -136,6 +144,39 @@ async def test_a_keep_and_the_answer_to_its_ask_come_together(agent: Agent) -> N
     assert (session(agent).keep, session(agent).asks) == (KEEP, ())
     assert (await peer.expect(Kind.CONTROLS)).fields[0] == 2_000_000_000_500
     assert await told(peer, TextTopic.ANSWER) == (5, "Kept.", True)
+
+
+async def test_the_user_hears_of_a_keep_when_it_is_on_the_disk(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between answer and record, the agent would forget what it has told."""
+    peer = await observer(agent, agent.open())
+    peer.send(Kind.ASK, 5, AskKind.KEEP, 3600)
+    await peer.quiet()
+    store = agent.node.registry.store
+    write, written = store._folder.write, threading.Event()
+
+    def slowly(name: str, record: bytes | None) -> None:
+        time.sleep(0.2)
+        write(name, record)
+        written.set()
+
+    monkeypatch.setattr(store._folder, "write", slowly)
+    answer = AskAnswer(number=5, done=True, text="Kept.", at=2)
+    request = asyncio.create_task(agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS, answer)))
+    assert await told(peer, TextTopic.ANSWER) == (5, "Kept.", True)
+    assert written.is_set()
+    await request
+
+
+async def test_an_answer_to_a_session_that_ends_meanwhile_brings_no_record_back(agent: Agent) -> None:
+    agent.open()
+    answer = AskAnswer(number=5, done=True, text="Kept.", at=2)
+    request = asyncio.create_task(agent.node.requests.answer(ControlsRequest.of("ada", CONTROLS, answer)))
+    await asyncio.sleep(0)
+    await agent.node.requests.answer(CloseRequest(id="ada"))
+    await request
+    await agent.stop()
+    await agent.start()
+    assert agent.node.report().sessions == ()
 
 
 async def test_ten_thousand_asks_reach_neither_the_report_nor_other_observers(agent: Agent) -> None:

@@ -17,20 +17,20 @@ log = logging.getLogger(__name__)
 class SessionControls:
     """Sets keep, exemption and message of a session, and passes on answers to its asks."""
 
-    def __init__(self, save: Callable[[Session], None]) -> None:
-        """`save` writes a session's record."""
+    def __init__(self, save: Callable[[Session], None], changed: Callable[[], None]) -> None:
+        """`save` writes a session's record; `changed` is called where only the report is another one."""
         self._save = save
+        self._changed = changed
 
-    def replace(self, session: Session, controls: Controls, answer: AskAnswer | None = None) -> None:
-        """Set what stands for the session from now on, and answer the ask that it comes from."""
-        if session.record.controls != controls:
-            session.record.controls = controls
-            log.info("session %s: keep %s, exemption %s", session.id, controls.keep, controls.exemption)
-            if session.conversation is not None:
-                session.conversation.tell_controls()
-            self._save(session)
-        if answer is not None:
-            self.answer(session, answer)
+    def replace(self, session: Session, controls: Controls) -> None:
+        """Set what stands for the session from now on."""
+        if session.record.controls == controls:
+            return
+        session.record.controls = controls
+        log.info("session %s: keep %s, exemption %s", session.id, controls.keep, controls.exemption)
+        if session.conversation is not None:
+            session.conversation.tell_controls()
+        self._save(session)
 
     def show(self, session: Session, message: Message) -> None:
         """Show the session's user a message; it replaces the last one."""
@@ -60,4 +60,4 @@ class SessionControls:
         if session.conversation is not None:
             session.conversation.tell_answer(answer)
         # the report no longer has the ask
-        self._save(session)
+        self._changed()

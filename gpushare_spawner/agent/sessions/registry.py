@@ -75,7 +75,7 @@ class SessionRegistry:
         self._changed = changed
         self.store = Store(folder.records)
         self.tiers = Tiers(shares, self.activity, self.save, clock)
-        self.controls = SessionControls(self.save)
+        self.controls = SessionControls(self.save, changed)
         self.share_changes = ShareChanges(shares, self.tiers, clock)
         self._asked = asyncio.Event()
         self.watch = ProcessWatch(lambda name: self.end(name, "its server's process is gone"))
