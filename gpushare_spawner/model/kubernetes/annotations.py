@@ -23,6 +23,7 @@ from gpushare_spawner.model.kubernetes.control_annotations import (
     read_controls,
     read_message,
 )
+from gpushare_spawner.model.kubernetes.json_annotations import first_problem
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
 from gpushare_spawner.model.kubernetes.share_annotations import (
     PLACED_SHARE,
@@ -378,6 +379,4 @@ def _notice(text: str) -> Notice:
     try:
         return Notice.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise ValueError(f"write the JSON of a notice ({where}: {first['msg']})") from None
+        raise ValueError(f"write the JSON of a notice ({first_problem(error)})") from None

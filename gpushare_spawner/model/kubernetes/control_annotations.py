@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from gpushare_spawner.model.controls import MOST_ASKS, MOST_KEEPS, AskAnswer, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.instant import Instant
+from gpushare_spawner.model.kubernetes.json_annotations import read_json
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
 
 KEEP = PREFIX + "keep"
@@ -22,9 +23,9 @@ MESSAGE = PREFIX + "message"
 ANSWERS = PREFIX + "answers"
 """Annotation: JSON list of the last `model.controls.AskAnswer`, the latest last."""
 
-_KEEP: TypeAdapter[Keep] = TypeAdapter(Keep)
-_EXEMPTION: TypeAdapter[Exemption] = TypeAdapter(Exemption)
-_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+_KEEP: TypeAdapter[Keep | None] = TypeAdapter(Keep)
+_EXEMPTION: TypeAdapter[Exemption | None] = TypeAdapter(Exemption)
+_MESSAGE: TypeAdapter[Message | None] = TypeAdapter(Message)
 _KEEPS: TypeAdapter[tuple[float, ...]] = TypeAdapter(Annotated[tuple[Instant, ...], Field(max_length=MOST_KEEPS)])
 _ANSWERS: TypeAdapter[tuple[AskAnswer, ...]] = TypeAdapter(tuple[AskAnswer, ...])
 
@@ -53,31 +54,17 @@ def answers_patch(before: Iterable[AskAnswer], answer: AskAnswer) -> dict[str, s
 def read_controls(annotations: Mapping[str, str]) -> Controls:
     """Return the controls that annotations say. Raises ValueError, which names the annotation that is wrong."""
     return Controls(
-        keep=_read(annotations, KEEP, _KEEP, None),
-        keeps=_read(annotations, KEEPS, _KEEPS, ()),
-        exemption=_read(annotations, EXEMPTION, _EXEMPTION, None),
+        keep=read_json(annotations, KEEP, _KEEP, None),
+        keeps=read_json(annotations, KEEPS, _KEEPS, ()),
+        exemption=read_json(annotations, EXEMPTION, _EXEMPTION, None),
     )
 
 
 def read_message(annotations: Mapping[str, str]) -> Message | None:
     """Return the message that stands. Raises ValueError as `read_controls` does."""
-    message: Message | None = _read(annotations, MESSAGE, _MESSAGE, None)
-    return message
+    return read_json(annotations, MESSAGE, _MESSAGE, None)
 
 
 def read_answers(annotations: Mapping[str, str]) -> tuple[AskAnswer, ...]:
     """Return the last answers. Raises ValueError as `read_controls` does."""
-    answers: tuple[AskAnswer, ...] = _read(annotations, ANSWERS, _ANSWERS, ())
-    return answers
-
-
-def _read(annotations: Mapping[str, str], name: str, kind: TypeAdapter[Any], otherwise: Any) -> Any:
-    text = annotations.get(name)
-    if text is None:
-        return otherwise
-    try:
-        return kind.validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise ValueError(f"the annotation {name} is {text!r}: {where}: {first['msg']}") from None
+    return read_json(annotations, ANSWERS, _ANSWERS, ())

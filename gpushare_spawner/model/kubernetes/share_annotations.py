@@ -7,11 +7,12 @@ plugin offers so many devices more or fewer that free units and free devices sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from gpushare_spawner.model.control import Failure, ResizeRequest
+from gpushare_spawner.model.kubernetes.json_annotations import read_json
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
 from gpushare_spawner.model.quantity import PercentOrBytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -53,7 +54,8 @@ class ShareChangeAnswer(_Part):
     """None: the share was changed."""
 
 
-_Read = TypeVar("_Read", bound=_Part)
+_CHANGE: TypeAdapter[ShareChange | None] = TypeAdapter(ShareChange)
+_ANSWER: TypeAdapter[ShareChangeAnswer | None] = TypeAdapter(ShareChangeAnswer)
 
 
 def resize_patch(change: ShareChange | None) -> dict[str, str | None]:
@@ -68,21 +70,9 @@ def resized_patch(answer: ShareChangeAnswer) -> dict[str, str | None]:
 
 def read_resize(annotations: Mapping[str, str]) -> ShareChange | None:
     """Return what the service asks. Raises ValueError, which names the annotation that is wrong."""
-    return _read(annotations, RESIZE, ShareChange)
+    return read_json(annotations, RESIZE, _CHANGE, None)
 
 
 def read_resized(annotations: Mapping[str, str]) -> ShareChangeAnswer | None:
     """Return the agent's last answer. Raises ValueError, which names the annotation that is wrong."""
-    return _read(annotations, RESIZED, ShareChangeAnswer)
-
-
-def _read(annotations: Mapping[str, str], name: str, kind: type[_Read]) -> _Read | None:
-    text = annotations.get(name)
-    if text is None:
-        return None
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise ValueError(f"the annotation {name} is {text!r}: {where}: {first['msg']}") from None
+    return read_json(annotations, RESIZED, _ANSWER, None)
