@@ -43,9 +43,6 @@ def test_users_choose_from_what_they_may_use() -> None:
         Template(name="cpu", display_name="CPU"),
     ]
     user = choices_of_sessions(Caller("ann"), templates)
-    assert user == {
-        "templates": [("quarter", "0.25 GPU"), ("two", "2 GPUs"), ("cpu", "CPU")],
-        "shares": [("0.25", "0.25 GPU")],
-    }
+    assert user == {"templates": [("quarter", "0.25 GPU"), ("two", "2 GPUs"), ("cpu", "CPU")]}
     assert ("half", "Half") in choices_of_sessions(Caller("ann", groups=frozenset({"optics"})), templates)["templates"]
-    assert ("0.5", "0.50 GPU") in choices_of_sessions(Caller("root", is_admin=True), templates)["shares"]
+    assert ("half", "Half") in choices_of_sessions(Caller("root", is_admin=True), templates)["templates"]

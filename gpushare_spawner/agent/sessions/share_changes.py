@@ -14,7 +14,7 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sessions.tiers import Tiers
 from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, Failure, ResizeRequest
 from gpushare_spawner.model.quantity import resolve_bytes
-from gpushare_spawner.model.share import Share
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class ShareChanges:
         record = session.record
         if len(session.gpus) != 1 or record.yields_until is not None:
             return 0
-        return record.request.share_units + max(0, self._shares.most_more(session, session.gpus[0]))
+        most = record.request.share_units + max(0, self._shares.most_more(session, session.gpus[0]))
+        return min(most, UNITS_PER_GPU)
 
     def _check(self, session: Session, units: int, limit: str) -> None:
         try:

@@ -29,6 +29,7 @@ from gpushare_spawner.service.actions.outcome import (
 from gpushare_spawner.service.hub.client import Hub, HubServer
 from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import Agent, ask_all
+from gpushare_spawner.service.share_choices import allowed, other_units, templates_of_kind, units_of
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.wording import quotas as quota_words
 from gpushare_spawner.wording import share_changes as words
@@ -127,31 +128,17 @@ class ShareActions:
             return None
         with refusals():
             server = await self._hub.server(session.user, session.server)
-        groups = frozenset(server.groups or ()) if server is not None else frozenset()
-        allowed = [
-            template
-            for template in self._templates().values()
-            if template.access.allows(session.user, groups) and self._is_of_this_kind(template, session, reports)
-        ]
-        matching = [template for template in allowed if _units(template) == units]
+        gpus = [gpu for report in reports for gpu in report.gpus]
+        of_kind = templates_of_kind(session, gpus, self._templates())
+        choices = allowed(of_kind, session.user, server.groups if server is not None else None)
+        matching = [template for template in choices if units_of(template) == units]
         if not matching:
-            choices = {_units(template) for template in allowed} - {session.share_units}
-            raise ActionRefused(words.not_allowed(choices), RefusalCode.LIMIT)
+            raise ActionRefused(words.not_allowed(other_units(session, choices)), RefusalCode.LIMIT)
         free = [template for template in matching if not _is_full(template, session, reports)]
         if not free:
             full = matching[0]
             raise ActionRefused(words.too_many(full.display_name, full.limits.per_user or 0), RefusalCode.LIMIT)
         return free[0]
-
-    def _is_of_this_kind(self, template: Template, session: SessionReport, reports: Sequence[Report]) -> bool:
-        """Whether a template has a share of the kind of GPU that the session is on, with memory of the same kind."""
-        gpu, own = template.gpu, self._templates().get(session.template)
-        if gpu is None or gpu.share.count != 1:
-            return False
-        if own is not None and own.gpu is not None and own.gpu.memory.oversubscribe != gpu.memory.oversubscribe:
-            return False
-        on = [one for report in reports for one in report.gpus if one.uuid in session.gpus]
-        return bool(on) and all(suits(gpu, one.model, one.memory_bytes) for one in on)
 
     def _check_quota(self, session: SessionReport, units: int, reports: Sequence[Report]) -> None:
         quotas = self._quotas()
@@ -180,10 +167,6 @@ class ShareActions:
             raise ActionRefused(words.others_wait(len(waiting), _title(template)), RefusalCode.CAPACITY)
 
 
-def _units(template: Template) -> int:
-    return template.gpu.share.units if template.gpu is not None else 0
-
-
 def _title(template: Template | None) -> str | None:
     return template.display_name if template is not None else None
 
@@ -199,6 +182,6 @@ def _is_full(template: Template, session: SessionReport, reports: Sequence[Repor
         for one in report.sessions
         if one.user == session.user
         and one.id != session.id
-        and (one.template == template.name or one.share_units == _units(template))
+        and (one.template == template.name or one.share_units == units_of(template))
     ]
     return len(others) >= most

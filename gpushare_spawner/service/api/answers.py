@@ -305,6 +305,9 @@ class Session(Answer):
     exemption: ExemptionAnswer | None
     message: MessageAnswer | None
     keep_limits: KeepLimitsAnswer
+    share_choices: tuple[int, ...]
+    """Shares that the caller can change to, in units of 1 % of the GPU, where they are free. An admin can choose any
+    other too."""
 
 
 class Sessions(Answer):

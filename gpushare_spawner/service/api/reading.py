@@ -17,6 +17,7 @@ from gpushare_spawner.service.api.snapshots import Row, ServiceSnapshot
 from gpushare_spawner.service.api.spawn_address import address_of
 from gpushare_spawner.service.history.groups import group_of_session
 from gpushare_spawner.service.hub.scopes import CUSTOM
+from gpushare_spawner.service.share_choices import allowed, other_units, templates_of_kind
 from gpushare_spawner.service.web.caller import Caller
 from gpushare_spawner.service.web.dashboard_data import (
     node_data,
@@ -172,9 +173,21 @@ def _session(
         "keep": controls.keep.model_dump() if controls.keep is not None else None,
         "exemption": controls.exemption.model_dump() if controls.exemption is not None else None,
         "message": one.message.model_dump() if one.message is not None else None,
+        "share_choices": _share_choices(snapshot, row, caller),
         "keep_limits": {"longest_seconds": rule.longest, "per_day": rule.per_day, "at_once": rule.at_once},
     }
     return answers.Session.model_validate(data | quota_data(one, snapshot.usage) | more)
+
+
+def _share_choices(snapshot: ServiceSnapshot, row: Row, caller: Caller) -> tuple[int, ...]:
+    one = row.session
+    if not caller.may_act_on(one):
+        return ()
+    choices = templates_of_kind(one, row.report.gpus, snapshot.templates)
+    if not caller.acts_on_all:
+        # who does not act on all sessions acts on their own
+        choices = allowed(choices, one.user, caller.groups)
+    return other_units(one, choices)
 
 
 async def queue(call: Asked) -> answers.Queue:

@@ -65,7 +65,7 @@ class DialogTargets:
             "keep": all_sessions or may_keep,
             "end-keep": one.keep is not None,
             "release": one.tier is not Tier.RELEASED,
-            "share": len(one.gpus) == 1,
+            "share": bool(one.share_choices),
             "restart": True,
             "stop": True,
             "message": all_sessions,
@@ -85,7 +85,7 @@ class DialogTargets:
         target = self._target(
             SESSION, f"sessions/{quote(one.id, safe='')}", [form for form in forms if forms[form]], show
         )
-        return target | {"choices": {"tiers": self._tiers(one)}}
+        return target | {"choices": {"tiers": self._tiers(one), "shares": _shares(one)}}
 
     def _exempt(self, exemption: answers.ExemptionAnswer) -> str:
         until = exemption.until
@@ -117,14 +117,14 @@ def choices_of_sessions(caller: Caller, templates: Iterable[Template]) -> Mappin
     """Return what lists of the sessions' dialogs offer: values with their texts. The same for all sessions that a
     caller may act on: what the caller may use, or for those who act on all sessions everything."""
     allowed = [one for one in templates if caller.acts_on_all or one.access.allows(caller.name, caller.groups)]
-    units = sorted({one.share.units for one in allowed if one.share is not None and one.share.count == 1})
-    return {
-        "templates": sorted(((one.name, one.display_name) for one in allowed), key=lambda one: one[1]),
-        "shares": [(f"{number / UNITS_PER_GPU:g}", gpu_share(number)) for number in units],
-    }
+    return {"templates": sorted(((one.name, one.display_name) for one in allowed), key=lambda one: one[1])}
 
 
 def _of_place(cordon: answers.Cordon | None) -> Sequence[str]:
     if cordon is None:
         return ("cordon", "drain")
     return ("end-drain",) if cordon.drain else ("end-cordon", "drain")
+
+
+def _shares(one: answers.Session) -> Sequence[tuple[str, str]]:
+    return [(f"{units / UNITS_PER_GPU:g}", gpu_share(units)) for units in one.share_choices]

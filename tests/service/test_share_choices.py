@@ -1,0 +1,58 @@
+"""Which shares a running session can change to, by its templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpushare_spawner.model.report import GpuReport
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.service.share_choices import allowed, other_units, templates_of_kind
+from tests.service.dashboards import GIB, session
+
+A100 = GpuReport(index=0, uuid="GPU-0", model="NVIDIA A100", memory_bytes=40 * GIB)
+
+
+def template(name: str, access: dict[str, Any] | None = None, **gpu: Any) -> Template:
+    return Template(name=name, display_name=name, gpu=gpu or None, access=access or {})
+
+
+TEMPLATES = {
+    one.name: one
+    for one in (
+        template("quarter", fraction=0.25),
+        template("half", {"groups": ["ml"]}, fraction=0.5),
+        template("whole", count=1, models=["*A100*"]),
+        template("h100", fraction=0.3, models=["*H100*"]),
+        template("large", fraction=0.6, memory={"guarantee": "80Gi"}),
+        template("plain", fraction=0.4, memory={"oversubscribe": False}),
+        template("two", count=2),
+        template("cpu"),
+    )
+}
+
+
+def names(templates: list[Template]) -> list[str]:
+    return [one.name for one in templates]
+
+
+def test_templates_are_of_the_sessions_kind_of_gpu_and_memory() -> None:
+    assert names(templates_of_kind(session("ann"), [A100], TEMPLATES)) == ["quarter", "half", "whole"]
+    plain = session("ann", template="plain", share_units=40)
+    assert names(templates_of_kind(plain, [A100], TEMPLATES)) == ["plain"]
+    gone = session("ann", template="gone")
+    assert names(templates_of_kind(gone, [A100], TEMPLATES)) == ["quarter", "half", "whole", "plain"]
+
+
+def test_session_on_several_or_unknown_gpus_has_no_choice() -> None:
+    several = session("ann", gpus=("GPU-0", "GPU-1"), share_units=100, effective_units=100)
+    other = A100.model_copy(update={"uuid": "GPU-1", "index": 1})
+    assert templates_of_kind(several, [A100, other], TEMPLATES) == []
+    assert templates_of_kind(session("ann"), [other], TEMPLATES) == []
+
+
+def test_user_may_choose_what_their_groups_may_use_and_the_share_is_another_one() -> None:
+    of_kind = templates_of_kind(session("ann"), [A100], TEMPLATES)
+    assert other_units(session("ann"), allowed(of_kind, "ann", ("ml",))) == (50, 100)
+    assert other_units(session("ann"), allowed(of_kind, "ann", ())) == (100,)
+    assert other_units(session("ann"), allowed(of_kind, "ann", None)) == (100,), "unknown groups count as none"
+    assert other_units(session("ann"), [TEMPLATES["cpu"]]) == ()
