@@ -260,3 +260,12 @@ async def test_observers_are_told_the_largest_share_that_is_free_now(agent: Agen
 async def test_a_share_of_several_gpus_cannot_be_changed(agent: Agent) -> None:
     path = agent.open("ada", share_units=100, gpus=(FIRST.uuid, SECOND.uuid))
     assert await largest_told(agent, path) == 0
+
+
+async def test_share_is_a_whole_gpu_at_most_where_units_are_overcommitted(agent: Agent) -> None:
+    await agent.stop()
+    await agent.start(capacity_units=200)
+    path = agent.open("ada")
+    assert await largest_told(agent, path) == 100
+    await resize(agent, 100)
+    assert units(session(agent)) == (100, 100, 100, 0)
