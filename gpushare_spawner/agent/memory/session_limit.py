@@ -7,7 +7,7 @@ allowances.py. The frames: docs/reference/protocol.md. How much host memory ther
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -22,7 +22,7 @@ RECALL_WITHIN = 0.5
 TELL_WITHIN = 0.01
 """Seconds until the processes of a session are told of each other's allocations; more where there are many."""
 SHOWN_PROCESSES = 16
-"""Processes that an observer is told of for each GPU: those with most memory."""
+"""Processes that an observer is told of for each GPU: those with most memory, and as many that computed most."""
 MOST = 2**62
 """A process may claim more bytes than a machine has; sums of such claims stay numbers that reports can carry."""
 
@@ -149,15 +149,16 @@ class SessionLimit:
         """Return the processes that are connected, and the pid that each calls its own."""
         return list(self._processes.items())
 
-    def tell_observer(self, connection: Connection) -> None:
-        """Send the largest processes and the last refused allocation."""
+    def tell_observer(self, connection: Connection, busy: Mapping[str, Collection[Connection]]) -> None:
+        """Send the largest processes and the last refused allocation. ``busy``: processes that are sent too, by GPU."""
         if Feature.RESERVE not in connection.features:
             return
         for uuid, allowances in self._allowances.items():
-            largest = sorted(allowances.processes(), key=lambda entry: -entry[1].allocated)[:SHOWN_PROCESSES]
-            for process, held in largest:
+            by_size = sorted(allowances.processes(), key=lambda entry: -entry[1].allocated)
+            for place, (process, held) in enumerate(by_size):
                 assert isinstance(process, Connection)
-                self._say(connection, uuid, SessionMemoryTopic.PROCESS, self._processes[process], held.allocated)
+                if (place < SHOWN_PROCESSES and held.allocated) or process in busy.get(uuid, ()):
+                    self._say(connection, uuid, SessionMemoryTopic.PROCESS, self._processes[process], held.allocated)
         if (hit := self.hits.last) is not None:
             limit = next(limit for limit in MemoryLimit if limit.label == hit.limit)
             ago = max(0, round((self._wall_clock() - hit.at) * NANOSECONDS))

@@ -301,9 +301,9 @@ class Conversation:
             seconds = (got.entitled_seconds, got.delivered_seconds, got.wait_p50_seconds, got.wait_p95_seconds)
             entitled, delivered, half, most = (round(one * NANOSECONDS) for one in seconds)
             connection.send(Kind.DELIVERED, entitled, delivered, got.waits, half, most)
-        self._limits.tell_observer(connection)
-        if Feature.USE in connection.features:
-            self._tell_use(connection)
+        uses = self._uses() if Feature.USE in connection.features else {}
+        self._limits.tell_observer(connection, {uuid: dict(busiest) for uuid, (_, busiest) in uses.items()})
+        self._tell_use(connection, uses)
         for gpu in session.gpus:
             view = self._around.arbitrations[gpu.uuid].view(session.id)
             on_gpu, with_work = self._around.sessions_on(gpu.uuid)
@@ -328,15 +328,25 @@ class Conversation:
                 | (YIELDS if record.yields_until is not None else 0),
             )
 
-    def _tell_use(self, observer: Connection) -> None:
-        """Send the GPU time of the session and of its processes in the last second."""
-        pids = {process.number: pid for process, pid in self._limits.processes()}
-        for raw, uuid in self._uuids.items():
-            use = self._around.arbitrations[uuid].recent_use(self._session.id)
+    def _uses(self) -> dict[str, tuple[float, list[tuple[Connection, float]]]]:
+        """Return the GPU time of the session in the last second, and of its busiest processes, by GPU."""
+        processes = {process.number: process for process, _ in self._limits.processes()}
+        uses = {}
+        for gpu in self._session.gpus:
+            use = self._around.arbitrations[gpu.uuid].recent_use(self._session.id)
             busiest = sorted(use.by_client, key=lambda entry: -entry[1])
-            shown = [(pids[client], seconds) for client, seconds in busiest if client in pids][:SHOWN_PROCESSES]
-            for pid, seconds in [(0, use.seconds), *shown]:
-                observer.send(Kind.USE, pid, round(seconds * NANOSECONDS), round(WINDOW * NANOSECONDS), gpu=raw)
+            shown = [(processes[client], seconds) for client, seconds in busiest if client in processes]
+            uses[gpu.uuid] = use.seconds, shown[:SHOWN_PROCESSES]
+        return uses
+
+    def _tell_use(self, observer: Connection, uses: Mapping[str, tuple[float, list[tuple[Connection, float]]]]) -> None:
+        pids = dict(self._limits.processes())
+        for uuid, (session, busiest) in uses.items():
+            # pid 0 is the session
+            of_processes = [(pids[process], seconds) for process, seconds in busiest if pids[process]]
+            for pid, seconds in [(0, session), *of_processes]:
+                fields = pid, round(seconds * NANOSECONDS), round(WINDOW * NANOSECONDS)
+                observer.send(Kind.USE, *fields, gpu=gpu_bytes(uuid))
 
     def _past(self, instant: int) -> float | None:
         """An instant that a process claims, as seconds since the epoch, never in the future; None for 0."""
