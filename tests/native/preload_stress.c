@@ -220,7 +220,15 @@ static void *monitor(void *unused) {
 static void children(void) {
     while (time(NULL) < end) {
         pid_t child = fork();
-        if (child == 0) _exit(0);
+        if (child == 0) {
+#ifndef __SANITIZE_THREAD__ /* which does not know threads of a forked child's parent */
+            unsigned long long memory[3];
+            void *device;
+            /* forked while other threads ask the agent */
+            _exit(nvmlDeviceGetHandleByIndex_v2(0, &device) || nvmlDeviceGetMemoryInfo(device, memory));
+#endif
+            _exit(0);
+        }
         int status = -1;
         waitpid(child, &status, 0);
         if (status) count_failure("a child's status", (unsigned)status, (unsigned)child);
@@ -236,15 +244,16 @@ int main(int argc, char **argv) {
     fclose(file);
     end = time(NULL) + atoi(argv[2]);
     void *module;
+    pthread_t threads[THREADS + 4];
+    if (DO(nvmlInit_v2())) return 1;
+    for (int i = 2; i < 4; i++) pthread_create(&threads[THREADS + i], NULL, monitor, NULL);
+    usleep(100000); /* NVML is in use when CUDA comes */
     if (DO(cuInit(0)) || DO(cuDevicePrimaryCtxRetain(&context, 0)) || DO(cuCtxSetCurrent(context)) ||
         DO(cuModuleLoadData(&module, ptx)) || DO(cuModuleGetFunction(&fill, module, "fill_u32")))
         return 1;
-    if (DO(nvmlInit_v2())) return 1;
-    pthread_t threads[THREADS + 4];
     for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, (void *)(i + 1));
     pthread_create(&threads[THREADS], NULL, capture, NULL);
     pthread_create(&threads[THREADS + 1], NULL, contexts, NULL);
-    for (int i = 2; i < 4; i++) pthread_create(&threads[THREADS + i], NULL, monitor, NULL);
     children();
     for (int i = 0; i < THREADS + 4; i++) pthread_join(threads[i], NULL);
     DO(cuDevicePrimaryCtxRelease_v2(0));
