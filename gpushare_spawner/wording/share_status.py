@@ -204,7 +204,7 @@ def _decided(controls: ControlsStatus) -> list[Term]:
     """Return the rows about a keep and an exemption."""
     rows = []
     if controls.keep_until is not None:
-        rows.append(Term("kept", "until {time}: no downgrade, no release", controls.keep_until))
+        rows.append(Term("kept", "until {time}: no idle action", controls.keep_until))
     if controls.exempt:
         until = "until {time}" if controls.exempt_until is not None else "without end"
         rows.append(Term("exempt", f"{until}: no idle action, by an admin's decision", controls.exempt_until))

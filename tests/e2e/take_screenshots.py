@@ -72,6 +72,15 @@ def shoot(browser: Chrome, path: Path, width: int, height: int | None, dark: boo
     print(path)
 
 
+def shoot_the_dialog(browser: Chrome, path: Path) -> None:
+    """JupyterLab with the dialog of the share, its reasons for slowness open."""
+    browser.execute_script("document.querySelector('.gpushare-Item button').click()")
+    until(browser, "return document.querySelector('.gpushare-Dialog tr')")
+    browser.execute_script("document.querySelector('.gpushare-Dialog details').open = true")
+    shoot(browser, path, 1000, 900, dark=False)
+    browser.execute_script("document.querySelector('.jp-Dialog .jp-mod-accept').click()")
+
+
 def all_variants(browser: Chrome, folder: Path | None, name: str) -> None:
     """The page in both colour schemes, wide and narrow, to check it."""
     if folder is None:
@@ -106,6 +115,7 @@ def take(demo: RunningDemo, folder: Path | None, scratch: Path) -> None:
         until(bob, f"return /downgraded/.test(document.querySelector('{BOTTOM}').innerText)", 180)
         until(bob, f"return /released/.test(document.querySelector('{BOTTOM}').innerText)", 120)
         run_cells(ada, 7)
+        shoot_the_dialog(ada, IMAGES / "share-dialog.png")
         start_without_a_browser(demo, carol="half-gpu", eve="whole-gpu")
         log_in(frank, demo.url, "frank")
         all_variants(frank, folder, "form-lent")

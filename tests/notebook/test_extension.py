@@ -73,9 +73,7 @@ def test_what_a_user_asks_for_reaches_the_service_and_is_answered(server: Jupyte
     assert agent.of_kind(Kind.ASK)[-1].fields[1:3] == (AskKind.KEEP, 14400)
     status = known_status(server)
     assert abs(status["keep_until"] - time.time() - 14400) < 60
-    assert {"name": "kept", "text": "until {time}: no downgrade, no release", "at": status["keep_until"]} in status[
-        "terms"
-    ]
+    assert {"name": "kept", "text": "until {time}: no idle action", "at": status["keep_until"]} in status["terms"]
     agent.script.answer = (False, "No.")
     assert server.post("gpushare/ask", {"kind": "end-keep"}) == (200, {"done": False, "text": "No."})
     agent.script.answer, agent.script.keep_until = (True, "It was done."), 0.0

@@ -311,7 +311,7 @@ def test_what_users_and_admins_decided_is_shown(agent: ScriptedAgent) -> None:
     assert share_status.line(now) == "0.25 GPU · active · kept · 3.1 of 16 GiB"
     until = clock(2_000_000_000.5, time.time())
     for row in (
-        f"kept            until {until}: no downgrade, no release",
+        f"kept            until {until}: no idle action",
         "exempt          without end: no idle action, by an admin's decision",
         "message         Node 3 will be drained tonight. Node 3",
     ):
