@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.interactive_gpu import Clock, InteractiveGpu, Kernel
@@ -144,7 +144,7 @@ class Cluster:
         self._queue: list[_Session] = []
         self._changed: dict[str, _Session] = {}
         """Sessions on which the service has not decided since they changed."""
-        self._needed: frozenset[str] = frozenset()
+        self._needed: Mapping[str, int] = {}
         self._weights: dict[str, int] = {}
         self._idle = 0.0
         self._recovered = 0.0
@@ -256,17 +256,18 @@ class Cluster:
     def _round(self) -> None:
         """One round of the culler: on the sessions that have changed, and those that a waiting spawn needs now."""
         before, self._needed = self._needed, self._needed_now()
-        for name in before ^ self._needed:
-            self._changed[name] = self._running[name]
+        for name in before.keys() | self._needed.keys():
+            if before.get(name) != self._needed.get(name):
+                self._changed[name] = self._running[name]
         changed, self._changed = self._changed, {}
         for session in changed.values():
             self._decide(session)
         self.clock.after(SETTINGS.cull_every, self._round)
 
-    def _needed_now(self) -> frozenset[str]:
+    def _needed_now(self) -> Mapping[str, int]:
         template = self.sharing.template
         if not self._queue or not SETTINGS.only_under_pressure(template.idle):
-            return frozenset()
+            return {}
         templates, now = {template.name: template}, self.clock.now
         on_node: dict[str, list[SessionReport]] = {node: [] for node in self._nodes}
         for session in self._running.values():
@@ -280,8 +281,9 @@ class Cluster:
 
     def _decide(self, session: _Session) -> None:
         idle = self.sharing.template.idle
-        held = SETTINGS.only_under_pressure(idle) and session.name not in self._needed
-        decision = decide(idle, Observation.of(session.report), self.clock.now, held=held)
+        leaves = self._needed.get(session.name)
+        held = SETTINGS.only_under_pressure(idle) and leaves is None
+        decision = decide(idle, Observation.of(session.report), self.clock.now, held=held, leaves=leaves)
         session.decided += 1
         if decision.no_action is None:
             self._account(session)

@@ -75,6 +75,7 @@ def decide(
     claim: Claim | None = None,
     held: bool = False,
     quiet_until: QuietUntil = never_quiet,
+    leaves: int | None = None,
 ) -> Decision:
     """Decide on one session.
 
@@ -82,7 +83,8 @@ def decide(
     epoch. ``max_age`` (seconds, 0: none) stops older servers even if they are busy, as jupyterhub-idle-culler's option
     of that name does. ``claim``: what spawns in quota need of the session; None: nothing. ``held``: its idle share is
     taken only while a spawn waits that can use it, and none does. ``quiet_until``: when an idle action can come at the
-    earliest; it does not hold against ``claim``.
+    earliest; it does not hold against ``claim``. ``leaves``: the units that a spawn which waits leaves a session whose
+    share is taken only then; None: no spawn needs it, or the share is taken in any case.
 
     An action is due only after a notice: the notice's time has come, and there was no work since it was sent. A late
     notice delays the action, so that users always have their notice period. Instants in the future, or a clock that
@@ -97,7 +99,7 @@ def decide(
     due: Due | NoAction = NoAction.TEMPLATE_GONE
     again_from: float | None = None
     if idle is not None:
-        due, again_from = _of_template(idle, session, now, held, quiet_until)
+        due, again_from = _of_template(idle, session, now, held, quiet_until, leaves)
     stops = isinstance(due, Due) and due.tier is Tier.STOPPED and now >= due.tell_at
     if made_way and not stops:
         # its units are what the spawns need, so no tier between is of use; its template can still stop it
@@ -119,7 +121,7 @@ def decide(
 
 
 def _of_template(
-    idle: Idle, session: Observation, now: float, held: bool, quiet_until: QuietUntil
+    idle: Idle, session: Observation, now: float, held: bool, quiet_until: QuietUntil, leaves: int | None
 ) -> tuple[Due | NoAction, float | None]:
     """Return the next action of the template, and when another one takes its place.
 
@@ -127,7 +129,8 @@ def _of_template(
     """
     if session.keep is not None and holds(session.keep, now):
         return NoAction.KEPT, session.keep.until
-    following, undone = next_idle_action(idle, session, held, quiet_until), repeated_action(idle, session)
+    following = next_idle_action(idle, session, held, quiet_until, leaves)
+    undone = repeated_action(idle, session)
     if undone is None or held:
         return following, None
     undone = undone.outside(quiet_until)

@@ -11,6 +11,10 @@ from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.template import Idle
 from gpushare_spawner.model.tier import Tier
 
+PRESSURE_NOTICE = 60.0
+"""Seconds. The notice period is at most this where a spawn waits for the share of a session that was idle for its time
+already. As the default of quotas' `reclaim.notice`: nothing is lost, and the spawn waits for as long."""
+
 QuietUntil = Callable[[Tier, float], float]
 """Returns the first instant, from the given one on, at which an idle action into a tier can come."""
 
@@ -75,18 +79,27 @@ class Due:
 
 
 def next_idle_action(
-    idle: Idle, session: Observation, held: bool = False, quiet_until: QuietUntil = never_quiet
+    idle: Idle,
+    session: Observation,
+    held: bool = False,
+    quiet_until: QuietUntil = never_quiet,
+    leaves: int | None = None,
 ) -> Due | NoAction:
     """Return an idle session's next action: into the next deeper tier of its template, or the one after that if quiet
     hours put it off for longer.
 
     Downgrade and release count from the last use of the GPU alone. A stop counts from the last activity of any kind,
     and never comes while a kernel is busy. A share that short GPU work restored: see `repeated_action`. ``held``:
-    neither a downgrade nor a release comes now.
+    neither a downgrade nor a release comes now. ``leaves``: the units that a spawn which waits leaves the session;
+    None: no spawn needs them. Then the action comes that takes as much, without one between, and not one that takes
+    less than the user has a notice of: another notice would put the spawn off.
     """
     if session.gpu_busy:
         return NoAction.GPU_BUSY
     reached = _reached(idle, session)
+    told = session.notice
+    if leaves is not None and told is not None and told.cause is IdleCause.IDLE and told.tier is not Tier.STOPPED:
+        leaves = min(leaves, told.effective_units)
     none = NoAction.NO_FURTHER_ACTION
     soonest: Due | None = None
     previous = 0.0  # idle seconds at which the action before this one came
@@ -97,11 +110,15 @@ def next_idle_action(
         units = idle.units(tier, session.share)
         # the template has changed since the session was opened: a downgrade would take no units
         pointless = tier is Tier.DOWNGRADED and units >= session.effective_units
-        further = tier.depth > reached.depth and not pointless
+        too_little = leaves is not None and tier is not Tier.STOPPED and units > leaves
+        further = tier.depth > reached.depth and not pointless and not too_little
         if further and held and tier is not Tier.STOPPED:
             none = NoAction.NOT_NEEDED
         elif further:
-            due = _due(tier, units, after, fair_notice(idle.warn_before, after - previous), session)
+            notice = fair_notice(idle.warn_before, after - previous)
+            if leaves is not None and tier is not Tier.STOPPED:
+                notice = min(notice, PRESSURE_NOTICE)
+            due = _due(tier, units, after, notice, session)
             if isinstance(due, NoAction):
                 none = due
             elif soonest is None or due.outside(quiet_until).at <= soonest.at:

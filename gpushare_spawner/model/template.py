@@ -214,8 +214,8 @@ class Idle(_Part):
     """The notice period: how long before each idle action the user is notified."""
     when: Literal["always", "pressure"] | None = None
     """`always`: idle sessions are downgraded and released after these times. `pressure`: only while a spawn waits that
-    can use the units, the longest idle first. Servers are stopped in any case. Not given: the service's
-    `--idle-when`."""
+    can use the units, the longest idle first, after a notice of at most 1 minute. Servers are stopped in any case. Not
+    given: the service's `--idle-when`."""
     min_use: Seconds | None = None
     """GPU time within `use_window` that counts as use of the share, like `200ms`; with less the share is idle, however
     often the work comes. 0: all GPU work counts. Not given: the service's `--min-use`."""

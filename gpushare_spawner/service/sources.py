@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpushare_spawner.idle import Claim, DryRun, RecentUse
@@ -36,8 +36,8 @@ class DashboardSources:
     """Returns those in force; None: there are none."""
     claims: Callable[[], Mapping[str, Claim]] = lambda: {}
     """Returns what spawns in quota need of sessions over quota, by session."""
-    needed: Callable[[], Collection[str]] = frozenset
-    """Returns the idle sessions whose units a waiting spawn needs."""
+    needed: Callable[[], Mapping[str, int]] = lambda: {}
+    """Returns the units that waiting spawns leave the idle sessions whose units they need."""
     settings: CullerSettings = field(default_factory=CullerSettings)
     dry_run: DryRun = field(default_factory=DryRun)
     """The culler's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpushare_spawner.idle import Claim, Decision, DryRun, Observation, RecentUse, decide
@@ -70,13 +70,13 @@ def decide_sessions(
     claims: Mapping[str, Claim] | None = None,
     dry_run: DryRun | None = None,
     use: RecentUse | None = None,
-    needed: Collection[str] = (),
+    needed: Mapping[str, int] | None = None,
 ) -> list[SessionDecision]:
     """Decide on all sessions of all agents that answered. ``hub`` is None where the hub did not answer.
 
     ``claims``: what spawns in quota need, by session. ``dry_run``: the state of sessions whose actions are not carried
     out. ``use``: which GPU work counted as use; None: all. ``needed``: the idle sessions whose units a waiting spawn
-    needs.
+    needs, with the units that it leaves them.
     """
     servers = hub.servers if hub is not None else {}
     claims = claims or {}
@@ -96,7 +96,7 @@ def decide_sessions(
             claims.get(session.id),
             dry_run,
             use,
-            session.id in needed,
+            (needed or {}).get(session.id),
         )
         for node in snapshots
         if node.report is not None
@@ -137,9 +137,12 @@ def decide_session(
     claim: Claim | None = None,
     dry_run: DryRun | None = None,
     use: RecentUse | None = None,
-    needed: bool = False,
+    leaves: int | None = None,
 ) -> SessionDecision:
-    """Decide on one session. A stop that the settings forbid is neither decided nor announced."""
+    """Decide on one session. A stop that the settings forbid is neither decided nor announced.
+
+    ``leaves``: the units that a spawn which waits leaves it; None: no spawn needs them.
+    """
     each = SessionTemplates.of(templates)
     template = each.of_user(session.template, session.user)
     idle, max_age = template.idle if template is not None else None, settings.max_age
@@ -153,8 +156,10 @@ def decide_session(
     dry = settings.dry_run or (idle is not None and idle.dry_run)
     if dry and dry_run is not None:
         observation = dry_run.observe(session.id, observation)
-    held = idle is not None and settings.only_under_pressure(idle) and not needed
-    decision = decide(idle, observation, now, max_age, claim, held, each.quiet_until)
+    waits_for_need = idle is not None and settings.only_under_pressure(idle)
+    leaves = leaves if waits_for_need else None
+    held = waits_for_need and leaves is None
+    decision = decide(idle, observation, now, max_age, claim, held, each.quiet_until, leaves)
     return SessionDecision(
         agent, report.node, session, server, template, decision, now, observation, dry_run=dry, claim=claim
     )

@@ -61,17 +61,19 @@ def needed(
     reports: Sequence[Report],
     pending: Sequence[HubServer],
     templates: Mapping[str, Template],
-) -> frozenset[str]:
-    """Return the sessions whose units a waiting spawn needs, the longest idle first and no more than it needs.
+) -> Mapping[str, int]:
+    """Return the units that waiting spawns leave the sessions whose units they need.
+
+    They are those of the longest idle, and no more than are needed.
 
     ``reports``: of all agents; ``pending``: the hub's, the longest first.
     """
     waiting = list(_asking(reports, pending, templates))
     if not waiting or not idle_sessions:
-        return frozenset()
+        return {}
     ledger = Ledger.of(reports)
     known = (one for one in idle_sessions if ledger.node_of(one.session) == one.node)
-    return frozenset(reclaimed(waiting, known, SupposedGpus(ledger, lent=True)))
+    return reclaimed(waiting, known, SupposedGpus(ledger, lent=True))
 
 
 def _asking(

@@ -32,8 +32,8 @@ class Pressure:
     """Sessions that yield units, and need not any longer."""
     kept_on: frozenset[str] = frozenset()
     """Sessions that yield units, and have to go on."""
-    needed: frozenset[str] = frozenset()
-    """Idle sessions whose units a spawn needs, of templates that take idle shares only then; see `idle_pressure`."""
+    needed: Mapping[str, int] = field(default_factory=dict)
+    """The units that spawns leave idle sessions of templates that take idle shares only then; see `idle_pressure`."""
 
 
 NO_PRESSURE = Pressure()
