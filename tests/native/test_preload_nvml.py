@@ -161,7 +161,6 @@ def test_utilisation_is_the_sessions_own_part_of_the_gpu(machine: Machine) -> No
 
 
 def test_nvitop_shows_the_share_and_its_processes(machine: Machine) -> None:
-    pytest.importorskip("nvitop", reason="nvitop is not installed (pip install nvitop)")
     with ExitStack() as ends:
         ada, bob = Program(machine.own, 256), Program(machine.neighbour, 100)
         ends.callback(ada.end)
