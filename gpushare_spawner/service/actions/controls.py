@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from weakref import WeakValueDictionary
 
 from gpushare_spawner.idle import in_force
@@ -41,15 +41,15 @@ class ControlsOfSessions:
         session = await current(one)
         return session, in_force(session.controls, self.clock())
 
-    async def of_others(self, session: SessionReport) -> list[Controls]:
-        """Return the controls of the other sessions of a session's user, as far as agents answer."""
+    async def of_others(self, session: SessionReport) -> Mapping[str, Controls]:
+        """Return the controls of the other sessions of a session's user by their ids, as far as agents answer."""
         reports = [snapshot.report for snapshot in await ask_all(self._agents) if snapshot.report is not None]
         found = (other for report in reports for other in report.sessions)
-        return [
-            in_force(other.controls, self.clock())
+        return {
+            other.id: in_force(other.controls, self.clock())
             for other in found
             if other.user == session.user and other.id != session.id
-        ]
+        }
 
     async def write(self, one: Target, controls: Controls, answer: AskAnswer | None = None) -> None:
         """Set a session's controls, and answer the ask that they come from."""

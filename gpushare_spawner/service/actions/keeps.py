@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.idle import KeepRule, holds, in_force, keep_refused
+from gpushare_spawner.idle.keep import DAY
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_KEEPS, Controls, Keep
 from gpushare_spawner.model.instant import LATEST
 from gpushare_spawner.model.report import SessionReport
@@ -54,6 +55,9 @@ class KeepActions:
         self._templates = templates
         self._rule_of = rule_of
         self._log = log
+        self._began: dict[str, set[tuple[str, float]]] = {}
+        """By user: ids of sessions, and when a keep of theirs began. Agents forget those of a session that has ended,
+        and a user can restart a server at any time."""
 
     def rule(self, session: SessionReport) -> KeepRule:
         """Return the limits of keeps of a session's user."""
@@ -86,6 +90,7 @@ class KeepActions:
                 changed = await self._extended(session, controls, actor, until, until - begin, now)
             text = words.kept(until - begin, session.tier)
             await self._controls.write(one, changed, answer_to(asked, text, now))
+            self._remember(session, changed, now)
         self._log.session(session, one.node, KEEP, actor.name, reason=text)
         return Outcome(True, text)
 
@@ -126,12 +131,20 @@ class KeepActions:
             # it is not the user who keeps
             return Controls(keep=keep, keeps=controls.keeps, exemption=controls.exemption)
         others = await self._controls.of_others(session)
-        began = [*controls.keeps, *(instant for other in others for instant in other.keeps)]
-        kept = sum(holds(other.keep, now) for other in others)
-        refusal = keep_refused(self.rule(session), seconds, began, kept, now)
+        began = {(name, begin) for name, one in {**others, session.id: controls}.items() for begin in one.keeps}
+        # the clock was set back since those that are later than now, and the reports date them as now
+        began |= {entry for entry in self._began.get(session.user, ()) if entry[1] <= now}
+        kept = sum(holds(other.keep, now) for other in others.values())
+        refusal = keep_refused(self.rule(session), seconds, (begin for _, begin in began), kept, now)
         if refusal is not None:
             raise ActionRefused(words.keep_refused(refusal, now), RefusalCode.LIMIT)
         return Controls(keep=keep, keeps=(*controls.keeps, now)[-MOST_KEEPS:], exemption=controls.exemption)
+
+    def _remember(self, session: SessionReport, controls: Controls, now: float) -> None:
+        """Remember when keeps began, as long as they count."""
+        self._began.setdefault(session.user, set()).update((session.id, begin) for begin in controls.keeps)
+        recently = {user: {one for one in began if one[1] > now - DAY} for user, began in self._began.items()}
+        self._began = {user: began for user, began in recently.items() if began}
 
 
 def has_to_settle(session: SessionReport, now: float) -> bool:

@@ -97,6 +97,27 @@ async def test_users_keep_within_limits_over_all_their_sessions(acting: Acting, 
     assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
 
 
+async def test_a_server_that_is_started_anew_brings_no_further_keeps(
+    acting: Acting, agent: FakeAgent, clock: Clock
+) -> None:
+    for _ in range(3):
+        await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
+        clock.forward(MINUTE)
+        del agent.sessions["ann"]
+    code, text = await refused(acting, seconds=HOUR)
+    assert code is RefusalCode.LIMIT
+    assert "You can keep shares 3 times within 24 hours. You can do it again in 23 h 57 min." in text
+    clock.forward(DAY - 3 * MINUTE + 1)
+    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
+
+
+async def test_keeps_before_the_clock_was_set_back_count_once(acting: Acting, clock: Clock) -> None:
+    await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)
+    clock.forward(-10 * DAY)
+    for hours in (2, 3):
+        assert (await acting.actions.keep(acting.seen(), ANN, seconds=hours * HOUR)).changed
+
+
 async def test_two_requests_at_once_keep_no_more_sessions_than_allowed(acting: Acting, agent: FakeAgent) -> None:
     labs = [agent.add("ann", f"lab{number}") for number in range(4)]
     results = await asyncio.gather(
