@@ -60,14 +60,17 @@ class Events:
         self._soon.set()
 
     async def stream(self, of: str) -> AsyncGenerator[str]:
-        """Yield the events for one client, ``of`` this user. Raises TooManyStreams before the first one."""
+        """Yield the events for one client, ``of`` this user or service. Raises TooManyStreams before the first one."""
         if self._streams.total() >= MOST_STREAMS or self._streams[of] >= MOST_STREAMS_OF_USER:
             raise TooManyStreams("Too many pages listen for changes: close some of them, or try again in a minute.")
         self._streams[of] += 1
         try:
-            if self._looking is None or self._looking.done():
-                self._version = (await self._snapshots.current()).version
-                self._looking = asyncio.create_task(self._look())
+            if not self._looks:
+                version = (await self._snapshots.current()).version
+                # another stream can have begun meanwhile
+                if not self._looks:
+                    self._version = version
+                    self._looking = asyncio.create_task(self._look())
             seen = self._version
             yield _event(Changed(version=seen, parts=PARTS))
             ends = asyncio.get_running_loop().time() + LONGEST
@@ -84,6 +87,10 @@ class Events:
             if not self._streams and self._looking is not None:
                 self._looking.cancel()
                 self._looking = None
+
+    @property
+    def _looks(self) -> bool:
+        return self._looking is not None and not self._looking.done()
 
     async def _changed_after(self, version: int) -> bool:
         """Wait for a later version, at most until a heartbeat is due."""

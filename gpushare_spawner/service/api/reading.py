@@ -258,7 +258,7 @@ async def events(call: Asked) -> AsyncIterator[str]:
     as the argument `_xsrf`: an EventSource cannot send headers.
     """
     try:
-        async for event in call.services.events.stream(call.caller.name):
+        async for event in call.services.events.stream(call.caller.label):
             yield event
     except TooManyStreams as error:
         raise ApiError(503, "overloaded", str(error)) from None

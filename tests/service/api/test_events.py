@@ -13,7 +13,7 @@ from gpushare_spawner.service.api import events as module
 from gpushare_spawner.service.api.events import Events, TooManyStreams
 from gpushare_spawner.service.api.snapshots import PARTS, ServiceSnapshots
 from gpushare_spawner.service.hub.client import HubServer
-from tests.service.api.clients import ANN, Client
+from tests.service.api.clients import ANN, As, Client
 from tests.service.api.conftest import Machine
 from tests.service.dashboards import NOW, afternoon, session
 
@@ -89,6 +89,26 @@ async def test_nothing_is_asked_when_nobody_listens(machine: Machine) -> None:
     assert not looks._streams
 
 
+async def test_streams_that_begin_together_are_served_by_one_look(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, begun = events(machine), 0
+    look = looks._look
+
+    async def counted() -> None:
+        nonlocal begun
+        begun += 1
+        await look()
+
+    monkeypatch.setattr(looks, "_look", counted)
+    streams = [looks.stream(name) for name in ("ann", "bob", "cat")]
+    await asyncio.gather(*map(next_of, streams))
+    await asyncio.sleep(0)
+    assert begun == 1
+    for stream in streams:
+        await stream.aclose()
+
+
 async def test_a_user_cannot_open_streams_without_end(machine: Machine) -> None:
     looks = events(machine)
     streams = [looks.stream("ann") for _ in range(module.MOST_STREAMS_OF_USER)]
@@ -114,6 +134,19 @@ async def test_a_look_that_fails_ends_no_stream(
     machine.fails = False
     machine.agent.now = afternoon().model_copy(update={"sessions": ()})
     assert "sessions" in (await next_of(stream))["parts"]
+
+
+async def test_services_have_streams_of_their_own(api: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    async def once(self: Events, of: str) -> AsyncGenerator[str]:
+        opened.append(of)
+        yield ": one\n\n"
+
+    monkeypatch.setattr(Events, "stream", once)
+    for caller in (ANN, As("robot", token=True, service=True), As("gauge", token=True, service=True)):
+        assert (await api.raw("GET", "events", caller)).code == 200
+    assert opened == ["ann", "service robot", "service gauge"]
 
 
 async def test_a_browser_gets_the_events_and_its_end_frees_the_stream(
