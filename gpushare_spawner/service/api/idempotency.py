@@ -55,7 +55,8 @@ class Idempotency(Generic[A]):
         try:
             answer = await act()
         except BaseException as error:
-            del self._entries[caller, key]
+            if self._entries.get((caller, key)) is entry:  # others can have pushed it out
+                del self._entries[caller, key]
             entry.answer.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
             entry.answer.exception()  # taken: nobody may wait for it
             raise

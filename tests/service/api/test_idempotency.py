@@ -59,3 +59,23 @@ async def test_old_keys_make_room(clock: Clock, monkeypatch: pytest.MonkeyPatch)
         await kept.once("ann", key, "x", act)
     assert await kept.once("ann", "c", "x", act) == 3
     assert await kept.once("ann", "a", "x", act) == 4
+
+
+async def test_a_request_that_fails_after_others_have_pushed_its_key_out_says_why(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST", 2)
+    kept, act, end = Idempotency[int](clock), Counted(), asyncio.Event()
+
+    async def fails() -> int:
+        await end.wait()
+        raise RuntimeError("no")
+
+    slow = [asyncio.ensure_future(kept.once("ann", "k", "restart x", fails)) for _ in range(2)]
+    await asyncio.sleep(0)
+    for number in range(3):
+        await kept.once("bob", str(number), "release y", act)
+    end.set()
+    async with asyncio.timeout(1):
+        both = await asyncio.gather(*slow, return_exceptions=True)
+    assert [str(one) for one in both] == ["no", "no"]
