@@ -15,6 +15,10 @@ from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.web.dashboard import dashboard_application
 from gpushare_spawner.service.web.hub_theme import HubTheme
 
+MOST_BYTES_OF_REQUEST = 64 * 1024
+"""Of a body, for the HTTP server: tornado reads it whole, 100 MiB by default, before anybody is asked for a login. The
+API says in a sentence what is wrong with one of more than `router.MOST_BODY_BYTES`."""
+
 
 def service_application(
     sources: DashboardSources,

@@ -17,7 +17,7 @@ from tornado.httpserver import HTTPServer
 
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.agents import ClusterAgents, NoAgents, agents_of_machine
-from gpushare_spawner.service.application import service_application
+from gpushare_spawner.service.application import MOST_BYTES_OF_REQUEST, service_application
 from gpushare_spawner.service.culler.asks import Asks
 from gpushare_spawner.service.culler.culler import Culler
 from gpushare_spawner.service.culler.settings import CullerSettings
@@ -244,7 +244,12 @@ def _listen(
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX") or "/services/gpushare/"
     application = service_application(sources, actions, prefix, HubTheme.of_environment(), history)
     port = url.port or (443 if url.scheme == "https" else 80)
-    server = HTTPServer(application, ssl_options=own_tls() if url.scheme == "https" else None, xheaders=True)
+    server = HTTPServer(
+        application,
+        ssl_options=own_tls() if url.scheme == "https" else None,
+        xheaders=True,
+        max_body_size=MOST_BYTES_OF_REQUEST,
+    )
     host = ip or url.hostname
     try:
         server.listen(port, "" if host == "*" else host)

@@ -18,6 +18,7 @@ from gpushare_spawner.service.actions.outcome import (
     check_admin,
     refusals,
 )
+from gpushare_spawner.service.actions.texts import harmless
 from gpushare_spawner.wording import session_controls as words
 
 EXEMPT, MESSAGE = "exempt", "message"
@@ -36,6 +37,7 @@ class AdminActions:
     async def exempt(self, one: Target, actor: Actor, until: float | None = None, reason: str = "") -> Outcome:
         """Let no idle action come to a session until an instant (seconds since the epoch); None: without end."""
         check_admin(actor)
+        reason = harmless(reason)
         async with self._controls.of_user(one.session.user):
             session, controls = await self._controls.read(one)
             now = self._controls.clock()
@@ -64,7 +66,7 @@ class AdminActions:
     async def message(self, one: Target, actor: Actor, text: str) -> Outcome:
         """Show the session's user a text, in JupyterLab and in `gpushare status`."""
         check_admin(actor)
-        text = text.strip()
+        text = harmless(text)
         if not text:
             raise ActionRefused(words.NO_TEXT, RefusalCode.BAD_REQUEST)
         if len(text) > MAX_TEXT_LETTERS:

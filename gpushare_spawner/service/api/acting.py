@@ -24,6 +24,10 @@ _STATUSES = {
 }
 """All others are 409."""
 
+_HALF_WAY = (RefusalCode.HUB_UNAVAILABLE, RefusalCode.AGENT_UNAVAILABLE)
+"""With these a restart or a change can have got half way. After others nothing is new, and to ask all agents again for
+each refused request would let any user keep the service busy."""
+
 At = Annotated[FiniteFloat, Field(ge=0)]
 """Seconds since the epoch (UTC)."""
 
@@ -162,7 +166,8 @@ async def done(call: Call[Any, Any], act: Callable[[], Awaitable[Outcome]]) -> D
     try:
         outcome = await act()
     except ActionRefused as error:
-        call.services.changed()  # a restart can have got half way
+        if error.code in _HALF_WAY:
+            call.services.changed()
         raise ApiError(_STATUSES.get(error.code, 409), error.code.value, error.text) from None
     if outcome.changed:
         call.services.changed()

@@ -18,7 +18,8 @@ PARAMETERS = {
     "node": "The name of a node, percent-encoded.",
     "uuid": "The UUID of a GPU.",
     "user": "The name of a user, percent-encoded.",
-    "server": "The name of a server, percent-encoded; `~` for the default server.",
+    "server": "The name of a server, percent-encoded; `~` for the default server, and one more `~` before a name that "
+    "begins with one.",
 }
 """Of addresses."""
 ABOUT = """Shows and controls the shared GPUs of a JupyterHub: nodes, sessions, the queue, quotas and the history.

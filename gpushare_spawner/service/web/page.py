@@ -17,6 +17,9 @@ class Page(HubOAuthenticated, RequestHandler):  # type: ignore[misc]  # jupyterh
     """A page for users of the hub. The hub is asked for the user without blocking the event loop."""
 
     async def prepare(self) -> None:
+        # the hub's library would keep a token of the address in a cookie, and nothing tells it from a login then:
+        # a token with few scopes would have all rights of its user
+        self.hub_auth.allow_token_in_url = False
         await self.hub_auth.get_user(self, sync=False)  # kept on this handler, so current_user asks no more
 
     def set_default_headers(self) -> None:
