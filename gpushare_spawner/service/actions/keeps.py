@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpushare_spawner.idle import KeepRule, holds, in_force, keep_refused
-from gpushare_spawner.idle.keep import DAY
+from gpushare_spawner.idle.keep import CLOCKS_DIFFER, DAY
 from gpushare_spawner.model.controls import ASK_SECONDS, MOST_KEEPS, Controls, Keep
 from gpushare_spawner.model.instant import LATEST
 from gpushare_spawner.model.report import SessionReport
@@ -55,7 +56,7 @@ class KeepActions:
         self._templates = templates
         self._rule_of = rule_of
         self._log = log
-        self._began: dict[str, set[tuple[str, float]]] = {}
+        self._began: dict[str, Counter[tuple[str, float]]] = {}
         """By user: ids of sessions, and when a keep of theirs began. Agents forget those of a session that has ended,
         and a user can restart a server at any time."""
 
@@ -107,14 +108,15 @@ class KeepActions:
         return Outcome(True, words.KEEP_ENDED)
 
     async def settle(self, one: Target) -> bool:
-        """Remove what is over, and date a keep of the future as of now. Returns whether that was necessary.
+        """Remove what is over, and date keeps of the future as of now. Returns whether that was necessary.
 
-        Otherwise a clock that is set back would bring back a keep that was over.
+        Otherwise a clock that is set back would bring back a keep that was over, and keeps would count as of today
+        until the clock has caught up.
         """
         async with self._controls.of_user(one.session.user):
             session, controls = await self._controls.read(one)
             before = session.controls
-            if (before.keep, before.exemption) == (controls.keep, controls.exemption):
+            if not has_to_settle(session, self._controls.clock()):
                 return False
             await self._controls.write(one, controls)
         if before.keep is not None and controls.keep is None:
@@ -131,24 +133,37 @@ class KeepActions:
             # it is not the user who keeps
             return Controls(keep=keep, keeps=controls.keeps, exemption=controls.exemption)
         others = await self._controls.of_others(session)
-        began = {(name, begin) for name, one in {**others, session.id: controls}.items() for begin in one.keeps}
+        began = _counted({**others, session.id: controls})
         # the clock was set back since those that are later than now, and the reports date them as now
-        began |= {entry for entry in self._began.get(session.user, ()) if entry[1] <= now}
+        began |= _those(self._began.get(session.user, Counter()), lambda begin: begin <= now)
         kept = sum(holds(other.keep, now) for other in others.values())
-        refusal = keep_refused(self.rule(session), seconds, (begin for _, begin in began), kept, now)
+        refusal = keep_refused(self.rule(session), seconds, (begin for _, begin in began.elements()), kept, now)
         if refusal is not None:
             raise ActionRefused(words.keep_refused(refusal, now), RefusalCode.LIMIT)
         return Controls(keep=keep, keeps=(*controls.keeps, now)[-MOST_KEEPS:], exemption=controls.exemption)
 
     def _remember(self, session: SessionReport, controls: Controls, now: float) -> None:
         """Remember when keeps began, as long as they count."""
-        self._began.setdefault(session.user, set()).update((session.id, begin) for begin in controls.keeps)
-        recently = {user: {one for one in began if one[1] > now - DAY} for user, began in self._began.items()}
-        self._began = {user: began for user, began in recently.items() if began}
+        began = self._began.get(session.user, Counter()) | _counted({session.id: controls})
+        counts = {
+            user: _those(one, lambda begin: begin > now - DAY)
+            for user, one in {**self._began, session.user: began}.items()
+        }
+        self._began = {user: one for user, one in counts.items() if one}
+
+
+def _counted(controls: Mapping[str, Controls]) -> Counter[tuple[str, float]]:
+    return Counter((session, begin) for session, one in controls.items() for begin in one.keeps)
+
+
+def _those(began: Counter[tuple[str, float]], counts: Callable[[float], bool]) -> Counter[tuple[str, float]]:
+    return Counter({entry: number for entry, number in began.items() if counts(entry[1])})
 
 
 def has_to_settle(session: SessionReport, now: float) -> bool:
     """Return whether `KeepActions.settle` has something to do."""
+    if any(began > now + CLOCKS_DIFFER for began in session.keeps):
+        return True
     if session.keep is None and session.exemption is None:
         return False
     settled = in_force(session.controls, now)

@@ -118,6 +118,20 @@ async def test_keeps_before_the_clock_was_set_back_count_once(acting: Acting, cl
         assert (await acting.actions.keep(acting.seen(), ANN, seconds=hours * HOUR)).changed
 
 
+async def test_keeps_before_the_clock_was_set_back_are_forgotten_after_a_day(acting: Acting, clock: Clock) -> None:
+    for hours in (1, 2, 3):
+        await acting.actions.keep(acting.seen(), ANN, seconds=hours * HOUR)
+    await acting.actions.end_keep(acting.seen(), ANN)
+    assert not has_to_settle(acting.agent.sessions["ann"], clock())
+    clock.forward(-10 * DAY)
+    assert has_to_settle(acting.agent.sessions["ann"], clock())
+    assert await acting.actions.settle(acting.seen())
+    assert not await acting.actions.settle(acting.seen())
+    assert (await refused(acting, seconds=HOUR))[0] is RefusalCode.LIMIT
+    clock.forward(DAY + 1)
+    assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
+
+
 async def test_two_requests_at_once_keep_no_more_sessions_than_allowed(acting: Acting, agent: FakeAgent) -> None:
     labs = [agent.add("ann", f"lab{number}") for number in range(4)]
     results = await asyncio.gather(
