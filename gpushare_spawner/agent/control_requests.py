@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpushare_spawner.agent import processes
@@ -14,6 +14,7 @@ from gpushare_spawner.agent.sessions.environment import Libraries, session_envir
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.control import (
@@ -25,6 +26,7 @@ from gpushare_spawner.model.control import (
     ConfirmRequest,
     ControlRefused,
     ControlsRequest,
+    CordonRequest,
     ErrorCode,
     Failure,
     MessageRequest,
@@ -54,6 +56,7 @@ class ControlRequests:
         gpus: Mapping[str, Gpu],
         shares: Shares,
         health: GpuHealth,
+        cordons: Cordons,
         folder: StateFolder,
         libraries: Libraries,
         report: Callable[[], Report],
@@ -64,6 +67,7 @@ class ControlRequests:
         self._gpus = gpus
         self._shares = shares
         self._health = health
+        self._cordons = cordons
         self._folder = folder
         self._libraries = libraries
         self._report = report
@@ -79,6 +83,8 @@ class ControlRequests:
                 result = self.open(request).model_dump()
             case ConfirmRequest():
                 self.confirm(request)
+            case CordonRequest():
+                await self.cordon(request)
             case CloseRequest():
                 self._registry.end(request.id, "closed")
             case TierRequest():
@@ -149,6 +155,22 @@ class ControlRequests:
             await self._registry.store.flush()
             self._registry.controls.answer(session, request.answer)
 
+    async def cordon(self, request: CordonRequest) -> None:
+        """Cordon a GPU or the node, or end that."""
+        if request.gpu and request.gpu not in self._gpus:
+            raise _unknown_gpu(request.gpu, self._gpus)
+        if request.cordon is not None and request.cordon.gpu != request.gpu:
+            raise _refused("bad-request", f"the cordon is of {request.cordon.gpu or 'the node'}, not of {request.gpu}")
+        try:
+            await self._cordons.put(request.gpu, request.cordon)
+        except OSError as error:
+            raise _refused("internal", f"cannot keep the cordon on the disk: {error.strerror or error}") from None
+        what = f"GPU {self._gpus[request.gpu].index}" if request.gpu else "the node"
+        if request.cordon is None:
+            log.info("new sessions may come to %s again", what)
+        else:
+            log.info("no new session comes to %s, by %s: %s", what, request.cordon.by, request.cordon.reason)
+
     def _checked(self, request: OpenRequest) -> tuple[Gpu, ...]:
         """Return the GPUs of a valid request."""
         try:
@@ -173,7 +195,7 @@ class ControlRequests:
             raise _refused("bad-request", str(error)) from None
         for uuid in request.gpus:
             if uuid not in self._gpus:
-                raise _refused("unknown-gpu", f"this machine has no GPU {uuid}; it has {', '.join(self._gpus)}")
+                raise _unknown_gpu(uuid, self._gpus)
             if (trouble := self._health.trouble(uuid)) is not None:
                 raise _refused("unhealthy-gpu", trouble)
         return tuple(self._gpus[uuid] for uuid in request.gpus)
@@ -193,6 +215,10 @@ class ControlRequests:
         if session is None:
             raise _refused("unknown-session", f"no session {name} is open on this machine")
         return session
+
+
+def _unknown_gpu(uuid: str, known: Iterable[str]) -> ControlRefused:
+    return _refused("unknown-gpu", f"this machine has no GPU {uuid}; it has {', '.join(known)}")
 
 
 def _refused(code: ErrorCode, message: str) -> ControlRefused:

@@ -25,6 +25,7 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sessions.unclaimed import UnclaimedMemory
 from gpushare_spawner.agent.sessions.unconnected_processes import UnconnectedProcesses
 from gpushare_spawner.agent.sockets.session_endpoint import ProcessEndpoints, SessionEndpoints
+from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.model.report import Report, SessionReport
@@ -88,6 +89,7 @@ class Node:
         self._unclaimed = UnclaimedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
         self.health = GpuHealth(self.gpus, lambda: self.rounds.states)
+        self.cordons = Cordons(folder.cordons)
         self._reports = NodeReports(
             settings.name,
             settings.capacity_units,
@@ -96,10 +98,11 @@ class Node:
             lambda: self.rounds.states,
             self.health,
             memory,
+            self.cordons,
             self.wall_clock,
         )
         self.requests = ControlRequests(
-            self.registry, self.gpus, shares, self.health, folder, libraries, self.report, self.wall_clock
+            self.registry, self.gpus, shares, self.health, self.cordons, folder, libraries, self.report, self.wall_clock
         )
         self.checks = SessionChecks(
             self.registry, memory, folder.discarded, settings.rounds.save_every, self.wall_clock

@@ -13,6 +13,7 @@ from gpushare_spawner.agent.memory.node_memory import NodeMemory
 from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.registry import SessionRegistry
 from gpushare_spawner.agent.sessions.session import Session
+from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.model.report import (
     DeliveredReport,
     GpuReport,
@@ -119,6 +120,7 @@ class NodeReports:
         states: Callable[[], Mapping[str, GpuState]],
         health: GpuHealth,
         memory: NodeMemory,
+        cordons: Cordons,
         clock: Callable[[], float],
     ) -> None:
         """`arbitrations` and `states` (the driver's last answers) are by the GPU's UUID; `clock` gives seconds since
@@ -130,6 +132,7 @@ class NodeReports:
         self._states = states
         self._health = health
         self._memory = memory
+        self._cordons = cordons
         self._clock = clock
 
     def node(self) -> Report:
@@ -146,7 +149,8 @@ class NodeReports:
         ]
         memory = self._memory.on_gpus()
         sessions = [self._session(session, memory) for session in self._registry.sessions.values()]
-        return node_report(self._name, self._clock(), gpus, sessions, self._memory.report(memory))
+        report = node_report(self._name, self._clock(), gpus, sessions, self._memory.report(memory))
+        return report.with_cordons(self._cordons.now)
 
     def session(self, session: Session) -> SessionReport:
         """Return the report of one session, as it is now."""

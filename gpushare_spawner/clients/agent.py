@@ -20,6 +20,7 @@ from gpushare_spawner.model.control import (
     ConfirmRequest,
     ControlRefused,
     ControlsRequest,
+    CordonRequest,
     MessageRequest,
     Opened,
     OpenRequest,
@@ -96,6 +97,10 @@ class AgentClient:
 
     async def message(self, request: MessageRequest) -> None:
         """Show the session's user a message."""
+        await self._ask(request)
+
+    async def cordon(self, request: CordonRequest) -> None:
+        """Cordon a GPU or the node, or end that. An agent that is older than cordons refuses (bad-request)."""
         await self._ask(request)
 
     async def answer(self, request: AnswerRequest) -> None:

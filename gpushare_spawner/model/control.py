@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 from gpushare_spawner.model.controls import AskAnswer, Controls, Message
+from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.instant import Instant
 from gpushare_spawner.model.quantity import PercentOrBytes
@@ -212,6 +213,17 @@ class AskedAnswer(BaseModel):
     asked: bool
 
 
+class CordonRequest(_Request):
+    """Set the cordon of a GPU or of the node, instead of what was there. Kept over restarts of the agent. Refused
+    (`unknown-gpu`) for a GPU that the node does not have."""
+
+    op: Literal["cordon"] = "cordon"
+    gpu: str = ""
+    """The GPU's UUID; empty: the node."""
+    cordon: Cordon | None
+    """None: new sessions may come again."""
+
+
 Request = Annotated[
     ReportRequest
     | OpenRequest
@@ -223,7 +235,8 @@ Request = Annotated[
     | ControlsRequest
     | MessageRequest
     | AnswerRequest
-    | AskedRequest,
+    | AskedRequest
+    | CordonRequest,
     Field(discriminator="op"),
 ]
 REQUEST: TypeAdapter[Request] = TypeAdapter(Request)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpushare_spawner.model.controls import MOST_KEEPS, Ask, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.instant import Instant
@@ -43,6 +45,8 @@ class GpuReport(_Part):
     power_watts: Annotated[float, Field(ge=0)] | None = None
     """What the GPU draws; None: the driver does not say."""
     healthy: bool = True
+    cordoned: bool = False
+    """No new session may come, because of a cordon of the GPU or of its node."""
     simulated: bool = False
     capacity_units: Annotated[int, Field(ge=0)] = UNITS_PER_GPU
     """Units that may be guaranteed: 100, or more where the admin overcommits."""
@@ -225,6 +229,25 @@ class Report(_Part):
     sessions: tuple[SessionReport, ...] = ()
     host_memory: HostMemoryReport | None = None
     """None: the node has no budget."""
+    cordons: tuple[Cordon, ...] = ()
+    """At most one for each GPU, and one for the node."""
+
+    def cordon(self, gpu: str = "") -> Cordon | None:
+        """Return the cordon of a GPU (UUID) alone, or, without one, of the node."""
+        return next((one for one in self.cordons if one.gpu == gpu), None)
+
+    def with_cordons(self, cordons: Iterable[Cordon]) -> Report:
+        """Return the report with these cordons, and no others."""
+        cordons = tuple(cordons)
+        if not cordons and not self.cordons:
+            return self
+        kept_away = {one.gpu for one in cordons}
+        gpus = tuple(
+            gpu if gpu.cordoned == (said := not kept_away.isdisjoint(("", gpu.uuid)))
+            else gpu.model_copy(update={"cordoned": said})
+            for gpu in self.gpus
+        )  # fmt: skip
+        return self.model_copy(update={"cordons": cordons, "gpus": gpus})
 
     def session(self, session_id: str) -> SessionReport | None:
         """Return the session with this id, if it is on this node."""

@@ -158,7 +158,7 @@ class FreeCapacity:
             healthy: dict[str, tuple[GpuCapacity, ...]] = {}
             for gpu in gpus:
                 self._gpus[gpu.uuid] = gpu
-                if gpu.healthy:
+                if gpu.offered:
                     healthy[gpu.model] = (*healthy.get(gpu.model, ()), gpu)
             node = self._nodes[name] = NodeCapacity(name, gpus, healthy, resources=self._resources.get(name, UNKNOWN))
             node.changed()
@@ -170,11 +170,11 @@ class FreeCapacity:
         self._indexes.changed(node.name)
 
 
-def _essence(gpu: GpuReport) -> tuple[int, str, str, bool, int]:
-    return (gpu.index, gpu.uuid, gpu.model, gpu.healthy, gpu.capacity_units)
+def _essence(gpu: GpuReport) -> tuple[int, str, str, bool, bool, int]:
+    return (gpu.index, gpu.uuid, gpu.model, gpu.healthy, gpu.cordoned, gpu.capacity_units)
 
 
 def _empty(gpu: GpuReport, node: str) -> GpuCapacity:
     units = gpu.capacity_units
     rank = (node, gpu.index, gpu.uuid)
-    return GpuCapacity(gpu.uuid, node, gpu.index, gpu.model, gpu.healthy, units, rank, units, units)
+    return GpuCapacity(gpu.uuid, node, gpu.index, gpu.model, gpu.healthy, gpu.cordoned, units, rank, units, units)

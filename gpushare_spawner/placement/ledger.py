@@ -158,8 +158,8 @@ class Ledger:
             return "they are not GPUs of that node"
         if len(set(uuids)) != request.share.count or len(uuids) != request.share.count:
             return f"the share lies on {request.share.count} of them"
-        if not all(gpu.healthy and request.demand.accepts(gpu.model) for gpu in gpus):
-            return "not all are healthy and of a model that will do"
+        if not all(gpu.offered and request.demand.accepts(gpu.model) for gpu in gpus):
+            return "not all are healthy, not cordoned, and of a model that will do"
         if len({gpu.model for gpu in gpus}) > 1:
             return "they are of several models"
         if any(gpu.free < request.share.units for gpu in gpus):
@@ -250,9 +250,10 @@ class Ledger:
     # -- figures --
 
     def free_units(self, gpu: str) -> int:
-        """Units that a newcomer can have now: unowned, or lent by idle owners. 0 for an unhealthy or unknown GPU."""
+        """Units that a newcomer can have now: unowned, or lent by idle owners. 0 for a GPU that is unhealthy, cordoned
+        or unknown."""
         found = self.capacity.gpus.get(gpu)
-        return max(0, found.free) if found is not None and found.healthy else 0
+        return max(0, found.free) if found is not None and found.offered else 0
 
     def unowned_units(self, gpu: str) -> int:
         """Capacity of a GPU less what sessions own, at least 0; 0 for an unknown GPU."""

@@ -19,6 +19,8 @@ class GpuCapacity:
     index: int
     model: str
     healthy: bool
+    cordoned: bool
+    """By an admin's decision no new session comes."""
     capacity: int
     """Units that may be guaranteed."""
     rank: tuple[str, int, str]
@@ -29,6 +31,11 @@ class GpuCapacity:
     """Capacity less what is guaranteed now: units that nobody owns or that idle owners have lent."""
 
     @property
+    def offered(self) -> bool:
+        """Whether new sessions may come."""
+        return self.healthy and not self.cordoned
+
+    @property
     def ownable(self) -> int:
         """Units that a newcomer can own, 0 to 100."""
         return min(max(self.unowned, 0), max(self.free, 0), UNITS_PER_GPU)
@@ -36,15 +43,15 @@ class GpuCapacity:
 
 @dataclass(eq=False, slots=True)
 class NodeCapacity:
-    """One node with its GPUs. A GPU that is not healthy is known, and is offered to nobody."""
+    """One node with its GPUs. A GPU that is not healthy, or cordoned, is known, and is offered to nobody."""
 
     name: str
     gpus: tuple[GpuCapacity, ...]
-    """By index; unhealthy ones too."""
+    """By index; unhealthy and cordoned ones too."""
     healthy: Mapping[str, tuple[GpuCapacity, ...]]
-    """Healthy GPUs by model."""
+    """GPUs by model that are healthy and not cordoned."""
     most_free: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Free units of the healthy GPUs by model, the most first."""
+    """Free units of those GPUs by model, the most first."""
     resources: NodeResources = UNKNOWN
     """Free CPU, memory and pods, reservations in flight already taken off."""
     derived: dict[Hashable, Any] = field(default_factory=dict)

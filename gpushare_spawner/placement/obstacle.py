@@ -26,12 +26,14 @@ class Lacking(IntEnum):
     """Even if nothing ran there it would have too little memory."""
     HEALTH = 6
     """It could take the demand if it were empty and all its GPUs were healthy."""
-    UNITS = 7
+    CORDON = 7
+    """It could take the demand if it were empty and none of its GPUs were cordoned."""
+    UNITS = 8
     """Its GPUs are allocated to others."""
-    PODS = 8
+    PODS = 9
     """It runs as many pods as it may."""
-    CPU = 9
-    MEMORY = 10
+    CPU = 10
+    MEMORY = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Obstacle:
     most_units: int = 0
     """The most units that one of those could give if it were empty."""
     most_count: int = 0
-    """Healthy GPUs of one model that could give the units if they were empty."""
+    """GPUs of one model, healthy and not cordoned, that could give the units if they were empty."""
     free_units: int = 0
     """The most units that are free on one of those."""
     free_count: int = 0
@@ -76,6 +78,8 @@ def obstacle_of(demand: Demand, node: NodeCapacity) -> Obstacle:
     able = [gpu for gpu in suitable if gpu.capacity >= demand.units]
     if_healthy = max(Counter(gpu.model for gpu in able).values(), default=0)
     able = [gpu for gpu in able if gpu.healthy]
+    if_uncordoned = max(Counter(gpu.model for gpu in able).values(), default=0)
+    able = [gpu for gpu in able if gpu.offered]
     counts = Counter(gpu.model for gpu in able)
     whole = Counter(gpu.model for gpu in able if gpu.free >= UNITS_PER_GPU)
     most_count = max(counts.values(), default=0)
@@ -87,8 +91,10 @@ def obstacle_of(demand: Demand, node: NodeCapacity) -> Obstacle:
         lacking = Lacking.MOST_CPU
     elif not node.resources.can_ever_have(0, demand.memory):
         lacking = Lacking.MOST_MEMORY
-    elif most_count < demand.count:
+    elif if_uncordoned < demand.count:
         lacking = Lacking.HEALTH
+    elif most_count < demand.count:
+        lacking = Lacking.CORDON
     left = {
         Lacking.PODS: node.resources.pods,
         Lacking.CPU: node.resources.cpu,

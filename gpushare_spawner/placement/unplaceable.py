@@ -23,6 +23,8 @@ class Reason(StrEnum):
     """The nodes that could take the share keep the template's pods out, by taints or labels."""
     UNHEALTHY = "unhealthy"
     """The share would fit if all GPUs were healthy."""
+    CORDONED = "cordoned"
+    """The share would fit if no GPU were cordoned."""
     TOO_BIG = "too-big"
     """More than any node could ever give, even if it were empty."""
     NODES_TOO_SMALL = "nodes-too-small"
@@ -35,7 +37,7 @@ class Reason(StrEnum):
     """Only nodes that have just not admitted a pod of this request have the units."""
 
 
-PASSING = frozenset({Reason.FULL, Reason.UNHEALTHY, Reason.NODES_FULL, Reason.NOT_ADMITTED})
+PASSING = frozenset({Reason.FULL, Reason.UNHEALTHY, Reason.CORDONED, Reason.NODES_FULL, Reason.NOT_ADMITTED})
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,14 @@ def explain(capacity: FreeCapacity, request: PlacementRequest) -> Unplaceable:
             memory=request.memory,
         )
     if fitting or Lacking.UNITS in lacking:
-        full = [obstacle for obstacle in found if obstacle.lacking in (Lacking.UNITS, Lacking.HEALTH)]
+        full = [obstacle for obstacle in found if obstacle.lacking in (Lacking.UNITS, Lacking.HEALTH, Lacking.CORDON)]
         units = max((obstacle.free_units for obstacle in full), default=0)
         count = max((obstacle.free_count for obstacle in full), default=0)
         if fitting:
             units, count = max(units, share.units), max(count, share.count)
         return Unplaceable(Reason.FULL, share, best_units=max(units, 0), best_count=count, suitable=suitable)
+    if Lacking.CORDON in lacking:
+        return Unplaceable(Reason.CORDONED, share, suitable=suitable)
     if Lacking.HEALTH in lacking:
         return Unplaceable(Reason.UNHEALTHY, share, suitable=suitable)
     if Lacking.ELIGIBLE in lacking:

@@ -14,6 +14,7 @@ from gpushare_spawner.model.control import (
     AnswerRequest,
     ControlRefused,
     ControlsRequest,
+    CordonRequest,
     MessageRequest,
     ResizeRequest,
     TierRequest,
@@ -44,6 +45,8 @@ class Agent(Protocol):
     async def message(self, request: MessageRequest, /) -> None: ...
 
     async def answer(self, request: AnswerRequest, /) -> None: ...
+
+    async def cordon(self, request: CordonRequest, /) -> None: ...
 
 
 class Agents(Protocol):

@@ -19,6 +19,11 @@ def unknown_node(name: str) -> str:
     return f"No agent that answers is on a node {name!r}."
 
 
+def unknown_gpu(uuid: str, node: str) -> str:
+    """Return that a node has no such GPU."""
+    return f"Node {node} has no GPU {uuid!r}."
+
+
 def unknown_session(name: str) -> str:
     """Return that a client asks for a session that it may not see, or that does not exist."""
     return f"You have no session {name!r}."

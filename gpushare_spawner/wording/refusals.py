@@ -53,6 +53,11 @@ def capacity(why: Unplaceable) -> str:
                 f"Too few suitable GPUs are healthy: this needs {_amount(share)}. "
                 "Ask the admin: the agent's log says why."
             )
+        case Reason.CORDONED:
+            return (
+                f"An admin keeps new servers away from the GPUs that could take {_amount(share)}: they are cordoned. "
+                "Ask the admin."
+            )
         case Reason.TOO_BIG if share.count == 1:
             return f"This needs {share}, and a GPU here can give at most {gpu_share(why.most_units)}. {_SMALLER}"
         case Reason.TOO_BIG:

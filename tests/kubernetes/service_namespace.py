@@ -21,7 +21,7 @@ from tests.kubernetes.standin.cluster import Cluster as TestCluster
 HUB_RULES = [
     # zero-to-jupyterhub's Role gives the first; ours adds the others
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "watch", "list", "create", "delete"]},
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch", "patch"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
 ]
 

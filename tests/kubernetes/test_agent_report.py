@@ -6,14 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
+from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import Ask
+from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
@@ -37,12 +40,13 @@ class Publisher:
         gpu = GpuReport(index=0, uuid="GPU-1", model="A100", memory_bytes=1)
         self.report = Report(node="a.node", published_at=0.0, gpus=(gpu,), sessions=(SESSION,))
         self.published: PublishedReport | None = None
+        self.cordons: Cordons | None = None
 
     def start(self, settings: PublishSettings = SETTINGS, owner: Owner | None = None) -> None:
         def now() -> Report:
             return self.report.model_copy(update={"published_at": time.time()})
 
-        self.published = PublishedReport(self.api, self.cluster.namespace, now, settings, owner)
+        self.published = PublishedReport(self.api, self.cluster.namespace, now, settings, owner, self.cordons)
         self.published.start()
 
     def session(self, **changes: object) -> None:
@@ -246,6 +250,32 @@ async def test_a_write_that_failed_is_tried_again_soon(publisher: Publisher) -> 
     publisher.session(effective_units=10)
     # nothing else changes: the next look that only activity would bring is a minute away
     await publisher.written(lambda report: report.sessions[0].effective_units == 10)
+
+
+async def test_cordons_outlive_the_configmap(publisher: Publisher, tmp_path: Path) -> None:
+    publisher.cordons = Cordons(tmp_path / "cordons.json")
+    publisher.start()
+    await publisher.written(lambda report: True)
+    cordon = Cordon(gpu="GPU-1", by="boss", reason="Fan.", since=1.0)
+    where = path("configmaps", publisher.cluster.namespace, kubernetes.report_name("a.node"))
+    annotations = kubernetes.cordon_annotations([cordon])
+    await publisher.cluster.admin.patch(where, {"metadata": {"annotations": annotations}})
+    publisher.session(effective_units=5)
+    await publisher.written(lambda report: report.sessions[0].effective_units == 5)
+    async with asyncio.timeout(20):
+        while Cordons(tmp_path / "cordons.json").now != (cordon,):
+            await asyncio.sleep(0.02)
+    await publisher.cluster.admin.delete(where)
+    publisher.session(effective_units=6)
+    await publisher.written(lambda report: report.sessions[0].effective_units == 6)
+    (found,) = await publisher.cluster.config_maps(kubernetes.REPORT_SELECTOR)
+    assert kubernetes.read_report(found).cordon("GPU-1") == cordon
+    await publisher.cluster.admin.patch(where, {"metadata": {"annotations": dict.fromkeys(annotations)}})
+    publisher.session(effective_units=7)
+    await publisher.written(lambda report: report.sessions[0].effective_units == 7)
+    async with asyncio.timeout(20):
+        while publisher.cordons.now:
+            await asyncio.sleep(0.02)
 
 
 async def test_it_goes_with_the_agents_pod(publisher: Publisher) -> None:

@@ -112,7 +112,7 @@ def test_rights_are_exactly_these(values: dict[str, Any]) -> None:
         {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create", "patch"]},
     ]
     assert one(items, "Role", f"{name}-hub")["rules"] == [
-        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch", "patch"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
         {"apiGroups": [""], "resources": ["pods/resize"], "verbs": ["patch"]},
     ]
@@ -133,7 +133,7 @@ def test_user_namespaces_take_a_cluster_role_with_nothing_but_pods() -> None:
     assert binding["roleRef"]["name"] == "jhub-gpushare"
     assert [subject["name"] for subject in binding["subjects"]] == ["gpushare", "hub"]
     resize = {"apiGroups": [""], "resources": ["pods/resize"], "verbs": ["patch"]}
-    for name, verbs in (("gpushare", ["create", "patch"]), ("gpushare-hub", ["list", "watch"])):
+    for name, verbs in (("gpushare", ["create", "patch"]), ("gpushare-hub", ["list", "watch", "patch"])):
         assert one(items, "Role", name)["rules"] == [{"apiGroups": [""], "resources": ["configmaps"], "verbs": verbs}]
     assert one(items, "ClusterRole", "jhub-gpushare-hub-requests")["rules"] == [resize]
     subjects = one(items, "ClusterRoleBinding", "jhub-gpushare-hub-requests")["subjects"]

@@ -14,7 +14,8 @@ import pytest
 from kubernetes_asyncio.client import CoreV1Api
 
 from gpushare_spawner.agent.memory.host_use import HostUse
-from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.control import CordonRequest, TierRequest
+from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.frames import Kind
 from gpushare_spawner.model.report import HostUseReport
 from gpushare_spawner.model.tier import Tier
@@ -141,6 +142,8 @@ async def test_each_has_what_it_needs_and_needs_what_it_has(
             await service.start(10)
             try:
                 node = await _seen(agent, service, lambda session: session.confirmed and not session.gpu_busy)
+                await node.cordon(CordonRequest(cordon=Cordon(by="boss", since=1.0)))
+                await node.cordon(CordonRequest(cordon=None))
                 await node.tier(TierRequest(id="ada", tier=Tier.RELEASED, effective_units=0, reason="idle"))
                 await agent.until(lambda: _tier(agent) is Tier.RELEASED)
                 await _seen(agent, service, lambda session: session.host_use == used)

@@ -16,10 +16,12 @@ from gpushare_spawner.model.control import (
     AnnounceRequest,
     ControlRefused,
     ControlsRequest,
+    CordonRequest,
     MessageRequest,
     TierRequest,
 )
 from gpushare_spawner.model.controls import Ask, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.frames import AskKind
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.template import Template
@@ -223,6 +225,35 @@ async def test_notices_come_and_go(namespace: HubNamespace, nodes: Cluster) -> N
     agent = await seen(nodes, "node-a", has("ann", notice=said))
     await agent.announce(AnnounceRequest(id="ann", tier=None))
     assert (await namespace.session("ann")).notice is None
+
+
+async def test_a_cordon_is_written_to_the_report_and_seen_at_once(namespace: HubNamespace, nodes: Cluster) -> None:
+    await namespace.publish()
+    agent = await seen(nodes, "node-a", lambda report: True)
+    gpu = Cordon(gpu="GPU-node-a", by="boss", reason="Fan.", since=1.0, drain=True, stop_at=9.0)
+    await agent.cordon(CordonRequest(gpu="GPU-node-a", cordon=gpu))
+    assert (await agent.report()).cordon("GPU-node-a") == gpu
+    assert (await agent.report()).gpus[0].cordoned
+    await agent.cordon(CordonRequest(cordon=Cordon(by="boss", since=2.0)))
+    await namespace.publish()  # the agent's next report
+    agent = await seen(nodes, "node-a", lambda report: len(report.cordons) == 2)
+    await agent.cordon(CordonRequest(gpu="GPU-node-a", cordon=None))
+    await agent.cordon(CordonRequest(cordon=None))
+    assert (await agent.report()).cordons == ()
+    assert not (await agent.report()).gpus[0].cordoned
+    with pytest.raises(ControlRefused) as refused:
+        await agent.cordon(CordonRequest(gpu="GPU-x", cordon=gpu))
+    assert refused.value.code == "unknown-gpu"
+
+
+async def test_a_cordon_without_the_right_says_which(namespace: HubNamespace, nodes: Cluster) -> None:
+    await namespace.publish()
+    agent = await seen(nodes, "node-a", lambda report: True)
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "patch"]}
+    await namespace.rights([pods, {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}])
+    with pytest.raises(ControlRefused, match="may not patch ConfigMaps in"):
+        await agent.cordon(CordonRequest(cordon=Cordon(by="boss", since=2.0)))
+    assert (await agent.report()).cordons == ()
 
 
 async def test_a_step_is_refused_where_the_agent_has_changed_the_pod(namespace: HubNamespace, nodes: Cluster) -> None:

@@ -52,7 +52,8 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
     }  # fmt: skip
     gpu = {
         "index": 0, "uuid": "GPU-1", "model": "Simulated", "memory_bytes": 64, "memory_used_bytes": 32,
-        "utilisation": 0.5, "temperature_celsius": 60.0, "power_watts": 150.0, "healthy": False, "simulated": True,
+        "utilisation": 0.5, "temperature_celsius": 60.0, "power_watts": 150.0, "healthy": False, "cordoned": True,
+        "simulated": True,
         "capacity_units": 200, "waiting": 1,
     }  # fmt: skip
     session = {
@@ -69,9 +70,13 @@ def test_the_fields_of_version_1_keep_their_names() -> None:
         "message": {"text": "Please save your work.", "by": "root", "at": 998.0},
         "asks": [{"number": 7, "kind": 1, "value": 3600.0, "at": 999.0}],
     }  # fmt: skip
+    cordon = {
+        "gpu": "GPU-1", "by": "root", "reason": "Fan.", "since": 980.0, "drain": True, "stop_at": 2000.0,
+    }  # fmt: skip
     report = {
         "version": 1, "node": "a", "published_at": 1000.0, "gpus": [gpu], "sessions": [session],
         "host_memory": {"budget_bytes": 100, "needed_bytes": 50, "paged_out_bytes": 10},
+        "cordons": [cordon],
     }  # fmt: skip
     assert Report.model_validate(report).model_dump(mode="json") == report
 

@@ -11,10 +11,23 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, PlacementRequest
 
 
-def gpu(uuid: str, index: int = 0, model: str = "A100", capacity: int = 100, healthy: bool = True) -> GpuReport:
+def gpu(
+    uuid: str,
+    index: int = 0,
+    model: str = "A100",
+    capacity: int = 100,
+    healthy: bool = True,
+    cordoned: bool = False,
+) -> GpuReport:
     """One GPU of 16 GiB."""
     return GpuReport(
-        index=index, uuid=uuid, model=model, memory_bytes=16 * 2**30, capacity_units=capacity, healthy=healthy
+        index=index,
+        uuid=uuid,
+        model=model,
+        memory_bytes=16 * 2**30,
+        capacity_units=capacity,
+        healthy=healthy,
+        cordoned=cordoned,
     )
 
 

@@ -109,6 +109,25 @@ def test_unhealthy_gpus_get_nothing() -> None:
     assert why.may_pass
 
 
+def test_a_cordoned_gpu_is_capacity_that_is_not_there_and_keeps_its_sessions() -> None:
+    ann = active("ann", "a", 40)
+    ledger = Ledger.of([report("n", [gpu("a"), gpu("b", 1)], [ann])])
+    ledger.put_node("n", [gpu("a", cordoned=True), gpu("b", 1)])
+    placed = ledger.place(request(30))
+    assert placed is not None
+    assert placed.gpus == ("b",), "best fit would have taken a"
+    assert ledger.free_units("a") == 0
+    assert ledger.guaranteed("ann") == 40
+    ledger.put_node("n", [gpu("a", cordoned=True), gpu("b", 1, cordoned=True)])
+    assert ledger.place(request(1)) is None
+    why = ledger.why_unplaceable(request(1))
+    assert (why.reason, why.may_pass) == (Reason.CORDONED, True)
+    ledger.put_node("n", [gpu("a"), gpu("b", 1, cordoned=True)])
+    back = ledger.place(request(60))
+    assert back is not None
+    assert back.gpus == ("a",)
+
+
 def test_only_accepted_models() -> None:
     wanted = request(50, "NVIDIA H100 80GB")
     ledger = Ledger.of([report("n", [gpu("a", 0, "NVIDIA A100"), gpu("h", 1, "NVIDIA H100 80GB")])])
@@ -211,8 +230,8 @@ def test_another_strategy_can_be_used() -> None:
         ("n", ("lost",), "they are not GPUs of that node"),
         ("m", ("b",), "they are not GPUs of that node"),
         ("lost", ("b",), "they are not GPUs of that node"),
-        ("n", ("sick",), "not all are healthy and of a model that will do"),
-        ("n", ("t4",), "not all are healthy and of a model that will do"),
+        ("n", ("sick",), "not all are healthy, not cordoned, and of a model that will do"),
+        ("n", ("t4",), "not all are healthy, not cordoned, and of a model that will do"),
         ("m", ("other",), "the node lacks cpu"),
     ],
 )

@@ -23,6 +23,7 @@ from tests.placement.reports import active, gpu, report, request
 
 SICK = [gpu("a", 0, healthy=False), gpu("b", 1, healthy=False)]
 HALF_SICK = [gpu("a", 0), gpu("b", 1, healthy=False)]
+CORDONED = [gpu("a", 0, cordoned=True), gpu("b", 1, healthy=False)]
 SMALL = [gpu("a", 0, capacity=50), gpu("b", 1, capacity=40)]
 MODELS = [gpu("a", 0, "T4"), gpu("b", 1, "A100"), gpu("c", 2, "T4")]
 
@@ -34,6 +35,8 @@ MODELS = [gpu("a", 0, "T4"), gpu("b", 1, "A100"), gpu("c", 2, "T4")]
         (MODELS, Share(1), Unplaceable(Reason.NO_MODEL, Share(1), models=("A100", "T4"))),
         (SICK, Share(1), Unplaceable(Reason.UNHEALTHY, Share(1), suitable=2)),
         (HALF_SICK, Share(count=2), Unplaceable(Reason.UNHEALTHY, Share(count=2), suitable=2)),
+        (CORDONED, Share(1), Unplaceable(Reason.CORDONED, Share(1), suitable=2)),
+        (CORDONED, Share(count=2), Unplaceable(Reason.UNHEALTHY, Share(count=2), suitable=2)),
         (
             HALF_SICK,
             Share(count=3),
@@ -48,7 +51,7 @@ def test_a_refusal_says_what_stands_in_the_way_and_how_much_there_is(
     models = frozenset({"H100"}) if gpus is MODELS else None
     why = Ledger.of([report("n", gpus)] if gpus else []).why_unplaceable(PlacementRequest(share, models=models))
     assert why == expected
-    assert why.may_pass == (why.reason is Reason.UNHEALTHY)
+    assert why.may_pass == (why.reason in (Reason.UNHEALTHY, Reason.CORDONED))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from gpushare_spawner.model.control import (
     AnswerRequest,
     AskedRequest,
     ControlsRequest,
+    CordonRequest,
     Failure,
     MessageRequest,
     ReportRequest,
@@ -23,6 +24,7 @@ from gpushare_spawner.model.control import (
     TierRequest,
 )
 from gpushare_spawner.model.controls import AskAnswer
+from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.session_id import session_id
@@ -39,6 +41,7 @@ class FakeAgent:
         self.clock = clock
         self.sessions: dict[str, SessionReport] = {}
         self.asked: list[Any] = []
+        self.cordons: tuple[Cordon, ...] = ()
         self.answers: list[AskAnswer] = []
         self.older = False
         """Whether it does not know session controls yet."""
@@ -81,7 +84,8 @@ class FakeAgent:
         )  # fmt: skip
 
     def report(self) -> Report:
-        return Report(node="fake", published_at=self.clock(), gpus=self.gpus, sessions=tuple(self.sessions.values()))
+        report = Report(node="fake", published_at=self.clock(), gpus=self.gpus, sessions=tuple(self.sessions.values()))
+        return report.with_cordons(self.cordons)
 
     @property
     def told(self) -> list[tuple[str, str, str | None]]:
@@ -98,6 +102,12 @@ class FakeAgent:
                 return _refusal("bad-request", "op: 'asked' does not match")
             return Answer(result={"asked": any(session.asks for session in self.sessions.values())})
         self.asked.append(request)
+        if isinstance(request, CordonRequest):
+            if self.older:
+                return _refusal("bad-request", "op: 'cordon' does not match")
+            others = [one for one in self.cordons if one.gpu != request.gpu]
+            self.cordons = (*others, *([request.cordon] if request.cordon is not None else []))
+            return Answer()
         session = self.sessions.get(request.id)
         if session is None:
             return _refusal("unknown-session", f"there is no session {request.id}")

@@ -114,6 +114,7 @@ class SometimesSilent:
         self.tier, self.announce, self.report_age = agent.tier, agent.announce, agent.report_age
         self.controls, self.message, self.answer = agent.controls, agent.message, agent.answer
         self.resize = agent.resize
+        self.cordon = agent.cordon
 
     async def report(self) -> Report:
         if self.silent:

@@ -8,6 +8,7 @@ from gpushare_spawner.model.control import (
     AnnounceRequest,
     AnswerRequest,
     ControlsRequest,
+    CordonRequest,
     MessageRequest,
     ResizeRequest,
     TierRequest,
@@ -76,6 +77,9 @@ class Node:
         raise NotImplementedError
 
     async def message(self, request: MessageRequest) -> None:
+        raise NotImplementedError
+
+    async def cordon(self, request: CordonRequest) -> None:
         raise NotImplementedError
 
     async def answer(self, request: AnswerRequest) -> None:

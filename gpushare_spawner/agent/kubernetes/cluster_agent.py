@@ -31,6 +31,7 @@ from gpushare_spawner.model.control import (
     CloseRequest,
     ConfirmRequest,
     ControlRefused,
+    CordonRequest,
     Failure,
     OpenRequest,
     Request,
@@ -99,7 +100,7 @@ class OnKubernetes:
         owner = None
         if settings.own_pod is not None and settings.own_pod_uid and settings.own_pod[0] == settings.namespace:
             owner = Owner(settings.own_pod[1], settings.own_pod_uid)
-        self.published = PublishedReport(api, settings.namespace, node.report, settings.publish, owner)
+        self.published = PublishedReport(api, settings.namespace, node.report, settings.publish, owner, node.cordons)
         self._plugins = [self._plugin(gpu) for gpu in node.gpus.values()]
         self._tasks: list[asyncio.Task[None]] = []
         self._look_due: asyncio.Handle | None = None
@@ -139,6 +140,9 @@ class OnKubernetes:
         ControlRefused."""
         if isinstance(request, OpenRequest | ConfirmRequest | CloseRequest | ResizeRequest):
             message = f"{request.op}: this agent is one of a Kubernetes cluster, its sessions come and go with pods"
+            raise ControlRefused(Failure(code="bad-request", message=message))
+        if isinstance(request, CordonRequest):
+            message = "cordon: this agent is one of a Kubernetes cluster, cordons stand in its report's ConfigMap"
             raise ControlRefused(Failure(code="bad-request", message=message))
         return await self._node.requests.answer(request)
 

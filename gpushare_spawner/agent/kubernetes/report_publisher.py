@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
 from gpushare_spawner.agent.log_once import LogOnce
+from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.tier import Tier
@@ -54,8 +55,11 @@ class PublishedReport:
         report: Callable[[], Report],
         settings: PublishSettings = PublishSettings(),
         owner: Owner | None = None,
+        cordons: Cordons | None = None,
     ) -> None:
-        """`report` makes the newest one."""
+        """`report` makes the newest one. `cordons`: where what the service has written to the ConfigMap is kept, in
+        case that the ConfigMap is lost."""
+        self._cordons = cordons
         self._api = api
         self._namespace = namespace
         self._report = report
@@ -150,17 +154,27 @@ class PublishedReport:
         item: Json = {"metadata": metadata, "data": {kubernetes.REPORT_KEY: kubernetes.written_report(report)}}
         path = f"/api/v1/namespaces/{self._namespace}/configmaps"
         try:
-            await self._api.patch(f"{path}/{name}", item)
+            await self._keep_cordons(await self._api.patch(f"{path}/{name}", item))
         except ApiFailure as failure:
             if failure.status != 404:
                 raise
+            if self._cordons is not None:
+                metadata["annotations"] |= kubernetes.cordon_annotations(self._cordons.now)
             new = {"apiVersion": "v1", "kind": "ConfigMap", **item, "metadata": {**metadata, "name": name}}
             await self._api.create(path, new)
+
+    async def _keep_cordons(self, written: Json) -> None:
+        if self._cordons is None:
+            return
+        try:
+            await self._cordons.replace(kubernetes.cordons_of(written["metadata"].get("annotations")))
+        except (OSError, ValueError) as error:
+            log.warning("the cordons of this node cannot be kept on its disk: %s", error)
 
 
 def _capacity(report: Report) -> object:
     """What placement depends on: GPUs, and what is held and lent of them."""
-    gpus = [(gpu.uuid, gpu.healthy, gpu.capacity_units) for gpu in report.gpus]
+    gpus = [(gpu.uuid, gpu.healthy, gpu.cordoned, gpu.capacity_units) for gpu in report.gpus]
     sessions = [
         (one.id, one.gpus, one.share_units, one.borrowed_units, one.effective_units, one.tier)
         for one in report.sessions

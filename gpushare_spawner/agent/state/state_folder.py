@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class StateFolder:
-    """``agent.lock``, ``gpus.json``, ``records/`` and ``s/``.
+    """``agent.lock``, ``gpus.json``, ``cordons.json``, ``records/`` and ``s/``.
 
     The latter has a short name because a socket's path has to be short.
 
@@ -29,6 +29,7 @@ class StateFolder:
         self.sockets = path / "s"
         self.pods = path / "pods"
         self.gpus = path / "gpus.json"
+        self.cordons = path / "cordons.json"
         check_length(self.sockets / short_name("") / f"{SOCKET_NAME}+")
         if not path.is_dir():
             path.mkdir(parents=True)

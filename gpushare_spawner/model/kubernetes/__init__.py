@@ -61,6 +61,7 @@ from gpushare_spawner.model.kubernetes.prefix import (
 )
 from gpushare_spawner.model.kubernetes.quantities import memory_bytes, millicores, quantity
 from gpushare_spawner.model.kubernetes.report_config_map import (
+    CORDON,
     PUBLISHED_AT,
     REPORT_COMPONENT,
     REPORT_COMPONENT_LABEL,
@@ -68,7 +69,11 @@ from gpushare_spawner.model.kubernetes.report_config_map import (
     REPORT_REFRESH_SECONDS,
     REPORT_SELECTOR,
     REPORT_STALE_SECONDS,
+    cordon_annotations,
+    cordon_name,
+    cordons_of,
     misplaced_report,
+    read_report,
     report_name,
     written_report,
 )
@@ -91,6 +96,7 @@ from gpushare_spawner.model.kubernetes.share_annotations import (
 __all__ = [
     "ANSWERS",
     "BORROWED",
+    "CORDON",
     "EFFECTIVE_SHARE",
     "EXEMPTION",
     "GPU",
@@ -140,6 +146,9 @@ __all__ = [
     "borrowed_patch",
     "container_requests",
     "controls_patch",
+    "cordon_annotations",
+    "cordon_name",
+    "cordons_of",
     "gpu_index_of",
     "is_session",
     "labels",
@@ -154,6 +163,7 @@ __all__ = [
     "pinned",
     "pod_session",
     "quantity",
+    "read_report",
     "report_name",
     "requests_patch",
     "resize_patch",

@@ -72,6 +72,10 @@ class ActionLog:
             )
         )
 
+    def node(self, node: str, action: str, actor: str, *, reason: str) -> None:
+        """Log what was done to a node or to one of its GPUs."""
+        self._log(Action(at=self._clock(), action=action, actor=actor, node=node, reason=reason))
+
     def _log(self, action: Action) -> None:
         log.info("%s", line(action))
         self._record(action)

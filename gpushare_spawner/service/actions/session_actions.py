@@ -17,6 +17,7 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.admin import AdminActions
 from gpushare_spawner.service.actions.controls import ControlsOfSessions
+from gpushare_spawner.service.actions.drains import DrainActions
 from gpushare_spawner.service.actions.keeps import KeepActions, Wanted
 from gpushare_spawner.service.actions.outcome import Actor, Asked, Outcome, Target
 from gpushare_spawner.service.actions.restart import RestartActions
@@ -60,6 +61,8 @@ class SessionActions:
         self.spawns = SpawnActions(hub, log)
         """Actions on spawns that wait."""
         self._shares = ShareActions(agents, hub, templates, quotas, pending, log)
+        self.drains = DrainActions(log, clock)
+        """Cordon and drain of GPUs and nodes."""
 
     def keep_rule(self, session: SessionReport) -> KeepRule:
         """Return the limits of keeps that apply to a session's user."""

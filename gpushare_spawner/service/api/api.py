@@ -6,7 +6,7 @@ import json
 from functools import cache
 
 from gpushare_spawner import __version__
-from gpushare_spawner.service.api import acting, history, reading, spawn_actions
+from gpushare_spawner.service.api import acting, draining, history, reading, spawn_actions
 from gpushare_spawner.service.api.answers import Document
 from gpushare_spawner.service.api.openapi import document
 from gpushare_spawner.service.api.operation import AnyOperation, Call, Nothing, Operation, Raw
@@ -27,6 +27,7 @@ OPERATIONS: list[AnyOperation] = [
     *history.OPERATIONS,
     *acting.OPERATIONS,
     *spawn_actions.OPERATIONS,
+    *draining.OPERATIONS,
     Operation("GET", "openapi.json", openapi, "This document", Document, Nothing, Nothing),
 ]
 

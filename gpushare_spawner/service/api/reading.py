@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from gpushare_spawner.idle import in_force
+from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.quota import Account, QuotaUsage
 from gpushare_spawner.service.actions.session_actions import SessionActions
@@ -120,8 +121,18 @@ async def node(call: Asked) -> answers.Node:
 def _node(snapshot: ServiceSnapshot, name: str, caller: Caller) -> answers.Node:
     report = next(report for report in snapshot.reports if report.node == name)
     data = node_data(report, caller.viewer)
-    gpus = [gpu | {"cordoned": False, "drained": False, "cordon": None} for gpu in data["gpus"]]
-    return answers.Node.model_validate(data | {"gpus": gpus, "cordoned": False, "drained": False, "cordon": None})
+    whole = report.cordon()
+    gpus = []
+    for gpu in data["gpus"]:
+        alone = report.cordon(gpu["uuid"])
+        drained = any(one is not None and one.drain for one in (whole, alone))
+        gpus.append(gpu | {"cordoned": bool(whole or alone), "drained": drained, "cordon": _cordon(alone)})
+    more = {"gpus": gpus, "cordoned": whole is not None, "drained": whole is not None and whole.drain}
+    return answers.Node.model_validate(data | more | {"cordon": _cordon(whole)})
+
+
+def _cordon(cordon: Cordon | None) -> dict[str, Any] | None:
+    return cordon.model_dump(exclude={"gpu"}) if cordon is not None else None
 
 
 async def sessions(call: Call[SessionsQuery, Nothing]) -> answers.Sessions:

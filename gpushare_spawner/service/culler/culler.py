@@ -26,6 +26,7 @@ from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.actions.tiers import YIELD_SECONDS
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions, take_note
+from gpushare_spawner.service.culler.drained import Drains
 from gpushare_spawner.service.culler.gpu_actions import (
     go_on_yielding,
     stop_yielding,
@@ -95,6 +96,7 @@ class Culler:
         self._hub_actions = HubActions(hub, templates, settings, self.counters, self._actions, clock)
         self._session_actions = actions
         self._notify = notify
+        self._drains = Drains(actions) if actions is not None else None
         self._under_way: dict[str, asyncio.Task[bool]] = {}
         self._slots = asyncio.Semaphore(settings.concurrency or 1000)
         self._said: dict[str, str] = {}
@@ -179,11 +181,16 @@ class Culler:
             *(self._guarded(one.name, action) for one in decisions if (action := self._gpu_action(one))),
             *(self._guarded(one.name, action) for one in decisions if (action := self._end_of_controls(one))),
         )
+        if self._drains is not None and not self._settings.dry_run:
+            due = list(self._drains.due(snapshots, decisions, now))
+            done += await asyncio.gather(*(self._guarded(name, action) for name, action in due))
         stopped = await self._at_the_hub(dict(self._due_hub_actions(decisions, snapshots, templates, now)))
         self._say_once(dict(self._lasting_problems(snapshots, templates, now)) | dict(_short_work(decisions)))
         self.counters.failures["agent"] += sum(snapshot.report is None for snapshot in snapshots)
         self.counters.round_done(self._clock())
         instants = [one.decision.decide_again_at for one in decisions if one.decision.decide_again_at is not None]
+        if self._drains is not None and (stop_at := self._drains.next_stop(snapshots, decisions, now)) is not None:
+            instants.append(stop_at)
         return min([*instants, now + _SOON]) if any(done) or stopped else min(instants, default=None)
 
     async def _pressure_now(

@@ -70,6 +70,7 @@ class Cluster:
         hub: str = "",
     ) -> None:
         self._api = CoreV1Api(client)
+        self.namespace = namespace
         self._clock = clock
         self._hub = hub
         self._on_change = on_change
@@ -150,6 +151,16 @@ class Cluster:
         if self._pods.replace(item, pod.version):
             self._by_node = None
 
+    def report_version(self, node: str) -> str:
+        """Return the resourceVersion of the node's report; empty: there is none."""
+        name, _ = self._reports().get(node, ("", None))
+        return str(self._maps.objects[name]["metadata"]["resourceVersion"]) if name else ""
+
+    def patched_report(self, item: dict[str, Any], before: str) -> None:
+        """Take over what the API server answered to a patch, if the watch has brought nothing newer."""
+        if self._maps.replace(item, before):
+            self._changed()
+
     def all_pods(self) -> Iterator[SessionPod]:
         """Return the sessions' pods on all nodes."""
         return (pod for here in self._pods_by_node().values() for pod in here.values())
@@ -187,8 +198,7 @@ class Cluster:
         if known is not None and known.version == version:
             return known
         try:
-            text = (item.get("data") or {}).get(kubernetes.REPORT_KEY, "")
-            report = Report.model_validate_json(text)
+            report = kubernetes.read_report(item)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or kubernetes.REPORT_KEY

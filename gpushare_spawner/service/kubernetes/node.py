@@ -19,6 +19,7 @@ from gpushare_spawner.model.control import (
     AnswerRequest,
     ControlRefused,
     ControlsRequest,
+    CordonRequest,
     Failure,
     MessageRequest,
     ResizeRequest,
@@ -39,6 +40,16 @@ LOOK_EVERY = 0.1
 
 class KnownNodes(Protocol):
     """Reports and pods, as the watches have them now."""
+
+    @property
+    def namespace(self) -> str:
+        """Where the reports are."""
+
+    def report_version(self, node: str) -> str:
+        """The resourceVersion of the node's report; empty: there is none."""
+
+    def patched_report(self, item: dict[str, Any], before: str) -> None:
+        """A report's ConfigMap of that version has been patched, and the API server answered with this object."""
 
     def report(self, node: str) -> tuple[Report, float]:
         """The merged report and its age in seconds. Raises AgentUnreachable."""
@@ -149,6 +160,48 @@ class NodeAgent:
         """Write the answer to an ask to the pod."""
         pod = self._unchanged(request.id)
         await self._patch(request.id, pod, kubernetes.answers_patch(pod.session.answers, request.answer))
+
+    async def cordon(self, request: CordonRequest) -> None:
+        """Write a cordon to the report's ConfigMap, or remove it."""
+        known = [gpu.uuid for gpu in self._known.report(self.node)[0].gpus]
+        if request.gpu and request.gpu not in known:
+            raise _refusal("unknown-gpu", f"node {self.node} has no GPU {request.gpu}; it has {', '.join(known)}")
+        text = None if request.cordon is None else request.cordon.model_dump_json(exclude_defaults=True)
+        metadata: dict[str, Any] = {"annotations": {kubernetes.cordon_name(request.gpu): text}}
+        before = self._known.report_version(self.node)
+        try:
+            # no owner until the agent has seen it: the cluster removes the ConfigMap with the agent's pod
+            self._known.patched_report(await self._patch_report({**metadata, "ownerReferences": None}), before)
+        except ApiException as error:
+            if error.status != 403:
+                raise self._failed(error) from None
+            try:
+                # some clusters let only those change owners who may delete the object
+                self._known.patched_report(await self._patch_report(metadata), before)
+            except ApiException as again:
+                raise self._failed(again) from None
+        except (aiohttp.ClientError, ConfigException, OSError) as error:
+            raise AgentUnreachable(f"the API server cannot be reached for a cordon: {reason(error)}") from None
+
+    async def _patch_report(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        # the client's types leave out `_content_type`, which its generated code reads
+        patched = await self._api.patch_namespaced_config_map(  # type: ignore[call-arg]
+            kubernetes.report_name(self.node),
+            self._known.namespace,
+            {"metadata": metadata},
+            _content_type="application/merge-patch+json",
+            _request_timeout=PATCH_TIMEOUT,
+        )
+        # the client's types leave out `api_client`
+        item: dict[str, Any] = self._api.api_client.sanitize_for_serialization(patched)  # type: ignore[attr-defined]
+        return item
+
+    def _failed(self, error: ApiException) -> ControlRefused | AgentUnreachable:
+        what = f"a cordon of node {self.node}"
+        if error.status in (401, 403):
+            said = http_status(error.status, error.reason)
+            return _refusal("internal", f"the service may not patch ConfigMaps in {self._known.namespace}: {said}")
+        return AgentUnreachable(f"the API server answers {error.status} to {what}")
 
     def _unchanged(self, session: str) -> SessionPod:
         """Return the session's pod, if its annotations are still those that the decision was made on."""

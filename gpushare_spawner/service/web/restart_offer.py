@@ -32,7 +32,7 @@ def node_to_own(session: SessionReport, template: Template | None, reports: Iter
                 for one in report.sessions
                 if gpu.uuid in one.gpus and one.id != session.id
             )
-            fits = gpu.healthy and gpu.capacity_units - owned >= share.units
+            fits = gpu.healthy and not gpu.cordoned and gpu.capacity_units - owned >= share.units
             if fits and suits(template.gpu, gpu.model, gpu.memory_bytes):
                 free[gpu.model] += 1
         if any(gpus >= share.count for gpus in free.values()):

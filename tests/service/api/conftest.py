@@ -10,7 +10,14 @@ from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
 from gpushare_spawner.idle import KeepRule
-from gpushare_spawner.model.control import AnnounceRequest, ControlsRequest, MessageRequest, ResizeRequest, TierRequest
+from gpushare_spawner.model.control import (
+    AnnounceRequest,
+    ControlsRequest,
+    CordonRequest,
+    MessageRequest,
+    ResizeRequest,
+    TierRequest,
+)
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service import reports
@@ -59,6 +66,10 @@ class StandInAgent:
 
     async def controls(self, request: ControlsRequest, /) -> None:
         self._change(request.id, keep=request.keep, keeps=request.keeps, exemption=request.exemption)
+
+    async def cordon(self, request: CordonRequest, /) -> None:
+        others = [one for one in self.now.cordons if one.gpu != request.gpu]
+        self.now = self.now.with_cordons([*others, *([request.cordon] if request.cordon is not None else [])])
 
     async def message(self, request: MessageRequest, /) -> None:
         self._change(request.id, message=request.message)

@@ -159,3 +159,25 @@ async def test_spawns_are_cancelled_and_queued_anew_by_their_addresses(api: Clie
     assert (await api.ask("DELETE", default, ADMIN)).body["changed"]
     assert (await api.ask("DELETE", default, ANN)).status == 404
     assert hub_server.deleted == ["/users/ann/servers/second"] * 2 + ["/users/fay/server"]
+
+
+async def test_a_gpu_is_drained_and_its_node_cordoned(api: Client) -> None:
+    gpu = "nodes/workstation/gpus/GPU-1"
+    got = await api.ask("PUT", f"{gpu}/drain", ADMIN, {"reason": "Fan.", "stop_after": 7200})
+    assert got.body["message"].startswith("GPU 1 of node workstation gets no new servers.")
+    assert (await api.ask("PUT", "nodes/workstation/cordon", ADMIN, {})).body["changed"]
+    node = await api.get("nodes/workstation", ANN)
+    cordon = {"by": "boss", "reason": "", "since": NOW, "drain": False, "stop_at": None}
+    assert (node["cordoned"], node["drained"], node["cordon"]) == (True, False, cordon)
+    drain = {"by": "boss", "reason": "Fan.", "since": NOW, "drain": True, "stop_at": NOW + 7200}
+    assert [(one["cordoned"], one["drained"], one["cordon"]) for one in node["gpus"]] == [
+        (True, False, None), (True, True, drain)
+    ]  # fmt: skip
+    assert (await api.ask("DELETE", "nodes/workstation/drain", ADMIN)).body["changed"]
+    assert (await api.ask("DELETE", f"{gpu}/cordon", ADMIN)).body["changed"]
+    assert not (await api.get("nodes/workstation"))["gpus"][1]["cordoned"]
+
+
+@pytest.mark.parametrize("path", ["nodes/moon/cordon", "nodes/workstation/gpus/GPU-9/drain"])
+async def test_what_is_not_there_is_not_cordoned(api: Client, path: str) -> None:
+    assert (await api.ask("PUT", path, ADMIN, {})).status == 404

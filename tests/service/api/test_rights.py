@@ -37,6 +37,10 @@ ON_OWN = everybody(404) | dict.fromkeys(SEES_AND_MAY_NOT, 403) | dict.fromkeys((
 """What is not a caller's is not there; what a caller may only see is forbidden."""
 ON_ALL = everybody(403) | dict.fromkeys(ACTS_ON_ALL, 200)
 
+ON_NODES = everybody(403) | dict.fromkeys(
+    ("a service with drain", "an admin in a browser", "a full token of an admin"), 200
+)
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -68,6 +72,19 @@ EXPECTED: dict[str, Expected] = {
     "cancel": Expected("queue/ann/second", ON_OWN),
     "requeue": Expected("queue/ann/second/requeue", ON_ALL),
     "share": Expected("sessions/ann/share", ON_OWN, {"fraction": 0.1}),
+    **{
+        name: Expected(f"nodes/workstation{gpu}/{what}", ON_NODES, body)
+        for gpu, names in (
+            ("", ("cordon_node", "uncordon_node", "drain_node", "end_drain_of_node")),
+            ("/gpus/GPU-1", ("cordon_gpu", "uncordon_gpu", "drain_gpu", "end_drain_of_gpu")),
+        )
+        for name, what, body in zip(
+            names,
+            ("cordon", "cordon", "drain", "drain"),
+            ({"reason": "Fan"}, None, {"reason": "Fan"}, None),
+            strict=True,
+        )
+    },
     "tier": Expected("sessions/ann/tier", ON_ALL, {"tier": "downgraded"}),
     "exempt": Expected("sessions/ann/exemption", ON_ALL, {"reason": "Paper"}),
     "end_exemption": Expected("sessions/ann/exemption", ON_ALL),

@@ -21,6 +21,7 @@ from gpushare_spawner.model.kubernetes import (
     misplaced_report,
     node_of,
     pod_session,
+    read_report,
 )
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.session_id import split_session_id
@@ -287,7 +288,7 @@ class ClusterSnapshots:
 
     def _read(self, key: str, config_map: Mapping[str, Any], known: Report | None) -> Report | None:
         try:
-            report = Report.model_validate_json((config_map.get("data") or {}).get(REPORT_KEY) or "")
+            report = read_report(config_map)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or REPORT_KEY

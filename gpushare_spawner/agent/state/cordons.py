@@ -1,0 +1,62 @@
+"""The cordons of the node and its GPUs, in a file of the state folder: they stay when the agent starts anew."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from gpushare_spawner.agent.state.session_records import regular_content
+from gpushare_spawner.model.cordon import Cordon
+
+log = logging.getLogger(__name__)
+
+_CORDONS = TypeAdapter(tuple[Cordon, ...])
+
+
+class Cordons:
+    """``cordons.json``, replaced atomically: a crash leaves the old one or the new one."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file. A missing one means no cordons. So does one that cannot be read, and the log says so."""
+        self._path = path
+        self._writing = asyncio.Lock()
+        self.now: tuple[Cordon, ...] = ()
+        try:
+            self.now = _CORDONS.validate_json(regular_content(path))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, ValidationError) as error:
+            log.error("cannot read the cordons of this node, %s; new sessions can come to all GPUs: %s", path, error)
+
+    async def put(self, gpu: str, cordon: Cordon | None) -> None:
+        """Set the cordon of a GPU (UUID), or of the node (empty). Raises OSError, and has changed nothing then."""
+        async with self._writing:
+            others = [one for one in self.now if one.gpu != gpu]
+            await self._write([*others, *([cordon] if cordon is not None else [])])
+
+    async def replace(self, cordons: Iterable[Cordon]) -> None:
+        """Set all cordons; nothing is written where they are as known. Raises OSError."""
+        cordons = sorted(cordons, key=lambda one: one.gpu)
+        async with self._writing:
+            if cordons != sorted(self.now, key=lambda one: one.gpu):
+                await self._write(cordons)
+
+    async def _write(self, cordons: list[Cordon]) -> None:
+        # on the disk first: what was answered survives a crash
+        await asyncio.to_thread(_replace, self._path, _CORDONS.dump_json(tuple(cordons)))
+        self.now = tuple(cordons)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    with open(fresh, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)

@@ -1,0 +1,86 @@
+"""Cordon and drain of GPUs and nodes. Who may do it is checked by the caller: a right of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpushare_spawner.model.control import CordonRequest
+from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.service.actions.action_log import ActionLog
+from gpushare_spawner.service.actions.outcome import Actor, Outcome, refusals
+from gpushare_spawner.service.reports import Agent
+from gpushare_spawner.wording import drains as words
+
+CORDON, DRAIN, UNCORDON = "cordon", "drain", "uncordon"
+"""What the history calls these actions."""
+SAME = 5.0
+"""Seconds. A drain that ends within this time of the one that stands is the same: a request that is sent twice."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node, or one of its GPUs."""
+
+    agent: Agent
+    node: str
+    gpu: str = ""
+    """UUID; empty: the node."""
+
+
+class DrainActions:
+    """Each method raises ActionRefused."""
+
+    def __init__(self, log: ActionLog, clock: Callable[[], float]) -> None:
+        self._log = log
+        self._clock = clock
+
+    async def cordon(self, place: Place, actor: Actor, reason: str = "") -> Outcome:
+        """Keep new sessions away. Of a drain that stands only this is left."""
+        return await self._set(place, Cordon(gpu=place.gpu, by=actor.name, reason=reason, since=self._clock()))
+
+    async def drain(self, place: Place, actor: Actor, reason: str = "", stop_after: float | None = None) -> Outcome:
+        """Keep new sessions away, and tell those that are there to leave. ``stop_after``: seconds from now on, after
+        which their servers are stopped; None: never. The culler does both."""
+        now = self._clock()
+        stop_at = now + stop_after if stop_after is not None else None
+        drain = Cordon(gpu=place.gpu, by=actor.name, reason=reason, since=now, drain=True, stop_at=stop_at)
+        return await self._set(place, drain)
+
+    async def uncordon(self, place: Place, actor: Actor) -> Outcome:
+        """Let new sessions come again; ends a drain too."""
+        with refusals():
+            report = await place.agent.report()
+            if report.cordon(place.gpu) is None:
+                return Outcome(False, words.NOT_CORDONED)
+            await place.agent.cordon(CordonRequest(gpu=place.gpu, cordon=None))
+        text = words.uncordoned(_name(place, report))
+        self._log.node(place.node, UNCORDON, actor.name, reason=text)
+        return Outcome(True, text)
+
+    async def _set(self, place: Place, cordon: Cordon) -> Outcome:
+        with refusals():
+            report = await place.agent.report()
+            standing = report.cordon(place.gpu)
+            if standing is not None and _same(standing, cordon):
+                return Outcome(False, words.cordoned_already(_name(place, report), standing.drain))
+            await place.agent.cordon(CordonRequest(gpu=place.gpu, cordon=cordon))
+        left = None if cordon.stop_at is None else cordon.stop_at - cordon.since
+        text = words.cordoned(_name(place, report), cordon.drain, left)
+        reason = f"{text} {cordon.reason}".strip()
+        self._log.node(place.node, DRAIN if cordon.drain else CORDON, cordon.by, reason=reason)
+        return Outcome(True, text)
+
+
+def _same(one: Cordon, other: Cordon) -> bool:
+    if (one.drain, one.reason) != (other.drain, other.reason):
+        return False
+    if one.stop_at is None or other.stop_at is None:
+        return one.stop_at is other.stop_at
+    return abs(one.stop_at - other.stop_at) <= SAME
+
+
+def _name(place: Place, report: Report) -> str:
+    index = next((gpu.index for gpu in report.gpus if gpu.uuid == place.gpu), None)
+    return f"GPU {index} of node {place.node}" if index is not None else f"Node {place.node}"

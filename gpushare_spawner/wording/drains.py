@@ -1,0 +1,45 @@
+"""Cordons and drains of GPUs and nodes: what was done, and what the sessions there are told."""
+
+from __future__ import annotations
+
+from gpushare_spawner.wording.amounts import duration
+
+NOT_CORDONED = "New servers can come there already."
+
+
+def cordoned(where: str, drain: bool, stop_after: float | None) -> str:
+    """Return what was done. ``where``: like "GPU 0 of node a"; ``stop_after``: seconds, None: no server is stopped."""
+    said = f"{where} gets no new servers."
+    if not drain:
+        return said
+    if stop_after is None:
+        return f"{said} The users of its sessions are told."
+    left = duration(stop_after)
+    return f"{said} The users of its sessions are told. Servers that are still there in {left} are stopped."
+
+
+def cordoned_already(where: str, drain: bool) -> str:
+    """Return that nothing has changed."""
+    return f"{where} is {'drained' if drain else 'cordoned'} already."
+
+
+def uncordoned(where: str) -> str:
+    """Return that new servers come again."""
+    return f"{where} gets new servers again."
+
+
+def told(where: str, reason: str, stop_after: float | None) -> str:
+    """Return what the user of a session on a drained GPU is told. ``stop_after``: seconds from now on; None: the server
+    is not stopped."""
+    end = "Please save your work, and restart your server: it then runs elsewhere."
+    if stop_after is not None:
+        end = (
+            f"Your server will be stopped in {duration(max(0.0, stop_after))}. Save your work, and restart it before "
+            "then: it then runs elsewhere."
+        )
+    return " ".join(filter(None, [f"{where} is being taken out of service.", reason, end]))
+
+
+def stopped(where: str, by: str) -> str:
+    """Return why a server was stopped. ``by``: who drains."""
+    return f"{by} drains {where}, and the time to leave is over."
