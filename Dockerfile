@@ -3,8 +3,8 @@
 #   docker build --target hub             -t gpushare-hub .
 #   docker build --target agent           -t gpushare-agent .
 #   docker build --target agent-simulated -t gpushare-agent:simulated .
-# The C library is compiled for the platform of the build with the compiler from PyPI: no gcc, no CUDA. For x86-64 and
-# arm64 at once: docker buildx build --platform linux/amd64,linux/arm64 ...
+# The C library is compiled for the platform of the build with the compiler from PyPI: no gcc, no CUDA. JupyterLab's extension
+# is built with node from PyPI and packages of the npm registry. For x86-64 and arm64 at once: docker buildx build --platform linux/amd64,linux/arm64 ...
 # To build the same for ever give both base images with their digest: --build-arg PYTHON_IMAGE=python@sha256:...
 
 ARG PYTHON_IMAGE=python:3.12.11-slim-bookworm

@@ -5,8 +5,8 @@
     python3 .ci/release.py build DIR     the sdist, and wheels of both packages for each machine, into an empty folder
     python3 .ci/release.py notes TAG     the tag's section of the changelog
 
-build needs hatchling and ziglang (.ci/locks/build.txt). The same commit gives the same bytes on every machine: times in
-the archives are those of the commit, or of $SOURCE_DATE_EPOCH.
+build needs what .ci/locks/build.txt lists, and the npm registry. The same commit gives the same bytes on every machine:
+times in the archives are those of the commit, or of $SOURCE_DATE_EPOCH.
 """
 
 import os
