@@ -18,8 +18,7 @@ from gpushare_spawner.wording.amounts import gpu_share
 
 Target = Mapping[str, Any]
 """For JSON. `address`: below the API's prefix. `may`: names of forms. `show`: texts. `choices`: of lists, as pairs of
-a value and its text."""
-
+a value and its text. `chosen`: what lists show first."""
 
 SESSION, NODE, GPU, SPAWN = "sessions/{id}", "nodes/{node}", "nodes/{node}/gpus/{uuid}", "queue/{user}/{server}"
 """Addresses in the REST API."""
@@ -85,7 +84,10 @@ class DialogTargets:
         target = self._target(
             SESSION, f"sessions/{quote(one.id, safe='')}", [form for form in forms if forms[form]], show
         )
-        return target | {"choices": {"tiers": self._tiers(one), "shares": _shares(one)}}
+        return target | {
+            "choices": {"tiers": self._tiers(one), "shares": _shares(one)},
+            "chosen": {"templates": one.template},
+        }
 
     def _exempt(self, exemption: answers.ExemptionAnswer) -> str:
         until = exemption.until

@@ -39,7 +39,12 @@ function open(button) {
   opener = button;
   for (const form of dialog.querySelectorAll("form")) form.reset();
   answer(dialog, "");
-  show(dialog, JSON.parse(button.dataset.target));
+  const target = JSON.parse(button.dataset.target);
+  show(dialog, target);
+  for (const list of dialog.querySelectorAll("select[data-choices]")) {
+    const now = target.chosen?.[list.dataset.choices];
+    if ([...list.options].some((option) => option.value === now)) list.value = now;
+  }
   dialog.showModal();
 }
 
