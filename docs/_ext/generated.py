@@ -10,6 +10,7 @@
 | gpushare-commands | | every subcommand of gpushare, with its options |
 | gpushare-metrics | agent-without-token, agent-with-token or service | its metric families |
 | gpushare-addresses | service, agent or notebook | what answers there |
+| gpushare-rest-api | | the operations of the service's REST API |
 | gpushare-fields | module:Class | the fields of a class |
 """
 
@@ -188,6 +189,13 @@ class Addresses(Generated):
         return reference_text.addresses(application(argument))
 
 
+class RestApi(Generated):
+    def text(self, argument: str) -> str:
+        from gpushare_spawner.service.api.api import openapi_document
+
+        return reference_text.rest_api(openapi_document("/services/gpushare/"))
+
+
 class Fields(Generated):
     def text(self, argument: str) -> str:
         return reference_text.fields(argument)
@@ -204,6 +212,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
         ("commands", Commands),
         ("metrics", Metrics),
         ("addresses", Addresses),
+        ("rest-api", RestApi),
         ("fields", Fields),
     ):
         app.add_directive(f"gpushare-{name}", directive)

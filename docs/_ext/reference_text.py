@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -208,6 +209,35 @@ def addresses(application: Application) -> str:
                 continue
             text = markup(handler.__doc__ or "")
             said.append(f"### `{method.upper()} {path}`\n\n{text}")
+    return "\n\n".join(said) + "\n"
+
+
+def rest_api(document: Mapping[str, Any]) -> str:
+    """The operations of an OpenAPI document: what each needs and answers, its arguments, and a request with curl."""
+    prefix = document["servers"][0]["url"]
+    said = []
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            said.append(f"### `{method.upper()} {path}`\n\n{markup(operation['description'])}")
+            scopes = [scope for way in operation["security"] for scope in way.get("token", ())]
+            if scopes:
+                said.append(f"Scope of a token: {' or '.join(f'`{scope}`' for scope in scopes)}.")
+            arguments = [(f"`{one['name']}`", one["in"], plain(one["description"])) for one in operation["parameters"]]
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            schema = document["components"]["schemas"].get(
+                body.get("schema", {}).get("$ref", "").rpartition("/")[2], {}
+            )
+            arguments += [
+                (f"`{name}`", "body", plain(field.get("description", "")))
+                for name, field in schema.get("properties", {}).items()
+            ]
+            if arguments:
+                said.append(table(("argument", "in", "meaning"), arguments))
+            sent = f" -d '{json.dumps(body['example'])}'" if "example" in body else ""
+            said.append(
+                f'```console\n$ curl -X {method.upper()} -H "Authorization: token $TOKEN"{sent} '
+                f"https://hub.example.org{prefix}{path}\n```"
+            )
     return "\n\n".join(said) + "\n"
 
 

@@ -186,6 +186,19 @@ def test_every_address_of_ours_is_there_with_a_text(part: str, wanted: list[str]
     assert f"{{gpushare-addresses}} {part}" in page("addresses.md")
 
 
+def test_every_operation_of_the_rest_api_is_there_with_its_arguments_and_a_request() -> None:
+    from gpushare_spawner.service.api.api import OPERATIONS, openapi_document
+
+    text = reference_text.rest_api(openapi_document("/services/gpushare/"))
+    assert "{gpushare-rest-api}" in page("rest-api.md")
+    for one in OPERATIONS:
+        part = text.partition(f"### `{one.method} /{one.path}`\n\n")[2].partition("\n### ")[0]
+        assert part, one.name
+        assert f"$ curl -X {one.method} " in part
+        assert all(f"| `{name}` |" in part for name in (*one.query.model_fields, *one.body.model_fields)), one.name
+        assert all(scope in part for scope in one.needs.scopes)
+
+
 # -- sockets ----------------------------------------------------------------------------------------------------------
 
 
