@@ -146,18 +146,18 @@ def test_utilisation_is_the_sessions_own_part_of_the_gpu(machine: Machine) -> No
             one.spin(60.0)
         time.sleep(1.2)
         (gpu,), (shown,) = machine.seen()["gpus"], machine.smi()
-        assert 30 <= gpu["util"] <= 70, gpu
+        assert 25 <= gpu["util"] <= 75, gpu
         assert gpu["uses"] == gpu["use details"] == [[ada.pid, gpu["util"]]]
         assert gpu["seen"] == ["Not Found", 6], "nothing that was seen is told again"
-        assert 0.3 <= shown["utilisation"] <= 0.7, shown
+        assert 0.25 <= shown["utilisation"] <= 0.75, shown
         assert shown["processes"][0]["utilisation"] == pytest.approx(shown["utilisation"])
-        assert shown["driver"]["utilisation"] >= 0.8, "of the whole GPU, although NVML shows the share"
+        assert shown["driver"]["utilisation"] >= 0.6, "of the whole GPU, although NVML shows the share"
         ada.end()
         time.sleep(1.3)
         (gpu,) = machine.seen()["gpus"]
         assert (gpu["util"], gpu["uses"], gpu["use details"]) == (0, "Not Found", 6)
         (whole,) = machine.seen(GPUSHARE_NVML="driver")["gpus"][1:]
-        assert whole["util"] >= 60, whole
+        assert whole["util"] >= 50, whole
 
 
 def test_nvitop_shows_the_share_and_its_processes(machine: Machine) -> None:
