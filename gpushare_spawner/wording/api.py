@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-UNKNOWN_ADDRESS = "The API has no such address. GET openapi.json returns all of them."
+UNKNOWN_ADDRESS = "The API has no such address. GET openapi.json lists all addresses."
 XSRF = (
-    "The request comes with a cookie and without a valid XSRF token. Reload the page; a program sends a token of the "
-    "hub instead of a cookie."
+    "The request has a login cookie but no valid XSRF token. Reload the page. A program must send a token of the hub "
+    "instead of the cookie."
 )
 INTERNAL = "The service failed. Its log says why."
 BODY_TOO_LARGE = "The body is too large."
@@ -16,7 +16,7 @@ KEY_REUSED = "This Idempotency-Key was sent with another request. Use a new key 
 
 def unknown_node(name: str) -> str:
     """Return that there is no such node."""
-    return f"No agent that answers is on a node {name!r}."
+    return f"There is no node {name!r} with an agent that answers."
 
 
 def unknown_gpu(uuid: str, node: str) -> str:
@@ -43,7 +43,7 @@ def not_your_session(scopes: Sequence[str]) -> str:
     """Return that a caller sees a session, and may not act on it."""
     return (
         f"You are not allowed to act on this session: a token needs the scope {scopes[0]} for its user's own sessions, "
-        f"and {scopes[-1]} for those of all users."
+        f"and {scopes[-1]} for the sessions of all users."
     )
 
 

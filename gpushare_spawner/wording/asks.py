@@ -13,8 +13,8 @@ OLD_AGENT = ASK_UNKNOWN
 
 def no_answer(seconds: float) -> str:
     """Return that the service has not answered within some seconds, and what to do."""
-    why = "the idle culler may be unavailable"
-    return f"No answer came within {seconds:g} s: {why}. Look at the share before you try again."
+    why = "perhaps the idle culler is unavailable"
+    return f"No answer came within {seconds:g} s: {why}. Check the share before you try again."
 
 
 def wrong_kind(kinds: Iterable[str]) -> str:
@@ -24,5 +24,5 @@ def wrong_kind(kinds: Iterable[str]) -> str:
 
 def wrong_value(kind: AskKind) -> str:
     """Return which value an ask of this kind has."""
-    what = "the seconds of the keep" if kind is AskKind.KEEP else "the share in units of 1 %"
+    what = "the length of the keep in seconds" if kind is AskKind.KEEP else "the share in units of 1 %"
     return f'"value" must be a number of at least 1: {what}.'

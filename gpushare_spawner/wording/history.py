@@ -9,7 +9,9 @@ NO_HISTORY = (
     "the hub's environment."
 )
 
-UNAVAILABLE = "The database of the history does not answer. The service tries again; your admin sees the reason here."
+UNAVAILABLE = (
+    "The database of the history does not answer. The service keeps trying. Admins see the reason on this page."
+)
 
 
 def restored(was: Tier) -> str:

@@ -18,40 +18,40 @@ ASK_NOT_SUPPORTED = "The service is older than your notebook server and does not
 NOT_YOURS = "This is the session of another user. Only admins may act on it."
 ADMINS_ONLY = "Only admins may do this."
 SESSION_ENDED = "The session has ended."
-WORKED_MEANWHILE = "The session has worked on the GPU, or has changed, in the meantime. Nothing was done. Try again."
+WORKED_MEANWHILE = "The session has used the GPU or has changed in the meantime. Nothing was done. Try again."
 OLDER_AGENT = "The GPU agent of this node is older than the service and cannot do this. Ask the admin to update it."
 
 NO_KEEP = "The GPU share is not kept."
 KEEP_NOT_IN_FUTURE = "A keep must end on a date in the future. Give a duration or a later instant."
 KEEP_ENDED = "The GPU share is no longer kept."
-KEEP_WAS_OVER = "The keep was over."
-EXEMPTION_WAS_OVER = "The exemption was over."
+KEEP_WAS_OVER = "The keep expired."
+EXEMPTION_WAS_OVER = "The exemption expired."
 EXEMPTION_NOT_IN_FUTURE = "An exemption must end on a date in the future. Give a later instant, or none."
 NOT_EXEMPT = "The session is not exempt from idle actions."
-EXEMPTION_ENDED = "Idle actions come to the session again."
+EXEMPTION_ENDED = "The session is no longer exempt from idle actions."
 MESSAGE_SENT = "The message is shown to the user."
-MESSAGE_SENT_ALREADY = "The user has this message already."
+MESSAGE_SENT_ALREADY = "The user already has this message."
 NO_TEXT = "The message is empty. Write a text."
 
 RELEASED = "The GPU share is released. The next GPU work restores it."
-RELEASED_ALREADY = "The GPU share is released already. The next GPU work restores it."
-GPU_BUSY = "The session works on the GPU now. Try again when it is idle."
+RELEASED_ALREADY = "The GPU share is already released. The next GPU work restores it."
+GPU_BUSY = "The session is using the GPU now. Try again when it is idle."
 STOPS = "The server is being stopped."
-STOPS_ALREADY = "The server is being stopped already."
+STOPS_ALREADY = "The server is already being stopped."
 NOT_RUNNING = "The server does not run."
-STOP_IS_NO_TIER = "A server is stopped with the action stop, not by its tier."
-RESTARTS_ALREADY = "The server is being restarted with another template. Try again when it runs."
-NOT_SETTLED = "The server is starting or stopping. Try again when it runs."
+STOP_IS_NO_TIER = "The tier can be active, downgraded or released. To stop the server, use the action stop."
+RESTARTS_ALREADY = "The server is being restarted with another template. Try again when it is running."
+NOT_SETTLED = "The server is starting or stopping. Try again when it is running."
 STOP_TAKES_LONG = (
-    "The server is being stopped, and has not stopped within a minute. It was not started again: start it on the hub's "
-    "home page when it has stopped."
+    "The server did not stop within a minute, so it was not started again. When it has stopped, start it on the hub's "
+    "home page."
 )
 GROUPS_UNKNOWN = (
-    "The hub does not say in which groups you are, so nothing was done. The service's role needs the scope "
+    "Nothing was done: the hub does not tell the service your groups. Ask the admin to give the service's role the scope "
     "read:users:groups."
 )
 NOT_STARTING = "No server of this name is starting."
-RUNS_ALREADY = "The server runs already. Stop it instead."
+RUNS_ALREADY = "The server is already running. Stop it instead."
 CANCELLED = "The spawn is cancelled."
 REQUEUED = "The spawn is at the end of the queue."
 
@@ -64,7 +64,7 @@ def kept(seconds: float, tier: Tier) -> str:
 
 def kept_already(seconds: float) -> str:
     """Return that a share is kept for so long, as it was before."""
-    return f"The GPU share is kept already, for another {duration(seconds)}."
+    return f"The GPU share is already kept for another {duration(seconds)}."
 
 
 def keep_refused(refusal: KeepRefusal, now: float) -> str:
@@ -81,27 +81,27 @@ def keep_refused(refusal: KeepRefusal, now: float) -> str:
         case WhyNoKeep.TOO_OFTEN:
             times = plural(rule.per_day, "time")
             wait = max(0.0, (refusal.again_at or now) - now)
-            return f"You can keep shares {times} within 24 hours. You can do it again in {duration(wait)}."
+            return f"You can keep shares {times} within 24 hours. You can keep a share again in {duration(wait)}."
 
 
 def exempted(seconds: float | None) -> str:
     """Return that no idle action comes to a session for so long; None: without end."""
-    return f"No idle action comes to the session{_for(seconds)}."
+    return f"The session is exempt from idle actions{_for(seconds)}."
 
 
 def exempt_already(seconds: float | None) -> str:
     """Return that a session is exempt, as it was before."""
-    return f"The session is exempt from idle actions already{_for(seconds)}."
+    return f"The session is already exempt from idle actions{_for(seconds)}."
 
 
 def message_too_long(letters: int, most: int) -> str:
     """Return that a message has too many letters."""
-    return f"The message has {letters} characters. At most {most} are possible."
+    return f"The message has {letters} characters. At most {most} are allowed."
 
 
 def tier_already(tier: Tier) -> str:
     """Return that a session is in a tier already."""
-    return f"The session is {tier} already."
+    return f"The session is already {tier}."
 
 
 def tier_set(tier: Tier, units: int) -> str:
@@ -132,7 +132,7 @@ def restarts(template: str) -> str:
 def not_started(template: str, why: str) -> str:
     """Return that a server was stopped and does not start. ``why``: the hub's sentence."""
     return (
-        f"The server is stopped, and does not start with the template {template}. {why} Start it on the hub's home "
+        f"The server was stopped, and could not start with the template {template}. {why} Start it on the hub's home "
         "page."
     )
 
@@ -140,7 +140,7 @@ def not_started(template: str, why: str) -> str:
 def started_as_before(template: str, why: str) -> str:
     """Return that a server was restarted with its old template. ``why``: the hub's sentence."""
     return (
-        f"The server does not start with the template {template}, and restarts with the template that it had before. "
+        f"The server could not start with the template {template}. It restarts with the template that it had before. "
         f"{why}"
     )
 
@@ -152,7 +152,7 @@ def would_refuse(user: str, why: str) -> str:
 
 def not_queued_again(why: str) -> str:
     """Return that a spawn was cancelled and does not start anew. ``why``: the hub's sentence."""
-    return f"The spawn is cancelled, and did not enter the queue again. {why}"
+    return f"The spawn was cancelled, and could not enter the queue again. {why}"
 
 
 def restarted_by(actor: str, template: str) -> str:

@@ -12,12 +12,12 @@ WHOLE_GPUS = (
     "A share of several GPUs cannot be changed while the server runs. Restart the server with another template."
 )
 MAKES_WAY = "This session makes way for servers within their quota. Its share cannot be changed now."
-NOT_DECIDED = "The GPU agent of this node has not decided on the change in time. Nothing was changed."
+NOT_DECIDED = "The GPU agent of this node did not answer in time. The share was not changed. Try again in a minute."
 
 
 def same(units: int) -> str:
     """Return that a session has this share already."""
-    return f"The share is {gpu_share(units)} already."
+    return f"The share is already {gpu_share(units)}."
 
 
 def changed(before: int, units: int, borrowed: int, tier: Tier, memory_limit: int | None) -> str:

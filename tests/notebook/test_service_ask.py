@@ -63,7 +63,7 @@ def test_a_time_that_is_none_is_not_asked_for(
 def test_a_service_that_does_not_answer_costs_the_timeout(agent: ScriptedAgent) -> None:
     agent.script.answer = None
     began = time.monotonic()
-    with pytest.raises(NoAnswer, match=r"No answer came within 0\.3 s: the idle culler may be unavailable"):
+    with pytest.raises(NoAnswer, match=r"No answer came within 0\.3 s: perhaps the idle culler is unavailable"):
         ask_service(ServiceAsk.of(AskKind.RELEASE), timeout=0.3)
     assert time.monotonic() - began < 5
 
@@ -120,7 +120,7 @@ def test_a_text_without_its_end_is_no_answer(agent: ScriptedAgent, monkeypatch: 
         ([], '"kind" must be one of'),
         ({"kind": "steal"}, '"kind" must be one of'),
         ({"kind": ["keep"]}, '"kind" must be one of'),
-        ({"kind": "keep"}, '"value" must be a number of at least 1: the seconds of the keep.'),
+        ({"kind": "keep"}, '"value" must be a number of at least 1: the length of the keep in seconds.'),
         ({"kind": "keep", "value": "4h"}, '"value" must be a number'),
         ({"kind": "keep", "value": True}, '"value" must be a number'),
         ({"kind": "keep", "value": float("nan")}, '"value" must be a number'),

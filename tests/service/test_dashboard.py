@@ -251,7 +251,7 @@ def test_filters_order_and_pages_are_links_that_keep_each_other() -> None:
     assert '<option value="active" selected>' in html
     assert "?q=a&amp;tier=active&amp;sort=memory" in html, "the other way round"
     assert "?q=a&amp;tier=active&amp;sort=-memory&amp;user=erin" in html, "and from its first page"
-    assert "No session fits the filter." in plain(page(afternoon(), asks={"q": "nobody"}))
+    assert "No session matches the filter." in plain(page(afternoon(), asks={"q": "nobody"}))
     assert page(afternoon(), asks={"tier": "asleep", "sort": "colour", "limit": "1"}).count('class="session ') == 5
 
 

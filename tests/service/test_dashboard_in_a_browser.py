@@ -184,7 +184,7 @@ def test_admins_act_on_sessions_by_the_dialog(browser: Chrome) -> None:
 
         reason = form(browser, "exempt").find_element(By.NAME, "reason")
         reason.send_keys("paper deadline", Keys.ENTER)
-        until(browser, lambda: answer(browser) == "No idle action comes to the session.")
+        until(browser, lambda: answer(browser) == "The session is exempt from idle actions.")
         until(browser, lambda: "end-exempt" in shown_forms(browser))
         press(browser, "tier")
         until(browser, lambda: answer(browser).startswith("The session is active now"))

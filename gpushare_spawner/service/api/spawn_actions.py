@@ -34,7 +34,5 @@ def _visible(call: Call[Nothing, Nothing]) -> HubServer:
 
 OPERATIONS: list[AnyOperation] = [
     Operation("DELETE", "queue/{user}/{server}", cancel, "Cancel a spawn", Done, Nothing, Nothing, Needs.OWN),
-    Operation(
-        "POST", "queue/{user}/{server}/requeue", requeue, "Queue a spawn anew", Done, Nothing, Nothing, Needs.ACT
-    ),
+    Operation("POST", "queue/{user}/{server}/requeue", requeue, "Requeue a spawn", Done, Nothing, Nothing, Needs.ACT),
 ]

@@ -135,7 +135,7 @@ async def test_a_service_that_was_killed_before_its_answer_has_no_second_effect(
     agent.change("ann", asks=asked)
     clock.forward(20)
     said = await answers(asks_of(acting, clock), agent)
-    assert [(one.done, one.text) for one in said] == [(True, "The GPU share is kept already, for another 59 min 40 s.")]
+    assert [(one.done, one.text) for one in said] == [(True, "The GPU share is already kept for another 59 min 40 s.")]
     assert agent.sessions["ann"] == session
     assert len(acting.recorded) == 1
 

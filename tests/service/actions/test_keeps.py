@@ -44,7 +44,7 @@ async def test_the_same_request_twice_changes_nothing(acting: Acting, clock: Clo
     before = acting.agent.sessions["ann"]
     clock.forward(2)
     again = await acting.actions.keep(acting.seen(), ANN, seconds=4 * HOUR)
-    assert (again.changed, again.text) == (False, "The GPU share is kept already, for another 3 h 59 min.")
+    assert (again.changed, again.text) == (False, "The GPU share is already kept for another 3 h 59 min.")
     assert acting.agent.sessions["ann"] == before
     assert len(acting.recorded) == 1
 

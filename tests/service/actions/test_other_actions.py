@@ -132,15 +132,15 @@ async def test_an_exemption_begins_and_ends(acting: Acting, clock: Clock) -> Non
     one, until = acting.seen(), clock() + 24 * HOUR
     assert (
         await acting.actions.exempt(one, ROOT, until, "exam")
-    ).text == "No idle action comes to the session for 24 h."
+    ).text == "The session is exempt from idle actions for 24 h."
     assert acting.agent.sessions["ann"].exemption == Exemption(until=until, by="root", reason="exam")
     assert not (await acting.actions.exempt(one, ROOT, until, "exam")).changed
-    assert (await acting.actions.exempt(one, ROOT)).text == "No idle action comes to the session."
+    assert (await acting.actions.exempt(one, ROOT)).text == "The session is exempt from idle actions."
     assert (await acting.actions.end_exemption(one, ROOT)).changed
     assert await acting.actions.end_exemption(one, ROOT) == Outcome(False, words.NOT_EXEMPT)
     assert acting.agent.sessions["ann"].exemption is None
     assert acting.history == [(name, "root", "ann") for name in ("exempt", "exempt", "exempt-ended")]
-    assert acting.recorded[0].reason == "No idle action comes to the session for 24 h. exam"
+    assert acting.recorded[0].reason == "The session is exempt from idle actions for 24 h. exam"
 
 
 @pytest.mark.parametrize("until", [0.0, float("nan"), float("inf"), 1e18, -1.0])

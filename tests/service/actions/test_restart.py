@@ -121,7 +121,7 @@ async def test_a_quota_refuses_before_the_stop_and_the_old_share_does_not_count(
 async def test_a_start_that_the_hub_refuses_brings_the_old_server_back(acting: Acting, running: FakeHub) -> None:
     running.faults = [None, None, None, 400]  # look, stop, look, start
     refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
-    assert refusal.text.startswith("The server does not start with the template half, and restarts with the template")
+    assert refusal.text.startswith("The server could not start with the template half. It restarts with the template")
     assert "no, 400" in refusal.text
     assert chosen(running) == OPTIONS
     assert "no, 400" in acting.recorded[0].reason
@@ -130,7 +130,7 @@ async def test_a_start_that_the_hub_refuses_brings_the_old_server_back(acting: A
 async def test_a_hub_that_starts_nothing_is_said(acting: Acting, running: FakeHub) -> None:
     running.faults = [None, None, None, 400, 400]
     refusal = await refusal_of(acting.actions.restart(acting.seen(), "half", ANN))
-    assert refusal.text.startswith("The server is stopped, and does not start with the template half.")
+    assert refusal.text.startswith("The server was stopped, and could not start with the template half.")
     assert refusal.text.endswith("Start it on the hub's home page.")
     assert chosen(running) is None
 

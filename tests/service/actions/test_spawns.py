@@ -56,5 +56,5 @@ async def test_a_spawn_is_queued_anew_with_its_options(acting: Acting, waiting: 
 async def test_a_hub_that_does_not_start_it_anew_is_said(acting: Acting, waiting: FakeHub) -> None:
     waiting.faults = [None, None, None, 503]
     refusal = await refusal_of(acting.actions.spawns.requeue("ann", "x", ROOT))
-    assert refusal.text.startswith("The spawn is cancelled, and did not enter the queue again. The hub answered")
+    assert refusal.text.startswith("The spawn was cancelled, and could not enter the queue again. The hub answered")
     assert acting.history == [("cancel", "root", "ann")]

@@ -59,7 +59,7 @@ async def test_the_document_is_served(api: Client) -> None:
         ("GET", "sessions?tier=asleep", 400, "tier: "),
         ("GET", "sessions?colour=red", 400, "colour: extra inputs are not permitted"),
         ("GET", "sessions/50%25", 404, "You have no session '50%'."),
-        ("GET", "nodes/moon", 404, "No agent that answers is on a node 'moon'."),
+        ("GET", "nodes/moon", 404, "There is no node 'moon' with an agent that answers."),
         ("GET", "history?by=colour", 400, "by: 'colour' is not known"),
     ],
 )
