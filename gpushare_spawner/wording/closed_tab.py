@@ -21,8 +21,8 @@ the GPU share of your notebook server{% if server %} {{ server }}{% endif %} wil
 {{ explanation }}
 
 {% if can_keep %}
-To keep {% if action == 'stop' %}the server, open your notebook and run a cell{% else %}the share, open your notebook and \
-run a cell that uses the GPU{% endif %}{% if dashboard %}, or keep the share on the dashboard{% endif %}.
+To keep {% if action == 'stop' %}the server, open your notebook and run a cell{% else %}the share, open your notebook \
+and run a cell that uses the GPU{% endif %}{% if dashboard %}, or keep the share on the dashboard{% endif %}.
 {% endif %}
 {% if dashboard %}
 {{ dashboard }}

@@ -9,9 +9,7 @@ NO_HISTORY = (
     "the hub's environment."
 )
 
-UNAVAILABLE = (
-    "The database of the history does not answer. The service keeps trying. Admins see the reason on this page."
-)
+UNAVAILABLE = "The database of the history does not answer. The service keeps trying. Admins see the reason here."
 
 
 def restored(was: Tier) -> str:

@@ -47,8 +47,8 @@ STOP_TAKES_LONG = (
     "home page."
 )
 GROUPS_UNKNOWN = (
-    "Nothing was done: the hub does not tell the service your groups. Ask the admin to give the service's role the scope "
-    "read:users:groups."
+    "Nothing was done: the hub does not tell the service your groups. Ask the admin to give the service's role the "
+    "scope read:users:groups."
 )
 NOT_STARTING = "No server of this name is starting."
 RUNS_ALREADY = "The server is already running. Stop it instead."
