@@ -92,7 +92,7 @@ async def test_users_keep_within_limits_over_all_their_sessions(acting: Acting, 
     await acting.actions.keep(acting.seen(), ANN, seconds=HOUR / 4)
     clock.forward(HOUR)
     code, text = await refused(acting, seconds=HOUR)
-    assert "You can keep shares 3 times within 24 hours. You can do it again in 22 h 30 min." in text
+    assert "You can keep shares 3 times within 24 hours. You can keep a share again in 22 h 30 min." in text
     clock.forward(22.5 * HOUR)
     assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
 
@@ -106,7 +106,7 @@ async def test_a_server_that_is_started_anew_brings_no_further_keeps(
         del agent.sessions["ann"]
     code, text = await refused(acting, seconds=HOUR)
     assert code is RefusalCode.LIMIT
-    assert "You can keep shares 3 times within 24 hours. You can do it again in 23 h 57 min." in text
+    assert "You can keep shares 3 times within 24 hours. You can keep a share again in 23 h 57 min." in text
     clock.forward(DAY - 3 * MINUTE + 1)
     assert (await acting.actions.keep(acting.seen(), ANN, seconds=HOUR)).changed
 

@@ -49,7 +49,7 @@ async def test_the_document_is_served(api: Client) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "said"),
     [
-        ("GET", "nothing", 404, "GET openapi.json returns all of them"),
+        ("GET", "nothing", 404, "GET openapi.json lists all addresses"),
         ("GET", "sessions/ann/nothing", 404, "no such address"),
         ("POST", "sessions", 405, "This address has no POST: use GET."),
         ("GET", "sessions?limit=0", 400, "limit: input should be greater than or equal to 1"),
