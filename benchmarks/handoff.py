@@ -38,7 +38,7 @@ from pathlib import Path
 import gpushare_simgpu
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
+from gpushare_spawner.model.protocol.control import AgentUnreachable, OpenRequest
 from gpushare_spawner.sharing.native_process import merged
 
 BAR_MS = 50.0

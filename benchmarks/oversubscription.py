@@ -46,7 +46,7 @@ from gpushare_spawner.agent.sockets.control_socket import ControlSocket
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.arbiter import ArbiterSettings
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
+from gpushare_spawner.model.protocol.control import AgentUnreachable, OpenRequest
 from gpushare_spawner.sharing.native_process import merged
 
 SCALE = 25.0

@@ -33,7 +33,7 @@ import gpushare_simgpu
 
 from benchmarks.shares import Driver, Job, gpus_of
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import AgentUnreachable, OpenRequest
+from gpushare_spawner.model.protocol.control import AgentUnreachable, OpenRequest
 from gpushare_spawner.sharing.native_process import merged
 
 BIGGEST = (40, 12)

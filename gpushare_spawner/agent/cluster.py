@@ -17,7 +17,7 @@ from gpushare_spawner.agent.periodic import GpuSource
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoints
 from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.control import Request
+from gpushare_spawner.model.protocol.control import Request
 
 Answer = Callable[[Request], Awaitable[dict[str, Any]]]
 """Answers the control socket's requests. Raises ControlRefused."""

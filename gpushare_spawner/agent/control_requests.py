@@ -17,7 +17,7 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.protocol.control import (
     AnnounceRequest,
     AnswerRequest,
     AskedAnswer,

@@ -1,4 +1,4 @@
-"""A client of a machine's agent, over its control socket. The requests are in model/control.py."""
+"""A client of a machine's agent, over its control socket. The requests are in model/protocol/control.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.protocol.control import (
     MAX_LINE_BYTES,
     AgentUnreachable,
     AnnounceRequest,

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
-from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
+from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.report import Report
 
 _LOGS = "See `systemctl status gpushare-agent` and `journalctl -u gpushare-agent`."

@@ -30,7 +30,7 @@ from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.doctor.finding import Finding, note, ok, problem, skipped
 from gpushare_spawner.doctor.gpu_programs import PREAMBLE, PROGRAMS, installed
 from gpushare_spawner.doctor.scripted_agent import Peer, ScriptedAgent
-from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
+from gpushare_spawner.model.protocol.frames import Frame, Kind, gpu_bytes
 from gpushare_spawner.wording.amounts import memory
 from gpushare_spawner.wording.errors import reason
 

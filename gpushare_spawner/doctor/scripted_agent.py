@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, Frame, Kind, Role
+from gpushare_spawner.model.protocol.frames import FRAME_BYTES, NO_GPU, Frame, Kind, Role
 
 GIB = 1 << 30
 HELLO_WITHIN = 10.0

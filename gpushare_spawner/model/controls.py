@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
 from gpushare_spawner.model.instant import Instant
+from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS, AskKind
 
 MOST_KEEPS = 16
 """Beginnings of keeps that are remembered for "how often"."""

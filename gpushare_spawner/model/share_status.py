@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from gpushare_spawner.model.frames import (
+from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
+from gpushare_spawner.model.protocol.frames import (
     LACKS_REQUESTS,
     NO_END,
     YIELDS,
@@ -17,10 +19,8 @@ from gpushare_spawner.model.frames import (
     TextTopic,
     gpu_name,
 )
-from gpushare_spawner.model.idle_cause import IdleCause
-from gpushare_spawner.model.memory_limits import MemoryLimit, MemoryLimitName
+from gpushare_spawner.model.protocol.texts import TextReader
 from gpushare_spawner.model.share import borrowed_in_use
-from gpushare_spawner.model.texts import TextReader
 from gpushare_spawner.model.tier import Tier
 
 NANOSECONDS = 1e9

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Self, TypeVar
 
-from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, Role
+from gpushare_spawner.model.protocol.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, Role
 from gpushare_spawner.wording.errors import AGENT_CLOSED, agent_refused, agent_silent, agent_unavailable, reason
 
 SOCKET_VARIABLE = "GPUSHARE_SOCKET"

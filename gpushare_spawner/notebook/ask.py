@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from gpushare_spawner.model.frames import Frame, Kind
+from gpushare_spawner.model.protocol.frames import Frame, Kind
 from gpushare_spawner.model.share_status import ANSWER
 from gpushare_spawner.notebook.agent_connection import AgentConnection, AgentUnavailable, session_socket, with_agent
 from gpushare_spawner.notebook.process_names import named

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.quantity import parse_seconds
 from gpushare_spawner.notebook.agent_connection import AgentUnavailable
 from gpushare_spawner.notebook.service_ask import ServiceAsk, WrongAsk, ask_service

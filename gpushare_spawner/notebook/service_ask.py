@@ -9,8 +9,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gpushare_spawner.model.frames import AskKind, Feature, Kind, TextTopic
-from gpushare_spawner.model.texts import ReceivedText, TextReader
+from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind, TextTopic
+from gpushare_spawner.model.protocol.texts import ReceivedText, TextReader
 from gpushare_spawner.notebook.agent_connection import AgentConnection, AgentUnavailable, session_socket, with_agent
 from gpushare_spawner.wording.asks import NO_SHARE, OLD_AGENT, no_answer, wrong_kind, wrong_value
 

@@ -12,9 +12,9 @@ import socket
 import time
 from dataclasses import replace
 
-from gpushare_spawner.model.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, TextTopic
+from gpushare_spawner.model.protocol.frames import FRAME_BYTES, Feature, Frame, FrameError, Kind, TextTopic
+from gpushare_spawner.model.protocol.texts import ReceivedText, TextReader
 from gpushare_spawner.model.share_status import ANSWER, ShareStatus
-from gpushare_spawner.model.texts import ReceivedText, TextReader
 from gpushare_spawner.notebook.agent_connection import AgentUnavailable, hello, session_socket
 from gpushare_spawner.notebook.kernels import KernelActivity
 from gpushare_spawner.notebook.process_names import named

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
+from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.reports import Agent, Agents
 

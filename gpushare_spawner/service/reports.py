@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.protocol.control import (
     AgentUnreachable,
     AnnounceRequest,
     AnswerRequest,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.frameworks import choose_frameworks_defaults
 from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Environment, SharingLayer, Tenant
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from gpushare_spawner.spawner.progress import SpawnProgress
 from gpushare_spawner.spawner.queue.queue import Alternative, Reservation, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
-from gpushare_spawner.wording import queue as words
+from gpushare_spawner.wording.spawn import queue as words
 
 Reserved = TypeVar("Reserved", bound=Reservation)
 

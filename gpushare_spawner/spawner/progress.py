@@ -11,7 +11,7 @@ from typing import Any
 
 from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.wording.amounts import universal_clock
-from gpushare_spawner.wording.queue import instead, waiting
+from gpushare_spawner.wording.spawn.queue import instead, waiting
 
 
 class SpawnProgress:

@@ -25,9 +25,9 @@ from gpushare_spawner.templates.idle_file import IDLE_FILE, idle_file
 from gpushare_spawner.templates.quota_file import QUOTA_FILE, QuotaFile, QuotasInForce
 from gpushare_spawner.templates.schema import idle_schema, quota_schema, template_schema
 from gpushare_spawner.wording.amounts import memory, plural
-from gpushare_spawner.wording.cards import idle_actions
 from gpushare_spawner.wording.pod_requests import perhaps_not_requested
 from gpushare_spawner.wording.quotas import exceeds_cluster
+from gpushare_spawner.wording.spawn.cards import idle_actions
 
 SCHEMAS = {"template": template_schema, "quotas": quota_schema, "idle": idle_schema}
 

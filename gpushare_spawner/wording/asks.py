@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.wording.session_controls import ASK_UNKNOWN
 
 NO_SHARE = "This server has no GPU share: it was started without one."

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.control import ControlRefused, OpenRequest, TierRequest
-from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.protocol.control import ControlRefused, OpenRequest, TierRequest
+from gpushare_spawner.model.protocol.frames import Kind
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.settings import MIN_USE, USE_WINDOW

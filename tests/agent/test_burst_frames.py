@@ -14,7 +14,7 @@ from gpushare_spawner.agent.sessions.burst_frames import BurstFrames
 from gpushare_spawner.agent.sockets import connection_reader
 from gpushare_spawner.agent.sockets.connection import COSTS
 from gpushare_spawner.agent.sockets.connection_reader import CPU_SHARE, FRAMES_IN_STORE, FRAMES_PER_SECOND, FairReading
-from gpushare_spawner.model.frames import NO_GPU, Frame, Kind
+from gpushare_spawner.model.protocol.frames import NO_GPU, Frame, Kind
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST
 

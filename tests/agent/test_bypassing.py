@@ -13,8 +13,8 @@ import pytest
 
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
 from gpushare_spawner.agent.sessions.bypassing import UNCLAIMED_SLACK
-from gpushare_spawner.model.control import ConfirmRequest
-from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.protocol.control import ConfirmRequest
+from gpushare_spawner.model.protocol.frames import Kind
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB
 

@@ -17,13 +17,13 @@ from gpushare_spawner.agent.rate_limit import Budget
 from gpushare_spawner.agent.sockets import connection_reader
 from gpushare_spawner.agent.sockets.connection import COSTS, Connection, Listener
 from gpushare_spawner.agent.sockets.session_socket import SessionSocket
-from gpushare_spawner.model.frames import Frame, Kind, Role
+from gpushare_spawner.model.protocol.frames import Frame, Kind, Role
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, Peer
 
 FLOOD = """
 import os, select, socket, sys
-from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
+from gpushare_spawner.model.protocol.frames import Frame, Kind, gpu_bytes
 path, connections, role, kind, gpu = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 frame = Frame(Kind(kind), (int(sys.argv[6]), 0), gpu_bytes(gpu) if role == 1 else bytes(16)).pack()
 sockets = []

@@ -13,7 +13,7 @@ import pytest
 from gpushare_spawner.agent.control_requests import MAX_UID, ControlRequests
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.protocol.control import (
     AnnounceRequest,
     CloseRequest,
     ConfirmRequest,

@@ -17,7 +17,7 @@ import pytest
 from gpushare_spawner.agent.sockets import control_socket
 from gpushare_spawner.agent.sockets.control_socket import CannotListen, ControlSocket
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.protocol.control import (
     MAX_LINE_BYTES,
     AgentUnreachable,
     AnnounceRequest,

@@ -8,9 +8,9 @@ import time
 
 from gpushare_spawner.agent.sessions.conversation import AGENT_FEATURES
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
-from gpushare_spawner.model.control import AnnounceRequest, TierRequest
-from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.protocol.control import AnnounceRequest, TierRequest
+from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import Agent, Eventually

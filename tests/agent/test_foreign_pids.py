@@ -20,8 +20,8 @@ from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.sessions.environment import Libraries
 from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.protocol.control import OpenRequest
+from gpushare_spawner.model.protocol.frames import Kind
 
 from .peers import FIRST, GIB, GpusOnPaper, Peer
 
@@ -72,7 +72,7 @@ from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
 from gpushare_spawner.agent.node import Node, NodeSettings
 from gpushare_spawner.agent.periodic import RoundSettings
 from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.protocol.control import OpenRequest
 from tests.agent.peers import FIRST, GIB, GpusOnPaper
 
 async def serve():

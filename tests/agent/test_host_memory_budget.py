@@ -23,9 +23,9 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
 )
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings, NodeMemory
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
-from gpushare_spawner.model.control import ConfirmRequest, TierRequest
-from gpushare_spawner.model.frames import Kind, ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit
+from gpushare_spawner.model.protocol.control import ConfirmRequest, TierRequest
+from gpushare_spawner.model.protocol.frames import Kind, ReserveKind
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, GIB, Peer

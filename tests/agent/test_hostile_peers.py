@@ -22,7 +22,7 @@ from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
 from gpushare_spawner.agent.rate_limit import Budget
 from gpushare_spawner.agent.sockets import connection, connection_reader, session_socket
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
-from gpushare_spawner.model.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
+from gpushare_spawner.model.protocol.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 
@@ -259,7 +259,7 @@ async def test_the_log_is_not_flooded(agent: Agent, caplog: pytest.LogCaptureFix
 
 HOLDER = """
 import os, socket, struct, sys, time
-from gpushare_spawner.model.frames import Frame, Kind, gpu_bytes
+from gpushare_spawner.model.protocol.frames import Frame, Kind, gpu_bytes
 path, gpu, fork = sys.argv[1], gpu_bytes(sys.argv[2]), sys.argv[3] == "fork"
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 s.connect(path)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.controls import MOST_ASKS, AskAnswer, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.protocol.control import (
     AnswerRequest,
     AskedRequest,
     CloseRequest,
@@ -19,8 +20,7 @@ from gpushare_spawner.model.control import (
     ControlsRequest,
     MessageRequest,
 )
-from gpushare_spawner.model.controls import MOST_ASKS, AskAnswer, Controls, Exemption, Keep, Message
-from gpushare_spawner.model.frames import NO_END, AskKind, Feature, Frame, Kind, Role, TextPart, TextTopic
+from gpushare_spawner.model.protocol.frames import NO_END, AskKind, Feature, Frame, Kind, Role, TextPart, TextTopic
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.wording.session_controls import ASKED_TOO_OFTEN
 from tests.agent.conftest import Agent, request_for

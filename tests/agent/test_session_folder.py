@@ -16,7 +16,7 @@ from gpushare_spawner.agent.state.removal import Discarded
 from gpushare_spawner.agent.state.session_folder import SessionFolder
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.session_records import short_name
-from gpushare_spawner.model.control import ControlRefused
+from gpushare_spawner.model.protocol.control import ControlRefused
 from tests.agent.conftest import Agent, Eventually, request_for
 from tests.agent.peers import Peer
 

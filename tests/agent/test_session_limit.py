@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.protocol.control import TierRequest
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook.ask import ask

@@ -15,8 +15,8 @@ from gpushare_spawner.agent.sessions.share_changes import ShareChanges
 from gpushare_spawner.agent.sessions.tiers import Tiers
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.arbiter import ArbiterSettings
-from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, ResizeRequest, TierRequest
-from gpushare_spawner.model.frames import Feature, Frame, Kind, Role
+from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlRefused, ResizeRequest, TierRequest
+from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, Role
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.model.tier import Tier

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.control import ResizeRequest
+from gpushare_spawner.model.protocol.control import ResizeRequest
 from gpushare_spawner.sharing.native_process import merged
 from tests.agent.agent_process import AgentProcess
 from tests.agent.conftest import request_for

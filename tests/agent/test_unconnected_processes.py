@@ -14,8 +14,8 @@ import pytest
 from gpushare_spawner.agent.gpus.nvml import Gpu, Utilisation
 from gpushare_spawner.agent.sessions import unconnected_processes
 from gpushare_spawner.agent.sessions.unconnected_processes import UnconnectedProcesses
-from gpushare_spawner.model.control import ConfirmRequest
-from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.protocol.control import ConfirmRequest
+from gpushare_spawner.model.protocol.frames import Kind
 from tests.agent.conftest import Agent
 from tests.agent.peers import FIRST, GIB
 

@@ -12,7 +12,7 @@ from gpushare_spawner.agent.kubernetes.cluster_api import Json
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, Handed, PodKey
 from gpushare_spawner.agent.kubernetes.pods.pod_record import foreign_record
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.frames import Role
+from gpushare_spawner.model.protocol.frames import Role
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import FIRST, SECOND, Peer
 

@@ -17,7 +17,7 @@ from gpushare_spawner.clients.cluster import KubeconfigConnection
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import Ask
 from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.tier import Tier
 

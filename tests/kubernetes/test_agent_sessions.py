@@ -12,10 +12,10 @@ import pytest
 
 from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
-from gpushare_spawner.model.frames import LACKS_REQUESTS, NO_END, AskKind, Feature, Kind, Role, TextPart
 from gpushare_spawner.model.kubernetes import Requests, notice_patch, requests_patch, tier_patch
+from gpushare_spawner.model.protocol.control import CloseRequest, ControlRefused
+from gpushare_spawner.model.protocol.frames import LACKS_REQUESTS, NO_END, AskKind, Feature, Kind, Role, TextPart
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for, short_folder  # noqa: F401

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.kubernetes.report_publisher import PublishSettings
-from gpushare_spawner.model.frames import AskKind, Feature, Kind, Role, TextPart
+from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind, Role, TextPart
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.session_actions import SessionActions
 from gpushare_spawner.service.culler.asks import Asks

@@ -14,9 +14,9 @@ import pytest
 from kubernetes_asyncio.client import CoreV1Api
 
 from gpushare_spawner.agent.memory.host_use import HostUse
-from gpushare_spawner.model.control import CordonRequest, TierRequest
 from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.frames import Kind
+from gpushare_spawner.model.protocol.control import CordonRequest, TierRequest
+from gpushare_spawner.model.protocol.frames import Kind
 from gpushare_spawner.model.report import HostUseReport
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.cluster import Cluster as ServiceCluster

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpushare_spawner.agent.kubernetes.devices import grant_folders
-from gpushare_spawner.model.frames import Role
+from gpushare_spawner.model.protocol.frames import Role
 from tests.agent.conftest import short_folder  # noqa: F401
 from tests.agent.peers import Peer
 

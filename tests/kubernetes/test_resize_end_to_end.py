@@ -18,7 +18,7 @@ from gpushare_spawner.agent.memory import host_use
 from gpushare_spawner.agent.memory.node_memory import HostMemorySettings
 from gpushare_spawner.agent.node import NodeSettings
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.frames import LACKS_REQUESTS, Kind, Role
+from gpushare_spawner.model.protocol.frames import LACKS_REQUESTS, Kind, Role
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.kubernetes.cluster import Cluster as SeenCluster

@@ -11,7 +11,9 @@ import pytest
 
 from gpushare_spawner.clients import object_watch
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.controls import Ask, Controls, Exemption, Keep, Message
+from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.protocol.control import (
     AgentUnreachable,
     AnnounceRequest,
     ControlRefused,
@@ -20,9 +22,7 @@ from gpushare_spawner.model.control import (
     MessageRequest,
     TierRequest,
 )
-from gpushare_spawner.model.controls import Ask, Controls, Exemption, Keep, Message
-from gpushare_spawner.model.cordon import Cordon
-from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier

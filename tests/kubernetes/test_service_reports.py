@@ -10,7 +10,7 @@ from kubernetes_asyncio.client import ApiClient
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import AgentUnreachable, AnnounceRequest
+from gpushare_spawner.model.protocol.control import AgentUnreachable, AnnounceRequest
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.culler.culler import Culler

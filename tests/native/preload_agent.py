@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpushare_spawner.doctor import scripted_agent
 from gpushare_spawner.doctor.scripted_agent import GIB
-from gpushare_spawner.model.frames import Frame, Kind, Role
+from gpushare_spawner.model.protocol.frames import Frame, Kind, Role
 
 __all__ = ["GIB", "AnsweringAgent", "GenerousAgent", "Peer", "ScriptedAgent"]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import gpushare_simgpu
 
 from gpushare_spawner.doctor import scripted_agent
-from gpushare_spawner.model.frames import Feature, Kind
+from gpushare_spawner.model.protocol.frames import Feature, Kind
 from tests.libraries import NATIVE, SIMGPU
 from tests.native.preload_agent import Peer, ScriptedAgent
 

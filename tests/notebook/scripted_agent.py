@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushare_spawner.model.frames import (
+from gpushare_spawner.model.memory_limits import MemoryLimit
+from gpushare_spawner.model.protocol.frames import (
     FRAME_BYTES,
     AskKind,
     Feature,
@@ -22,7 +23,6 @@ from gpushare_spawner.model.frames import (
     gpu_bytes,
     text_parts,
 )
-from gpushare_spawner.model.memory_limits import MemoryLimit
 from gpushare_spawner.model.tier import Tier
 
 GPU = "GPU-12345678-1234-1234-1234-123456789abc"

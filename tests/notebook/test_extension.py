@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner import __version__
-from gpushare_spawner.model.frames import AskKind, Feature, Kind
+from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook.extension import dashboard, notice_controls

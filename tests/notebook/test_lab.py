@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from selenium.webdriver import Chrome
 
-from gpushare_spawner.model.frames import AskKind, Kind
+from gpushare_spawner.model.protocol.frames import AskKind, Kind
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording.amounts import clock, unbroken
 from tests.notebook.jupyter import TOKEN, Jupyter, running

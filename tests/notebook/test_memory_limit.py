@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.frames import Feature, Frame, Kind, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.memory_limits import MemoryLimit
+from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.share_status import LimitHit, ProcessMemory, ShareStatus
 from gpushare_spawner.notebook import status
 from gpushare_spawner.notebook.extension import answer

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gpushare_spawner.model.frames import AskKind, Frame, Kind, TextTopic
+from gpushare_spawner.model.protocol.frames import AskKind, Frame, Kind, TextTopic
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import session_client
 from gpushare_spawner.notebook.agent_connection import AgentUnavailable

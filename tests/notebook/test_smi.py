@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.frames import Frame, Kind, LeaseState, SessionMemoryTopic, gpu_bytes
+from gpushare_spawner.model.protocol.frames import Frame, Kind, LeaseState, SessionMemoryTopic, gpu_bytes
 from gpushare_spawner.model.share_status import ShareStatus
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook.driver_figures import DriverFigures, GpuFigures, driver_figures

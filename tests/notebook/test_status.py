@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.cli import main
-from gpushare_spawner.model.frames import Feature, Frame, Kind, LeaseState
+from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, LeaseState
 from gpushare_spawner.model.share_status import (
     AdminMessage,
     ControlsStatus,

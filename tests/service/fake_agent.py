@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.controls import AskAnswer
+from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.protocol.control import (
     REQUEST,
     AnnounceRequest,
     Answer,
@@ -23,8 +25,6 @@ from gpushare_spawner.model.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.controls import AskAnswer
-from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.session_id import session_id

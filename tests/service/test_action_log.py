@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import AgentUnreachable
+from gpushare_spawner.model.protocol.control import AgentUnreachable
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.action_log import line

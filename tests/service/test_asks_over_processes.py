@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushare_spawner.model.control import OpenRequest
-from gpushare_spawner.model.frames import AskKind, Feature, Kind, Role, TextPart, TextTopic
+from gpushare_spawner.model.protocol.control import OpenRequest
+from gpushare_spawner.model.protocol.frames import AskKind, Feature, Kind, Role, TextPart, TextTopic
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.wording import session_controls as words

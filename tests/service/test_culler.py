@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import AnnounceRequest, Request, TierRequest
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.protocol.control import AnnounceRequest, Request, TierRequest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier

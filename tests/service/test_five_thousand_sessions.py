@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.protocol.control import (
     AnnounceRequest,
     AnswerRequest,
     ControlsRequest,

@@ -11,9 +11,9 @@ import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
 from gpushare_spawner.idle import Observation, RecentUse, UseRule
-from gpushare_spawner.model.control import TierRequest
 from gpushare_spawner.model.controls import Exemption, Keep
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.protocol.control import TierRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.native_process import NativeProcessLayer, merged, open_request

@@ -1,4 +1,4 @@
-"""An agent on a control socket that speaks model/control.py, counts like the real one, and fails when told to."""
+"""An agent on a control socket (model/protocol/control.py) that counts like the real one, and fails when told to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.protocol.control import (
     MAX_LINE_BYTES,
     REQUEST,
     Answer,

@@ -11,7 +11,7 @@ from gpushare_spawner.agent.gpus.gpu_memory_queries import MemoryQueries
 from gpushare_spawner.agent.gpus.gpu_time_samples import Delivery, Pids, Source
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.arbiter import ArbiterSettings, Decision, GpuArbiter, Grant, PageOut, Revoke, SessionView, Use
-from gpushare_spawner.model.frames import NO_GPU, Frame, Kind, gpu_bytes
+from gpushare_spawner.model.protocol.frames import NO_GPU, Frame, Kind, gpu_bytes
 
 NANOSECONDS = 1_000_000_000
 LOOK_AGAIN, LOOK_SELDOM = 0.1, 5.0

@@ -27,7 +27,7 @@ from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedR
 from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.node import Node
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.protocol.control import (
     CloseRequest,
     ConfirmRequest,
     ControlRefused,

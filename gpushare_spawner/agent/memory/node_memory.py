@@ -26,8 +26,8 @@ from gpushare_spawner.agent.memory.host_memory_budget import (
 from gpushare_spawner.agent.memory.host_use import HostUse
 from gpushare_spawner.agent.memory.session_limit import SessionLimit
 from gpushare_spawner.agent.state.session_record import SessionRecord
-from gpushare_spawner.model.frames import ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit
+from gpushare_spawner.model.protocol.frames import ReserveKind
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.report import HostMemoryReport, HostUseReport
 from gpushare_spawner.model.share import UNITS_PER_GPU

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from gpushare_spawner.model.frames import Frame, Kind
+from gpushare_spawner.model.protocol.frames import Frame, Kind
 
 BURST_FRAMES = frozenset({Kind.BUSY, Kind.IDLE})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gpushare_spawner.model.controls import AskAnswer, Controls, Message
-from gpushare_spawner.model.frames import NO_END, Feature, Kind, TextTopic, text_parts
+from gpushare_spawner.model.protocol.frames import NO_END, Feature, Kind, TextTopic, text_parts
 
 MILLISECONDS = 1000
 

@@ -14,8 +14,17 @@ from gpushare_spawner.agent.sessions.session import Kernels, Session
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, Connection, Refused
 from gpushare_spawner.arbiter import WINDOW
 from gpushare_spawner.model.controls import AskAnswer
-from gpushare_spawner.model.frames import LACKS_REQUESTS, YIELDS, Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.protocol.frames import (
+    LACKS_REQUESTS,
+    YIELDS,
+    Feature,
+    Frame,
+    Kind,
+    LeaseState,
+    Role,
+    gpu_bytes,
+)
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.tier import Tier
 

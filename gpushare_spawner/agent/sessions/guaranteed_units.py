@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from gpushare_spawner.agent.gpus.arbitration import GpuArbitration
 from gpushare_spawner.agent.gpus.nvml import Gpu
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.model.control import ControlRefused, Failure
+from gpushare_spawner.model.protocol.control import ControlRefused, Failure
 from gpushare_spawner.model.report import GpuReport, Report
 from gpushare_spawner.placement import Allocation, Ledger
 

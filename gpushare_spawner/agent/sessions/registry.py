@@ -31,10 +31,10 @@ from gpushare_spawner.agent.state.session_folder import PathTooLong
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.session_records import Store, short_name
 from gpushare_spawner.agent.state.state_folder import StateFolder
-from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.controls import NO_CONTROLS
-from gpushare_spawner.model.frames import ReserveKind
 from gpushare_spawner.model.memory_limits import MemoryLimit
+from gpushare_spawner.model.protocol.control import OpenRequest
+from gpushare_spawner.model.protocol.frames import ReserveKind
 from gpushare_spawner.model.tier import Tier
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.sessions.tiers import Tiers
-from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, Failure, ResizeRequest
+from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlRefused, Failure, ResizeRequest
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.tier import Tier

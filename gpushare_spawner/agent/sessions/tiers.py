@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.guaranteed_units import Shares
 from gpushare_spawner.agent.sessions.session import Session
-from gpushare_spawner.model.control import AnnounceRequest, ControlRefused, Failure, TierRequest
+from gpushare_spawner.model.protocol.control import AnnounceRequest, ControlRefused, Failure, TierRequest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Protocol
 
 from gpushare_spawner.agent.sockets.connection_reader import FairReading
-from gpushare_spawner.model.frames import FRAME_BYTES, NO_GPU, VERSION, Feature, Frame, FrameError, Kind
+from gpushare_spawner.model.protocol.frames import FRAME_BYTES, NO_GPU, VERSION, Feature, Frame, FrameError, Kind
 
 MALFORMED, WRONG_VERSION, NOT_ALLOWED, SESSION_CLOSED = 1, 2, 3, 4
 """Codes of ERROR, see docs/reference/protocol.md."""

@@ -1,4 +1,4 @@
-"""The control socket: one JSON object a line each way. The requests are in model/control.py."""
+"""The control socket: one JSON object a line each way. The requests are in model/protocol/control.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from pydantic import ValidationError
 from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.sockets.descriptors import Acceptor
 from gpushare_spawner.agent.state.session_folder import check_length
-from gpushare_spawner.model.control import MAX_LINE_BYTES, REQUEST, Answer, ControlRefused, ErrorCode, Failure, Request
+from gpushare_spawner.model.protocol.control import (
+    MAX_LINE_BYTES,
+    REQUEST,
+    Answer,
+    ControlRefused,
+    ErrorCode,
+    Failure,
+    Request,
+)
 from gpushare_spawner.wording.errors import reason
 
 log = logging.getLogger(__name__)

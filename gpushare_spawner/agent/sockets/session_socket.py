@@ -17,7 +17,7 @@ from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED, Connection, L
 from gpushare_spawner.agent.sockets.connection_reader import FairReading
 from gpushare_spawner.agent.sockets.descriptors import Acceptor, is_reserved
 from gpushare_spawner.agent.state.session_folder import SessionFolder
-from gpushare_spawner.model.frames import Frame, Kind
+from gpushare_spawner.model.protocol.frames import Frame, Kind
 
 log = logging.getLogger(__name__)
 

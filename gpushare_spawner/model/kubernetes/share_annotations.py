@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from gpushare_spawner.model.control import Failure, ResizeRequest
 from gpushare_spawner.model.kubernetes.json_annotations import read_json
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
+from gpushare_spawner.model.protocol.control import Failure, ResizeRequest
 from gpushare_spawner.model.quantity import PercentOrBytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.model.control import MessageRequest
 from gpushare_spawner.model.controls import Controls, Exemption, Message
-from gpushare_spawner.model.frames import MAX_TEXT_LETTERS
 from gpushare_spawner.model.instant import LATEST
+from gpushare_spawner.model.protocol.control import MessageRequest
+from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS
 from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.controls import ControlsOfSessions
 from gpushare_spawner.service.actions.keeps import EXEMPTION_ENDED, SAME

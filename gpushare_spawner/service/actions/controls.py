@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from weakref import WeakValueDictionary
 
 from gpushare_spawner.idle import in_force
-from gpushare_spawner.model.control import ControlRefused, ControlsRequest
 from gpushare_spawner.model.controls import AskAnswer, Controls
+from gpushare_spawner.model.protocol.control import ControlRefused, ControlsRequest
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.service.actions.outcome import Asked, Target, current, refusals
 from gpushare_spawner.service.reports import Agent, ask_all

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpushare_spawner.model.control import CordonRequest
 from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.protocol.control import CordonRequest
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.actions.action_log import ActionLog
 from gpushare_spawner.service.actions.outcome import Actor, Outcome, refusals

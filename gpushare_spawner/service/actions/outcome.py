@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.controls import Ask
+from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.service.hub.client import HubFailed
 from gpushare_spawner.service.reports import Agent

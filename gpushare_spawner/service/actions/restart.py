@@ -28,7 +28,7 @@ from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import Agent, ask_all
 from gpushare_spawner.wording import quotas as quota_words
 from gpushare_spawner.wording import session_controls as words
-from gpushare_spawner.wording import spawn_options
+from gpushare_spawner.wording.spawn import options
 
 RESTART = "restart"
 """What the history calls the action."""
@@ -160,15 +160,15 @@ def _allowed(templates: Mapping[str, Template], name: str, user: str, groups: fr
     allowed = [one.name for one in templates.values() if one.access.allows(user, groups or frozenset())]
     template = templates.get(name)
     if template is None:
-        raise _WouldRefuse(spawn_options.unknown_template(name, allowed), RefusalCode.BAD_REQUEST)
+        raise _WouldRefuse(options.unknown_template(name, allowed), RefusalCode.BAD_REQUEST)
     if name in allowed:
         return template
     if groups is None and template.access.groups:
         raise _WouldRefuse(words.GROUPS_UNKNOWN, RefusalCode.HUB_UNAVAILABLE)
-    raise _WouldRefuse(spawn_options.not_allowed(name, allowed), RefusalCode.LIMIT)
+    raise _WouldRefuse(options.not_allowed(name, allowed), RefusalCode.LIMIT)
 
 
 def _check_limit(template: Template, others: Iterable[HubServer]) -> None:
     most = template.limits.per_user
     if most is not None and sum(server.profile == template.name for server in others) >= most:
-        raise _WouldRefuse(spawn_options.limit_reached(most, template.display_name), RefusalCode.LIMIT)
+        raise _WouldRefuse(options.limit_reached(most, template.display_name), RefusalCode.LIMIT)

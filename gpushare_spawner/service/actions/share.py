@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from gpushare_spawner.model.control import ControlRefused, ResizeRequest
+from gpushare_spawner.model.protocol.control import ControlRefused, ResizeRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import units_from_fraction

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpushare_spawner.idle import Observation
-from gpushare_spawner.model.control import TierRequest
+from gpushare_spawner.model.protocol.control import TierRequest
 from gpushare_spawner.model.report import SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier

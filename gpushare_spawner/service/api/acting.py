@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from gpushare_spawner.model.frames import MAX_TEXT_LETTERS
+from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Outcome, RefusalCode, Target
 from gpushare_spawner.service.api.answers import Done

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpushare_spawner.model.control import AgentUnreachable, AnswerRequest, ControlRefused
 from gpushare_spawner.model.controls import ASK_SECONDS, Ask, AskAnswer
-from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, AskKind
+from gpushare_spawner.model.protocol.control import AgentUnreachable, AnswerRequest, ControlRefused
+from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS, AskKind
 from gpushare_spawner.model.report import Report, SessionReport
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from gpushare_spawner.idle import DryRun, RecentUse
-from gpushare_spawner.model.control import AgentUnreachable, ControlRefused
+from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template

@@ -6,8 +6,8 @@ import logging
 import time
 
 from gpushare_spawner.idle import DryRun, IdleAction, NoAction, RecentUse
-from gpushare_spawner.model.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.protocol.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.tier import Tier

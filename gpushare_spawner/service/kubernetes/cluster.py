@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from gpushare_spawner.clients.object_watch import Watched
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.controls import ASK_SECONDS
+from gpushare_spawner.model.protocol.control import AgentUnreachable
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.node import NodeAgent
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod, made_by, merged, session_pods, trimmed

@@ -13,7 +13,8 @@ from kubernetes_asyncio.client import ApiException, CoreV1Api
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.kubernetes import ShareChange, ShareChangeAnswer
+from gpushare_spawner.model.protocol.control import (
     AgentUnreachable,
     AnnounceRequest,
     AnswerRequest,
@@ -25,7 +26,6 @@ from gpushare_spawner.model.control import (
     ResizeRequest,
     TierRequest,
 )
-from gpushare_spawner.model.kubernetes import ShareChange, ShareChangeAnswer
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.service.kubernetes.pod_sessions import SessionPod
 from gpushare_spawner.wording.errors import http_status, reason

@@ -19,8 +19,8 @@ from kubernetes_asyncio.client import ApiException, CoreV1Api
 from kubernetes_asyncio.config import ConfigException
 
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import AgentUnreachable
 from gpushare_spawner.model.kubernetes import ContainerRequests, Requests
+from gpushare_spawner.model.protocol.control import AgentUnreachable
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier

@@ -16,9 +16,9 @@ from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default
 from gpushare_spawner.spawner.options.validation import QUOTA_OPTION
 from gpushare_spawner.spawner.queue.availability import NO_GPU_NEEDED, UNKNOWN, Availability, AvailabilityNow, models_of
 from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
-from gpushare_spawner.wording import cards as card_texts
 from gpushare_spawner.wording import quotas as quota_texts
 from gpushare_spawner.wording.amounts import unbroken
+from gpushare_spawner.wording.spawn import cards as card_texts
 
 OTHER = "unlisted-choice"
 """Value of a select that stands for the text field beside it; KubeSpawner's."""

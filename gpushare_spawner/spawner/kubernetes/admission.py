@@ -8,7 +8,7 @@ from typing import Any
 
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, Ended, annotation, ended_by_node
 from gpushare_spawner.spawner.kubernetes.unschedulable import LASTS, UNSCHEDULABLE, Cause, Unschedulable, unschedulable
-from gpushare_spawner.wording.scheduler import cannot_start, missing, not_taken
+from gpushare_spawner.wording.spawn.scheduler import cannot_start, missing, not_taken
 
 
 class NotAdmitted(Exception):

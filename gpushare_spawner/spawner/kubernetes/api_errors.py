@@ -10,8 +10,8 @@ from aiohttp import ClientError
 from kubernetes_asyncio.client.rest import ApiException
 
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording import spawn_failures as words
 from gpushare_spawner.wording.errors import http_status, reason
+from gpushare_spawner.wording.spawn import failures as words
 
 
 def may_pass(error: Exception) -> bool:

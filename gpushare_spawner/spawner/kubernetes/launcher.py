@@ -20,8 +20,8 @@ from gpushare_spawner.spawner.kubernetes.cluster.pods import why_waiting
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.kubernetes.reservations import PodReservations, PodShare
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording import refusals
-from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.spawn import failures as words
+from gpushare_spawner.wording.spawn import refusals
 
 
 class PodLauncher:

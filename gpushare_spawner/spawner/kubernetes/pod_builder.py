@@ -23,7 +23,7 @@ from gpushare_spawner.sharing.native_pod import NOTEBOOK, NativePodLayer
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.reservations import PodShare
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.spawn import failures as words
 
 WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not see those of its node because its image says "all". (NVIDIA Container

@@ -13,7 +13,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile
 from gpushare_spawner.spawner.queue.availability import Availability
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording import spawn_options as words
+from gpushare_spawner.wording.spawn import options as words
 
 SHOWN = ("display_name", "description", "display_name_in_choices", "validation_message")
 """Fields of a profile, its options and their choices that the form shows, and that may hold HTML in KubeSpawner's."""

@@ -22,7 +22,7 @@ from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.wording import refusals
+from gpushare_spawner.wording.spawn import refusals
 
 LINGER_SECONDS = 20.0
 """How long a place is kept after its pod may have been created and was not seen: a request whose answer is lost is done

@@ -67,7 +67,7 @@ from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.progress import SpawnProgress
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import refusals_reported
-from gpushare_spawner.wording.cards import CLUSTER_UNREADABLE
+from gpushare_spawner.wording.spawn.cards import CLUSTER_UNREADABLE
 
 _TEMPLATES = "/etc/gpushare/templates"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpushare_spawner.model.control import OpenRequest
+from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.spawner.attempt import SpawnAttempt
 from gpushare_spawner.spawner.local.reservations import OpenedShare
 from gpushare_spawner.spawner.options.overrides import Overrides

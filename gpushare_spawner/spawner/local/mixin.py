@@ -27,8 +27,8 @@ from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.placing import report_placement, reserve_share
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
-from gpushare_spawner.wording import spawn_failures as words
-from gpushare_spawner.wording.cards import AGENT_SILENT
+from gpushare_spawner.wording.spawn import failures as words
+from gpushare_spawner.wording.spawn.cards import AGENT_SILENT
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 """A server whose template has no GPU must not take one because the machine has one. (CUDA C++ Programming Guide,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
+from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.spawner.local.sessions import CONFIRM_WITHIN, AgentSessions, InBackground
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.placement import Placement
+from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.placement import Allocation, Requested
 from gpushare_spawner.sharing.native_process import open_request
@@ -28,8 +28,8 @@ from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot, guaranteed_resources
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording import refusals
-from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.spawn import failures as words
+from gpushare_spawner.wording.spawn import refusals
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import AgentUnreachable, ControlRefused, OpenRequest
+from gpushare_spawner.model.protocol.control import AgentUnreachable, ControlRefused, OpenRequest
 from gpushare_spawner.placement import Allocation, Requested
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.spawn import failures as words
 
 CONFIRM_WITHIN = 900.0
 """Seconds that the agent keeps a session whose process nobody confirmed: longer than a start may take."""

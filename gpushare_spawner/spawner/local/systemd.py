@@ -15,7 +15,7 @@ except ImportError as error:
 
 from gpushare_spawner.spawner.local.mixin import GPUShareMixin
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.spawn import failures as words
 
 
 class GPUShareSystemdSpawner(GPUShareMixin, SystemdSpawner):  # type: ignore[misc]

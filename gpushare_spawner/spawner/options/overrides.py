@@ -13,7 +13,7 @@ from traitlets import TraitError
 from gpushare_spawner.spawner.options.profiles import Profile, resource_override
 from gpushare_spawner.spawner.options.validation import Choice
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording import spawn_options as words
+from gpushare_spawner.wording.spawn import options as words
 
 
 class Overrides:

@@ -11,7 +11,7 @@ from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota import Account
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of, replaced
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording import spawn_options as words
+from gpushare_spawner.wording.spawn import options as words
 
 MAX_TEXT = 1000
 """Longest text that an unlisted choice may have."""

@@ -12,7 +12,7 @@ from gpushare_spawner.spawner.queue.inventory import GpuKind
 from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck, Verdict
 from gpushare_spawner.spawner.queue.positions import Positions
 from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue
-from gpushare_spawner.wording import queue as words
+from gpushare_spawner.wording.spawn import queue as words
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from gpushare_spawner.placement import (
     looking_for_claim,
 )
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.wording import refusals
-from gpushare_spawner.wording.queue import EARLIER_FIRST
+from gpushare_spawner.wording.spawn import refusals
+from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
 
 NODES_AT_ONCE = 20
 """Nodes that are looked at without a break for the event loop: 1 to 2 ms."""

@@ -24,7 +24,7 @@ from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementChe
 from gpushare_spawner.spawner.queue.positions import Positions
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.queue_errors import impossible, queue_full
-from gpushare_spawner.wording.refusals import not_admitted
+from gpushare_spawner.wording.spawn.refusals import not_admitted
 
 MOST_MOVES = 5
 """How often announced idle actions may move what is kept for a spawn to another node. Ours: users come back before

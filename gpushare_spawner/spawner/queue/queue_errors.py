@@ -5,9 +5,9 @@ from __future__ import annotations
 from gpushare_spawner.quota import Account, Refused
 from gpushare_spawner.spawner.queue.queue import SpawnRequest
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
-from gpushare_spawner.wording import refusals as words
 from gpushare_spawner.wording.amounts import duration
 from gpushare_spawner.wording.quotas import exceeded
+from gpushare_spawner.wording.spawn import refusals as words
 
 
 def queue_full(request: SpawnRequest, length: int) -> SpawnRefused:

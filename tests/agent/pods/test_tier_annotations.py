@@ -16,7 +16,6 @@ from gpushare_spawner.agent.kubernetes.pods.tier_annotations import (
 from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
-from gpushare_spawner.model.control import AnnounceRequest
 from gpushare_spawner.model.delivered import NOTHING
 from gpushare_spawner.model.kubernetes import (
     EFFECTIVE_SHARE,
@@ -27,6 +26,7 @@ from gpushare_spawner.model.kubernetes import (
     YIELDS_UNTIL,
     PodSession,
 )
+from gpushare_spawner.model.protocol.control import AnnounceRequest
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 from tests.agent.conftest import request_for

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.control import REQUEST, AskedRequest, Request
 from gpushare_spawner.model.controls import Ask, AskAnswer, Keep
-from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.protocol.control import REQUEST, AskedRequest, Request
+from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service import agents as agents_module

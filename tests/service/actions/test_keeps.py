@@ -8,7 +8,7 @@ import math
 import pytest
 
 from gpushare_spawner.model.controls import Ask, Exemption, Keep
-from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.keeps import has_to_settle
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, RefusalCode

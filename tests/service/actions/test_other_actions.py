@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gpushare_spawner.model.controls import Ask, Exemption
-from gpushare_spawner.model.frames import AskKind
+from gpushare_spawner.model.protocol.frames import AskKind
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Asked, Outcome, RefusalCode
 from gpushare_spawner.service.hub.client import Hub

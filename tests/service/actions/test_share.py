@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpushare_spawner.model.control import ControlRefused, Failure, ResizeRequest
+from gpushare_spawner.model.protocol.control import ControlRefused, Failure, ResizeRequest
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Limits, Template
 from gpushare_spawner.model.tier import Tier

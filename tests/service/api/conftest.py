@@ -10,7 +10,7 @@ from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
 from gpushare_spawner.idle import KeepRule
-from gpushare_spawner.model.control import (
+from gpushare_spawner.model.protocol.control import (
     AnnounceRequest,
     ControlsRequest,
     CordonRequest,

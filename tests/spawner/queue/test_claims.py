@@ -14,7 +14,7 @@ from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.placement import Allocation, Claim
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
 from gpushare_spawner.spawner.queue.queue import Ticket
-from gpushare_spawner.wording.queue import EARLIER_FIRST
+from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
 
 from .machine import Machine
 

@@ -10,7 +10,7 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Claim, PlacementRequest, Requested
 from gpushare_spawner.spawner.queue.placement_check import Outcome, Verdict
-from gpushare_spawner.wording.queue import EARLIER_FIRST
+from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
 
 from .machine import Machine
 

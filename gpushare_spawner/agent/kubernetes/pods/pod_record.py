@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from gpushare_spawner.agent.kubernetes.devices.pod_resources import Given, PodKey
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pod
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
-from gpushare_spawner.model.control import OpenRequest
 from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.protocol.control import OpenRequest
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.model.share import UNITS_PER_GPU
 

@@ -13,8 +13,8 @@ from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import ControlRefused, Failure, ResizeRequest
 from gpushare_spawner.model.kubernetes import PodSession, ShareChangeAnswer
+from gpushare_spawner.model.protocol.control import ControlRefused, Failure, ResizeRequest
 
 
 class Changes(Protocol):

@@ -16,8 +16,8 @@ from gpushare_spawner.agent.sessions.activity import Activity
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import PodOwner, SessionRecord
 from gpushare_spawner.model import kubernetes
-from gpushare_spawner.model.control import AnnounceRequest
 from gpushare_spawner.model.kubernetes import PodSession
+from gpushare_spawner.model.protocol.control import AnnounceRequest
 from gpushare_spawner.model.tier import Tier
 
 log = logging.getLogger(__name__)

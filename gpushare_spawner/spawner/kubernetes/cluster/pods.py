@@ -13,7 +13,7 @@ from typing import Any
 from gpushare_spawner.model.kubernetes import HUB, PREFIX, SESSION, is_session
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.sharing.native_pod import NOTEBOOK
-from gpushare_spawner.wording import spawn_failures as words
+from gpushare_spawner.wording.spawn import failures as words
 
 RESERVATION = PREFIX + "reservation"
 """Annotation: which reservation of the hub the pod was made from. By it the hub knows that the share has arrived."""

@@ -35,7 +35,7 @@ from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
 from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
-from gpushare_spawner.wording import refusals
+from gpushare_spawner.wording.spawn import refusals
 
 PODS = "pods"
 REPORTS = "gpushare-reports"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_spawner.model.frames import (
+from gpushare_spawner.model.protocol.frames import (
     MAX_TEXT_LETTERS,
     MAX_TEXT_PARTS,
     Frame,
@@ -16,7 +16,7 @@ from gpushare_spawner.model.frames import (
     TextTopic,
     text_parts,
 )
-from gpushare_spawner.model.texts import ReceivedText, TextReader
+from gpushare_spawner.model.protocol.texts import ReceivedText, TextReader
 
 LONG = "wörter " * 40
 

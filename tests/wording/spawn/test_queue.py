@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushare_spawner.model.share import Share
-from gpushare_spawner.wording import queue
+from gpushare_spawner.wording.spawn import queue
 
 
 def test_the_first_spawn_in_the_queue_has_position_1() -> None:

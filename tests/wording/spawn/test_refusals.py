@@ -6,7 +6,7 @@ import pytest
 
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Lacking, Reason, Shortage, Unplaceable
-from gpushare_spawner.wording import refusals
+from gpushare_spawner.wording.spawn import refusals
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpushare_spawner.model.frames import MAX_TEXT_LETTERS, Frame, TextPart
+from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS, Frame, TextPart
 
 
 @dataclass(frozen=True)

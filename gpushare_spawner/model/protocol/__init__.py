@@ -1,0 +1,1 @@
+"""What agents, notebook servers, hub and service say to each other over sockets: frames, texts, requests."""
