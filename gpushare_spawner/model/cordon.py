@@ -26,4 +26,5 @@ class Cordon(BaseModel):
     drain: bool = False
     """The sessions there are told to leave."""
     stop_at: Instant | None = None
-    """Of a drain: when the servers that are still there are stopped; None: never."""
+    """Of a drain: when the servers that are still there are stopped, but not before their template's notice period
+    after their users were told is over; None: never."""

@@ -37,7 +37,12 @@ def told(where: str, reason: str, stop_after: float | None) -> str:
             f"Your server will be stopped in {duration(max(0.0, stop_after))}. Save your work, and restart it before "
             "then: it then runs elsewhere."
         )
-    return " ".join(filter(None, [f"{where} is being taken out of service.", reason, end]))
+    return f"{taken_out(where, reason)} {end}"
+
+
+def taken_out(where: str, reason: str) -> str:
+    """Return how each notice of a drain begins."""
+    return f"{where} is being taken out of service. {reason}".rstrip()
 
 
 def stopped(where: str, by: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushare_spawner.clients.agent import AgentClient
-from gpushare_spawner.model.controls import Exemption
+from gpushare_spawner.model.controls import Exemption, Message
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.actions.session_actions import SessionActions
@@ -44,6 +44,14 @@ class Draining:
         )
         settings = CullerSettings(cull_every=1e-9, dry_run=dry_run)
         return Culler(self._agents, self._hub, lambda: self._templates, settings, actions=actions, clock=self.clock)
+
+    def write(self, user: str, text: str) -> None:
+        """A message of the admin who drains, sent now."""
+        self.agent.change(user, message=Message(text=text, by="boss", at=self.clock()))
+
+    def told(self) -> int:
+        """How often ann was told something by the drain."""
+        return sum((one.action, one.user) == ("message", "ann") for one in self.recorded)
 
     def message(self, user: str) -> str | None:
         message = self.agent.sessions[user].message
@@ -87,6 +95,79 @@ async def test_a_busy_server_that_stays_is_stopped_in_time_and_once(draining: Dr
     await draining.culler.round()
     assert draining.hub_server.deleted == ["/users/ann/server"]
     assert [action.action for action in draining.recorded] == ["message", "stopped"]
+
+
+async def test_a_session_that_is_told_late_has_its_notice_period(draining: Draining) -> None:
+    await draining.culler.round()
+    draining.clock.forward(2 * HOUR)
+    draining.agent.add("zoe", gpus=("GPU-0",), gpu_busy=True)
+    draining.hub_server.add("zoe", last_activity=draining.clock())
+    await draining.culler.round()
+    assert "Your server will be stopped in 5 min." in (draining.message("zoe") or "")
+    draining.clock.forward(5 * MINUTE - 1)
+    culler = draining.another()
+    again = await culler.round()
+    assert again is not None
+    assert again <= draining.clock() + 1
+    assert draining.hub_server.deleted == ["/users/ann/server"]
+    draining.clock.forward(1)
+    await culler.round()
+    assert draining.hub_server.deleted[-1] == "/users/zoe/server"
+
+
+async def test_another_message_is_not_the_notice_of_the_drain(draining: Draining) -> None:
+    draining.clock.forward(1)
+    draining.write("ann", "The fan is replaced at 18:00.")
+    await draining.culler.round()
+    assert "is being taken out of service. Fan." in (draining.message("ann") or "")
+    draining.clock.forward(MINUTE)
+    draining.write("ann", "It will take an hour.")
+    await draining.culler.round()
+    assert draining.message("ann") == "It will take an hour.", "ann was told before"
+
+
+async def test_the_next_session_of_a_user_on_the_drained_gpu_is_told_too(draining: Draining) -> None:
+    await draining.culler.round()
+    draining.clock.forward(HOUR)
+    draining.agent.add("ann", gpus=("GPU-0",), gpu_busy=True)
+    await draining.culler.round()
+    assert "stopped in 5 min." in (draining.message("ann") or "")
+    assert not draining.hub_server.deleted
+
+
+async def test_a_drain_that_is_changed_is_told_anew_also_after_another_message(draining: Draining) -> None:
+    await draining.culler.round()
+    draining.clock.forward(2 * MINUTE)
+    (drain, other), now = draining.agent.cordons, draining.clock()
+    draining.agent.cordons = (drain.model_copy(update={"since": now, "stop_at": now + 2 * HOUR}), other)
+    draining.write("ann", "It takes longer.")
+    await draining.culler.round()
+    assert "stopped in 2 h." in (draining.message("ann") or "")
+    assert draining.told() == 2
+
+
+async def test_a_clock_that_is_set_back_lets_nobody_be_told_without_end(draining: Draining) -> None:
+    draining.clock.forward(-2 * HOUR)
+    for _ in range(5):
+        await draining.culler.round()
+        draining.clock.forward(2 * MINUTE)
+    assert draining.told() == 1
+    draining.clock.forward(3 * HOUR)
+    await draining.culler.round()
+    assert draining.hub_server.deleted == ["/users/ann/server"]
+
+
+async def test_a_late_notice_from_before_the_clock_was_set_back_holds_the_stop_no_longer_than_its_period(
+    draining: Draining,
+) -> None:
+    draining.clock.forward(3 * HOUR)
+    await draining.culler.round()
+    draining.clock.forward(-HOUR)
+    await draining.culler.round()
+    assert (draining.told(), draining.hub_server.deleted) == (1, [])
+    draining.clock.forward(5 * MINUTE)
+    await draining.culler.round()
+    assert draining.hub_server.deleted == ["/users/ann/server"]
 
 
 async def test_a_session_that_is_exempt_is_told_and_stays(draining: Draining) -> None:

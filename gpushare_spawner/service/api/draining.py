@@ -25,7 +25,8 @@ class DrainBody(CordonBody):
     """Why, and whether servers are stopped."""
 
     stop_after: Annotated[FiniteFloat, Field(ge=0, le=366 * 86400)] | None = None
-    """Seconds from now on, after which servers that are still there are stopped; not given: never."""
+    """Seconds from now on, after which servers that are still there are stopped; not given: never. Each user has at
+    least the notice period of the template (`idle.warn_before`) after being told."""
 
 
 async def cordon_node(call: Call[Nothing, CordonBody]) -> Done:
