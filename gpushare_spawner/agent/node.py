@@ -89,7 +89,7 @@ class Node:
         self._unclaimed = UnclaimedMemory(self.gpus, context_bytes)
         self.rounds = Rounds(settings.rounds, self.gpus, source, self._memory_seen, context_bytes)
         self.health = GpuHealth(self.gpus, lambda: self.rounds.states)
-        self.cordons = Cordons(folder.cordons)
+        self.cordons = Cordons(folder.cordons, self.wall_clock)
         self._reports = NodeReports(
             settings.name,
             settings.capacity_units,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gpushare_spawner.wording.amounts import duration
 
+UNREADABLE = "The file with the cordons of this node cannot be read."
+"""Why a node is cordoned that nobody has cordoned."""
 NOT_CORDONED = "New servers can come there already."
 
 

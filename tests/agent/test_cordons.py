@@ -14,6 +14,7 @@ from tests.agent.peers import FIRST, SECOND
 from .conftest import Agent
 
 BROKEN = Cordon(gpu=FIRST.uuid, by="boss", reason="The fan is broken.", since=1000.0)
+SPARE = Cordon(gpu=SECOND.uuid, by="boss", since=1000.0)
 NODE = Cordon(by="boss", since=1000.0, drain=True, stop_at=2000.0)
 
 
@@ -51,16 +52,35 @@ async def test_an_unknown_gpu_is_refused(agent: Agent) -> None:
         await agent.node.requests.answer(CordonRequest(gpu=SECOND.uuid, cordon=BROKEN))
 
 
-async def test_a_disk_that_refuses_leaves_everything_as_it_was(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_disk_that_refuses_leaves_everything_as_it_was(tmp_path: Path) -> None:
     cordons = Cordons(tmp_path / "missing" / "cordons.json")
     with pytest.raises(OSError, match="No such file"):
         await cordons.put("", NODE)
     assert cordons.now == ()
-    (tmp_path / "cordons.json").write_text("[{]")
-    assert Cordons(tmp_path / "cordons.json").now == ()
-    assert "cannot read the cordons of this node" in caplog.text
+
+
+async def test_a_file_that_cannot_be_read_is_a_cordon_of_the_node_until_somebody_ends_it(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    await agent.node.requests.answer(CordonRequest(gpu=FIRST.uuid, cordon=BROKEN))
+    path = agent.node.cordons.path
+    await agent.stop()
+    path.write_text("[{]")
+    await agent.start()
+    assert f"cannot read the cordons of this node, {path}" in caplog.text
+    report = agent.node.report()
+    assert all(gpu.cordoned for gpu in report.gpus)
+    (unknown,) = report.cordons
+    assert (unknown.gpu, unknown.drain, unknown.by) == ("", False, "gpushare-agent")
+    assert unknown.reason == "The file with the cordons of this node cannot be read."
+    await agent.node.requests.answer(CordonRequest(gpu=SECOND.uuid, cordon=SPARE))
+    await agent.stop()
+    await agent.start()
+    assert set(agent.node.report().cordons) == {unknown, SPARE}, "kept with what an admin sets"
+    await agent.node.requests.answer(CordonRequest(cordon=None))
+    await agent.stop()
+    await agent.start()
+    assert agent.node.report().cordons == (SPARE,)
 
 
 async def test_the_same_cordons_are_not_written_again(tmp_path: Path) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from gpushare_spawner.agent.state.session_records import regular_content
 from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.wording.drains import UNREADABLE
+
+UNKNOWN = "gpushare-agent"
+"""Who has cordoned a node whose cordons are unknown."""
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +26,11 @@ _CORDONS = TypeAdapter(tuple[Cordon, ...])
 class Cordons:
     """``cordons.json``, replaced atomically: a crash leaves the old one or the new one."""
 
-    def __init__(self, path: Path) -> None:
-        """Reads the file. A missing one means no cordons. So does one that cannot be read, and the log says so."""
-        self._path = path
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        """Reads the file. A missing one means no cordons. One that cannot be read means a cordon of the node, until
+        somebody ends it: what an admin kept away from a broken GPU must not come now. `clock`: seconds since the
+        epoch."""
+        self.path = path
         self._writing = asyncio.Lock()
         self.now: tuple[Cordon, ...] = ()
         try:
@@ -31,7 +38,8 @@ class Cordons:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, ValidationError) as error:
-            log.error("cannot read the cordons of this node, %s; new sessions can come to all GPUs: %s", path, error)
+            self.now = (Cordon(by=UNKNOWN, reason=UNREADABLE, since=clock()),)
+            log.error("cannot read the cordons of this node, %s; no new session comes to its GPUs: %s", path, error)
 
     async def put(self, gpu: str, cordon: Cordon | None) -> None:
         """Set the cordon of a GPU (UUID), or of the node (empty). Raises OSError, and has changed nothing then."""
@@ -48,7 +56,7 @@ class Cordons:
 
     async def _write(self, cordons: list[Cordon]) -> None:
         # on the disk first: what was answered survives a crash
-        await asyncio.to_thread(_replace, self._path, _CORDONS.dump_json(tuple(cordons)))
+        await asyncio.to_thread(_replace, self.path, _CORDONS.dump_json(tuple(cordons)))
         self.now = tuple(cordons)
 
 
