@@ -17,10 +17,10 @@ from tornado.iostream import IOStream
 from tornado.web import Application, RequestHandler
 
 from gpushare_spawner.agent.log_once import LogOnce
-from gpushare_spawner.agent.rate_limit import Budget
 from gpushare_spawner.agent.sockets.descriptors import Acceptor
 from gpushare_spawner.metrics import GPU, HOST_MEMORY, families, session_families
 from gpushare_spawner.model.report import Report
+from gpushare_spawner.rate_limit import Budget
 
 log = logging.getLogger(__name__)
 

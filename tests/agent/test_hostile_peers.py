@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpushare_spawner.agent.gpus.nvml import GpuProcess, GpuState
-from gpushare_spawner.agent.rate_limit import Budget
 from gpushare_spawner.agent.sockets import connection, connection_reader, session_socket
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED
 from gpushare_spawner.model.protocol.frames import FRAME_BYTES, Frame, Kind, Role, gpu_bytes
+from gpushare_spawner.rate_limit import Budget
 from tests.agent.conftest import Agent, Eventually
 from tests.agent.peers import FIRST, GIB, SECOND, Peer
 

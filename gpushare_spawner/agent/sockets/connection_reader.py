@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from gpushare_spawner.agent.rate_limit import Budget
+from gpushare_spawner.rate_limit import Budget
 
 FRAMES_PER_SECOND = 4000
 """Frames a second that a session may send in the long run; bursts begin and end some hundred times a second at most."""

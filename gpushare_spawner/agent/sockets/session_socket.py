@@ -12,12 +12,12 @@ from pathlib import Path
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.log_once import LogOnce
-from gpushare_spawner.agent.rate_limit import Budget
 from gpushare_spawner.agent.sockets.connection import NOT_ALLOWED, Connection, Listener, Peer
 from gpushare_spawner.agent.sockets.connection_reader import FairReading
 from gpushare_spawner.agent.sockets.descriptors import Acceptor, is_reserved
 from gpushare_spawner.agent.state.session_folder import SessionFolder
 from gpushare_spawner.model.protocol.frames import Frame, Kind
+from gpushare_spawner.rate_limit import Budget
 
 log = logging.getLogger(__name__)
 
