@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -54,12 +54,16 @@ class RefusalCode(StrEnum):
 
 
 class ActionRefused(Exception):
-    """Nothing was changed. The text is a sentence for whoever acts."""
+    """Nothing was changed. The text is a sentence for whoever acts.
 
-    def __init__(self, text: str, code: RefusalCode) -> None:
+    ``to_admins``: the sentence for those who see all, where it says more.
+    """
+
+    def __init__(self, text: str, code: RefusalCode, to_admins: str | None = None) -> None:
         super().__init__(text)
         self.text = text
         self.code = code
+        self.to_admins = to_admins if to_admins is not None else text
 
 
 @dataclass(frozen=True)
@@ -124,4 +128,9 @@ def refusals() -> Iterator[None]:
     except AgentUnreachable as error:
         raise ActionRefused(words.agent_failed(str(error)), RefusalCode.AGENT_UNAVAILABLE) from error
     except HubFailed as error:
-        raise ActionRefused(words.hub_failed(str(error)), RefusalCode.HUB_UNAVAILABLE) from error
+        raise hub_refused(error, words.hub_failed) from error
+
+
+def hub_refused(error: HubFailed, said: Callable[[str], str]) -> ActionRefused:
+    """Return what to raise after an error of the hub. ``said``: makes the sentence of the error's text."""
+    return ActionRefused(said(error.to_users), RefusalCode.HUB_UNAVAILABLE, to_admins=said(str(error)))

@@ -21,6 +21,7 @@ from gpushare_spawner.service.actions.outcome import (
     RefusalCode,
     Target,
     check_own,
+    hub_refused,
     refusals,
 )
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
@@ -94,7 +95,7 @@ class RestartActions:
         try:
             await self._hub.start(session.user, session.server, options)
         except HubFailed as error:
-            self._log.session(session, one.node, RESTART, actor.name, units=0, reason=f"{reason} {error}")
+            self._log.session(session, one.node, RESTART, actor.name, units=0, reason=f"{reason} {error.to_users}")
             raise await self._with_old_options(old, name, error) from error
         self._log.session(session, one.node, RESTART, actor.name, units=0, reason=reason)
         return Outcome(True, words.restarts(name))
@@ -104,8 +105,8 @@ class RestartActions:
         try:
             await self._hub.start(old.user, old.name, old.options)
         except HubFailed:
-            return ActionRefused(words.not_started(name, str(error)), RefusalCode.HUB_UNAVAILABLE)
-        return ActionRefused(words.started_as_before(name, str(error)), RefusalCode.HUB_UNAVAILABLE)
+            return hub_refused(error, lambda why: words.not_started(name, why))
+        return hub_refused(error, lambda why: words.started_as_before(name, why))
 
     async def _options(
         self, session: SessionReport, old: HubServer, others: list[HubServer], name: str, actor: Actor

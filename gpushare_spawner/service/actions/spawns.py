@@ -7,7 +7,15 @@ starts it anew.
 from __future__ import annotations
 
 from gpushare_spawner.service.actions.action_log import ActionLog
-from gpushare_spawner.service.actions.outcome import ActionRefused, Actor, Outcome, RefusalCode, check_admin, refusals
+from gpushare_spawner.service.actions.outcome import (
+    ActionRefused,
+    Actor,
+    Outcome,
+    RefusalCode,
+    check_admin,
+    hub_refused,
+    refusals,
+)
 from gpushare_spawner.service.hub.client import Hub, HubFailed, HubServer
 from gpushare_spawner.wording import session_controls as words
 
@@ -51,8 +59,8 @@ class SpawnActions:
         try:
             await self._hub.start(user, name, server.options)
         except HubFailed as error:
-            self._log.server(server, CANCEL, actor.name, reason=f"{reason} {error}")
-            raise ActionRefused(words.not_queued_again(str(error)), RefusalCode.HUB_UNAVAILABLE) from error
+            self._log.server(server, CANCEL, actor.name, reason=f"{reason} {error.to_users}")
+            raise hub_refused(error, words.not_queued_again) from error
         self._log.server(server, REQUEUE, actor.name, reason=reason)
         return Outcome(True, words.REQUEUED)
 

@@ -168,7 +168,8 @@ async def done(call: Call[Any, Any], act: Callable[[], Awaitable[Outcome]]) -> D
     except ActionRefused as error:
         if error.code in _HALF_WAY:
             call.services.changed()
-        raise ApiError(_STATUSES.get(error.code, 409), error.code.value, error.text) from None
+        text = error.to_admins if call.caller.sees_all else error.text
+        raise ApiError(_STATUSES.get(error.code, 409), error.code.value, text) from None
     if outcome.changed:
         call.services.changed()
     return Done(changed=outcome.changed, message=outcome.text)

@@ -28,7 +28,14 @@ _MAX_PAGE_BYTES = 256 * 1024 * 1024
 
 
 class HubFailed(Exception):
-    """A request to the hub failed; the text says why, for people."""
+    """A request to the hub failed; the text says why, for admins.
+
+    ``to_users``: the same without addresses inside the network. Not given: the text has none.
+    """
+
+    def __init__(self, text: str, to_users: str | None = None) -> None:
+        super().__init__(text)
+        self.to_users = to_users if to_users is not None else text
 
 
 class ScopeMissing(HubFailed):
@@ -246,7 +253,9 @@ class Hub:
             except (OSError, ValueError) as error:
                 # also ssl.SSLError; tornado's StreamClosedError is an OSError
                 if attempt == attempts:
-                    raise HubFailed(f"The hub at {self.url} cannot be reached: {reason(error)}.") from None
+                    raise HubFailed(
+                        f"The hub at {self.url} cannot be reached: {reason(error)}.", "The hub cannot be reached."
+                    ) from None
                 problem, asked = reason(error), None
             wait = min(_MAX_PAUSE, asked if asked is not None else pause)
             log.info("%s %s: %s; trying again in %.1f s", method, path, problem, wait)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from tornado.httpclient import HTTPRequest
 
 from gpushare_spawner.model.tier import Tier
+from gpushare_spawner.service.hub.client import Hub
 from tests.present import present
 from tests.service.api.clients import ADMIN, ANN, BOB, CALLERS, Client
 from tests.service.api.conftest import Machine
@@ -96,6 +98,19 @@ async def test_a_hub_or_an_agent_that_fails_is_said(api: Client, hub_server: Fak
     got = await api.ask("POST", "sessions/bob/stop", BOB)
     assert (got.status, got.body["code"]) == (502, "hub-unavailable")
     assert got.message.startswith("Nothing was done.")
+
+
+async def test_only_those_who_see_all_are_told_the_hubs_address(
+    api: Client, hub: Hub, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuses(request: HTTPRequest) -> NoReturn:
+        raise ConnectionRefusedError(111, f"no connection to {hub.url}")
+
+    monkeypatch.setattr(hub._client, "fetch", refuses)
+    got = await api.ask("POST", "sessions/bob/stop", BOB)
+    assert (got.status, got.message) == (502, "Nothing was done. The hub cannot be reached.")
+    assert f"The hub at {hub.url} cannot be reached" in (await api.ask("POST", "sessions/bob/stop", ADMIN)).message
+    assert not [one for one in machine.recorded if hub.url in one.reason], "users read the history"
 
 
 @pytest.mark.parametrize(
