@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.service.hub.client import HubServer
-from gpushare_spawner.service.web.restart_offer import node_to_own
+from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 from tests.service.dashboards import NOW, TEMPLATES, afternoon, page, session, shown
 
 QUARTER = TEMPLATES["quarter"]
@@ -27,6 +28,10 @@ def node(name: str, *sessions: SessionReport, gpus: int = 1, **changes: Any) -> 
         for at in range(gpus)
     ]
     return Report(node=name, published_at=0.0, gpus=tuple(made), sessions=sessions)
+
+
+def node_to_own(one: SessionReport, template: Template | None, reports: Sequence[Report]) -> str | None:
+    return UnitsToOwn(reports).node_for(one, template)
 
 
 def full(name: str, owned: int) -> Report:
@@ -78,6 +83,23 @@ def test_several_gpus_are_of_one_node_and_model() -> None:
 )
 def test_a_session_that_has_its_units_or_is_idle_gets_no_offer(changes: dict[str, Any]) -> None:
     assert node_to_own(borrower(**changes), QUARTER, [node("a")]) is None
+
+
+def test_sessions_are_counted_once_for_all_borrowers() -> None:
+    looked = 0
+
+    class Counted(tuple[SessionReport, ...]):
+        def __iter__(self) -> Iterator[SessionReport]:
+            nonlocal looked
+            looked += 1
+            return super().__iter__()
+
+    reports = [full(name, 100) for name in "abc"]
+    to_own = UnitsToOwn([one.model_copy(update={"sessions": Counted(one.sessions)}) for one in reports])
+    assert to_own.node_for(session("owner"), QUARTER) is None
+    assert looked == 0, "nobody has borrowed"
+    assert [to_own.node_for(borrower(), QUARTER) for _ in range(10)] == [None] * 10
+    assert looked == 3
 
 
 def test_the_dashboard_makes_the_offer() -> None:

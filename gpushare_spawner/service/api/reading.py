@@ -171,11 +171,9 @@ def visible_session(snapshot: ServiceSnapshot, call: Asked) -> Row:
 def _session(
     snapshot: ServiceSnapshot, row: Row, caller: Caller, now: float, actions: SessionActions
 ) -> answers.Session:
-    # a session that is restarted waits behind spawns that wait, and what is free may be kept for one of them
-    restarts_on = snapshot.reports if not snapshot.waiting else ()
     one = row.session
     controls, rule = in_force(one.controls, now), actions.keep_rule(one)
-    data = session_data(row.decision, row.report, restarts_on, snapshot.templates, caller.viewer, now)
+    data = session_data(row.decision, row.report, snapshot.to_own, snapshot.templates, caller.viewer, now)
     more = {
         "id": one.id,
         "may_act": caller.may_act_on(one),

@@ -22,6 +22,7 @@ from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.sources import DashboardSources
 from gpushare_spawner.service.waiting_spawns import WaitingSpawn, waiting_spawns
 from gpushare_spawner.service.web.gpu_bar import Kind, Segment, gpu_bar, units_of
+from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 
 Part = Literal["sessions", "nodes", "queue", "quotas"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -90,6 +91,12 @@ class ServiceSnapshot:
         if self.pending is None or not self.reports:
             return None
         return waiting_spawns(self.pending, self.reports, self.templates)
+
+    @cached_property
+    def to_own(self) -> UnitsToOwn:
+        """For offers of a restart. A session that is restarted waits behind spawns that wait, and what is free may be
+        kept for one of them."""
+        return UnitsToOwn(self.reports if not self.waiting else ())
 
     @cached_property
     def usage(self) -> QuotaUsage | None:

@@ -15,7 +15,7 @@ from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import WaitingSpawn, waiting_spawns
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
-from gpushare_spawner.service.web.restart_offer import node_to_own
+from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 from gpushare_spawner.service.web.viewer import Viewer
 from gpushare_spawner.wording.dashboard import AGENT_UNAVAILABLE, restart_offer
 from gpushare_spawner.wording.idle_decisions import explained, kept_by_short_work, upcoming, why_none
@@ -41,7 +41,7 @@ def dashboard_data(
     reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
     waiting = waiting_spawns(pending or (), reports, templates)
     # a session that is restarted waits behind them, and what is free may be kept for one of them
-    restarts_on = () if waiting else reports
+    to_own = UnitsToOwn(() if waiting else reports)
     usage = quota_use(quotas, reports) if quotas is not None else None
     by_session = {(one.node, one.session.id): one for one in decisions}
     visible = [one for one in decisions if viewer.may_see(one.session)]
@@ -50,7 +50,7 @@ def dashboard_data(
         "viewer": {"name": viewer.name, "sees_all": viewer.sees_all},
         "nodes": [node_data(snapshot.report, viewer) for snapshot in snapshots if snapshot.report is not None],
         "sessions": [
-            session_data(one, snapshot.report, restarts_on, templates, viewer, now) | quota_data(session, usage)
+            session_data(one, snapshot.report, to_own, templates, viewer, now) | quota_data(session, usage)
             for snapshot in snapshots
             if snapshot.report is not None
             for session in snapshot.report.sessions
@@ -156,14 +156,14 @@ def _short_work(one: SessionDecision, viewer: Viewer) -> str:
 def session_data(
     one: SessionDecision,
     report: Report,
-    restarts_on: Sequence[Report],
+    to_own: UnitsToOwn,
     templates: Mapping[str, Template],
     viewer: Viewer,
     now: float,
 ) -> dict[str, Any]:
     session, decision = one.session, one.decision
     template = templates.get(session.template)
-    better = node_to_own(session, template, restarts_on)
+    better = to_own.node_for(session, template)
     indices = {gpu.uuid: gpu.index for gpu in report.gpus}
     action = decision.upcoming
     notice = one.observation.notice
