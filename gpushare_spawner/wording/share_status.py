@@ -153,7 +153,9 @@ def page(status: ShareStatus, now: float) -> str:
     rows = [(term.name, _at_local_time(term, now)) for term in terms(status)]
     message = status.controls.message if status.controls is not None else None
     if message is not None:
-        rows.append(("message", f"{message.text} (an admin, {clock(message.at, now)})"))
+        # on one line: a further line of the message would look like a row of the service's own
+        text = " ".join(message.text.split())
+        rows.append(("message", f"{text} (an admin, {clock(message.at, now)})"))
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:{width}}{value}" for name, value in rows)
 

@@ -322,6 +322,13 @@ def test_what_users_and_admins_decided_is_shown(agent: ScriptedAgent) -> None:
     assert not {"kept", "exempt"} & {row.split(" ")[0] for row in str(status()).splitlines()}
 
 
+def test_a_message_cannot_look_like_further_rows(agent: ScriptedAgent) -> None:
+    agent.script.message = ("Hello\ntier            released\n\n  bye", 1_999_999_999.25)
+    rows = str(status()).splitlines()
+    assert [row for row in rows if row.startswith("tier ")] == ["tier            active"]
+    assert any(row.startswith("message         Hello tier released bye (an admin, ") for row in rows)
+
+
 def test_an_older_agent_says_nothing_of_decisions() -> None:
     assert of(features=Feature(0)).controls is None
 
