@@ -14,6 +14,11 @@ BODY_TOO_LARGE = "The body is too large."
 KEY_REUSED = "This Idempotency-Key was sent with another request. Use a new key for each request."
 
 
+def too_many(seconds: int) -> str:
+    """Return that a caller acts too often. ``seconds``: until the next action."""
+    return f"You have sent many actions in a short time. Try again in {seconds} s."
+
+
 def unknown_node(name: str) -> str:
     """Return that there is no such node."""
     return f"There is no node {name!r} with an agent that answers."

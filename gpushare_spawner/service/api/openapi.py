@@ -32,7 +32,12 @@ _ERRORS = {
     404: "There is no such thing, or the caller may not see it.",
     409: "The action is refused; the message says why.",
     413: "The body is too large.",
+    429: "The caller has sent too many actions. `Retry-After` says in how many seconds the next one is possible.",
     502: "The hub, an agent or the API server did not do what was asked; the message says why.",
+}
+
+_RETRY_AFTER = {
+    "Retry-After": {"description": "Seconds until the next action is possible.", "schema": {"type": "integer"}}
 }
 
 
@@ -76,7 +81,7 @@ def statuses_of(one: AnyOperation) -> dict[int, str]:
     if "{" in one.path:
         found.add(404)
     if one.acts:
-        found |= {400, 409, 502}
+        found |= {400, 409, 429, 502}
     if one.body is not Nothing:
         found |= {400, 413}
     return dict(sorted(({status: _ERRORS[status] for status in found} | dict(one.errors)).items()))
@@ -104,6 +109,7 @@ def _operation(one: AnyOperation, refs: Mapping[tuple[Any, JsonSchemaMode], Any]
                 str(status): {
                     "description": meaning,
                     "content": {"application/json": {"schema": refs[Refusal, "serialization"]}},
+                    **({"headers": _RETRY_AFTER} if status == 429 else {}),
                 }
                 for status, meaning in statuses_of(one).items()
             },

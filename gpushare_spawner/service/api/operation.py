@@ -43,13 +43,17 @@ class Needs(Enum):
 
 
 class ApiError(Exception):
-    """A request is refused: an HTTP status, a code for programs, a sentence for people."""
+    """A request is refused: an HTTP status, a code for programs, a sentence for people.
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    ``retry_after``: seconds after which the same request can succeed.
+    """
+
+    def __init__(self, status: int, code: str, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
@@ -16,6 +17,7 @@ from gpushare_spawner.service.api.answers import Refusal
 from gpushare_spawner.service.api.idempotency import MOST_LETTERS, Idempotency, KeyReused
 from gpushare_spawner.service.api.operation import AnyOperation, ApiError, Call, Method, Needs, Nothing, Raw
 from gpushare_spawner.service.api.services import Services
+from gpushare_spawner.service.web.action_budgets import ActionBudgets, who
 from gpushare_spawner.service.web.page import Page
 from gpushare_spawner.wording import api as words
 from gpushare_spawner.wording import dashboard as dashboard_words
@@ -35,11 +37,12 @@ def routes(operations: Sequence[AnyOperation], services: Services, prefix: str) 
     for one in operations:
         by_path.setdefault(one.path, {})[one.method] = one
     repeated: Idempotency[str] = Idempotency()
+    budgets = ActionBudgets()
     rules: list[Rule] = [
         (
             re.escape(prefix) + _pattern(path),
             OperationHandler,
-            {"operations": methods, "services": services, "repeated": repeated},
+            {"operations": methods, "services": services, "repeated": repeated, "budgets": budgets},
         )
         for path, methods in by_path.items()
     ]
@@ -66,6 +69,8 @@ class ApiPage(Page):
         """Answer with an error."""
         self.set_status(error.status)
         self.set_header("Content-Type", "application/json")
+        if error.retry_after is not None:
+            self.set_header("Retry-After", str(error.retry_after))
         self.finish(Refusal(status=error.status, message=error.message, code=error.code).model_dump_json())
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
@@ -85,11 +90,16 @@ class OperationHandler(ApiPage):
     """One address with its operations."""
 
     def initialize(
-        self, operations: Mapping[str, AnyOperation], services: Services, repeated: Idempotency[str]
+        self,
+        operations: Mapping[str, AnyOperation],
+        services: Services,
+        repeated: Idempotency[str],
+        budgets: ActionBudgets,
     ) -> None:
         self._operations = operations
         self._services = services
         self._repeated = repeated
+        self._budgets = budgets
         self._gone = asyncio.Event()
 
     async def get(self, **path: str) -> None:
@@ -145,6 +155,9 @@ class OperationHandler(ApiPage):
 
     async def _finish(self, operation: AnyOperation, call: Call[Any, Any]) -> None:
         async def act() -> str:
+            # here, so that an answer that is kept for a repeated request costs nothing
+            if operation.acts:
+                self._count(call)
             answer = await cast("Any", operation.answered_by(call))
             if isinstance(answer, Raw):
                 self.set_header("Content-Type", answer.content_type)
@@ -160,12 +173,18 @@ class OperationHandler(ApiPage):
             return
         if len(key) > MOST_LETTERS:
             raise ApiError(400, "bad-request", words.wrong_argument("Idempotency-Key", "the key is too long"))
-        who = f"{self.current_user.get('kind')}:{self.current_user['name']}"
         request = (operation.name, tuple(sorted(call.path.items())), call.query, call.body)
         try:
-            self.finish(await self._repeated.once(who, key, request, act))
+            self.finish(await self._repeated.once(who(self.current_user), key, request, act))
         except KeyReused:
             raise ApiError(409, "key-reused", words.KEY_REUSED) from None
+
+    def _count(self, call: Call[Any, Any]) -> None:
+        """Count an action of the caller. Raises ApiError."""
+        wait = self._budgets.wait(who(self.current_user), call.caller)
+        if wait:
+            seconds = math.ceil(wait)
+            raise ApiError(429, "too-many", words.too_many(seconds), retry_after=seconds)
 
     async def _stream(self, events: AsyncIterator[str]) -> None:
         gone = asyncio.create_task(self._gone.wait())

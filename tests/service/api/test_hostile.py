@@ -73,6 +73,27 @@ async def test_refused_requests_do_not_make_the_service_ask_all_agents(
     assert outdated == 1
 
 
+async def test_a_user_who_acts_without_pause_is_refused_and_told_when_to_go_on(api: Client) -> None:
+    for _ in range(30):
+        assert (await api.ask("DELETE", "sessions/bob/keep", BOB)).status == 200
+    for _ in range(30):  # the budget grows while the test runs
+        got = await api.ask("DELETE", "sessions/bob/keep", BOB)
+        if got.status != 200:
+            break
+    assert (got.status, got.body["code"], got.headers["Retry-After"]) in [
+        (429, "too-many", "1"), (429, "too-many", "2")
+    ]  # fmt: skip
+    assert got.message.startswith("You have sent many actions in a short time. Try again in ")
+    assert (await api.ask("GET", "sessions/bob", BOB)).status == 200, "reading costs nothing"
+    assert (await api.ask("DELETE", "sessions/bob/keep", ADMIN)).status == 200
+
+
+async def test_an_answer_that_is_repeated_costs_no_budget(api: Client) -> None:
+    for _ in range(60):
+        got = await api.ask("DELETE", "sessions/bob/keep", BOB, headers={"Idempotency-Key": "again"})
+        assert got.status == 200
+
+
 async def test_a_large_body_is_not_read_before_the_login(
     machine: Machine,
     hub: Hub,
