@@ -20,7 +20,7 @@ class KeepRule:
 
     longest: float = 8 * 3600.0
     """Seconds."""
-    per_day: int = 3
+    per_day: int = 2
     """Keeps within 24 hours, over all sessions of the user."""
     at_once: int = 2
     """Sessions of the user that are kept at a time."""

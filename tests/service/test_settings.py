@@ -21,7 +21,7 @@ def given(*options: str) -> CullerSettings:
 
 
 def test_limits_of_keeps_come_from_options_and_templates_have_the_last_word() -> None:
-    assert given().keep_rule(None) == KeepRule(8 * HOUR, 3, 2)
+    assert given().keep_rule(None) == KeepRule(8 * HOUR, 2, 2)
     settings = given("--keep-longest=4h", "--keep-per-day=1", "--keep-at-once=5")
     assert settings.keep_rule(None) == settings.keep_rule(Idle()) == KeepRule(4 * HOUR, 1, 5)
     assert settings.keep_rule(Idle(keep=KeepLimits(longest="12h"))) == KeepRule(12 * HOUR, 1, 5)
