@@ -16,13 +16,13 @@ def cordoned(where: str, drain: bool, stop_after: float | None) -> str:
         return said
     if stop_after is None:
         return f"{said} The users of its sessions are told."
-    left = duration(stop_after)
-    return f"{said} The users of its sessions are told. Servers that are still there in {left} are stopped."
+    when = f"after {duration(stop_after)}, and after their notice period" if stop_after else "after their notice period"
+    return f"{said} The users of its sessions are told. Servers that are still there are stopped {when}."
 
 
 def cordoned_already(where: str, drain: bool) -> str:
     """Return that nothing has changed."""
-    return f"{where} is {'drained' if drain else 'cordoned'} already."
+    return f"{where} is already {'drained' if drain else 'cordoned'}."
 
 
 def uncordoned(where: str) -> str:
@@ -49,4 +49,4 @@ def taken_out(where: str, reason: str) -> str:
 
 def stopped(where: str, by: str) -> str:
     """Return why a server was stopped. ``by``: who drains."""
-    return f"{by} drains {where}, and the time to leave is over."
+    return f"{by} drains {where}, and the notice period is over."

@@ -15,10 +15,10 @@ async def test_a_gpu_is_cordoned_drained_and_given_back(acting: Acting, clock: C
     outcome = await drains.cordon(gpu, ROOT, "Fan.")
     assert (outcome.changed, outcome.text) == (True, "GPU 1 of node fake gets no new servers.")
     assert [(one.uuid, one.cordoned) for one in acting.agent.report().gpus] == [("GPU-0", False), ("GPU-1", True)]
-    assert (await drains.cordon(gpu, ROOT, "Fan.")).text == "GPU 1 of node fake is cordoned already."
+    assert (await drains.cordon(gpu, ROOT, "Fan.")).text == "GPU 1 of node fake is already cordoned."
     clock.forward(HOUR)
     drained = await drains.drain(gpu, ROOT, "Fan.", stop_after=HOUR)
-    assert drained.text.endswith("Servers that are still there in 1 h are stopped.")
+    assert drained.text.endswith("Servers that are still there are stopped after 1 h, and after their notice period.")
     (standing,) = acting.agent.cordons
     assert (standing.drain, standing.stop_at, standing.by, standing.since) == (True, clock() + HOUR, "root", clock())
     clock.forward(1)
