@@ -23,10 +23,15 @@ bool real_nvml_load(void) {
     /* RTLD_NOLOAD: this library never brings NVML into a program that has none */
     void *library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (library) {
-        /* several threads may do this at once: each writes the same */
+        /* Several threads may do this at once. For each function one of them writes, and the others see what it wrote:
+           none writes what another one reads already. */
         const char *name = names;
-        for (size_t i = 0; i < sizeof real_nvml / sizeof(void *); i++, name += strlen(name) + 1)
-            __atomic_store_n((void **)&real_nvml + i, libc_dlsym(library, name), __ATOMIC_RELAXED);
+        for (size_t i = 0; i < sizeof real_nvml / sizeof(void *); i++, name += strlen(name) + 1) {
+            void *none = NULL, *found = libc_dlsym(library, name);
+            if (found)
+                __atomic_compare_exchange_n((void **)&real_nvml + i, &none, found, false, __ATOMIC_ACQ_REL,
+                                            __ATOMIC_ACQUIRE);
+        }
         atomic_store_explicit(&loaded, true, memory_order_release);
     }
     dlerror(); /* the program's next dlerror() is about its own calls */
