@@ -9,7 +9,7 @@ void *nvml_table_find(void *pointer, const char *name) {
 #define CALLED(name, parameters)
 #define WRAPPED(function, parameters)                                                                                  \
     if (strcmp(name, #function) == 0)                                                                                  \
-        return pointer == (void *)real_nvml.function ? (void *)wrapped_##function : pointer;
+        return pointer == (void *)real_nvml()->function ? (void *)wrapped_##function : pointer;
 #include "nvml/nvml_calls.h"
     return pointer;
 }

@@ -3,11 +3,14 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "platform/libc_dlsym.h"
 
-struct real_nvml real_nvml;
+/* Several threads may look for it at once. The first one's stays until the process ends: others may read it already. */
+static struct real_nvml *_Atomic found;
+static const struct real_nvml nothing;
 
 /* Characters, not pointers: the dynamic linker would have to relocate each pointer in every process. */
 #define WRAPPED(name, parameters) #name "\0"
@@ -16,26 +19,25 @@ static const char names[] =
 #include "nvml/nvml_calls.h"
     ;
 
+const struct real_nvml *real_nvml(void) {
+    const struct real_nvml *at = atomic_load_explicit(&found, memory_order_acquire);
+    return at ? at : &nothing;
+}
+
 bool real_nvml_load(void) {
-    static _Atomic bool loaded;
-    if (atomic_load_explicit(&loaded, memory_order_acquire)) return true;
+    if (atomic_load_explicit(&found, memory_order_acquire)) return true;
     if (!late_libc_load()) return false;
     /* RTLD_NOLOAD: this library never brings NVML into a program that has none */
     void *library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    if (library) {
-        /* Several threads may do this at once. For each function one of them writes, and the others see what it wrote:
-           none writes what another one reads already. */
+    struct real_nvml *fresh = library ? malloc(sizeof *fresh) : NULL, *none = NULL;
+    if (fresh) {
         const char *name = names;
-        for (size_t i = 0; i < sizeof real_nvml / sizeof(void *); i++, name += strlen(name) + 1) {
-            void *none = NULL, *found = libc_dlsym(library, name);
-            if (found)
-                __atomic_compare_exchange_n((void **)&real_nvml + i, &none, found, false, __ATOMIC_ACQ_REL,
-                                            __ATOMIC_ACQUIRE);
-        }
-        atomic_store_explicit(&loaded, true, memory_order_release);
+        for (size_t i = 0; i < sizeof *fresh / sizeof(void *); i++, name += strlen(name) + 1)
+            ((void **)fresh)[i] = libc_dlsym(library, name);
+        if (!atomic_compare_exchange_strong(&found, &none, fresh)) free(fresh);
     }
     dlerror(); /* the program's next dlerror() is about its own calls */
-    return library != NULL;
+    return fresh != NULL;
 }
 
 static int hex(char c) {
@@ -46,7 +48,8 @@ static int hex(char c) {
 }
 
 static bool uuid_text(nvmlDevice device, char text[NVML_UUID_TEXT]) {
-    return real_nvml.nvmlDeviceGetUUID && real_nvml.nvmlDeviceGetUUID(device, text, NVML_UUID_TEXT) == NVML_SUCCESS;
+    return real_nvml()->nvmlDeviceGetUUID &&
+           real_nvml()->nvmlDeviceGetUUID(device, text, NVML_UUID_TEXT) == NVML_SUCCESS;
 }
 
 bool real_nvml_knows(nvmlDevice device) {
@@ -71,8 +74,8 @@ bool real_nvml_uuid(nvmlDevice device, unsigned char uuid[16]) {
 
 nvmlReturn real_nvml_handle(const unsigned char uuid[16], nvmlDevice *device) {
     char text[NVML_UUID_TEXT] = "GPU", *at = text + 3;
-    if (!real_nvml.nvmlDeviceGetHandleByUUID) return NVML_ERROR_FUNCTION_NOT_FOUND;
+    if (!real_nvml()->nvmlDeviceGetHandleByUUID) return NVML_ERROR_FUNCTION_NOT_FOUND;
     for (int i = 0; i < 16; i++) /* a dash before the bytes 0, 4, 6, 8 and 10 */
         at += sprintf(at, i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-%02x" : "%02x", uuid[i]);
-    return real_nvml.nvmlDeviceGetHandleByUUID(text, device);
+    return real_nvml()->nvmlDeviceGetHandleByUUID(text, device);
 }

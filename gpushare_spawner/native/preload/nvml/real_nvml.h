@@ -1,4 +1,4 @@
-/* The real libnvidia-ml behind the wrappers: `real_nvml.nvmlDeviceGetCount(...)` calls it. */
+/* The real libnvidia-ml behind the wrappers: `real_nvml()->nvmlDeviceGetCount(...)` calls it. */
 #pragma once
 
 #include "nvml/nvml_abi.h"
@@ -10,10 +10,10 @@ struct real_nvml {
 #include "nvml/nvml_calls.h"
 };
 
-/* NULL where NVML has no such function. */
-HIDDEN struct real_nvml real_nvml;
+/* Its functions; NULL where NVML has no such function, and all of them before `real_nvml_load`. */
+const struct real_nvml *real_nvml(void);
 
-/* Fill it from the libnvidia-ml.so.1 that the program has loaded. False while there is none. Any thread; takes no lock
+/* Find them in the libnvidia-ml.so.1 that the program has loaded. False while there is none. Any thread; takes no lock
    of this library, but the dynamic linker's. */
 bool real_nvml_load(void);
 

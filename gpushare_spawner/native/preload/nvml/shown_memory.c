@@ -24,7 +24,7 @@ static bool memory_shown(nvmlDevice device, uint64_t really_free, struct shown_m
 nvmlReturn wrapped_nvmlDeviceGetMemoryInfo(nvmlDevice device, nvmlMemory *memory) {
     struct shown_memory shown;
     if (!NVML_HAS(nvmlDeviceGetMemoryInfo)) return NVML_ERROR_FUNCTION_NOT_FOUND;
-    nvmlReturn result = real_nvml.nvmlDeviceGetMemoryInfo(device, memory);
+    nvmlReturn result = real_nvml()->nvmlDeviceGetMemoryInfo(device, memory);
     if (result == NVML_SUCCESS && memory_shown(device, memory->free, &shown)) {
         memory->total = shown.total;
         memory->free = shown.available;
@@ -37,7 +37,7 @@ EXPORTED(nvmlDeviceGetMemoryInfo);
 nvmlReturn wrapped_nvmlDeviceGetMemoryInfo_v2(nvmlDevice device, nvmlMemory_v2 *memory) {
     struct shown_memory shown;
     if (!NVML_HAS(nvmlDeviceGetMemoryInfo_v2)) return NVML_ERROR_FUNCTION_NOT_FOUND;
-    nvmlReturn result = real_nvml.nvmlDeviceGetMemoryInfo_v2(device, memory);
+    nvmlReturn result = real_nvml()->nvmlDeviceGetMemoryInfo_v2(device, memory);
     if (result == NVML_SUCCESS && memory_shown(device, memory->free, &shown)) {
         memory->total = shown.total;
         memory->free = shown.available;

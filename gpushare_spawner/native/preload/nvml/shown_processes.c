@@ -34,7 +34,7 @@ static void put_detail(void *out, unsigned at, const struct process_figures *pro
     nvmlReturn wrapped_##name(nvmlDevice device, unsigned *count, type *out) {                                         \
         struct gpu_figures figures;                                                                                    \
         if (!NVML_HAS(name)) return NVML_ERROR_FUNCTION_NOT_FOUND;                                                     \
-        if (!count || !nvml_processes_of(device, &figures)) return real_nvml.name(device, count, out);                 \
+        if (!count || !nvml_processes_of(device, &figures)) return real_nvml()->name(device, count, out);              \
         if (!(compute)) figures.processes = 0;                                                                         \
         return tell(&figures, count, out, put);                                                                        \
     }                                                                                                                  \
@@ -55,7 +55,7 @@ nvmlReturn wrapped_nvmlDeviceGetRunningProcessDetailList(nvmlDevice device, nvml
     if (!NVML_HAS(nvmlDeviceGetRunningProcessDetailList)) return NVML_ERROR_FUNCTION_NOT_FOUND;
     if (!list || list->version != NVML_VERSION_OF(nvmlProcessDetails, 1) || list->mode > NVML_MODE_MPS ||
         !nvml_processes_of(device, &figures))
-        return real_nvml.nvmlDeviceGetRunningProcessDetailList(device, list);
+        return real_nvml()->nvmlDeviceGetRunningProcessDetailList(device, list);
     if (list->mode != NVML_MODE_COMPUTE) figures.processes = 0;
     return tell(&figures, &list->count, list->entries, put_detail);
 }
@@ -73,8 +73,8 @@ static nvmlReturn empty(nvmlReturn (*list)(nvmlDevice, unsigned *, void *), nvml
 #define EMPTY(name)                                                                                                    \
     nvmlReturn wrapped_##name(nvmlDevice device, unsigned *count, void *out) {                                         \
         if (!NVML_HAS(name)) return NVML_ERROR_FUNCTION_NOT_FOUND;                                                     \
-        if (!count || !figures_wanted()) return real_nvml.name(device, count, out);                                    \
-        nvmlReturn result = empty(real_nvml.name, device);                                                             \
+        if (!count || !figures_wanted()) return real_nvml()->name(device, count, out);                                 \
+        nvmlReturn result = empty(real_nvml()->name, device);                                                          \
         if (result == NVML_SUCCESS) *count = 0;                                                                        \
         return result;                                                                                                 \
     }                                                                                                                  \
@@ -86,21 +86,22 @@ EMPTY(nvmlDeviceGetFBCSessions)
 
 /* The driver's answer about a process of which it has kept nothing. */
 static nvmlReturn not_accounted(nvmlDevice device) {
-    nvmlReturn result = real_nvml.nvmlDeviceGetAccountingPids ? empty(real_nvml.nvmlDeviceGetAccountingPids, device)
-                                                              : NVML_ERROR_FUNCTION_NOT_FOUND;
+    nvmlReturn result = real_nvml()->nvmlDeviceGetAccountingPids
+                            ? empty(real_nvml()->nvmlDeviceGetAccountingPids, device)
+                            : NVML_ERROR_FUNCTION_NOT_FOUND;
     return result == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : result;
 }
 
 nvmlReturn wrapped_nvmlDeviceGetAccountingStats(nvmlDevice device, unsigned pid, void *out) {
     if (!NVML_HAS(nvmlDeviceGetAccountingStats)) return NVML_ERROR_FUNCTION_NOT_FOUND;
-    if (!out || !figures_wanted()) return real_nvml.nvmlDeviceGetAccountingStats(device, pid, out);
+    if (!out || !figures_wanted()) return real_nvml()->nvmlDeviceGetAccountingStats(device, pid, out);
     return not_accounted(device);
 }
 EXPORTED(nvmlDeviceGetAccountingStats);
 
 nvmlReturn wrapped_nvmlDeviceGetAccountingStats_v2(nvmlDevice device, void *out) {
     if (!NVML_HAS(nvmlDeviceGetAccountingStats_v2)) return NVML_ERROR_FUNCTION_NOT_FOUND;
-    if (!out || !figures_wanted()) return real_nvml.nvmlDeviceGetAccountingStats_v2(device, out);
+    if (!out || !figures_wanted()) return real_nvml()->nvmlDeviceGetAccountingStats_v2(device, out);
     return not_accounted(device);
 }
 EXPORTED(nvmlDeviceGetAccountingStats_v2);

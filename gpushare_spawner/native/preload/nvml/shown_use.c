@@ -4,7 +4,7 @@
 nvmlReturn wrapped_nvmlDeviceGetUtilizationRates(nvmlDevice device, nvmlUtilization *rates) {
     struct gpu_figures figures;
     if (!NVML_HAS(nvmlDeviceGetUtilizationRates)) return NVML_ERROR_FUNCTION_NOT_FOUND;
-    nvmlReturn result = real_nvml.nvmlDeviceGetUtilizationRates(device, rates);
+    nvmlReturn result = real_nvml()->nvmlDeviceGetUtilizationRates(device, rates);
     if (result != NVML_SUCCESS || !nvml_figures_of(device, &figures) || !figures.with_use) return result;
     /* nobody says who has kept the memory busy: it is taken to be in proportion to the time */
     unsigned whole = rates->gpu > figures.percent ? rates->gpu : figures.percent;
@@ -38,7 +38,7 @@ nvmlReturn wrapped_nvmlDeviceGetProcessUtilization(nvmlDevice device, nvmlProces
     const struct process_figures *found[FIGURES_PROCESSES];
     if (!NVML_HAS(nvmlDeviceGetProcessUtilization)) return NVML_ERROR_FUNCTION_NOT_FOUND;
     if (!count || !nvml_processes_of(device, &figures))
-        return real_nvml.nvmlDeviceGetProcessUtilization(device, out, count, seen);
+        return real_nvml()->nvmlDeviceGetProcessUtilization(device, out, count, seen);
     unsigned there = at_work(&figures, seen, found);
     nvmlReturn result = room_for(there, count, out);
     for (unsigned i = 0; result == NVML_SUCCESS && i < there; i++)
@@ -52,7 +52,7 @@ nvmlReturn wrapped_nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice device, nvml
     const struct process_figures *found[FIGURES_PROCESSES];
     if (!NVML_HAS(nvmlDeviceGetProcessesUtilizationInfo)) return NVML_ERROR_FUNCTION_NOT_FOUND;
     if (!list || list->version != NVML_VERSION_OF(nvmlProcessUses, 1) || !nvml_processes_of(device, &figures))
-        return real_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, list);
+        return real_nvml()->nvmlDeviceGetProcessesUtilizationInfo(device, list);
     unsigned there = at_work(&figures, list->last_seen, found);
     nvmlReturn result = room_for(there, &list->count, list->entries);
     for (unsigned i = 0; result == NVML_SUCCESS && i < there; i++)

@@ -11,7 +11,7 @@
 
 /* Whether NVML has the function. Where it has not, the wrapper answers NVML_ERROR_FUNCTION_NOT_FOUND: it is called all
    the same by a program that is linked against another version. */
-#define NVML_HAS(name) (real_nvml_load() && real_nvml.name)
+#define NVML_HAS(name) (real_nvml_load() && real_nvml()->name)
 
 /* What to show of a GPU. False: what the driver says, errors among it. */
 static inline bool nvml_figures_of(nvmlDevice device, struct gpu_figures *figures) {
