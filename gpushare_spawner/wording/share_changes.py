@@ -12,7 +12,6 @@ WHOLE_GPUS = (
     "A share of several GPUs cannot be changed while the server runs. Restart the server with another template."
 )
 MAKES_WAY = "This session makes way for servers within their quota. Its share cannot be changed now."
-NOT_DECIDED = "The GPU agent of this node did not answer in time. The share was not changed. Try again in a minute."
 
 
 def same(units: int) -> str:

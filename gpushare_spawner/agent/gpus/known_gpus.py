@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from gpushare_spawner.agent import processes
 from gpushare_spawner.agent.gpus.nvml import Gpu, NoGpu
-from gpushare_spawner.agent.state.session_records import regular_content
+from gpushare_spawner.agent.state.state_file import regular_content
 
 log = logging.getLogger(__name__)
 

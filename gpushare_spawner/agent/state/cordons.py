@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from gpushare_spawner.agent.state.session_records import regular_content
+from gpushare_spawner.agent.state.state_file import regular_content, replace_file
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.wording.drains import UNREADABLE
 
@@ -56,15 +55,5 @@ class Cordons:
 
     async def _write(self, cordons: list[Cordon]) -> None:
         # on the disk first: what was answered survives a crash
-        await asyncio.to_thread(_replace, self.path, _CORDONS.dump_json(tuple(cordons)))
+        await asyncio.to_thread(replace_file, self.path, _CORDONS.dump_json(tuple(cordons)))
         self.now = tuple(cordons)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    with open(fresh, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)

@@ -7,35 +7,20 @@ import contextlib
 import hashlib
 import logging
 import os
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.agent.state.state_file import regular_content, replace_file, sync_folder
 
 log = logging.getLogger(__name__)
-
-MAX_RECORD_BYTES = 1024 * 1024
-"""A record is about 1 KiB; a bigger file is none of ours."""
 
 
 def short_name(session_id: str) -> str:
     """A session's file name: fixed length, and safe whatever the user is called."""
     return hashlib.sha256(session_id.encode()).hexdigest()[:16]
-
-
-def regular_content(path: Path) -> bytes:
-    """A file's content, without waiting for anything else than the disk. Raises OSError or ValueError."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(file, "rb") as opened:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("not a regular file")
-        if found.st_size > MAX_RECORD_BYTES:
-            raise ValueError(f"the file has {found.st_size} bytes, more than any record")
-        return opened.read(MAX_RECORD_BYTES)
 
 
 class RecordFolder:
@@ -66,24 +51,9 @@ class RecordFolder:
         path = self.folder / f"{name}.json"
         if record is None:
             path.unlink(missing_ok=True)
+            sync_folder(self.folder)
         else:
-            fresh = path.with_suffix(".new")
-            try:
-                fresh.unlink(missing_ok=True)
-                with open(fresh, "xb") as file:
-                    file.write(record)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(fresh, path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    fresh.unlink(missing_ok=True)
-                raise
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            replace_file(path, record)
 
     def _set_aside(self, path: Path, error: Exception) -> None:
         reason = str(error)

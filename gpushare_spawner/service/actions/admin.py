@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushare_spawner.model.controls import Controls, Exemption, Message
+from gpushare_spawner.model.controls import Exemption, Message
 from gpushare_spawner.model.instant import LATEST
 from gpushare_spawner.model.protocol.control import MessageRequest
 from gpushare_spawner.model.protocol.frames import MAX_TEXT_LETTERS
@@ -59,7 +59,7 @@ class AdminActions:
             session, controls = await self._controls.read(one)
             if controls.exemption is None:
                 return Outcome(False, words.NOT_EXEMPT)
-            await self._controls.write(one, Controls(keep=controls.keep, keeps=controls.keeps))
+            await self._controls.write(one, controls.model_copy(update={"exemption": None}))
         self._log.session(session, one.node, EXEMPTION_ENDED, actor.name, reason=words.EXEMPTION_ENDED)
         return Outcome(True, words.EXEMPTION_ENDED)
 

@@ -82,11 +82,8 @@ class KeepActions:
             if standing is not None and abs(standing.until - until) <= SAME:
                 return Outcome(False, words.kept_already(standing.until - now))
             if standing is not None and until < standing.until:
-                changed = Controls(
-                    keep=Keep(until=until, since=standing.since, by=actor.name),
-                    keeps=controls.keeps,
-                    exemption=controls.exemption,
-                )
+                sooner = Keep(until=until, since=standing.since, by=actor.name)
+                changed = controls.model_copy(update={"keep": sooner})
             else:
                 changed = await self._extended(session, controls, actor, until, until - begin, now)
             text = words.kept(until - begin, session.tier)
@@ -102,7 +99,7 @@ class KeepActions:
             session, controls = await self._controls.read(one)
             if controls.keep is None:
                 return Outcome(False, words.NO_KEEP)
-            changed = Controls(keeps=controls.keeps, exemption=controls.exemption)
+            changed = controls.model_copy(update={"keep": None})
             await self._controls.write(one, changed, answer_to(asked, words.KEEP_ENDED, self._controls.clock()))
         self._log.session(session, one.node, KEEP_ENDED, actor.name, reason=words.KEEP_ENDED)
         return Outcome(True, words.KEEP_ENDED)
@@ -131,7 +128,7 @@ class KeepActions:
         keep = Keep(until=until, since=now, by=actor.name)
         if actor.is_admin:
             # it is not the user who keeps
-            return Controls(keep=keep, keeps=controls.keeps, exemption=controls.exemption)
+            return controls.model_copy(update={"keep": keep})
         others = await self._controls.of_others(session)
         began = _counted({**others, session.id: controls})
         # the clock was set back since those that are later than now, and the reports date them as now
@@ -140,7 +137,7 @@ class KeepActions:
         refusal = keep_refused(self.rule(session), seconds, (begin for _, begin in began.elements()), kept, now)
         if refusal is not None:
             raise ActionRefused(words.keep_refused(refusal, now), RefusalCode.LIMIT)
-        return Controls(keep=keep, keeps=(*controls.keeps, now)[-MOST_KEEPS:], exemption=controls.exemption)
+        return controls.model_copy(update={"keep": keep, "keeps": (*controls.keeps, now)[-MOST_KEEPS:]})
 
     def _remember(self, session: SessionReport, controls: Controls, now: float) -> None:
         """Remember when keeps began, as long as they count."""
