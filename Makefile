@@ -10,18 +10,23 @@ PACKAGE ?= placement idle arbiter
 # How many test files run at a time: make test WORKERS=2. Most tests wait for processes, so that three files use two cores
 # well. Tests of one file share what they started.
 WORKERS ?= 3
+# Hundreds of processes import the packages: what Python has compiled is kept, even where the environment forbids it.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test mutation check docs format helm-values lock venv clean
+.PHONY: demo test test-slow mutation check docs format helm-values lock venv clean
 .NOTPARALLEL:
 
 demo: ## a hub with shared GPUs on this machine, until Ctrl-C
 	@$(PYTHON) .ci/make_venv.py demo
 	@exec .venv/bin/gpushare demo --ip $(IP) --port $(PORT)
 
-# Hundreds of processes import the packages: what Python has compiled is kept, even where the environment forbids it.
-test: ## everything, on one machine and on a stand-in cluster
+test: ## everything but what `test-slow` tests, on one machine and on a stand-in cluster; with TESTS, all of that
 	@$(PYTHON) .ci/make_venv.py dev
-	@exec env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	@exec $(PYTEST) $(if $(TESTS),$(TESTS),-m "not slow")
+
+test-slow: ## crowds, a kill at each step, and builds: minutes of work that a small change seldom breaks
+	@$(PYTHON) .ci/make_venv.py dev
+	@exec $(PYTEST) -m slow
 
 mutation: ## small changes to the pure packages, each of which a test has to notice; takes some minutes for each package
 	@$(PYTHON) .ci/make_venv.py dev

@@ -47,6 +47,7 @@ def one_sentence(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_no_network(checkout: Path) -> None:
     said = one_sentence(make_venv(checkout, PIP_INDEX_URL="http://127.0.0.1:1/simple"))
     assert "the package index cannot be reached" in said

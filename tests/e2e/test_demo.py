@@ -73,6 +73,7 @@ def test_any_name_gets_a_share_and_ctrl_c_ends_everything(demo: RunningDemo) -> 
     assert not simulated_state(demo.folder).exists()
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_everything(demo: RunningDemo) -> None:
     demo.start()
     start_server(demo, "grace")
@@ -81,6 +82,7 @@ def test_a_closed_terminal_ends_everything(demo: RunningDemo) -> None:
     assert gone(demo) == {}
 
 
+@pytest.mark.slow
 def test_a_demo_that_is_killed_leaves_nothing_behind(demo: RunningDemo) -> None:
     demo.start()
     start_server(demo, "joan")

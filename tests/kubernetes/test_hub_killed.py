@@ -267,6 +267,7 @@ CHANGES = {(verb, "pods", number) for verb in ("create", "delete") for number in
 """What the scenario comes to, if no call has to be made twice."""
 
 
+@pytest.mark.slow
 async def test_at_every_call_in_turn(scenario: Scenario) -> None:
     calls = (await scenario.killed_while_it_starts(at=None)).calls
     reading = [call for call in calls if not changes(call)]

@@ -92,6 +92,7 @@ class AgentOfChart(ClusterAgent):
         return subprocess.run([sys.executable, *arguments], timeout=20).returncode == 0
 
 
+@pytest.mark.slow
 async def test_container_of_the_chart_serves_a_notebook_of_another_user(cluster: Cluster, short_folder: Path) -> None:  # noqa: F811
     short_folder.chmod(0o755)
     kubelet = await cluster.make_node()

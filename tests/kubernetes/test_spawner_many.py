@@ -29,6 +29,7 @@ PROFILES = ("quarter", "half", "tenth", "quarter", "third", "half", "quarter", "
 """More than there is: about 230 GPUs' worth on 160."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_500_users_at_once_get_no_more_than_160_gpus_have(cluster: Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "templates"
