@@ -42,6 +42,7 @@ class Kind(IntEnum):
     RESERVE = 11
     RETURN = 12
     ASK = 13
+    SUSPEND_READY = 14
 
     WELCOME = 64
     DEVICE = 65
@@ -58,6 +59,8 @@ class Kind(IntEnum):
     TEXT = 77
     CONTROLS = 78
     USE = 79
+    SUSPEND = 80
+    RESUMED = 81
     ERROR = 127
 
 
@@ -88,6 +91,10 @@ class Feature(IntFlag):
     """Observers ask for keeps and other things, and receive CONTROLS and TEXT frames."""
     USE = 32
     """An answer to QUERY includes USE frames."""
+    SUSPEND = 64
+    """The process can be suspended by the driver's checkpoint functions: its memory stays plain (engine `suspend`)."""
+    OBSERVE = 128
+    """The process reports its bursts and needs no lease: another sharing layer shares the GPU (engine `observe`)."""
 
 
 class ReserveKind(IntEnum):

@@ -32,6 +32,7 @@ enum frame_type {
     FRAME_QUERY = 10,
     FRAME_RESERVE = 11,
     FRAME_RETURN = 12,
+    FRAME_SUSPEND_READY = 14,
 
     FRAME_WELCOME = 64,
     FRAME_DEVICE = 65,
@@ -45,6 +46,8 @@ enum frame_type {
     FRAME_RECALL = 73,
     FRAME_SESSION_MEMORY = 74,
     FRAME_USE = 79,
+    FRAME_SUSPEND = 80,
+    FRAME_RESUMED = 81,
     FRAME_ERROR = 127,
 };
 
@@ -65,6 +68,8 @@ enum feature {
     FEATURE_CAUSE = 8,
     FEATURE_CONTROLS = 16,
     FEATURE_USE = 32,
+    FEATURE_SUSPEND = 64,  /* the library has it with engine `suspend` only, */
+    FEATURE_OBSERVE = 128, /* this one with engine `observe` only */
 };
 #define LIBRARY_FEATURES  (FEATURE_PACE | FEATURE_RESERVE)
 #define OBSERVER_FEATURES (FEATURE_RESERVE | FEATURE_USE)
