@@ -1,7 +1,7 @@
 """Servers as pods, with shared GPUs: KubeSpawner, and where its methods hand over to the parts in this package.
 
 A spawn goes through `options` (what was chosen), `reservations` (a place, perhaps after a wait), `launcher` (tries),
-`pod_builder` (the pod) and `admission` (whether the node takes it); its state is an `attempt`. `watches` keeps what the
+`pod` (the pod) and `admission` (whether the node takes it); its state is an `attempt`. `watches` keeps what the
 parts look at up to date, `snapshot` reads it; `cleanup` removes pods that stand in the way.
 """
 
@@ -49,8 +49,8 @@ from gpushare_spawner.spawner.kubernetes.form import (
 from gpushare_spawner.spawner.kubernetes.kubespawner_private import KubeSpawnerPrivate
 from gpushare_spawner.spawner.kubernetes.launcher import PodLauncher
 from gpushare_spawner.spawner.kubernetes.options import NAMES, choose, choose_template, names_template
-from gpushare_spawner.spawner.kubernetes.pod_builder import WITHOUT_GPU, build_pod
-from gpushare_spawner.spawner.kubernetes.pod_settings import (
+from gpushare_spawner.spawner.kubernetes.pod.builder import WITHOUT_GPU, build_pod
+from gpushare_spawner.spawner.kubernetes.pod.settings import (
     CONSTRAINING,
     REQUESTING,
     pinned_node,

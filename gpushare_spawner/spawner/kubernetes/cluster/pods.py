@@ -1,6 +1,6 @@
 """What a pod of ours says, as the API server writes it: what it holds, why it does not run, how it ended, whose it is.
 
-Does not make or remove any: see `pod_builder` and `cleanup`.
+Does not make or remove any: see `pod` and `cleanup`.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from kubespawner.utils import get_k8s_model
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB, pod_session
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
-from gpushare_spawner.spawner.kubernetes.pod_builder import build_pod
+from gpushare_spawner.spawner.kubernetes.pod.builder import build_pod
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused
 
-from .parts import share
+from ..parts import share
 
 
 def manifest(node_selector: dict[str, str] | None = None, **container: Any) -> V1Pod:
