@@ -7,10 +7,13 @@ layer; native_process.py and native_pod.py are ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
+from gpushare_spawner.model.layers import LayerOptions
 from gpushare_spawner.model.session_id import session_id
+from gpushare_spawner.model.template import Gpu, Template
+from gpushare_spawner.sharing.cluster_facts import ClusterFacts
 
 Environment: TypeAlias = dict[str, str]
 """What a process is started with."""
@@ -48,3 +51,41 @@ class SharingLayer(Protocol[Form]):
 
     def render(self, form: Form) -> Form:
         """Return the form with the share in it; the one given is not changed."""
+
+
+class LayerCannot(ValueError):
+    """A layer has no way to give a server this share; the message is a sentence for the admin."""
+
+
+@dataclass(frozen=True)
+class LayerRequest:
+    """One share that a layer with a scheduler of its own is asked for.
+
+    Nothing is placed: the scheduler chooses node and GPU when it sees the pod.
+    """
+
+    tenant: Tenant
+    template: Template
+    options: LayerOptions
+    """Those of the layer, see `LayersFile.options_of`."""
+    facts: ClusterFacts = field(default_factory=ClusterFacts)
+    """``nodes``: only those whose GPUs the layer shares, and that the server can run on."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """The template's share of GPUs. Raises ValueError for a template without a GPU."""
+        if self.template.gpu is None:
+            raise ValueError(f"template {self.template.name} asks for no GPU: there is nothing to share")
+        return self.template.gpu
+
+
+@dataclass(frozen=True)
+class LayerCapacity:
+    """What a layer has for servers of one template, by what it publishes."""
+
+    servers: int = 0
+    """Servers that could start now: GPU, CPU, memory and pods of the nodes are counted."""
+    at_most: int = 0
+    """Servers that an empty cluster could run; 0: none ever, so that it is no use to wait."""
+    limited_by: str = ""
+    """What else holds servers up, as half a sentence, like a queue's limit; empty: nothing."""

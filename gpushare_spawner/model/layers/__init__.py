@@ -1,0 +1,49 @@
+"""Sharing layers: what each can do, what admins set for it, and which nodes it is used on. Pure data."""
+
+from gpushare_spawner.model.layers.declaration import (
+    LAYERS,
+    Enforcement,
+    IdleReach,
+    Layer,
+    LayerName,
+    PlacedBy,
+    Source,
+    Where,
+)
+from gpushare_spawner.model.layers.options import (
+    AllOptions,
+    DraOptions,
+    HamiOptions,
+    KaiOptions,
+    KubeShareOptions,
+    LayerOptions,
+    MetaGpuOptions,
+    MigOptions,
+    NvshareOptions,
+    ReplicaOptions,
+)
+from gpushare_spawner.model.layers.rules import LayerRule, LayersFile, matches
+
+__all__ = [
+    "LAYERS",
+    "AllOptions",
+    "DraOptions",
+    "Enforcement",
+    "HamiOptions",
+    "IdleReach",
+    "KaiOptions",
+    "KubeShareOptions",
+    "Layer",
+    "LayerName",
+    "LayerOptions",
+    "LayerRule",
+    "LayersFile",
+    "MetaGpuOptions",
+    "MigOptions",
+    "NvshareOptions",
+    "PlacedBy",
+    "ReplicaOptions",
+    "Source",
+    "Where",
+    "matches",
+]

@@ -1,0 +1,220 @@
+"""The ways to share a GPU, and what each of them can do. Form, docs, checks and culler read it from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class LayerName(StrEnum):
+    """A way to share a GPU, as admins write it."""
+
+    NATIVE = "native"
+    TIME_SLICING = "time-slicing"
+    MPS = "mps"
+    MIG = "mig"
+    HAMI = "hami"
+    KAI = "kai"
+    DRA = "dra"
+    METAGPU = "metagpu"
+    NVSHARE = "nvshare"
+    KUBESHARE = "kubeshare"
+
+
+class Enforcement(StrEnum):
+    """What keeps a session within its part of a GPU."""
+
+    NONE = "none"
+    """Nothing: sessions can take more, at the cost of the others."""
+    SOFTWARE = "software"
+    """The layer's library or daemon, or the driver."""
+    HARDWARE = "hardware"
+    """The GPU itself."""
+
+
+class PlacedBy(StrEnum):
+    """What chooses the GPU of a session."""
+
+    LEDGER = "ledger"
+    """The hub, by its ledger of all allocations."""
+    SCHEDULER = "scheduler"
+    """The cluster's scheduler, or one that the layer brings."""
+
+
+class IdleReach(StrEnum):
+    """What an idle action can do to a session whose server keeps running. A server can be stopped with every layer."""
+
+    DOWNGRADE = "downgrade"
+    RELEASE = "release"
+    RESIZE = "resize"
+
+
+class Where(StrEnum):
+    """Where a layer works."""
+
+    KUBERNETES = "kubernetes"
+    ONE_MACHINE = "one machine"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The public source that a layer's rules were read from."""
+
+    project: str
+    version: str
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One way to share a GPU."""
+
+    name: LayerName
+    title: str
+    """Its name in texts."""
+    smallest_units: int | None
+    """The smallest share, and the step of shares, in units of 1 %; None: replicas or profiles of its nodes decide."""
+    memory: Enforcement
+    """Whether a session is kept within its part of the GPU's memory."""
+    compute: Enforcement
+    """Whether a session is kept within its part of the GPU's time."""
+    places: PlacedBy
+    reach: frozenset[IdleReach] = frozenset()
+    oversubscribes: bool = False
+    """Whether sessions together can allocate more memory than the GPU has."""
+    several_gpus: bool = True
+    """Whether a session can have several whole GPUs."""
+    legacy: bool = False
+    """Its project is not maintained any more."""
+    where: frozenset[Where] = frozenset({Where.KUBERNETES})
+    note: str = ""
+    """What an admin must know besides, in full sentences."""
+    source: Source | None = None
+    """None: it is ours."""
+
+
+_ON_BOTH = frozenset(Where)
+
+LAYERS: dict[LayerName, Layer] = {
+    layer.name: layer
+    for layer in (
+        Layer(
+            name=LayerName.NATIVE,
+            title="gpushare",
+            smallest_units=1,
+            memory=Enforcement.SOFTWARE,
+            compute=Enforcement.SOFTWARE,
+            places=PlacedBy.LEDGER,
+            reach=frozenset(IdleReach),
+            oversubscribes=True,
+            where=_ON_BOTH,
+            note="A session can use more while others are idle. A share is in proportion to time while others work.",
+        ),
+        Layer(
+            name=LayerName.TIME_SLICING,
+            title="NVIDIA time-slicing",
+            smallest_units=None,
+            memory=Enforcement.NONE,
+            compute=Enforcement.NONE,
+            places=PlacedBy.SCHEDULER,
+            note="A GPU has as many sessions as it has replicas. Sessions that work take turns of equal length.",
+            source=Source(
+                "NVIDIA/k8s-device-plugin", "0.20.0", ("api/config/v1/sharing.go", "internal/lm/resource.go")
+            ),
+        ),
+        Layer(
+            name=LayerName.MPS,
+            title="NVIDIA MPS",
+            smallest_units=None,
+            memory=Enforcement.SOFTWARE,
+            compute=Enforcement.SOFTWARE,
+            places=PlacedBy.SCHEDULER,
+            where=_ON_BOTH,
+            note="A session has an equal part of the GPU's memory and threads, one for each replica. A fault in one "
+            "session's GPU program ends the GPU programs of all sessions on that GPU.",
+            source=Source(
+                "NVIDIA/k8s-device-plugin", "0.20.0", ("cmd/mps-control-daemon/mps/device.go", "internal/rm/rm.go")
+            ),
+        ),
+        Layer(
+            name=LayerName.MIG,
+            title="NVIDIA MIG",
+            smallest_units=None,
+            memory=Enforcement.HARDWARE,
+            compute=Enforcement.HARDWARE,
+            places=PlacedBy.SCHEDULER,
+            where=_ON_BOTH,
+            note="A share is rounded up to the smallest profile of the GPU model that holds it.",
+            source=Source(
+                "NVIDIA/k8s-device-plugin", "0.20.0", ("internal/lm/mig-strategy.go", "internal/rm/devices.go")
+            ),
+        ),
+        Layer(
+            name=LayerName.HAMI,
+            title="HAMi",
+            smallest_units=1,
+            memory=Enforcement.SOFTWARE,
+            compute=Enforcement.SOFTWARE,
+            places=PlacedBy.SCHEDULER,
+            note="A GPU has at most as many sessions as its split count, 10 by default, whatever their shares.",
+            source=Source("Project-HAMi/HAMi", "2.10.0", ("pkg/device/nvidia/device.go", "pkg/scheduler/webhook.go")),
+        ),
+        Layer(
+            name=LayerName.KAI,
+            title="KAI Scheduler",
+            smallest_units=1,
+            memory=Enforcement.NONE,
+            compute=Enforcement.NONE,
+            places=PlacedBy.SCHEDULER,
+            note="GPU sharing must be switched on in KAI Scheduler; its admission webhook rejects fractions otherwise.",
+            source=Source("kai-scheduler/KAI-Scheduler", "0.17.0", ("pkg/admission/webhook/v1alpha2/gpusharing",)),
+        ),
+        Layer(
+            name=LayerName.DRA,
+            title="DRA (NVIDIA's driver)",
+            smallest_units=None,
+            memory=Enforcement.NONE,
+            compute=Enforcement.NONE,
+            places=PlacedBy.SCHEDULER,
+            note="A session has a whole GPU or a MIG device. With consumable capacity it has a part of a GPU, which "
+            "nothing enforces. Needs Kubernetes 1.34 or later.",
+            source=Source("kubernetes-sigs/dra-driver-nvidia-gpu", "9593204"),
+        ),
+        Layer(
+            name=LayerName.METAGPU,
+            title="MetaGPU",
+            smallest_units=1,
+            memory=Enforcement.SOFTWARE,
+            compute=Enforcement.NONE,
+            places=PlacedBy.SCHEDULER,
+            legacy=True,
+            note="A process that exceeds its part of the memory is killed within 5 s. A share can be split over GPUs.",
+            source=Source("run-ai/cnvrg-metagpu", "aa4ac9c (November 2022)"),
+        ),
+        Layer(
+            name=LayerName.NVSHARE,
+            title="nvshare",
+            smallest_units=None,
+            memory=Enforcement.NONE,
+            compute=Enforcement.NONE,
+            places=PlacedBy.SCHEDULER,
+            oversubscribes=True,
+            several_gpus=False,
+            legacy=True,
+            note="A node has one GPU, and its sessions take turns of 30 s. A share says nothing.",
+            source=Source("grgalex/nvshare", "1a8f211 (March 2025)"),
+        ),
+        Layer(
+            name=LayerName.KUBESHARE,
+            title="KubeShare",
+            smallest_units=1,
+            memory=Enforcement.SOFTWARE,
+            compute=Enforcement.SOFTWARE,
+            places=PlacedBy.SCHEDULER,
+            legacy=True,
+            note="Its scheduler deletes the pod and creates it again on the chosen node.",
+            source=Source("NTHU-LSALAB/KubeShare", "a862311 (October 2022)"),
+        ),
+    )
+}
+"""Each layer, in the order of the docs."""

@@ -1,0 +1,33 @@
+"""The layers whose share is rendered into a pod and placed by a scheduler: each one's functions, by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest, PodSpec
+
+Manifest = dict[str, Any]
+
+
+def _no_objects(request: LayerRequest) -> tuple[Manifest, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class PodLayer:
+    """The functions of one layer. They are pure, and change nothing that they are given."""
+
+    render: Callable[[PodSpec, LayerRequest], PodSpec]
+    """Return the pod with the share. Raises `LayerCannot`."""
+    free: Callable[[LayerRequest], LayerCapacity]
+    """Return what is free for servers of the request's template. Raises `LayerCannot`."""
+    objects: Callable[[LayerRequest], tuple[Manifest, ...]] = _no_objects
+    """Return objects that must be in the server's namespace before the pod. Equal requests have equal objects with
+    equal names: one that is there already is the right one."""
+
+
+POD_LAYERS: Mapping[LayerName, PodLayer] = {}
+"""Filled below, in the order of the docs."""
