@@ -97,6 +97,8 @@ def _fields(part: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterat
     for name, field in part["properties"].items():
         kinds = [kind for kind in field.get("anyOf", field.get("oneOf", [field])) if kind.get("type") != "null"]
         inner = next((schema["$defs"][kind["$ref"].rpartition("/")[2]] for kind in kinds if "$ref" in kind), None)
+        if inner is not None and "enum" in inner:  # one of a few words
+            kinds, inner = [inner], None
         required = name in part.get("required", ())
         # of text with a unit and a plain number the first: the page says once what plain numbers are
         value = "fields" if inner is not None else _value(kinds[0])
@@ -110,6 +112,8 @@ def _fields(part: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterat
 def _value(kind: dict[str, Any]) -> str:
     low, high = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")
     match kind["type"]:
+        case _ if "enum" in kind:
+            return ", ".join(f"`{value}`" for value in kind["enum"])
         case _ if "title" in kind:
             return str(kind["title"])
         case "boolean":

@@ -17,6 +17,7 @@ from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.cordons import Cordons
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.agent.state.state_folder import StateFolder
+from gpushare_spawner.model.memory_engine import engine_environment
 from gpushare_spawner.model.protocol.control import (
     AnnounceRequest,
     AnswerRequest,
@@ -126,7 +127,10 @@ class ControlRequests:
             if is_new:
                 self._registry.end(session.id, "it has no socket")
             raise _refused("internal", f"cannot create the socket of session {request.id}: {reason}")
-        return Opened(environment=session_environment(session.gpus, session.socket.path, self._libraries))
+        return Opened(
+            environment=session_environment(session.gpus, session.socket.path, self._libraries)
+            | engine_environment(request.engine)
+        )
 
     def confirm(self, request: ConfirmRequest) -> None:
         """Tie a session to the process of its server."""
@@ -202,11 +206,11 @@ class ControlRequests:
 
     def _open_again(self, session: Session, request: OpenRequest) -> None:
         before = session.record.request
-        if (before.share_units, before.gpus, before.uid) != (request.share_units, request.gpus, request.uid):
+        if any(getattr(before, name) != getattr(request, name) for name in ("share_units", "gpus", "uid", "engine")):
             raise _refused(
                 "exists",
                 f"session {request.id} is open already, with {before.share_units} units on {', '.join(before.gpus)} "
-                f"for uid {before.uid}; close it first",
+                f"for uid {before.uid} and the memory engine {before.engine}; close it first",
             )
         self._registry.reopen(session, request)
 

@@ -70,6 +70,7 @@ def session_report(
         memory_bytes=now.memory_bytes,
         resident_bytes=now.resident_bytes,
         memory_limit_bytes=session.memory_limit(session.gpus[0]) if session.gpus else 0,
+        engine=request.engine,
         host_memory_needed_bytes=host_memory[0],
         host_memory_budget_bytes=host_memory[1],
         gpu_busy=now.busy,

@@ -12,6 +12,7 @@ from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.delivered import Delivered
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.instant import Instant
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.memory_limit_hits import NO_HITS, MemoryLimitHits
 from gpushare_spawner.model.session_id import MAX_LENGTH
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, borrowed_in_use
@@ -156,6 +157,14 @@ class SessionReport(_Part):
     """The part of `memory_bytes` that is on the GPU by the agent's estimate; the rest is in host memory."""
     memory_limit_bytes: Amount = 0
     """What CUDA shows the session as the GPU's total memory."""
+    engine: MemoryEngine = MemoryEngine.MANAGED
+    """How its memory leaves the GPU."""
+    suspended: bool = False
+    """All its memory and its CUDA contexts are in host memory, and its GPU work waits until it is resumed."""
+    not_suspendable: str | None = None
+    """Why the session cannot be suspended now, in a sentence; None: it can, or its engine does not suspend."""
+    context_bytes: Amount = 0
+    """GPU memory that the CUDA contexts of its processes take beside `memory_bytes`, by what the driver shows."""
     host_memory_needed_bytes: Amount = 0
     """Host memory that is needed if all its movable memory leaves the GPUs."""
     host_memory_budget_bytes: Amount | None = None

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.controls import MOST_KEEPS
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, units_from_fraction
 from gpushare_spawner.model.tier import Tier
@@ -37,8 +38,12 @@ class GpuMemory(_Part):
     """Device memory of a session."""
 
     oversubscribe: bool = True
-    """Sessions together can allocate more memory than the GPU has: device memory becomes CUDA managed memory, and
-    memory that is not in use is paged out to host memory."""
+    """Sessions together can allocate more memory than the GPU has: memory that is not in use moves to host memory, in
+    the way that `engine` says."""
+    engine: MemoryEngine = MemoryEngine.MANAGED
+    """`managed`: device memory becomes CUDA managed memory, and pages that are not in use are paged out. `suspend`:
+    device memory stays plain, and the driver suspends all processes of a session that does not work while other
+    sessions need its memory; the agent needs the right to do so."""
     guarantee: PercentOrBytes | None = None
     """GPU memory that the session can allocate whatever other sessions have allocated, within its server's host
     memory. While sessions take turns it can be paged out to host memory. Not given: the fraction of the GPU's
@@ -46,6 +51,19 @@ class GpuMemory(_Part):
     limit: PercentOrBytes = "100%"
     """What CUDA shows as the GPU's total memory. It limits all processes of the session together; an allocation
     beyond it fails as on a GPU of that size."""
+
+    @model_validator(mode="after")
+    def _suspend_oversubscribes(self) -> GpuMemory:
+        if self.engine is MemoryEngine.SUSPEND and not self.oversubscribe:
+            raise ValueError(
+                "engine: suspend is a way to oversubscribe; leave out oversubscribe: false, or leave out the engine"
+            )
+        return self
+
+    @property
+    def kind(self) -> tuple[bool, MemoryEngine]:
+        """What stays the same where a session takes a share of another template."""
+        return self.oversubscribe, self.engine
 
 
 class Gpu(_Part):

@@ -28,7 +28,7 @@ def templates_of_kind(
         gpu = template.gpu
         if gpu is None or gpu.share.count != 1 or not all(suits(gpu, one.model, one.memory_bytes) for one in on):
             continue
-        if own is None or own.gpu is None or own.gpu.memory.oversubscribe == gpu.memory.oversubscribe:
+        if own is None or own.gpu is None or own.gpu.memory.kind == gpu.memory.kind:
             found.append(template)
     return found
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from gpushare_spawner.model.kubernetes import PodSession, labels, pinned, resource_limits
+from gpushare_spawner.model.memory_engine import engine_environment
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant
@@ -51,10 +52,12 @@ class NativePodLayer(SharingLayer[PodSpec]):
         resources = notebook.get("resources") or {}
         limits = resource_limits(session.share_units, session.gpu_indices, self._unit_size)
         changed = {**notebook, "resources": {**resources, "limits": {**(resources.get("limits") or {}), **limits}}}
+        variables = engine_environment(session.engine)
         if len(session.gpus) > 1:
             # each GPU is a separate resource, and the kubelet keeps only the first plugin's answer for a variable
             uuids = ",".join(session.gpus)
-            variables = {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids}
+            variables |= {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids}
+        if variables:
             changed["env"] = _with_variables(notebook.get("env") or [], variables)
         containers = [changed if container is notebook else container for container in spec["containers"]]
         return {
@@ -90,6 +93,7 @@ def _session(
         borrowed_units=placement.borrowed,
         memory_limit=template.gpu.memory.limit,
         oversubscribe=template.gpu.memory.oversubscribe,
+        engine=template.gpu.memory.engine,
     )
 
 

@@ -50,6 +50,7 @@ def open_request(
         borrowed_units=placement.borrowed,
         memory_limit=template.gpu.memory.limit,
         oversubscribe=template.gpu.memory.oversubscribe,
+        engine=template.gpu.memory.engine,
         confirm_within=confirm_within,
     )
 

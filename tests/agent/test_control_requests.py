@@ -13,6 +13,7 @@ import pytest
 from gpushare_spawner.agent.control_requests import MAX_UID, ControlRequests
 from gpushare_spawner.agent.sessions.session import Session
 from gpushare_spawner.agent.state.session_record import SessionRecord
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.protocol.control import (
     AnnounceRequest,
     CloseRequest,
@@ -109,7 +110,14 @@ def refusal(call: Callable[[], object]) -> tuple[str, str]:
 async def test_open_is_answered_when_its_record_is_on_the_disk(parts: Parts) -> None:
     answer = await parts.requests.answer(request_for("ada", borrowed_units=5))
     assert answer["environment"]["GPUSHARE_SOCKET"] == "/run/s/gpu"
+    assert "GPUSHARE_ENGINE" not in answer["environment"]
     assert parts.done == ["check 25 units, 5 borrowed", "add ada", "listen ada", "flush"]
+
+
+async def test_engine_suspend_stands_in_the_environment(parts: Parts) -> None:
+    answer = await parts.requests.answer(request_for("ada", engine=MemoryEngine.SUSPEND))
+    assert answer["environment"]["GPUSHARE_ENGINE"] == "suspend"
+    assert refusal(lambda: parts.requests.open(request_for("ada")))[0] == "exists"
 
 
 async def test_report_waits_for_no_disk(parts: Parts) -> None:

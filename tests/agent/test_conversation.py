@@ -9,6 +9,7 @@ import time
 from gpushare_spawner.agent.sessions.conversation import AGENT_FEATURES
 from gpushare_spawner.agent.sockets.connection import MALFORMED, NOT_ALLOWED, SESSION_CLOSED, WRONG_VERSION
 from gpushare_spawner.model.idle_cause import IdleCause
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.protocol.control import AnnounceRequest, TierRequest
 from gpushare_spawner.model.protocol.frames import Feature, Frame, Kind, LeaseState, Role, gpu_bytes
 from gpushare_spawner.model.report import Notice
@@ -46,6 +47,15 @@ async def test_without_oversubscription_no_more_than_the_gpu_is_shown(agent: Age
     welcome, device = await peer.connect()
     assert welcome.fields[4] == 0
     assert device.fields[:2] == (16 * GIB, 4 * GIB)
+
+
+async def test_engine_suspend_converts_no_memory_and_shows_no_more_than_the_gpu(agent: Agent) -> None:
+    peer = Peer(agent.open(engine=MemoryEngine.SUSPEND, memory_limit="200%"))
+    agent.peers.append(peer)
+    welcome, device = await peer.connect()
+    assert welcome.fields[4] == 0
+    assert device.fields[:2] == (16 * GIB, 4 * GIB)
+    assert agent.node.report().sessions[0].engine is MemoryEngine.SUSPEND
 
 
 async def test_a_lease_from_request_to_release(agent: Agent) -> None:

@@ -73,7 +73,7 @@ def test_the_map_of_the_architecture_names_every_package() -> None:
 def test_every_field_of_a_template_has_a_row_with_value_and_meaning() -> None:
     schema = generated.template_schema()
     fields = {cells[0].strip("`"): cells for cells in rows(reference_text.template_fields(schema))}
-    named = {name for part in [schema, *schema["$defs"].values()] for name in part["properties"]}
+    named = {name for part in [schema, *schema["$defs"].values()] for name in part.get("properties", ())}
     assert {name.rpartition(".")[2] for name in fields} >= named
     assert fields["name"][2] == "must be given"
     assert fields["gpu.count"][1] == "1 to 64"

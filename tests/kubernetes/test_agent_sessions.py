@@ -14,6 +14,7 @@ from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure
 from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.controls import AskAnswer, Controls, Exemption, Keep, Message
 from gpushare_spawner.model.kubernetes import Requests, notice_patch, requests_patch, tier_patch
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.protocol.control import CloseRequest, ControlRefused
 from gpushare_spawner.model.protocol.frames import LACKS_REQUESTS, NO_END, AskKind, Feature, Kind, Role, TextPart
 from gpushare_spawner.model.report import Notice
@@ -50,6 +51,15 @@ async def test_a_pod_becomes_the_session_that_its_annotations_say(agent: NodeAge
     peer = await agent.peer("ada+lab")
     peer.send(Kind.REQUEST, GIB, 0, gpu=FIRST.uuid)
     await peer.expect(Kind.GRANT)
+
+
+async def test_engine_of_a_pods_session_is_reported_and_its_memory_stays_plain(agent: NodeAgent) -> None:
+    await agent.pod("jupyter-ada", session("ada", engine=MemoryEngine.SUSPEND))
+    assert (await agent.session("ada")).engine is MemoryEngine.SUSPEND
+    peer = Peer(agent.environment("jupyter-ada")["GPUSHARE_SOCKET"])
+    welcome, _device = await peer.connect(Role.CUDA)
+    assert welcome.fields[4] == 0
+    peer.close()
 
 
 async def test_the_socket_is_where_the_container_was_told(agent: NodeAgent) -> None:

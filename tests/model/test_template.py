@@ -54,6 +54,8 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(gpu={"fraction": 1.5}), "out of range"),
         (changed(gpu={"fraction": 0.25, "count": 1}), "give either fraction"),
         (changed(gpu={}), "give either fraction"),
+        (changed(gpu={"fraction": 0.25, "memory": {"engine": "swap"}}), "engine"),
+        (changed(gpu={"fraction": 0.25, "memory": {"engine": "suspend", "oversubscribe": False}}), "oversubscribe"),
         (changed(gpu={"count": 0}), "greater than or equal to 1"),
         (changed(gpu={"count": True}), "count"),
         (changed(gpu={"fraction": 0.25, "colour": "red"}), "colour"),

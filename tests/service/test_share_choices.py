@@ -25,6 +25,7 @@ TEMPLATES = {
         template("h100", fraction=0.3, models=["*H100*"]),
         template("large", fraction=0.6, memory={"guarantee": "80Gi"}),
         template("plain", fraction=0.4, memory={"oversubscribe": False}),
+        template("suspended", fraction=0.5, memory={"engine": "suspend"}),
         template("two", count=2),
         template("cpu"),
     )
@@ -40,7 +41,7 @@ def test_templates_are_of_the_sessions_kind_of_gpu_and_memory() -> None:
     plain = session("ann", template="plain", share_units=40)
     assert names(templates_of_kind(plain, [A100], TEMPLATES)) == ["plain"]
     gone = session("ann", template="gone")
-    assert names(templates_of_kind(gone, [A100], TEMPLATES)) == ["quarter", "half", "whole", "plain"]
+    assert names(templates_of_kind(gone, [A100], TEMPLATES)) == ["quarter", "half", "whole", "plain", "suspended"]
 
 
 def test_session_on_several_or_unknown_gpus_has_no_choice() -> None:

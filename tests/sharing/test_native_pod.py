@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpushare_spawner.model.kubernetes import labels, node_of, pod_session
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import Tenant
@@ -47,6 +48,15 @@ def test_the_pod_says_what_it_holds_and_the_one_given_stays_as_it_is() -> None:
 def test_units_are_rounded_up_to_whole_devices() -> None:
     notebook = notebook_container(layer(unit_size=10).render(POD)["spec"])
     assert notebook["resources"]["limits"] == {"gpushare-spawner.io/gpu-0": "3"}
+
+
+def test_engine_suspend_stands_in_annotations_and_environment() -> None:
+    suspended = Template.model_validate(
+        {"name": "s", "display_name": "S", "gpu": {"fraction": 0.25, "memory": {"engine": "suspend"}}}
+    )
+    pod = layer(suspended).render(POD)
+    assert pod_session(pod["metadata"]["annotations"]).engine is MemoryEngine.SUSPEND
+    assert notebook_container(pod["spec"])["env"][1:] == [{"name": "GPUSHARE_ENGINE", "value": "suspend"}]
 
 
 def test_several_gpus_are_named_in_the_environment() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.protocol.control import OpenRequest
-from gpushare_spawner.model.template import Template
+from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.sharing.native_process import NativeProcessLayer, merged, open_request
 
@@ -36,6 +37,16 @@ def test_a_request_says_whose_share_it_is_and_how_large() -> None:
         oversubscribe=False,
         confirm_within=30,
     )
+
+
+def test_engine_of_the_template_is_asked_for_and_the_default_is_left_out() -> None:
+    memory = {"engine": "suspend"}
+    suspended = QUARTER.model_copy(update={"gpu": Gpu.model_validate({"fraction": 0.25, "memory": memory})})
+    placement = Placement("here", ("GPU-1",))
+    asked = open_request(Tenant("ada"), suspended, placement).model_dump(mode="json")
+    assert OpenRequest.model_validate(asked).engine is MemoryEngine.SUSPEND
+    # an agent that does not know engines refuses a request that names one
+    assert "engine" not in open_request(Tenant("ada"), QUARTER, placement).model_dump(mode="json")
 
 
 def test_the_environment_leads_to_the_session_and_the_one_given_stays_as_it_is() -> None:

@@ -258,7 +258,7 @@ class Conversation:
             record.tier.depth,
             record.effective_units,
             record.borrowed_units,
-            int(record.request.oversubscribe),
+            int(session.converts_memory),
             len(session.gpus),
             AGENT_FEATURES,
         )

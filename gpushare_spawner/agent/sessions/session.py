@@ -14,6 +14,7 @@ from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoint
 from gpushare_spawner.agent.state.session_record import SessionRecord
 from gpushare_spawner.model.controls import AskAnswer
 from gpushare_spawner.model.delivered import NOTHING, Delivered
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -134,11 +135,21 @@ class Session:
         """Its weight in the arbiter: what it is guaranteed, and at least one unit unless it is released."""
         return max(self.guaranteed_units, 1) if self.record.effective_units else 0
 
+    @property
+    def suspends(self) -> bool:
+        """Whether its memory leaves the GPU only as a whole, while the session is suspended."""
+        return self.record.request.engine is MemoryEngine.SUSPEND
+
+    @property
+    def converts_memory(self) -> bool:
+        """Whether the library makes its device memory movable."""
+        return self.record.request.oversubscribe and not self.suspends
+
     def memory_limit(self, gpu: Gpu) -> int:
         """Bytes that CUDA shows the session as this GPU's total."""
         limit = _resolved(self.record.request.memory_limit, gpu.memory_bytes)
-        # without oversubscription allocations stay on the GPU: there is no more than the GPU has
-        return limit if self.record.request.oversubscribe else min(limit, gpu.memory_bytes)
+        # plain memory is on the GPU while the session works: there is no more than the GPU has
+        return limit if self.converts_memory else min(limit, gpu.memory_bytes)
 
     def memory_guarantee(self, gpu: Gpu) -> int:
         """Bytes of this GPU that are the session's part: of the units that it owns, as their lender has the same bytes

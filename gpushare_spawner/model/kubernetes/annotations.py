@@ -34,6 +34,7 @@ from gpushare_spawner.model.kubernetes.share_annotations import (
     resize_patch,
     resized_patch,
 )
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.quantity import parse_percent_or_bytes
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.share import UNITS_PER_GPU
@@ -73,6 +74,8 @@ MEMORY_LIMIT = PREFIX + "memory-limit"
 """Annotation: what CUDA shows as each GPU's total, as "80%" or "12Gi"; absent: the whole GPU."""
 OVERSUBSCRIBE = PREFIX + "oversubscribe"
 """Annotation: "false" where allocations must stay on the GPU; absent or "true": they may move to host memory."""
+ENGINE = PREFIX + "memory-engine"
+"""Annotation: how memory leaves the GPU, see `model.memory_engine`; absent: "managed"."""
 NOTICE = PREFIX + "announcement"
 """Annotation: JSON of `model.report.Notice`; absent while the user has no notice."""
 HUB = PREFIX + "hub"
@@ -125,6 +128,7 @@ class PodSession:
     """What CUDA shows as each GPU's total: a part of it, or bytes."""
     oversubscribe: bool = True
     """Whether allocations may move to host memory."""
+    engine: MemoryEngine = MemoryEngine.MANAGED
     quota: str = ""
     """The account that the share is charged to; empty: none was chosen."""
     user_units: int | None = None
@@ -164,6 +168,8 @@ class PodSession:
             written[USER_UNITS] = str(self.user_units)
         if not self.oversubscribe:
             written[OVERSUBSCRIBE] = "false"
+        if self.engine is not MemoryEngine.MANAGED:
+            written[ENGINE] = self.engine.value
         if self.notice is not None:
             written[NOTICE] = self.notice.model_dump_json()
         controls = dict(controls_patch(self.controls))
@@ -228,6 +234,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
     user_units = read(USER_UNITS, _units_from(1), 0) if USER_UNITS in given else None
     memory_limit = read(MEMORY_LIMIT, _amount, WHOLE_MEMORY, default=WHOLE_MEMORY)
     oversubscribe = read(OVERSUBSCRIBE, _truth, True, default=True)
+    engine = read(ENGINE, _engine, MemoryEngine.MANAGED, default=MemoryEngine.MANAGED)
     controls: Controls = NO_CONTROLS
     message: Message | None = None
     answers: tuple[AskAnswer, ...] = ()
@@ -262,6 +269,7 @@ def pod_session(annotations: Mapping[str, str] | None) -> PodSession:
         yields_until=yields_until,
         memory_limit=memory_limit,
         oversubscribe=oversubscribe,
+        engine=engine,
         quota=given.get(QUOTA, ""),
         user_units=user_units,
         controls=controls,
@@ -373,6 +381,13 @@ def _truth(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError('write "true" or "false"')
     return text == "true"
+
+
+def _engine(text: str) -> MemoryEngine:
+    try:
+        return MemoryEngine(text)
+    except ValueError:
+        raise ValueError(f"write one of {', '.join(MemoryEngine)}") from None
 
 
 def _notice(text: str) -> Notice:

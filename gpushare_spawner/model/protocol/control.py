@@ -14,6 +14,7 @@ from gpushare_spawner.model.controls import AskAnswer, Controls, Message
 from gpushare_spawner.model.cordon import Cordon
 from gpushare_spawner.model.idle_cause import IdleCause
 from gpushare_spawner.model.instant import Instant
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.quantity import PercentOrBytes
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.session_id import MAX_LENGTH
@@ -70,12 +71,16 @@ class OpenRequest(_Request):
     bound."""
     memory_limit: PercentOrBytes = "100%"
     oversubscribe: bool = True
+    engine: MemoryEngine = MemoryEngine.MANAGED
     confirm_within: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a session that was not confirmed is closed."""
 
     @model_serializer(mode="wrap")
     def _for_older_agents(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without("user_units", handler(self))
+        written = _without("user_units", handler(self))
+        if self.engine is MemoryEngine.MANAGED:
+            del written["engine"]
+        return written
 
 
 class Opened(BaseModel):

@@ -20,6 +20,7 @@ from gpushare_spawner.model.kubernetes.annotations import (
 )
 from gpushare_spawner.model.kubernetes.control_annotations import answers_patch, controls_patch
 from gpushare_spawner.model.kubernetes.prefix import PREFIX
+from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.report import Notice
 from gpushare_spawner.model.tier import Tier
 
@@ -67,6 +68,7 @@ def sessions(draw: some.DrawFn) -> PodSession:
         borrowed_units=draw(some.integers(0, share)),
         memory_limit=draw(some.sampled_from(["100%", "80%", "12Gi"])),
         oversubscribe=draw(some.booleans()),
+        engine=draw(some.sampled_from(MemoryEngine)),
         quota=draw(some.text()),
         tier=draw(some.sampled_from([Tier.ACTIVE, Tier.DOWNGRADED, Tier.RELEASED])),
         controls=draw(controls),
@@ -105,6 +107,7 @@ def test_what_the_annotations_look_like() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "explained"),
     [
+        ("memory-engine", "swap", "write one of managed, suspend"),
         ("share", "0", "from 1 to 100"),
         ("share", "25%", "from 1 to 100"),
         ("share", "٢", "from 1 to 100"),

@@ -40,6 +40,7 @@ def pod_record(pod: Pod, said: PodSession, devices: Mapping[str, Given], seen: t
             borrowed_units=said.borrowed_units,
             memory_limit=said.memory_limit,
             oversubscribe=said.oversubscribe,
+            engine=said.engine,
         ),
         opened_at=pod.created,
         borrowed_units=said.borrowed_units,
