@@ -24,10 +24,12 @@ PRELOAD = ROOT / "gpushare_spawner" / "native" / "preload"
 LAYERS = ("platform", "driver", "contexts", "memory", "gate", "lease", "wrappers", "nvml")
 """Lowest first."""
 SIMGPU = ROOT / "packages" / "gpushare-simgpu" / "gpushare_simgpu"
-SIMGPU_LAYERS = ("common", "cuda/streams", "cuda/memory", "cuda/paging", "cuda/kernels", "cuda/driver", "nvml")
+SIMGPU_LAYERS = (
+    "common", "cuda/streams", "cuda/memory", "cuda/paging", "cuda/kernels", "cuda/checkpoint", "cuda/driver", "nvml",
+)  # fmt: skip
 """Lowest first. Only symbols and circles are checked here: headers of the driver's folders include each other."""
 SIMGPU_UPWARD = {
-    "driver": "the state of the process stands in driver/init.c, which fills it; all layers read it",
+    "driver": "the state of the process stands in driver/driver.c, and init.c fills it; all layers read it",
     "memory_accessible": "the address of an operation on a value in memory is checked when it is put on a stream",
     "copy_rectangle": "graphs copy as copies on streams do",
     "launch_prepare": "graphs launch as launches on streams do",

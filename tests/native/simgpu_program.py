@@ -85,7 +85,7 @@ class Stats(ctypes.Structure):
         for name in (
             "kernels", "busy_ns", "fault_ns", "faulted_in", "first_touched", "fault_evicted", "prefetched_in",
             "prefetched_out", "prefetch_evicted", "plain_evicted", "copied_in", "copied_out", "remote", "memory",
-            "memory_free", "memory_managed",
+            "memory_free", "memory_managed", "checkpointed", "restored",
         )
     ]  # fmt: skip
 

@@ -14,6 +14,13 @@ uint64_t engine_take(struct engine *engine, uint64_t ready, uint64_t ns) {
     return engine->free_at;
 }
 
+uint64_t engine_evict(struct state *state, int gpu, uint64_t pages) {
+    uint64_t bytes = pages * state->settings.page;
+    if (!bytes) return 0;
+    state->gpus[gpu].stats.plain_evicted += bytes;
+    return engine_take(&state->gpus[gpu].d2h, clock_now(), clock_transfer_ns(bytes, state->settings.d2h));
+}
+
 static void count(struct busy *ring, uint64_t length, uint64_t bucket_ns, uint64_t from, uint64_t until) {
     while (from < until) {
         uint64_t bucket = from / bucket_ns, end = (bucket + 1) * bucket_ns;

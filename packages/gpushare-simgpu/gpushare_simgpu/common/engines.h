@@ -8,6 +8,9 @@
 /* Takes the engine for `ns` from `ready` on, after everything taken before, and gives the end. */
 uint64_t engine_take(struct engine *engine, uint64_t ready, uint64_t ns);
 
+/* Counts pages that left for plain memory, and takes the engine for them; gives the end, 0 for none. */
+uint64_t engine_evict(struct state *state, int gpu, uint64_t pages);
+
 /* Counts compute time of a process for the utilisation that NVML shows, of the GPU and of the process. */
 void engine_count_busy(struct gpu *gpu, uint32_t slot, uint64_t from, uint64_t until);
 

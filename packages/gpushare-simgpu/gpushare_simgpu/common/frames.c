@@ -52,6 +52,10 @@ enum claim frames_claim(struct state *state, int number_of_gpu, uint32_t slot, u
     return claim;
 }
 
+int frames_fit(struct state *state, int gpu, uint64_t count) {
+    return (uint64_t)state->gpus[gpu].free.count + state->gpus[gpu].managed.count >= count;
+}
+
 int frames_holds(struct state *state, int gpu, uint32_t number, uint32_t slot, uint64_t page) {
     if (number >= state->frames) return 0;
     struct frame *frame = &gpu_frames(state, gpu)[number];

@@ -12,6 +12,9 @@ enum claim { CLAIM_NONE, CLAIM_FREE, CLAIM_EVICTED };
 enum claim frames_claim(struct state *state, int gpu, uint32_t slot, uint64_t page, enum frame_kind kind,
                         uint32_t *number);
 
+/* True when that many frames are free or can be taken from managed pages. */
+int frames_fit(struct state *state, int gpu, uint64_t count);
+
 /* True when the page is still in that frame. */
 int frames_holds(struct state *state, int gpu, uint32_t number, uint32_t slot, uint64_t page);
 

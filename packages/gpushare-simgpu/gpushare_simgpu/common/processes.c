@@ -171,6 +171,11 @@ void processes_reap(struct state *state, int now) {
     pthread_mutex_unlock(&state->lock);
 }
 
+int processes_alive(struct state *state, uint32_t slot, uint64_t serial) {
+    processes_reap(state, 0);
+    return __atomic_load_n(&state->processes[slot].pid, __ATOMIC_ACQUIRE) && state->processes[slot].serial == serial;
+}
+
 int processes_join(struct state *state) {
     lock(state);
     if (reap(state) == 0) {
@@ -198,6 +203,7 @@ int processes_join(struct state *state) {
                                     .start = start_time("self"),
                                     .pid_namespace = pid_namespace("self"),
                                     .serial = ++state->next_serial};
+        checkpoint_reset(&state->checkpoints[found]);
         own_slot = found;
         __atomic_store_n(&process->pid, getpid(), __ATOMIC_RELEASE);
     }

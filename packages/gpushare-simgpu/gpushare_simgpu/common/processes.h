@@ -16,6 +16,9 @@ void processes_reap(struct state *state, int now);
  * pids of the host. May read all of /proc: not with a GPU's lock held. 0: nobody has had the slot. */
 int32_t processes_pid(struct state *state, uint32_t slot);
 
+/* True while the process that has the slot is the one with this serial number. Frees what dead processes held. */
+int processes_alive(struct state *state, uint32_t slot, uint64_t serial);
+
 /* In a child after fork, which has no part in its parent's slot. */
 void processes_forked(void);
 

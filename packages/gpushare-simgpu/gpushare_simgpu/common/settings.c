@@ -67,6 +67,33 @@ static int number(const char *name, uint64_t *out, double standard, double least
     return 0;
 }
 
+/* The place of the variable's word in `words`, which ends with NULL; its first word where the variable is not set. */
+static int choice(const char *name, int *out, const char *const *words) {
+    const char *text = getenv(name);
+    *out = 0;
+    if (!text || !*text) return 0;
+    for (; words[*out]; ++*out)
+        if (strcmp(text, words[*out]) == 0) return 0;
+    fprintf(stderr, "simgpu: %s=%s is none of:", name, text);
+    for (int i = 0; words[i]; i++) fprintf(stderr, " %s", words[i]);
+    fprintf(stderr, "\n");
+    return -1;
+}
+
+static int read_checkpoint(struct settings *s) {
+    static const char *const SUPPORT[] = {"supported", "absent", "unsupported", NULL};
+    static const char *const MANAGED[] = {"fail", "refuse", NULL};
+    static const char *const RETRY[] = {"yes", "no", NULL};
+    int support, no_retry;
+    if (choice("SIMGPU_CHECKPOINT", &support, SUPPORT) ||
+        choice("SIMGPU_CHECKPOINT_MANAGED", &s->checkpoint_refuses_managed, MANAGED) ||
+        choice("SIMGPU_CHECKPOINT_RETRY", &no_retry, RETRY))
+        return -1;
+    s->checkpoint = (enum checkpoint_support)support;
+    s->checkpoint_retries = !no_retry;
+    return 0;
+}
+
 int settings_read(struct settings *s) {
     const double gib = 1024.0 * 1024 * 1024, slowest = 1e5, fastest = 1e14;
     uint64_t slice_us;
@@ -78,7 +105,9 @@ int settings_read(struct settings *s) {
         number("SIMGPU_FAULT", &s->fault, 3e9, slowest, fastest) ||
         number("SIMGPU_FAULT_EVICT", &s->fault_evict, (double)s->fault, slowest, fastest) ||
         number("SIMGPU_HBM", &s->hbm, 700e9, slowest, fastest) ||
-        number("SIMGPU_LAUNCH_NS", &s->launch_ns, 2000, 0, 1e9) || number("SIMGPU_SLICE_US", &slice_us, 2000, 50, 1e7))
+        number("SIMGPU_LAUNCH_NS", &s->launch_ns, 2000, 0, 1e9) ||
+        number("SIMGPU_SLICE_US", &slice_us, 2000, 50, 1e7) ||
+        number("SIMGPU_CONTEXT_MEMORY", &s->context_memory, 0, 0, 1024 * gib) || read_checkpoint(s))
         return -1;
     if (mode(&s->mode)) return -1;
     s->slice_ns = slice_us * 1000;

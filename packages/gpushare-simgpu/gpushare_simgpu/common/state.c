@@ -15,7 +15,7 @@
 #include "common/turns.h"
 
 /* "SIMGPU" and the number of the layout */
-#define MAGIC (0x5550474d49530000ull + 6)
+#define MAGIC (0x5550474d49530000ull + 7)
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static struct state *opened;
@@ -63,6 +63,7 @@ static void make_state(struct state *state, const struct settings *settings, con
     state->settings = *settings;
     state->frames = settings->memory / settings->page;
     shared_mutex(&state->lock);
+    for (int i = 0; i < MAX_PROCESSES; i++) shared_mutex(&state->checkpoints[i].caller);
     for (int i = 0; i < (int)settings->devices; i++) {
         struct gpu *gpu = &state->gpus[i];
         shared_mutex(&gpu->lock);

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdint.h>
 
+#include "common/checkpoint.h"
 #include "common/settings.h"
 #include "common/stats.h"
 
@@ -95,6 +96,7 @@ struct state {
     uint32_t next_slot; /* slots are taken in turn, so that what an ended process leaves stays readable for a while */
     uint64_t reaped_at;
     struct process processes[MAX_PROCESSES];
+    struct checkpoint checkpoints[MAX_PROCESSES]; /* of each process */
     struct gpu gpus[MAX_GPUS];
     struct frame all_frames[]; /* those of GPU 0, then of GPU 1 ... */
 };

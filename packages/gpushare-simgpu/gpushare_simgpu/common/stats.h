@@ -23,6 +23,8 @@ struct simgpu_stats {
     uint64_t memory;           /* bytes of VRAM */
     uint64_t memory_free;      /* of it: free */
     uint64_t memory_managed;   /* of it: resident managed pages, which can be evicted */
+    uint64_t checkpointed;     /* bytes moved to the host by checkpoints of processes */
+    uint64_t restored;         /* bytes moved back to the device by their restores */
 };
 
 /* Fills at most `size` bytes of *out for a GPU by its number on the machine (CUDA_VISIBLE_DEVICES does not count).

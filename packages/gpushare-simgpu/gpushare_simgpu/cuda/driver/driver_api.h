@@ -276,4 +276,32 @@ typedef struct {
     char bytes[64];
 } CUipcMemHandle;
 
+/* The arguments of the calls cuCheckpointProcess*: 64 bytes each. What is reserved has to be 0. */
+typedef struct {
+    unsigned timeout_ms; /* 0: no limit */
+    unsigned reserved0;
+    uint64_t reserved1[7];
+} CUcheckpointLockArgs;
+
+typedef struct {
+    uint64_t reserved[8];
+} CUcheckpointCheckpointArgs;
+
+typedef struct {
+    CUuuid before, after;
+} CUcheckpointGpuPair;
+
+typedef struct {
+    CUcheckpointGpuPair *pairs; /* to which GPU each one's memory goes; since CUDA 13.0, reserved before */
+    unsigned pair_count;
+    char reserved0[44];
+    uint64_t reserved1;
+} CUcheckpointRestoreArgs;
+
+typedef struct {
+    uint64_t reserved[8];
+} CUcheckpointUnlockArgs;
+
+_Static_assert(sizeof(CUcheckpointLockArgs) == 64 && sizeof(CUcheckpointRestoreArgs) == 64, "as in CUDA's headers");
+
 #endif

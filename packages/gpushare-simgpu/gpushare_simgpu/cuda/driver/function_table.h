@@ -1,6 +1,12 @@
 /* Name, CUDA version, function, and its form for per-thread default streams where it has one. Sorted by name. Read
  * several times over with other meanings of ONE and TWO, so without a guard. */
 // clang-format off: a table
+ONE("cuCheckpointProcessCheckpoint", 12080, cuCheckpointProcessCheckpoint)
+ONE("cuCheckpointProcessGetRestoreThreadId", 12080, cuCheckpointProcessGetRestoreThreadId)
+ONE("cuCheckpointProcessGetState", 12080, cuCheckpointProcessGetState)
+ONE("cuCheckpointProcessLock", 12080, cuCheckpointProcessLock)
+ONE("cuCheckpointProcessRestore", 12080, cuCheckpointProcessRestore)
+ONE("cuCheckpointProcessUnlock", 12080, cuCheckpointProcessUnlock)
 ONE("cuCtxCreate", 3020, cuCtxCreate_v2)
 ONE("cuCtxCreate", 11040, cuCtxCreate_v3)
 ONE("cuCtxCreate", 12050, cuCtxCreate_v4)

@@ -6,9 +6,9 @@
 
 #include "common/processes.h"
 #include "common/uuid.h"
+#include "cuda/checkpoint/restore_thread.h"
 #include "cuda/driver/driver.h"
-
-struct driver driver;
+#include "cuda/streams/call_lock.h"
 
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
@@ -17,6 +17,7 @@ static void after_fork_in_child(void) {
     if (driver.phase == DRIVER_READY) {
         driver.phase = DRIVER_FORKED;
         processes_forked();
+        call_lock_forked();
     }
 }
 
@@ -83,6 +84,7 @@ static CUresult start(void) {
         watching_forks = 1;
     }
     __atomic_store_n(&driver.phase, DRIVER_READY, __ATOMIC_RELEASE);
+    restore_thread_start();
     return CUDA_SUCCESS;
 }
 

@@ -1,4 +1,5 @@
 /* Settings of a context that are kept and told back: nothing in the simulator depends on them. */
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/context.h"
 
 #define LIMITS 7
@@ -18,6 +19,7 @@ EXPORT CUresult cuCtxGetLimit(size_t *value, int limit) {
 }
 
 EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
+    LOCKABLE();
     struct context *context;
     CUresult error = context_require(&context);
     if (error) return error;

@@ -1,4 +1,5 @@
 /* Devices that reach each other's memory: all do, over the bus. Copies between them work with or without. */
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/context.h"
 
 EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
@@ -19,6 +20,7 @@ EXPORT CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice devi
 }
 
 EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+    LOCKABLE();
     struct context *context;
     CUresult error = context_require(&context);
     if (error) return error;
@@ -30,6 +32,7 @@ EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
 }
 
 EXPORT CUresult cuCtxDisablePeerAccess(CUcontext peer) {
+    LOCKABLE();
     struct context *context;
     CUresult error = context_require(&context);
     if (error) return error;

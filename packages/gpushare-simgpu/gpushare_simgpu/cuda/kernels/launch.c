@@ -4,6 +4,7 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/module.h"
 #include "cuda/driver/ptsz.h"
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/stream.h"
 #include "cuda/kernels/launch.h"
 
@@ -61,6 +62,7 @@ static CUresult launch(CUfunction function, const unsigned grid[3], const unsign
     operation.kind = OPERATION_KERNEL;
     error = launch_prepare(&operation.kernel, function, grid, block, shared, params, extra);
     if (__builtin_expect(error != CUDA_SUCCESS || driver.null_launch, 0)) return error;
+    LOCKABLE();
     return stream_put(stream, &operation, NULL);
 }
 

@@ -3,11 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/context.h"
 #include "cuda/kernels/image.h"
 #include "cuda/kernels/kernels.h"
 
 static CUresult load(const void *image, struct context *context, struct log log, struct module **out) {
+    LOCKABLE();
     struct image found = {0};
     REQUIRE(image && out, CUDA_ERROR_INVALID_VALUE);
     CUresult error = image_read(image, log, &found);
@@ -24,6 +26,7 @@ static CUresult load(const void *image, struct context *context, struct log log,
 }
 
 static CUresult load_file(const char *path, struct context *context, struct module **out) {
+    LOCKABLE();
     CUresult error;
     REQUIRE(path && out, CUDA_ERROR_INVALID_VALUE);
     char *image = image_file(path, &error);
@@ -46,6 +49,7 @@ static CUresult find(struct module *module, const char *name, struct function **
 }
 
 static CUresult unload(struct module *module) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(module && module->magic == MODULE_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     /* launches in flight still name its functions */

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/capture.h"
 #include "cuda/memory/copy_rectangle.h"
 #include "cuda/memory/memory.h"
@@ -39,6 +40,7 @@ static uint64_t extent(uint64_t width, uint64_t pitch, uint64_t slice, const str
  * pageable memory, and between host memory, it has been done when the call returns; from pageable memory the source
  * has been read. Only with pinned memory, and on the device, does the call leave before the copy. */
 static CUresult enqueue(const struct operation *operation, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     const struct rectangle *r = &operation->copy;
     CUresult error = stream_resolve(handle, &stream);
@@ -62,6 +64,7 @@ static CUresult enqueue(const struct operation *operation, CUstream handle) {
 }
 
 static CUresult carry_out(const struct operation *operation, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     return error ? error : stream_put_and_wait(stream, operation);

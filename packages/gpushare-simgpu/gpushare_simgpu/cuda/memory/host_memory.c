@@ -1,6 +1,7 @@
 /* Pinned host memory: allocated, or registered. The device sees it under its own address. */
 #include <sys/mman.h>
 
+#include "cuda/streams/call_lock.h"
 #include "cuda/memory/memory.h"
 #include "cuda/driver/ptsz.h"
 
@@ -9,6 +10,7 @@
 #define DEVICE_MAP          2u
 
 static CUresult allocate(void **out, size_t size, unsigned flags) {
+    LOCKABLE();
     struct context *context;
     CUresult error = context_require(&context);
     if (error) return error;
@@ -39,6 +41,7 @@ EXPORT CUresult cuMemAllocHost_v2(void **out, size_t size) {
 }
 
 EXPORT CUresult cuMemFreeHost(void *memory) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(memory, CUDA_ERROR_INVALID_VALUE);
     synchronize_everything(); /* copies may still use it */
@@ -55,6 +58,7 @@ EXPORT CUresult cuMemFreeHost(void *memory) {
 }
 
 EXPORT CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
+    LOCKABLE();
     struct context *context;
     CUresult error = context_require(&context);
     if (error) return error;
@@ -75,6 +79,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) 
 }
 
 EXPORT CUresult cuMemHostUnregister(void *memory) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(memory, CUDA_ERROR_INVALID_VALUE);
     synchronize_everything();

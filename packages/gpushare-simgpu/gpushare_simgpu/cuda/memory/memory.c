@@ -70,7 +70,7 @@ struct region *region_add(uint64_t base, uint64_t size, enum memory_kind kind, i
     return region;
 }
 
-static void release_frames(struct region *region) {
+void region_release(struct region *region) {
     for (int gpu = 0; gpu < (int)driver.state->settings.devices; gpu++) {
         int locked = 0;
         for (uint32_t i = 0; i < region->count; i++) {
@@ -87,34 +87,38 @@ static void release_frames(struct region *region) {
 }
 
 void region_drop(struct region *region) {
-    release_frames(region);
+    region_release(region);
     spans_remove(&regions, &region->span);
     free(region->pages);
     free(region);
 }
 
-CUresult region_commit(struct region *region) {
-    struct state *state = driver.state;
-    struct gpu *gpu = &state->gpus[region->gpu];
-    uint64_t evicted = 0, end = 0;
-    processes_reap(state, gpu->free.count < region->count);
-    gpu_lock(state, region->gpu);
-    if ((uint64_t)gpu->free.count + gpu->managed.count < region->count) {
-        gpu_unlock(state, region->gpu);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
+uint64_t region_claim(struct region *region) {
+    uint64_t evicted = 0;
     for (uint32_t i = 0; i < region->count; i++) {
         uint64_t name = (uint64_t)region->id << 32 | i;
-        evicted +=
-            frames_claim(state, region->gpu, driver.slot, name, FRAME_PLAIN, &region->pages[i].frame) == CLAIM_EVICTED;
+        evicted += frames_claim(driver.state, region->gpu, driver.slot, name, FRAME_PLAIN, &region->pages[i].frame) ==
+                   CLAIM_EVICTED;
         region->pages[i].gpu = (int8_t)region->gpu;
     }
-    evicted *= state->settings.page;
-    gpu->stats.plain_evicted += evicted;
-    if (evicted) end = engine_take(&gpu->d2h, clock_now(), clock_transfer_ns(evicted, state->settings.d2h));
+    return evicted;
+}
+
+CUresult region_commit(struct region *region) {
+    struct state *state = driver.state;
+    uint64_t end = 0;
+    processes_reap(state, state->gpus[region->gpu].free.count < region->count);
+    gpu_lock(state, region->gpu);
+    int fits = frames_fit(state, region->gpu, region->count);
+    if (fits) end = engine_evict(state, region->gpu, region_claim(region));
     gpu_unlock(state, region->gpu);
+    REQUIRE(fits, CUDA_ERROR_OUT_OF_MEMORY);
     clock_sleep_until(end);
     return CUDA_SUCCESS;
+}
+
+void regions_visit(void (*visit)(struct region *, void *), void *data) {
+    for (size_t i = 0; i < regions.count; i++) visit((struct region *)regions.items[i], data);
 }
 
 struct allocation *allocation_add(uint64_t base, uint64_t size, enum memory_kind kind, struct context *context) {

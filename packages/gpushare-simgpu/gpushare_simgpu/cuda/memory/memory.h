@@ -67,6 +67,11 @@ struct region *region_add(uint64_t base, uint64_t size, enum memory_kind kind, i
 void region_drop(struct region *region);
 /* Gives plain memory its frames, evicting managed pages; waits for the evictions. */
 CUresult region_commit(struct region *region);
+/* The same without waiting: the number of pages that it evicted. With the GPU's lock held, and enough frames that are
+ * free or managed. */
+uint64_t region_claim(struct region *region);
+void region_release(struct region *region);
+void regions_visit(void (*visit)(struct region *, void *), void *data);
 
 /* Address space, aligned to pages of VRAM and as long as whole ones; NULL when there is none. */
 void *space_reserve(uint64_t size, int usable);

@@ -1,5 +1,6 @@
 /* The driver calls that allocate and free. */
 #include "common/processes.h"
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/capture.h"
 #include "cuda/memory/memory.h"
 #include "cuda/driver/ptsz.h"
@@ -7,6 +8,7 @@
 #define PITCH 512u
 
 static CUresult allocate(CUdeviceptr *address, size_t size, enum memory_kind kind, unsigned flags) {
+    LOCKABLE();
     struct context *context;
     CUresult error = context_require(&context);
     if (error) return error;
@@ -37,6 +39,7 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t w
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
+    LOCKABLE();
     struct context *context;
     CUresult error = context_require(&context);
     if (error) return error;
@@ -53,6 +56,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
 }
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
+    LOCKABLE();
     struct context *context;
     CUresult error = context_require(&context);
     if (error) return error;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/capture.h"
 #include "cuda/memory/memory.h"
 #include "cuda/driver/ptsz.h"
@@ -68,6 +69,7 @@ void pool_free(uint64_t address) {
 
 /* The address is the caller's at once; work in the stream cannot come before that. */
 static CUresult allocate(CUdeviceptr *address, size_t size, struct pool *pool, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
@@ -101,6 +103,7 @@ static CUresult allocate_from(CUdeviceptr *address, size_t size, struct pool *po
 }
 
 static CUresult free_later(CUdeviceptr address, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
@@ -125,6 +128,7 @@ static CUresult check(CUmemoryPool pool) {
 }
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(out && properties && properties->type == 1, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(properties->location.type == LOCATION_DEVICE, CUDA_ERROR_NOT_SUPPORTED);
@@ -135,6 +139,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *propert
 }
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+    LOCKABLE();
     CUresult error = check(pool);
     if (error) return error;
     REQUIRE(!pool->is_default, CUDA_ERROR_INVALID_VALUE);
@@ -171,6 +176,7 @@ EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
 }
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+    LOCKABLE();
     return check(pool); /* nothing is kept back */
 }
 

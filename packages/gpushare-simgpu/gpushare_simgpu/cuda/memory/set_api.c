@@ -2,10 +2,12 @@
  * as on a GPU for device memory; here they wait, which no program can tell from a fast GPU. */
 #include "cuda/memory/memory.h"
 #include "cuda/driver/ptsz.h"
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/stream.h"
 
 static CUresult set(CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t element, size_t width, size_t height,
                     int wait, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;

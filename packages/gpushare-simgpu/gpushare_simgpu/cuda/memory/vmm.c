@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "cuda/streams/call_lock.h"
 #include "cuda/memory/memory.h"
 
 #define PHYSICAL_MAGIC 0x50485953u
@@ -45,6 +46,7 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAl
 
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,
                             unsigned long long flags) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(handle && properties && size && flags == 0 && properties->type == 1, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(size % driver.state->settings.page == 0, CUDA_ERROR_INVALID_VALUE);
@@ -74,6 +76,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
 }
 
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    LOCKABLE();
     REQUIRE_INIT();
     struct physical *physical = physical_of(handle);
     REQUIRE(physical, CUDA_ERROR_INVALID_VALUE);
@@ -109,6 +112,7 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
 
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish,
                                     unsigned long long flags) {
+    LOCKABLE();
     REQUIRE_INIT();
     uint64_t page = driver.state->settings.page;
     REQUIRE(address && size && size % page == 0 && flags == 0, CUDA_ERROR_INVALID_VALUE);
@@ -121,6 +125,7 @@ EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t al
 }
 
 EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(address && size, CUDA_ERROR_INVALID_VALUE);
     pthread_mutex_lock(&memory_lock);
@@ -133,6 +138,7 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
 
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                          unsigned long long flags) {
+    LOCKABLE();
     REQUIRE_INIT();
     struct physical *physical = physical_of(handle);
     REQUIRE(physical && address && size && offset == 0 && flags == 0, CUDA_ERROR_INVALID_VALUE);
@@ -156,6 +162,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemG
 }
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(address && size, CUDA_ERROR_INVALID_VALUE);
     synchronize_everything();
@@ -179,6 +186,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
 }
 
 EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(address && size && access && count, CUDA_ERROR_INVALID_VALUE);
     int granted = 0;

@@ -1,6 +1,7 @@
 /* Managed memory: prefetch, advice and what is known about a range. */
 #include "cuda/memory/memory.h"
 #include "cuda/driver/ptsz.h"
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/stream.h"
 
 #define HOST_BIT 31
@@ -27,6 +28,7 @@ static int is_managed(uint64_t address, uint64_t size) {
 }
 
 static CUresult prefetch_to(CUdeviceptr address, size_t size, int place, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
@@ -86,6 +88,7 @@ static void advise_page(struct page *page, CUmem_advise advice, int place) {
 }
 
 static CUresult advise(CUdeviceptr address, size_t size, CUmem_advise advice, int place) {
+    LOCKABLE();
     REQUIRE(advice >= ADVISE_SET_READ_MOSTLY && advice <= ADVISE_UNSET_ACCESSED_BY, CUDA_ERROR_INVALID_VALUE);
     int needs_place = advice == ADVISE_SET_PREFERRED_LOCATION || advice >= ADVISE_SET_ACCESSED_BY;
     REQUIRE(!needs_place || place != CU_DEVICE_INVALID, CUDA_ERROR_INVALID_DEVICE);
@@ -205,6 +208,7 @@ EXPORT CUresult cuMemRangeGetAttributes(void **data, size_t *sizes, CUmem_range_
 
 /* Attaching to a stream or to the host only matters where host and device must not touch the same pages: not here. */
 static CUresult attach(CUdeviceptr address, size_t length, unsigned flags, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;

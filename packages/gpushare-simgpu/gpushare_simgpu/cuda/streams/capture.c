@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/event.h"
 #include "cuda/streams/graph.h"
 #include "cuda/driver/ptsz.h"
@@ -270,16 +271,19 @@ static CUresult end(CUstream handle, CUgraph *out) {
 }
 
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+    LOCKABLE();
     LOCKED(begin(stream, NULL, NULL, 0, mode));
 }
 
 EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
+    LOCKABLE();
     LOCKED(begin(PER_THREAD(stream), NULL, NULL, 0, mode));
 }
 
 EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *nodes,
                                             const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
     REQUIRE(graph && graph->magic == GRAPH_MAGIC && (nodes || count == 0), CUDA_ERROR_INVALID_VALUE);
+    LOCKABLE();
     LOCKED(begin(stream, graph, nodes, count, mode));
 }
 
@@ -289,10 +293,12 @@ EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
 }
 
 EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+    LOCKABLE();
     LOCKED(end(stream, graph));
 }
 
 EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
+    LOCKABLE();
     LOCKED(end(PER_THREAD(stream), graph));
 }
 
@@ -372,21 +378,25 @@ static CUresult update_dependencies(CUgraphNode *nodes, size_t count, unsigned f
 }
 
 EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode *nodes, size_t count, unsigned flags) {
+    LOCKABLE();
     LOCKED(update_dependencies(nodes, count, flags, stream));
 }
 
 EXPORT CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream stream, CUgraphNode *nodes, size_t count,
                                                        unsigned flags) {
+    LOCKABLE();
     LOCKED(update_dependencies(nodes, count, flags, PER_THREAD(stream)));
 }
 
 EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *edges,
                                                      size_t count, unsigned flags) {
+    LOCKABLE();
     LOCKED(update_dependencies(nodes, count, flags, stream));
 }
 
 EXPORT CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream stream, CUgraphNode *nodes,
                                                           const CUgraphEdgeData *edges, size_t count, unsigned flags) {
+    LOCKABLE();
     LOCKED(update_dependencies(nodes, count, flags, PER_THREAD(stream)));
 }
 

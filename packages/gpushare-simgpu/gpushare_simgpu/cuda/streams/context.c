@@ -3,7 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/capture.h"
+#include "cuda/streams/context_memory.h"
 #include "cuda/memory/memory.h"
 #include "cuda/streams/stream.h"
 
@@ -14,7 +16,6 @@ static __thread int depth;
 
 static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct context *primaries[MAX_GPUS];
-#define MAX_CONTEXTS 1024
 static struct context *contexts[MAX_CONTEXTS]; /* live ones */
 static uint64_t last_id;
 
@@ -49,10 +50,17 @@ static CUresult begin(struct context *context, int device, unsigned flags, int p
     context->id = context->generation = ++last_id;
     int at = 0;
     while (at < MAX_CONTEXTS && contexts[at]) at++;
-    if (at < MAX_CONTEXTS) contexts[at] = context;
+    REQUIRE(at < MAX_CONTEXTS, CUDA_ERROR_OUT_OF_MEMORY);
+    CUresult error = context_memory_take(context);
+    if (error) return error;
+    context->legacy = stream_make(context, 0, 0, STREAM_IS_LEGACY);
+    if (!context->legacy) {
+        context_memory_drop(context);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    contexts[at] = context;
     show(context, 1);
-    context->legacy = at < MAX_CONTEXTS ? stream_make(context, 0, 0, STREAM_IS_LEGACY) : NULL;
-    return context->legacy ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return CUDA_SUCCESS;
 }
 
 /* Ends what the context has: streams after their work, then memory. With contexts_lock held; its workers do not take
@@ -71,6 +79,7 @@ static void end(struct context *context) {
     }
     context->legacy = NULL;
     memory_free_context(context);
+    context_memory_drop(context);
     show(context, -1);
     context->error = CUDA_SUCCESS;
 }
@@ -100,6 +109,14 @@ CUresult context_synchronize(struct context *context) {
     return __atomic_load_n(&context->error, __ATOMIC_ACQUIRE);
 }
 
+int context_idle(struct context *context) {
+    int idle = 1;
+    pthread_mutex_lock(&context->lock);
+    for (struct stream *stream = context->streams; stream && idle; stream = stream->next) idle = stream_idle(stream);
+    pthread_mutex_unlock(&context->lock);
+    return idle;
+}
+
 void contexts_visit(void (*visit)(struct context *, void *), void *data) {
     pthread_mutex_lock(&contexts_lock);
     for (int i = 0; i < MAX_CONTEXTS; i++)
@@ -120,6 +137,7 @@ void synchronize_everything(void) {
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(context, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_exists(device), CUDA_ERROR_INVALID_DEVICE);
@@ -142,6 +160,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(device_exists(device), CUDA_ERROR_INVALID_DEVICE);
     CUresult result = CUDA_SUCCESS;
@@ -158,6 +177,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 }
 
 EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(device_exists(device), CUDA_ERROR_INVALID_DEVICE);
     pthread_mutex_lock(&contexts_lock);
@@ -213,6 +233,7 @@ static CUresult push(struct context *context) {
 }
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(context, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_exists(device), CUDA_ERROR_INVALID_DEVICE);
@@ -221,7 +242,10 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice devi
     pthread_mutex_lock(&contexts_lock);
     CUresult result = begin(made, device, flags, 0);
     pthread_mutex_unlock(&contexts_lock);
-    if (result == CUDA_SUCCESS) result = push(made);
+    if (result)
+        free(made);
+    else
+        result = push(made);
     if (result == CUDA_SUCCESS) *context = made;
     return result;
 }
@@ -237,6 +261,7 @@ EXPORT CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned fl
 }
 
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(context && context->magic == CONTEXT_MAGIC && !context->primary, CUDA_ERROR_INVALID_CONTEXT);
     pthread_mutex_lock(&contexts_lock);
@@ -299,6 +324,7 @@ EXPORT CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context) {
 }
 
 static CUresult synchronize(struct context *context) {
+    LOCKABLE();
     CUresult error = context_check(context);
     if (error) return error;
     if ((error = capture_forbids_waiting(context))) return error;

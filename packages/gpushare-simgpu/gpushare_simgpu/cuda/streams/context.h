@@ -7,6 +7,7 @@
 #include "cuda/driver/driver.h"
 
 #define CONTEXT_MAGIC 0x43545843u
+#define MAX_CONTEXTS  1024 /* of one process */
 
 struct context {
     uint32_t magic;
@@ -24,6 +25,7 @@ struct context {
     unsigned capturing;  /* captures in progress that forbid unsafe calls of any thread */
     uint64_t generation; /* a reset primary context is a new one: per-thread streams of the old are gone */
     uint32_t peers;      /* devices whose memory was opened to this context */
+    uint32_t *frames;    /* of the memory that the context itself takes; NULL: it takes none */
 };
 
 /* The calling thread's current context; NULL if none. */
@@ -39,6 +41,9 @@ struct context *context_primary(int device);
 
 /* Waits for all work of the context. */
 CUresult context_synchronize(struct context *context);
+
+/* True when no stream of the context has work. */
+int context_idle(struct context *context);
 
 /* Waits for all work of all contexts on a device: what cuMemFree promises. */
 void device_synchronize(int device);

@@ -1,3 +1,4 @@
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/event.h"
 
 #include <stdlib.h>
@@ -38,6 +39,7 @@ void event_wait(struct event *event, uint64_t number) {
 }
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
+    LOCKABLE();
     struct context *context;
     CUresult error = context_require(&context);
     if (error) return error;
@@ -54,6 +56,7 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
 }
 
 EXPORT CUresult cuEventDestroy_v2(CUevent event) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     event->magic = 0;
@@ -62,6 +65,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent event) {
 }
 
 static CUresult record(CUevent event, unsigned flags, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
@@ -95,6 +99,7 @@ EXPORT CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsi
 }
 
 EXPORT CUresult cuEventQuery(CUevent event) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(!event_is_captured(event), CUDA_ERROR_CAPTURED_EVENT);
@@ -105,6 +110,7 @@ EXPORT CUresult cuEventQuery(CUevent event) {
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(event && event->magic == EVENT_MAGIC, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(!event_is_captured(event), CUDA_ERROR_CAPTURED_EVENT);

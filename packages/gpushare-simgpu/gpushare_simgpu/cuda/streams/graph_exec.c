@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/event.h"
 #include "cuda/streams/execute.h"
 #include "cuda/streams/capture.h"
@@ -56,6 +57,7 @@ uint64_t graph_run(struct stream *stream, struct graph_exec *exec, uint64_t read
 }
 
 static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags) {
+    LOCKABLE();
     CUresult error = graph_check(graph);
     if (error) return error;
     REQUIRE(out, CUDA_ERROR_INVALID_VALUE);
@@ -98,6 +100,7 @@ EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph gra
 }
 
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(exec && exec->magic == EXEC_MAGIC, CUDA_ERROR_INVALID_VALUE);
     exec->magic = 0; /* launches in flight keep it */
@@ -114,6 +117,7 @@ EXPORT CUresult cuGraphExecGetFlags(CUgraphExec exec, uint64_t *flags) {
 
 EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
                                                   const CUDA_KERNEL_NODE_PARAMS *params) {
+    LOCKABLE();
     struct operation operation;
     REQUIRE_INIT();
     REQUIRE(exec && exec->magic == EXEC_MAGIC, CUDA_ERROR_INVALID_VALUE);
@@ -157,6 +161,7 @@ static CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultI
 }
 
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info) {
+    LOCKABLE();
     REQUIRE(info, CUDA_ERROR_INVALID_VALUE);
     /* the operations are exchanged under launches otherwise */
     synchronize_everything();
@@ -164,6 +169,7 @@ EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExe
 }
 
 static CUresult launch(CUgraphExec exec, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
@@ -184,6 +190,7 @@ static CUresult launch(CUgraphExec exec, CUstream handle) {
 }
 
 static CUresult upload(CUgraphExec exec, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;

@@ -8,6 +8,7 @@
 
 #include "common/clock.h"
 #include "common/futex.h"
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/capture.h"
 #include "cuda/streams/execute.h"
 
@@ -92,6 +93,7 @@ static void tell_finished(struct stream *stream) {
 static void *work(void *argument) {
     struct stream *stream = argument;
     clock_exact_sleeps();
+    call_lock_exempt();
     for (int quit = 0; !quit;) {
         struct cell *cell = &stream->ring[stream->head % RING];
         if (__atomic_load_n(&cell->turn, __ATOMIC_ACQUIRE) != stream->head + 1) take_rest(stream);

@@ -1,5 +1,6 @@
 /* The driver calls about streams. */
 #include "common/clock.h"
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/capture.h"
 #include "cuda/streams/event.h"
 #include "cuda/driver/ptsz.h"
@@ -38,6 +39,7 @@ CUresult stream_resolve(CUstream handle, struct stream **stream) {
 }
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
+    LOCKABLE();
     struct context *context;
     CUresult error = context_require(&context);
     if (error) return error;
@@ -57,6 +59,7 @@ EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags) {
 }
 
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
+    LOCKABLE();
     REQUIRE_INIT();
     REQUIRE(stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD, CUDA_ERROR_INVALID_HANDLE);
     REQUIRE(stream->magic == STREAM_MAGIC && stream->kind == STREAM_CREATED, CUDA_ERROR_INVALID_HANDLE);
@@ -66,6 +69,7 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
 }
 
 static CUresult synchronize(CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
@@ -80,6 +84,7 @@ static CUresult synchronize(CUstream handle) {
 WITH_STREAM(cuStreamSynchronize, synchronize, (CUstream stream))
 
 static CUresult query(CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
@@ -89,6 +94,7 @@ static CUresult query(CUstream handle) {
 WITH_STREAM(cuStreamQuery, query, (CUstream stream))
 
 static CUresult wait_event(struct event *event, unsigned flags, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
@@ -206,6 +212,7 @@ EXPORT CUresult cuStreamGetDevice_ptsz(CUstream stream, CUdevice *device) {
 }
 
 static CUresult host_function(CUhostFn fn, void *data, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;
@@ -222,6 +229,7 @@ EXPORT CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn fn, void *data) 
 }
 
 static CUresult add_callback(CUstreamCallback callback, void *data, unsigned flags, CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;

@@ -1,4 +1,5 @@
 /* Writing a word of memory from a stream, and waiting for one. */
+#include "cuda/streams/call_lock.h"
 #include "cuda/streams/capture.h"
 #include "cuda/memory/memory.h"
 #include "cuda/driver/ptsz.h"
@@ -6,6 +7,7 @@
 
 static CUresult enqueue(enum operation_kind kind, uint64_t address, uint64_t value, int wide, unsigned flags,
                         CUstream handle) {
+    LOCKABLE();
     struct stream *stream;
     CUresult error = stream_resolve(handle, &stream);
     if (error) return error;

@@ -1,0 +1,3 @@
+#include "cuda/driver/driver.h"
+
+struct driver driver;
