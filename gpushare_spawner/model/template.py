@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from gpushare_spawner.model.controls import MOST_KEEPS
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.memory_engine import MemoryEngine
 from gpushare_spawner.model.quantity import Bytes, Cores, PercentOrBytes, Seconds
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share, units_from_fraction
@@ -76,6 +77,9 @@ class Gpu(_Part):
     """Whole GPUs, instead of a fraction. Several GPUs are on one machine and of one model."""
     memory: GpuMemory = GpuMemory()
     """Memory of the GPU."""
+    layer: LayerName | None = None
+    """The sharing layer that gives the GPU, like `kai`. Not given: that of the nodes in `layers.yaml`, else
+    `native`."""
     models: tuple[str, ...] = ()
     """Patterns of suitable GPU model names, like `["*A100*", "*H100*"]`; `*` stands for any text, case is ignored. Not
     given: any GPU."""

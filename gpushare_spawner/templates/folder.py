@@ -1,6 +1,7 @@
 """The folder of compute templates: one YAML file each, read again when files change.
 
-The folder's `quotas.yaml` and `idle.yaml` are no templates: see `quota_file` and `idle_file`.
+The folder's `quotas.yaml`, `idle.yaml` and `layers.yaml` are no templates: see `quota_file`, `idle_file` and
+`layers_file`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from pathlib import Path
 
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.idle_file import IDLE_FILE
+from gpushare_spawner.templates.layers_file import LAYERS_FILE
 from gpushare_spawner.templates.parser import TEMPLATE
 from gpushare_spawner.templates.problems import Problem, log_problems
 from gpushare_spawner.templates.quota_file import QUOTA_FILE
 from gpushare_spawner.templates.watched_file import Signature, WatchedFile, signature_of
 
 SUFFIXES = (".yaml", ".yml")
-RESERVED = frozenset({QUOTA_FILE, IDLE_FILE})
+RESERVED = frozenset({QUOTA_FILE, IDLE_FILE, LAYERS_FILE})
 """Files in the folder that are no templates."""
 DEFAULT_FOLDER = "/etc/gpushare/templates"
 

@@ -1,4 +1,4 @@
-"""Reads the text of a template file, of quotas or of an idle policy, or returns a list of problems. Raises nothing.
+"""Reads the text of a template file, or of a file beside the templates, or returns a list of problems. Raises nothing.
 
 YAML is read by the core schema of YAML 1.2 (``no`` is a word, ``1:30`` is not a number): one document, no tags, no
 merge keys. Input that could exhaust memory or time is rejected early: text over 1 MiB, deep nesting, aliases that
@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gpushare_spawner.model.idle_policy import IdlePolicy
+from gpushare_spawner.model.layers import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.templates.problems import Problem, problems_of
@@ -91,6 +92,16 @@ IDLE_POLICY = Kind(
     split="write idle actions only; keep data and scripts elsewhere",
     most_nodes=10 * MAX_NODES,
     usual="an idle policy has some tens of values, at most 5 levels deep",
+)
+
+LAYERS = Kind(
+    model=LayersFile,
+    begin="rules:",
+    required="write at least  rules: []  or delete the file",
+    one_document="write all layers in one document",
+    split="write rules and options of sharing layers only; keep data and scripts elsewhere",
+    most_nodes=MAX_NODES,
+    usual="layers have some tens of values, at most 6 levels deep",
 )
 
 

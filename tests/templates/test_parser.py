@@ -71,7 +71,10 @@ def test_a_good_template() -> None:
         ("gpu: {count: 0}", "x.yaml:3: gpu.count: 0 is too small; write at least 1"),
         ("gpu: {count: 65}", "x.yaml:3: gpu.count: 65 is too large; write at most 64"),
         ("gpu: {count: '1'}", 'x.yaml:3: gpu.count: must be a whole number, not "1"; write a number without quotes'),
-        ("gpu: 0.25", "x.yaml:3: gpu: must have fields, not 0.25; its fields are fraction, count, memory, models"),
+        (
+            "gpu: 0.25",
+            "x.yaml:3: gpu: must have fields, not 0.25; its fields are fraction, count, memory, layer, models",
+        ),
         ("gpu:\n  fraction: 0.5\n  modles: [a]", "x.yaml:5: gpu.modles: unknown field; did you mean 'models'?"),
         ("gpu: {fraction: 0.5, models: a100}", "x.yaml:3: gpu.models: must be a list, not a100; write [a100]"),
         (
