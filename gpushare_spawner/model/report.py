@@ -224,6 +224,30 @@ class SessionReport(_Part):
         return Share(units=self.share_units, count=max(1, len(self.gpus)))
 
 
+class MountReport(_Part):
+    """A file or folder of the node for a session's container."""
+
+    host_path: str
+    container_path: str
+    read_only: bool = True
+
+
+class ClaimsReport(_Part):
+    """What the spawner writes into a pod with a share where pods get GPUs by claims.
+
+    A device plugin would put the same into the container when the kubelet asks it.
+    """
+
+    folder: Annotated[str, Field(min_length=1)]
+    """Path on the node of the folder that has a folder for each claim, see `kubernetes.claim_folder`."""
+    socket: Annotated[str, Field(min_length=1)]
+    """Path of the session's socket in the claim's folder."""
+    environment: dict[str, str] = {}
+    """Variables that are the same for all sessions."""
+    mounts: tuple[MountReport, ...] = ()
+    """Beside the claim's folder."""
+
+
 class Report(_Part):
     """A node: its GPUs and the sessions on them.
 
@@ -240,6 +264,8 @@ class Report(_Part):
     """None: the node has no budget."""
     cordons: tuple[Cordon, ...] = ()
     """At most one for each GPU, and one for the node."""
+    claims: ClaimsReport | None = None
+    """Pods get GPUs by claims (resource.k8s.io); None: as extended resources, or there are no pods."""
 
     def cordon(self, gpu: str = "") -> Cordon | None:
         """Return the cordon of a GPU (UUID) alone, or, without one, of the node."""

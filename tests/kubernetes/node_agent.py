@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpushare_spawner.agent.gpus.nvml import Gpu
-from gpushare_spawner.agent.kubernetes.cluster_agent import ClusterSettings, OnKubernetes
+from gpushare_spawner.agent.kubernetes.cluster_agent import ClaimSettings, ClusterSettings, OnKubernetes
 from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
 from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
@@ -83,6 +83,10 @@ class NodeAgent:
         for peer in self.peers:
             peer.close()
         await self._stack.aclose()
+
+    def by_claims(self, taints: bool = True) -> None:
+        """Be a DRA driver from the next start on."""
+        self.cluster_settings = replace(self.cluster_settings, claims=ClaimSettings(taints=taints))
 
     def with_units_of(self, size: int) -> None:
         self.cluster_settings = replace(self.cluster_settings, unit_size=size)

@@ -8,12 +8,18 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from gpushare_spawner.agent.kubernetes import kubelet
-from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2, podresources_pb2
+from gpushare_spawner.agent.kubernetes.kubelet import (
+    deviceplugin_pb2,
+    dra_health_pb2,
+    dra_pb2,
+    pluginregistration_pb2,
+    podresources_pb2,
+)
 
 FOLDER = Path(kubelet.__file__).parent
 
 
-@pytest.mark.parametrize("stubs", [deviceplugin_pb2, podresources_pb2])
+@pytest.mark.parametrize("stubs", [deviceplugin_pb2, dra_health_pb2, dra_pb2, pluginregistration_pb2, podresources_pb2])
 def test_stubs_and_protos_say_the_same(stubs: object, tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
     described = stubs.DESCRIPTOR  # type: ignore[attr-defined]

@@ -133,7 +133,7 @@ async def test_a_pods_end_takes_no_longer_for_whatever_lies_in_its_folder(agent:
 async def test_the_folder_of_a_pod_that_ended_while_no_agent_ran_is_gone_at_once(
     agent: NodeAgent,
 ) -> None:
-    stranger = grant_folders.grant_folder(agent.folder / "pods", ["gone"])
+    stranger = agent.folder / "pods" / grant_folders.grant_name(["gone"])
     grant_folders.make(stranger)
     (stranger / "s").mkdir()
     await asyncio.to_thread(fill, stranger / "s")

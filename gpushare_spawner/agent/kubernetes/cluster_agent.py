@@ -1,4 +1,4 @@
-"""The agent's part in a cluster, composed: device plugins, sessions of pods, the published report."""
+"""The agent's part in a cluster, composed: device plugins or a DRA driver, sessions of pods, the published report."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from gpushare_spawner.agent.gpus.nvml import Gpu
+from gpushare_spawner.agent.kubernetes.claims.claim_driver import ClaimDriver
+from gpushare_spawner.agent.kubernetes.claims.prepared_claims import PreparedClaims
 from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
 from gpushare_spawner.agent.kubernetes.devices import gpu_claims
 from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
 from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
-from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices, Refused
-from gpushare_spawner.agent.kubernetes.devices.device_plugin import DevicePlugin
-from gpushare_spawner.agent.kubernetes.devices.plugin_socket import PluginSocket
-from gpushare_spawner.agent.kubernetes.devices.pod_resources import KubeletUnavailable, PodKey, PodResources
-from gpushare_spawner.agent.kubernetes.kubelet import deviceplugin_pb2 as messages
+from gpushare_spawner.agent.kubernetes.devices.device_owners import HeldDevices
+from gpushare_spawner.agent.kubernetes.devices.device_plugins import DevicePlugins
+from gpushare_spawner.agent.kubernetes.devices.grant_folders import grant_name
+from gpushare_spawner.agent.kubernetes.devices.pod_resources import Handed, KubeletUnavailable, PodKey, PodResources
 from gpushare_spawner.agent.kubernetes.pods.pod_sessions import PodSessions
 from gpushare_spawner.agent.kubernetes.pods.pod_watch import Pods
 from gpushare_spawner.agent.kubernetes.report_publisher import Owner, PublishedReport, PublishSettings
 from gpushare_spawner.agent.log_once import LogOnce
 from gpushare_spawner.agent.node import Node
-from gpushare_spawner.model import kubernetes
 from gpushare_spawner.model.protocol.control import (
     CloseRequest,
     ConfirmRequest,
@@ -37,6 +36,7 @@ from gpushare_spawner.model.protocol.control import (
     Request,
     ResizeRequest,
 )
+from gpushare_spawner.model.report import Report
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,14 @@ SOON = 0.1
 NOT_SO_SOON = 2.0
 LOOK_EVERY = 1.0
 """Seconds between looks at health and what is to be offered, beside those that changes cause."""
+
+
+@dataclass(frozen=True)
+class ClaimSettings:
+    """What the cluster has of dynamic resource allocation."""
+
+    taints: bool = True
+    """The API server keeps taints of devices."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,8 @@ class ClusterSettings:
     """Where device plugins have their sockets: a constant of the kubelet, wherever its root folder is."""
     unit_size: int = 1
     """Share units of 1 % that one device stands for."""
+    claims: ClaimSettings | None = None
+    """Pods get GPUs by claims; None: by device plugins."""
     own_pod: PodKey | None = None
     """(namespace, name) of the agent's own pod."""
     own_pod_uid: str | None = None
@@ -74,6 +84,22 @@ class ClusterSettings:
         return self.kubelet_dir / "pod-resources" / "kubelet.sock"
 
 
+class KubeletSide(Protocol):
+    """How pods get their GPUs: by device plugins, or by claims."""
+
+    async def start(self) -> None:
+        """Serve the kubelet. Raises OSError."""
+
+    async def close(self) -> None:
+        """Stop serving; pods run on."""
+
+    def look(self) -> bool:
+        """See whether something else is to be offered, and offer it then; whether it is."""
+
+    def joined(self, handed: Handed) -> Handed:
+        """The kubelet's list of who holds what, with what it does not list."""
+
+
 class OnKubernetes:
     """A started node's part in the cluster."""
 
@@ -81,16 +107,16 @@ class OnKubernetes:
         self, node: Node, api: ClusterApi, allocation: Allocation, cdi: CdiNames, settings: ClusterSettings
     ) -> None:
         self._node = node
-        self._cdi = cdi
         self._settings = settings
-        self._allocation = allocation
         self._resources = PodResources(settings.pod_resources)
+        prepared = PreparedClaims(node.state_folder.claims) if settings.claims is not None else None
         self.held = HeldDevices(
             node.gpus.values(),
             node.settings.capacity_units,
             settings.unit_size,
             node.sessions,
             node.state_folder.pods,
+            grant_name if prepared is None else prepared.folder_name,
         )
         where = "" if settings.all_namespaces else settings.namespace
         self.pods = Pods(api, where, node.settings.name, self._changed)
@@ -100,8 +126,10 @@ class OnKubernetes:
         owner = None
         if settings.own_pod is not None and settings.own_pod_uid and settings.own_pod[0] == settings.namespace:
             owner = Owner(settings.own_pod[1], settings.own_pod_uid)
-        self.published = PublishedReport(api, settings.namespace, node.report, settings.publish, owner, node.cordons)
-        self._plugins = [self._plugin(gpu) for gpu in node.gpus.values()]
+        self._allocation = allocation
+        self.published = PublishedReport(api, settings.namespace, self.report, settings.publish, owner, node.cordons)
+        self._kubelet_side = self._side(api, allocation, cdi, prepared)
+        self._handed = Handed({}, {})
         self._tasks: list[asyncio.Task[None]] = []
         self._look_due: asyncio.Handle | None = None
         self._kubelet_asked = False
@@ -121,15 +149,10 @@ class OnKubernetes:
             self._node.changed = self._changed
             # the list of the pods and of their devices first: then what is offered is right from the start
             await self._ask_kubelet()
-            await self._cdi.read()
             self.pods.start()
             stack.push_async_callback(self.pods.close)
-            for plugin in self._plugins:
-                plugin.look()
-                name = f"gpushare-{plugin.resource.removeprefix(kubernetes.PREFIX)}.sock"
-                socket = PluginSocket(plugin, self._settings.device_plugins_dir, name, self._registered)
-                socket.start()
-                stack.push_async_callback(socket.close)
+            stack.push_async_callback(self._kubelet_side.close)
+            await self._kubelet_side.start()
             self.published.start()
             stack.push_async_callback(self.published.close)
             self._tasks = [loop.create_task(self._keep_asking()), loop.create_task(self._keep_looking())]
@@ -146,27 +169,29 @@ class OnKubernetes:
             raise ControlRefused(Failure(code="bad-request", message=message))
         return await self._node.requests.answer(request)
 
-    def _plugin(self, gpu: Gpu) -> DevicePlugin:
-        return DevicePlugin(
-            kubernetes.resource_name(gpu.index),
-            offered=lambda: self.held.offered(gpu.uuid),
-            healthy=lambda: self._node.health.healthy(gpu.uuid),
-            grant=lambda devices: self._grant(gpu, devices),
+    def report(self) -> Report:
+        """The node's report, as it is now."""
+        report = self._node.report()
+        if self._settings.claims is None:
+            return report
+        return report.model_copy(
+            update={"claims": self._allocation.of_claims(self._node.gpus.values(), self.held.folder)}
         )
 
-    async def _grant(self, gpu: Gpu, devices: list[str]) -> messages.ContainerAllocateResponse:
-        # another plugin for this GPU may have come a moment ago
-        await self._ask_kubelet()
-        cdi_name = await self._cdi.name(gpu.uuid)
-        # from here on at one stroke: what is counted now is what is given
-        if (trouble := self._node.health.trouble(gpu.uuid)) is not None:
-            raise Refused(trouble)
-        self.held.check(gpu.uuid, devices)
-        for session in self.held.holders(gpu.uuid, devices):
-            self.sessions.end(session, "the kubelet gave its devices to another pod")
-        grant = self.held.grant(gpu.uuid, devices)
-        self._ask.set()
-        return self._allocation.answer(gpu, self.held.folder_of(grant), cdi_name)
+    def _side(
+        self, api: ClusterApi, allocation: Allocation, cdi: CdiNames, prepared: PreparedClaims | None
+    ) -> KubeletSide:
+        node, settings = self._node, self._settings
+        if prepared is not None and settings.claims is not None:
+            return ClaimDriver(
+                node, api, self.held, prepared, settings.kubelet_dir, taints=settings.claims.taints,
+                ask_kubelet=self._ask_kubelet, changed=self._ask.set, end=self.sessions.end,
+                registered=self._registered,
+            )  # fmt: skip
+        return DevicePlugins(
+            node.gpus.values(), node.health, self.held, allocation, cdi, settings.device_plugins_dir,
+            ask_kubelet=self._ask_kubelet, changed=self._ask.set, end=self.sessions.end, registered=self._registered,
+        )  # fmt: skip
 
     def _registered(self) -> None:
         self.sessions.kubelet_started()
@@ -181,8 +206,7 @@ class OnKubernetes:
 
     def _look(self) -> None:
         self._look_due = None
-        news = [plugin.look() for plugin in self._plugins]
-        if any(news):
+        if self._kubelet_side.look():
             self.published.changed()
 
     async def _keep_looking(self) -> None:
@@ -221,7 +245,11 @@ class OnKubernetes:
             handed = await self._resources.handed()
         except KubeletUnavailable as error:
             self._kubelet_trouble.about(error)
+            if self._settings.claims is not None:
+                # claims are the agent's own to know
+                self.sessions.handed(self._kubelet_side.joined(self._handed))
             return
+        self._handed = handed
         self._kubelet_trouble.settled()
         self._kubelet_is_trusted = gpu_claims.tells_of(handed, self._settings.own_pod)
         if self._kubelet_is_trusted or not self._kubelet_asked:
@@ -233,7 +261,7 @@ class OnKubernetes:
                 log.info("GPU %d can be shared again", self._node.gpus[uuid].index)
             self._node.health.withheld = withheld
             self._kubelet_asked = True
-        self.sessions.handed(handed)
+        self.sessions.handed(self._kubelet_side.joined(handed))
         self._changed()
 
     async def _stop(self) -> None:

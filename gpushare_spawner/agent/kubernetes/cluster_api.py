@@ -77,9 +77,21 @@ class ClusterApi:
         """A collection: `items`, and `metadata.resourceVersion` to watch from."""
         return await self._call("GET", path, query)
 
-    async def create(self, path: str, item: Json) -> Json:
+    async def get(self, path: str) -> Json:
+        """One object."""
+        return await self._call("GET", path)
+
+    async def create(self, path: str, item: Json, **query: str) -> Json:
         """A new object in a collection."""
-        return await self._call("POST", path, body=item)
+        return await self._call("POST", path, query, body=item)
+
+    async def replace(self, path: str, item: Json) -> Json:
+        """Put an object in place of the one that it names; its version must be the present one."""
+        return await self._call("PUT", path, body=item)
+
+    async def delete(self, path: str) -> Json:
+        """Remove an object."""
+        return await self._call("DELETE", path)
 
     async def patch(self, path: str, patch: Json) -> Json:
         """Merge into an object (RFC 7386); the object as it is then."""

@@ -8,7 +8,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpushare_spawner.agent.cluster import Answer, Unusable
@@ -20,6 +20,7 @@ from gpushare_spawner.agent.sockets.session_endpoint import SessionEndpoints
 from gpushare_spawner.agent.state.state_folder import StateFolder
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
+DEVICE_PLUGIN, DRA = "device-plugin", "dra"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -30,6 +31,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--kubernetes",
         action="store_true",
         help="act as the device plugin of this node: sessions are pods, not processes",
+    )
+    group.add_argument(
+        "--kubelet",
+        choices=(DEVICE_PLUGIN, DRA),
+        default=DEVICE_PLUGIN,
+        help="how pods get GPUs. device-plugin: as extended resources; dra: by claims of dynamic resource allocation, "
+        "with shares as consumable capacity, which needs Kubernetes 1.36, or 1.34 with feature gates (default: "
+        "%(default)s)",
     )
     group.add_argument(
         "--namespace",
@@ -99,6 +108,8 @@ class ClusterOptions:
     unit_size: int
     cdi: str
     preload_file: bool
+    claims: bool = False
+    """Pods get GPUs by claims."""
 
     def claimed(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         """Those of the GPUs here that are the agent's. Raises NoGpu."""
@@ -132,7 +143,8 @@ class ClusterOptions:
 
         Raises Unusable or OSError.
         """
-        from gpushare_spawner.agent.kubernetes.cluster_agent import ClusterSettings, OnKubernetes
+        from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, check_kubelet_folder, probe
+        from gpushare_spawner.agent.kubernetes.cluster_agent import ClaimSettings, ClusterSettings, OnKubernetes
         from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
         from gpushare_spawner.agent.kubernetes.devices.cdi import CdiNames
         from gpushare_spawner.agent.kubernetes.devices.container_response import Allocation
@@ -164,6 +176,13 @@ class ClusterOptions:
             raise Unusable(f"--kubernetes: {error}") from None
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(api.close)
+            if self.claims:
+                try:
+                    check_kubelet_folder(self.kubelet_dir)
+                    taints = await probe(api, node.settings.name, "" if self.all_namespaces else self.namespace)
+                except ClaimsUnavailable as error:
+                    raise Unusable(str(error)) from None
+                settings = replace(settings, claims=ClaimSettings(taints=taints))
             cluster = OnKubernetes(node, api, allocation, CdiNames(gpus, self.cdi), settings)
             await stack.enter_async_context(cluster.running())
             yield cluster.answer
@@ -193,6 +212,7 @@ def read(options: argparse.Namespace) -> ClusterOptions | None:
         unit_size=options.unit_size,
         cdi=options.cdi,
         preload_file=options.preload == "file",
+        claims=options.kubelet == DRA,
     )
 
 

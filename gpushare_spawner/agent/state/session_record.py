@@ -30,6 +30,8 @@ class PodOwner(BaseModel):
     """GPU's UUID -> ids of the devices that the kubelet gave to the pod."""
     given: tuple[tuple[str, ...], ...] = ()
     """The same ids as the kubelet gave them: together those of one GPU and one container."""
+    folders: tuple[str, ...] = ()
+    """Names of the folders that it has mounted; empty: one for each grant, named after its ids."""
     seen: tuple[str, ...] = ()
     """What the pod's annotations have said and has been dealt with, the latest last."""
 

@@ -20,7 +20,8 @@ class StateFolder:
 
     The latter has a short name because a socket's path has to be short.
 
-    On Kubernetes also ``pods/``, with a folder for each grant of devices, which the pod gets mounted.
+    On Kubernetes also ``pods/``, with a folder for each grant of devices, which the pod gets mounted, and ``claims/``,
+    with a file for each claim that is prepared.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,6 +29,7 @@ class StateFolder:
         self.path = path
         self.sockets = path / "s"
         self.pods = path / "pods"
+        self.claims = path / "claims"
         self.gpus = path / "gpus.json"
         self.cordons = path / "cordons.json"
         check_length(self.sockets / short_name("") / f"{SOCKET_NAME}+")

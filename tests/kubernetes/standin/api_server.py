@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from . import admission, defaults, deletion, immutable, patches, quotas, resize, validation
+from . import admission, defaults, deletion, immutable, patches, quotas, resize, resource_claims, validation
 from .access import MASTERS, Access, Ask, User
 from .admission import Write
 from .answers import fail, json_answer, raw_answer
@@ -32,7 +32,18 @@ from .errors import (
     not_found,
 )
 from .faults import Faults
-from .kinds import CONFIG_MAPS, KINDS, NAMESPACES, NODES, PODS, POLICIES, PRIORITY_CLASSES, SERVICE_ACCOUNTS, Kind
+from .kinds import (
+    CONFIG_MAPS,
+    KINDS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    POLICIES,
+    PRIORITY_CLASSES,
+    RESOURCE_GROUP,
+    SERVICE_ACCOUNTS,
+    Kind,
+)
 from .names import quoted
 from .selectors import selector
 from .store import Store, Stored
@@ -55,6 +66,8 @@ class StandInApiServer:
         self.faults = faults or Faults()
         self.in_place_resize = True
         """Whether it has pods/resize, as Kubernetes 1.33 and later."""
+        self.gates: set[str] | None = set(resource_claims.GATES)
+        """Feature gates of resource.k8s.io/v1 that are on; None: it has no such API, as before Kubernetes 1.34."""
         self.store = Store()
         self.faults.on_cut = self.store.cut_watches
         self.access = Access(self.store)
@@ -68,6 +81,7 @@ class StandInApiServer:
         self._runner: web.AppRunner | None = None
         self.url = ""
         self.store.on_change(partial(deletion.collect_garbage, self.store))
+        self.store.on_change(partial(resource_claims.release, self.store))
         for namespace in ("default", "kube-system"):
             self._create(Target(NAMESPACES, "", "", ""), {"metadata": {"name": namespace}}, {})
 
@@ -108,6 +122,8 @@ class StandInApiServer:
             fault = self.faults.draw(ask)
             if fault not in (None, "lost"):
                 return fail(request, fault)
+            if self.gates is None and ask.group == RESOURCE_GROUP:
+                raise no_resource()
             self.access.check(user, ask)
             if target is None:
                 return self._resources() if request.path.rstrip("/") == CORE else _other_path(request.path)
@@ -246,6 +262,8 @@ class StandInApiServer:
             quotas.fill_in(self.store, item)
         defaults.fill_in(kind, item)
         validation.check(kind, item)
+        resource_claims.keep(kind, item, self.gates or ())
+        resource_claims.check(kind, item)
         if kind is PODS:
             self._check_priority_class(item)
         elif kind is POLICIES:
@@ -330,6 +348,9 @@ class StandInApiServer:
                 raise
             raise validation.wrong_patch(after, error.why) from None
         if not target.subresource:
+            resource_claims.keep(kind, after, self.gates or ())
+            resource_claims.check(kind, after)
+            resource_claims.check_update(kind, before, after)
             immutable.check_update(kind, before, after)
         elif target.subresource == "resize":
             resize.check_quality(target.name, resize.quality(before["spec"]), resize.quality(after["spec"]))

@@ -40,6 +40,8 @@ _EVENT_FIELDS = {
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 
+RESOURCE_GROUP = "resource.k8s.io"
+
 PODS = Kind("pods", "Pod", has_status=True, returns_deleted=True, fields=METADATA_FIELDS | _POD_FIELDS)
 NODES = Kind(
     "nodes", "Node", namespaced=False, has_status=True, fields=frozenset({"metadata.name", "spec.unschedulable"})
@@ -66,6 +68,12 @@ POLICY_BINDINGS = Kind(
 )
 RESOURCE_QUOTAS = Kind("resourcequotas", "ResourceQuota", has_status=True)
 LIMIT_RANGES = Kind("limitranges", "LimitRange")
+RESOURCE_SLICES = Kind(
+    "resourceslices", "ResourceSlice", RESOURCE_GROUP, namespaced=False, returns_deleted=True,
+    fields=frozenset({"metadata.name", "spec.nodeName", "spec.driver"}),
+)  # fmt: skip
+RESOURCE_CLAIMS = Kind("resourceclaims", "ResourceClaim", RESOURCE_GROUP, has_status=True, returns_deleted=True)
+DEVICE_CLASSES = Kind("deviceclasses", "DeviceClass", RESOURCE_GROUP, namespaced=False)
 PRIORITY_CLASSES = Kind("priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False)
 
 KINDS = (
@@ -90,6 +98,9 @@ KINDS = (
     Kind("networkpolicies", "NetworkPolicy", "networking.k8s.io"),
     RESOURCE_QUOTAS,
     LIMIT_RANGES,
+    RESOURCE_SLICES,
+    RESOURCE_CLAIMS,
+    DEVICE_CLASSES,
     PRIORITY_CLASSES,
     POLICIES,
     POLICY_BINDINGS,

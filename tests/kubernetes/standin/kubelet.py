@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 
+from .claim_plugins import ClaimPlugins
 from .client import ApiStatus, KubeClient, path
 from .devices import AdmissionError, Devices
 from .loopback import PodAddresses
@@ -57,6 +58,10 @@ class KubeletSettings:
     """Seconds until a granted resize is in force."""
     resize_retry: float = 180.0
     """Seconds until a resize that was not granted is tried again where nothing has changed."""
+    prepare_retry: float = 0.5
+    """Seconds until a claim is tried again that could not be prepared; a kubelet's own are 15 to 65."""
+    driver_grace: float = 30.0
+    """Seconds from the end of a DRA driver until its slices are deleted."""
     image_environment: Mapping[str, str] = field(default_factory=image_environment)
     image_command: tuple[str, ...] = ()
     """What a container without a command runs."""
@@ -86,6 +91,7 @@ class StandInKubelet:
         self.devices = Devices(folder / "kubelet_internal_checkpoint")
         self.plugins = PluginSocket(self.plugin_folder, self.devices, self._devices_changed)
         self.pod_resources = PodResourcesSocket(self.pod_resources_folder, self.devices, self.active_pods)
+        self.claims = ClaimPlugins(name, client, folder, self.settings.driver_grace)
         self._workers: dict[str, PodWorker] = {}
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -133,6 +139,7 @@ class StandInKubelet:
         await self.plugins.start()
         await self.pod_resources.start(BLIND_SECONDS if self._started_before else 0.0)
         self._started_before = True
+        await self.claims.start()
         await self._register()
         self.up.set()
         selector = f"spec.nodeName={self.name}"
@@ -148,6 +155,7 @@ class StandInKubelet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.claims.stop()
         await self.plugins.stop()
         await self.pod_resources.stop()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .claim_plugins import NotPrepared
 from .client import ApiStatus, path
 from .container_environment import MissingReference, container_environment, expand, in_place
 from .devices import AdmissionError
@@ -176,6 +177,7 @@ class PodWorker:
 
     async def _containers(self) -> None:
         """Run them all, as the restart policy says, until all have ended for good."""
+        await self._prepare()
         for container in self.init_containers:
             if await self._run_container(container) != 0:
                 await self._finish("Failed")
@@ -186,6 +188,31 @@ class PodWorker:
         starts = [asyncio.create_task(self._run_container(container, first=True)) for container in self.containers]
         codes = await asyncio.gather(*starts)
         await self._finish("Succeeded" if all(code == 0 for code in codes) else "Failed")
+
+    async def _prepare(self) -> None:
+        """What a kubelet does before the first container: it waits for volumes, then has claims prepared."""
+        while (missing := self._missing_volume()) is not None:
+            await self._event("Warning", "FailedMount", missing)
+            await asyncio.sleep(self.kubelet.settings.prepare_retry)
+        while self.pod["spec"].get("resourceClaims"):
+            try:
+                await self.kubelet.claims.prepare(self.pod)
+                return
+            except NotPrepared as error:
+                await self._event(
+                    "Warning", "FailedPrepareDynamicResources", f"Failed to prepare dynamic resources: {error}"
+                )
+            await asyncio.sleep(self.kubelet.settings.prepare_retry)
+
+    def _missing_volume(self) -> str | None:
+        """Why a volume cannot be mounted."""
+        for volume in self.pod["spec"].get("volumes") or []:
+            source = volume.get("hostPath") or {}
+            where, kind = Path(source.get("path", "/")), source.get("type", "")
+            if (kind == "Directory" and not where.is_dir()) or (kind == "File" and not where.is_file()):
+                why = f"hostPath type check failed: {where} is not a {kind.lower()}"
+                return f'MountVolume.SetUp failed for volume "{volume["name"]}": {why}'
+        return None
 
     async def _run_container(self, container: Container, first: bool = False) -> int:
         """Its last exit code."""
@@ -235,6 +262,7 @@ class PodWorker:
         self.ended = True
         self.kubelet.devices.free(self.uid)
         self.kubelet.pod_ended()
+        await self.kubelet.claims.unprepare(self.uid)
         await self._write(phase)
         await self._deleted.wait()
 
@@ -247,6 +275,7 @@ class PodWorker:
         await asyncio.gather(*(self._stop(container) for container in running))
         self.ended = True
         self.kubelet.devices.free(self.uid)
+        await self.kubelet.claims.unprepare(self.uid)
         if not self._gone:
             if running:
                 ended = all(container.ended["exitCode"] == 0 for container in running if container.ended)

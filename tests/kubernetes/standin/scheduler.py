@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from .claim_allocator import CANNOT, GROUP, ClaimAllocator
 from .client import ApiStatus, KubeClient, path
 from .quantities import quantity
 
@@ -37,6 +38,8 @@ class Scheduler:
         """Pods (by uid) that were bound, whose new state has not come back yet."""
         self._used: dict[str, dict[str, Decimal]] = {}
         self._said: dict[str, str] = {}
+        self._claims = ClaimAllocator()
+        self._knows_claims = False
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -52,6 +55,31 @@ class Scheduler:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _follow_claims(self, plural: str, known: dict[str, dict[str, Any]]) -> None:
+        def name(item: dict[str, Any]) -> str:
+            metadata = item["metadata"]
+            return "/".join(filter(None, (metadata.get("namespace"), metadata["name"])))
+
+        async def listed(items: list[dict[str, Any]]) -> None:
+            known.clear()
+            known.update({name(item): item for item in items})
+            self._wake.set()
+
+        async def changed(what: str, item: dict[str, Any]) -> None:
+            known.pop(name(item), None)
+            if what != "DELETED":
+                known[name(item)] = item
+            self._wake.set()
+
+        await self._client.follow(path(plural, group=GROUP), listed, changed)
+
+    def _know_claims(self) -> None:
+        """Follow them from the first pod on that names one."""
+        known = self._claims
+        kinds = ("resourceslices", known.slices), ("resourceclaims", known.claims), ("deviceclasses", known.classes)
+        self._tasks += [asyncio.create_task(self._follow_claims(plural, items)) for plural, items in kinds]
+        self._knows_claims = True
 
     async def _all_nodes(self, nodes: list[dict[str, Any]]) -> None:
         self._nodes = {node["metadata"]["name"]: node for node in nodes}
@@ -116,10 +144,17 @@ class Scheduler:
             self._used[node][name] = self._used[node].get(name, Decimal(0)) + amount
 
     async def _place(self, pod: dict[str, Any]) -> None:
+        if pod["spec"].get("resourceClaims") and not self._knows_claims:
+            self._know_claims()
+        claims = self._claims.claims_of(pod)
+        if claims is None:
+            return  # not before all of them are there
         reasons: Counter[str] = Counter()
         fitting = []
         for node in self._nodes.values():
             why = list(self._against(pod, node))
+            if not why and self._allocations(claims, node["metadata"]["name"]) is None:
+                why = [CANNOT]
             reasons.update(why)
             if not why:
                 fitting.append(node["metadata"]["name"])
@@ -128,6 +163,7 @@ class Scheduler:
             return
         metadata = pod["metadata"]
         node_name = min(fitting, key=lambda name: (self._used[name].get("pods", Decimal(0)), name))
+        await self._reserve(claims, pod, node_name)
         self._bound[metadata["uid"]] = node_name
         binding = {
             "apiVersion": "v1",
@@ -142,6 +178,24 @@ class Scheduler:
             raise
         self._take(node_name, pod)
         await self._event(pod, "Normal", "Scheduled", f"Successfully assigned {metadata['name']} to {node_name}")
+
+    def _allocations(self, claims: list[dict[str, Any]], node: str) -> list[dict[str, Any]] | None:
+        try:
+            return self._claims.allocations(claims, node)
+        except ValueError as error:
+            log.warning("claims cannot be allocated: %s", error)
+            return None
+
+    async def _reserve(self, claims: list[dict[str, Any]], pod: dict[str, Any], node: str) -> None:
+        metadata = pod["metadata"]
+        user = {"resource": "pods", "name": metadata["name"], "uid": metadata["uid"]}
+        for claim, allocation in zip(claims, self._allocations(claims, node) or [], strict=True):
+            status = claim.get("status") or {}
+            reserved = [one for one in status.get("reservedFor") or [] if one["uid"] != metadata["uid"]]
+            where = path("resourceclaims", metadata["namespace"], claim["metadata"]["name"], "status", group=GROUP)
+            patch = {"status": {"allocation": allocation, "reservedFor": [*reserved, user]}}
+            written = await self._client.patch(where, patch)
+            self._claims.claims[f"{metadata['namespace']}/{claim['metadata']['name']}"] = written
 
     def _against(self, pod: dict[str, Any], node: dict[str, Any]) -> Iterator[str]:
         """Why the pod cannot be on the node."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,14 +39,24 @@ class HeldDevices:
     """The devices of all GPUs. What sessions hold is in their records; only grants without a session are kept here."""
 
     def __init__(
-        self, gpus: Iterable[Gpu], capacity_units: int, unit_size: int, sessions: Mapping[str, Session], folder: Path
+        self,
+        gpus: Iterable[Gpu],
+        capacity_units: int,
+        unit_size: int,
+        sessions: Mapping[str, Session],
+        folder: Path,
+        folder_name: Callable[[Iterable[str]], str] = grant_folders.grant_name,
     ) -> None:
-        """`capacity_units` of each GPU; `sessions` is looked at again each time; `folder`: of the grants' folders."""
+        """`capacity_units` of each GPU; `sessions` is looked at again each time; `folder`: of the grants' folders.
+
+        `folder_name` names the folder of devices that were given together.
+        """
         self.gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in gpus}
         self.ids = {uuid: DeviceIds(uuid, gpu.index) for uuid, gpu in self.gpus.items()}
         self.capacity = capacity_units // unit_size
         self.unit_size = unit_size
         self.folder = folder
+        self._folder_name = folder_name
         self._sessions = sessions
         self._offered: dict[str, tuple[set[str], int, list[str]]] = {}
         """GPU -> ids that are held, how many are in use, and what is offered then."""
@@ -69,6 +79,12 @@ class HeldDevices:
             numbers = {number for number in map(ids.number, held) if number is not None}
             self._offered[gpu] = held, in_use, [ids.id(number) for number in offered(self.capacity, numbers, in_use)]
         return self._offered[gpu][2]
+
+    def free_ids(self, gpu: str) -> list[str]:
+        """The ids that nobody holds and that may be given now, the lowest first."""
+        held = {id for _, ids in self._holders(gpu) for id in ids}
+        held.update(id for grant in self._pending(gpu) for id in grant.devices)
+        return [id for id in self.offered(gpu) if id not in held]
 
     def holders(self, gpu: str, devices: Iterable[str]) -> list[Session]:
         """The sessions that hold any of these."""
@@ -140,18 +156,22 @@ class HeldDevices:
 
     def folder_of(self, grant: Grant) -> Path:
         """What is mounted into the container."""
-        return grant_folders.grant_folder(self.folder, grant.devices)
+        return self.folder / self._folder_name(grant.devices)
+
+    def folders_of(self, given: Iterable[Iterable[str]]) -> tuple[str, ...]:
+        """The names of the folders of these grants, for `PodOwner.folders`; empty: they follow from the ids."""
+        names = {frozenset(ids): self._folder_name(ids) for ids in given}
+        if all(name == grant_folders.grant_name(ids) for ids, name in names.items()):
+            return ()
+        return tuple(dict.fromkeys(names.values()))
 
     def remove_unknown_folders(self, listed: Iterable[frozenset[str]]) -> None:
         """Take away folders of grants that nobody holds any more. `listed`: what the kubelet says is held."""
-        held = [
-            ids
-            for session in self._sessions.values()
-            if session.record.pod is not None
-            for ids in session.record.pod.grants
-        ]
         grants = [grant.devices for grant in self.pending.values()]
-        known = {grant_folders.grant_name(ids) for ids in [*held, *grants, *listed]}
+        known = {self._folder_name(ids) for ids in [*grants, *listed]}
+        for session in self._sessions.values():
+            if session.record.pod is not None:
+                known.update(grant_folders.folder_names(session.record.pod))
         with contextlib.suppress(FileNotFoundError):
             for path in [path for path in self.folder.iterdir() if path.name not in known]:
                 log.info("removing %s, which is of a pod that is gone", path)

@@ -16,6 +16,7 @@ from pathlib import Path
 from gpushare_spawner.agent.state import removal
 from gpushare_spawner.agent.state.removal import Discarded
 from gpushare_spawner.agent.state.session_folder import SOCKET_NAME, PathTooLong, SessionFolder
+from gpushare_spawner.agent.state.session_record import PodOwner
 
 BELOW = "s"
 """The session's folder in a grant's."""
@@ -30,9 +31,9 @@ def grant_name(devices: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(devices)).encode()).hexdigest()[:16]
 
 
-def grant_folder(parent: Path, devices: Iterable[str]) -> Path:
-    """The folder of a grant."""
-    return parent / grant_name(devices)
+def folder_names(pod: PodOwner) -> tuple[str, ...]:
+    """The names of the folders that a session's pod has mounted: its claim's, else one for each grant."""
+    return pod.folders or tuple(grant_name(ids) for ids in pod.grants)
 
 
 def socket_in(folder: Path) -> Path:

@@ -62,7 +62,7 @@ class PluginSocket:
         pause = LOOK_EVERY
         heard_at = _now()
         while True:
-            kubelet = _identity(self._folder / KUBELET_SOCKET)
+            kubelet = socket_identity(self._folder / KUBELET_SOCKET)
             if kubelet is None:
                 self._complain(f"{self._folder / KUBELET_SOCKET} is not there: waiting for the kubelet")
             if kubelet is None or self._plugin.is_heard:
@@ -70,7 +70,7 @@ class PluginSocket:
             unheard = _now() - heard_at >= HEARD_WITHIN
             if unheard and not self._trouble:
                 log.warning("the kubelet does not list the devices of %s; registering again", self._plugin.resource)
-            if kubelet is not None and (unheard or kubelet != self._with or _identity(self._path) != self._own):
+            if kubelet is not None and (unheard or kubelet != self._with or socket_identity(self._path) != self._own):
                 try:
                     await self._serve()
                     await self._register()
@@ -96,7 +96,7 @@ class PluginSocket:
         return self._folder / self._name
 
     async def _serve(self) -> None:
-        if self._server is not None and _identity(self._path) == self._own:
+        if self._server is not None and socket_identity(self._path) == self._own:
             return
         await self._stop()
         with contextlib.suppress(FileNotFoundError):
@@ -105,7 +105,7 @@ class PluginSocket:
         services.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
         server.add_insecure_port(f"unix://{self._path}")
         await server.start()
-        self._server, self._own = server, _identity(self._path)
+        self._server, self._own = server, socket_identity(self._path)
 
     async def _register(self) -> None:
         request = messages.RegisterRequest(
@@ -118,7 +118,7 @@ class PluginSocket:
     async def _stop(self) -> None:
         if self._server is not None:
             # its socket may by now be another's: only what is our own is taken away
-            own = _identity(self._path) == self._own
+            own = socket_identity(self._path) == self._own
             await self._server.stop(grace=None)
             self._server = None
             if own:
@@ -137,7 +137,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _identity(path: Path) -> Identity | None:
+def socket_identity(path: Path) -> Identity | None:
     """Which file lies there now: a socket that was made again is another one. None: there is none."""
     with contextlib.suppress(OSError):
         seen = path.stat()

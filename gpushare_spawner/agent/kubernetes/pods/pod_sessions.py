@@ -175,6 +175,8 @@ class PodSessions:
         if other is not None and not self._is_older(other, pod):
             self._warnings.about(f"pod {key[0]}/{key[1]} claims session {record.request.id}, which a newer pod holds")
             return
+        assert record.pod is not None
+        record.pod.folders = self._held.folders_of(record.pod.grants)
         self._node.registry.hold(record)
         for gpu, given in devices.items():
             for ids in given:

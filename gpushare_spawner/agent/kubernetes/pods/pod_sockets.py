@@ -1,4 +1,5 @@
 """The sockets of a session that is a pod: one for each grant, the devices of one GPU that one container was given.
+Where GPUs are given by claims, one for the whole claim.
 
 The kubelet asks for each grant by itself, and does not say for whom: a folder is made for every such
 grant, and mounted into the container. Later, when it is known which pod holds the devices, the session's socket is made
@@ -31,15 +32,15 @@ class PodEndpoints:
         """Make the sockets. Raises OSError, OverflowError or PathTooLong."""
         if record.pod is None:
             return self._processes.listen(record, listener)
-        return PodSockets(self._pods, record.pod.grants, listener)
+        return PodSockets(self._pods, grant_folders.folder_names(record.pod), listener)
 
 
 class PodSockets:
     """Listens in the folders of all of a session's grants; to the session they are one."""
 
-    def __init__(self, parent: Path, grants: Iterable[Iterable[str]], listener: Listener) -> None:
-        """`grants`: the ids of each. Raises OSError or PathTooLong where a socket cannot be made."""
-        self._folders = [grant_folders.grant_folder(parent, ids) for ids in grants]
+    def __init__(self, parent: Path, names: Iterable[str], listener: Listener) -> None:
+        """`names`: of the folders. Raises OSError or PathTooLong where a socket cannot be made."""
+        self._folders = [parent / name for name in names]
         self._sockets: list[SessionSocket] = []
         traffic = Traffic()
         try:

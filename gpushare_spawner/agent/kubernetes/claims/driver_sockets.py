@@ -1,0 +1,113 @@
+"""The two sockets of a DRA driver. The kubelet finds the one for registration and connects to both; it is called by
+nobody.
+
+It watches its folder plugins_registry, also when it starts anew, so the agent has nothing to do then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc.aio
+
+from gpushare_spawner.agent.kubernetes.claims.dra_plugin import ClaimPlugin, DeviceHealth
+from gpushare_spawner.agent.kubernetes.devices.plugin_socket import Identity, socket_identity
+from gpushare_spawner.agent.kubernetes.kubelet import dra_health_pb2_grpc as health_services
+from gpushare_spawner.agent.kubernetes.kubelet import dra_pb2_grpc as services
+from gpushare_spawner.agent.kubernetes.kubelet import pluginregistration_pb2 as messages
+from gpushare_spawner.agent.kubernetes.kubelet import pluginregistration_pb2_grpc as registration
+from gpushare_spawner.model.kubernetes import DRIVER
+
+log = logging.getLogger(__name__)
+
+SUPPORTED = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")
+"""Names of services, by which a kubelet chooses (kubernetes pkg/kubelet/cm/dra/plugin)."""
+LOOK_EVERY = 2.0
+"""Seconds between looks whether the sockets are still there: one stat each."""
+
+
+class DriverSockets(registration.RegistrationServicer):
+    """Keeps them served."""
+
+    def __init__(
+        self, plugin: ClaimPlugin, health: DeviceHealth, kubelet_dir: Path, registered: Callable[[], None]
+    ) -> None:
+        """`registered` is called each time that a kubelet has taken the driver up."""
+        self._plugin = plugin
+        self._health = health
+        self._registered = registered
+        self._service_path = kubelet_dir / "plugins" / DRIVER / "dra.sock"
+        self._registration_path = kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
+        self._servers: list[tuple[Path, grpc.aio.Server, Identity | None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Serve, and keep serving. Raises OSError or RuntimeError where the sockets cannot be made."""
+        await self._serve()
+        self._task = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        """Stop serving. The sockets go; 30 s later the kubelet removes the slice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._stop()
+
+    async def GetInfo(self, request: messages.InfoRequest, context: grpc.aio.ServicerContext) -> messages.PluginInfo:
+        return messages.PluginInfo(
+            type="DRAPlugin", name=DRIVER, endpoint=str(self._service_path), supported_versions=SUPPORTED
+        )
+
+    async def NotifyRegistrationStatus(
+        self, request: messages.RegistrationStatus, context: grpc.aio.ServicerContext
+    ) -> messages.RegistrationStatusResponse:
+        if request.plugin_registered:
+            log.info("%s is registered with the kubelet as a DRA driver", DRIVER)
+            self._registered()
+        else:
+            log.error("the kubelet rejects the DRA driver %s: %s", DRIVER, request.error)
+        return messages.RegistrationStatusResponse()
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            if all(socket_identity(path) == identity for path, _, identity in self._servers):
+                continue
+            log.warning("a socket of the DRA driver was removed; both are made again")
+            try:
+                await self._stop()
+                await self._serve()
+            except Exception:
+                # without a next try the node would prepare no claim until the agent starts anew
+                log.exception("the sockets of the DRA driver cannot be made; retrying")
+
+    async def _serve(self) -> None:
+        service = grpc.aio.server()
+        services.add_DRAPluginServicer_to_server(self._plugin, service)  # type: ignore[no-untyped-call]
+        health_services.add_DRAResourceHealthServicer_to_server(self._health, service)  # type: ignore[no-untyped-call]
+        register = grpc.aio.server()
+        registration.add_RegistrationServicer_to_server(self, register)  # type: ignore[no-untyped-call]
+        # the kubelet connects to the first as soon as it sees the second
+        for path, server in ((self._service_path, service), (self._registration_path, register)):
+            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            server.add_insecure_port(f"unix://{path}")
+            await server.start()
+            self._servers.append((path, server, socket_identity(path)))
+
+    async def _stop(self) -> None:
+        # the registration's first: then the kubelet does not connect again
+        for path, server, identity in reversed(self._servers):
+            # it may by now be another agent's: only what is our own is taken away
+            own = socket_identity(path) == identity
+            await server.stop(grace=None)
+            if own:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+        self._servers.clear()

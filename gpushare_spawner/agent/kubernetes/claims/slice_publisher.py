@@ -1,0 +1,192 @@
+"""Keeps the ResourceSlice of this node at the API server what it should be.
+
+Others delete it: the kubelet deletes all slices of its node when it starts, and those of a driver that has been gone
+for 30 s. Nothing new is placed here until it is written again, so it is watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gpushare_spawner.agent.kubernetes.claims.resource_slice import (
+    SLICES,
+    OfferedGpu,
+    lost,
+    resource_slice,
+    says_the_same,
+)
+from gpushare_spawner.agent.kubernetes.cluster_api import ApiFailure, ClusterApi, Json
+from gpushare_spawner.agent.log_once import LogOnce
+from gpushare_spawner.model.kubernetes import slice_name
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+"""Seconds between tries while the API server does not answer."""
+LOOK_EVERY = 30.0
+"""Seconds between looks at the slice, beside those that changes cause."""
+
+
+class FieldsLost(Exception):
+    """The API server does not keep what a share needs; the message says which fields, and what would help."""
+
+
+class PublishedSlice:
+    """Watches and writes one slice. What cannot be written is tried again; nothing waits for it."""
+
+    def __init__(
+        self, api: ClusterApi, node: str, offered: Callable[[], list[OfferedGpu]], unit_size: int, taints: bool
+    ) -> None:
+        """`offered` gives the GPUs as they are to be seen now. `taints`: see `resource_slice`."""
+        self._api = api
+        self._node = node
+        self._offered = offered
+        self._unit_size = unit_size
+        self._taints = taints
+        self._path = f"{SLICES}/{slice_name(node)}"
+        self._stored: Json | None = None
+        self._poke = asyncio.Event()
+        self._listed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._trouble = LogOnce(
+            log,
+            "cannot write the ResourceSlice of this node; no new pod gets a share here",
+            "the ResourceSlice of this node is written again",
+        )
+        self._unseen = LogOnce(
+            log, "cannot read the ResourceSlice of this node; retrying", "the ResourceSlice of this node is read again"
+        )
+
+    def start(self) -> None:
+        """Begin, with a first write at once."""
+        self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._keep())]
+
+    def changed(self) -> None:
+        """Look soon whether something is to be written."""
+        self._poke.set()
+
+    async def close(self) -> None:
+        """Stop. The slice stays: pods run on, and the kubelet removes it when the agent stays away."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        pause = FIRST_PAUSE
+        query = {"fieldSelector": f"metadata.name={slice_name(self._node)}"}
+        while True:
+            try:
+                answer = await self._api.list(SLICES, **query)
+                self._seen(answer["items"][0] if answer["items"] else None)
+                self._listed.set()
+                self._unseen.settled()
+                async for event in self._api.watch(SLICES, str(answer["metadata"]["resourceVersion"]), **query):
+                    if event["type"] != "BOOKMARK":
+                        self._seen(event["object"] if event["type"] != "DELETED" else None)
+                    pause = FIRST_PAUSE
+                continue
+            except ApiFailure as failure:
+                if failure.status != 410:
+                    self._unseen.about(failure)
+            except Exception:
+                log.exception("watching the ResourceSlice of this node failed; retrying")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _seen(self, item: Json | None) -> None:
+        if item is not None and self._stored is not None and _version(item) < _version(self._stored):
+            return  # the watch is behind what a write was answered
+        if item is None and self._stored is not None:
+            log.info("the ResourceSlice of this node was deleted; it is written again")
+        self._stored = item
+        self._poke.set()
+
+    async def _keep(self) -> None:
+        await self._listed.wait()
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                await self._write_if_due()
+                self._trouble.settled()
+                pause = FIRST_PAUSE
+            except Exception as failure:
+                if not isinstance(failure, ApiFailure | FieldsLost):
+                    log.exception("cannot write the ResourceSlice of this node; retrying")
+                self._trouble.about(failure)
+                self._poke.set()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                async with asyncio.timeout(LOOK_EVERY):
+                    await self._poke.wait()
+            except TimeoutError:
+                pass
+            self._poke.clear()
+
+    async def _write_if_due(self) -> None:
+        stored = self._stored
+        if stored is None:
+            await self._create(self._wanted(1))
+            return
+        wanted = self._wanted(int(stored["spec"]["pool"].get("generation", 0)) + 1)
+        if says_the_same(wanted, stored):
+            return
+        wanted["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
+        try:
+            self._stored = await self._api.replace(self._path, wanted)
+        except ApiFailure as failure:
+            if failure.status not in (404, 409):
+                raise
+            # deleted or changed meanwhile: the watch says how it is
+            await self._read_again()
+            return
+        if not says_the_same(wanted, self._stored):
+            raise FieldsLost(fields_lost(wanted, self._stored))
+
+    async def _create(self, wanted: Json) -> None:
+        await check_kept(self._api, wanted)
+        try:
+            self._stored = await self._api.create(SLICES, wanted)
+        except ApiFailure as failure:
+            if failure.status != 409:
+                raise
+            await self._read_again()
+
+    async def _read_again(self) -> None:
+        try:
+            self._stored = await self._api.get(self._path)
+        except ApiFailure as failure:
+            if failure.status != 404:
+                raise
+            self._stored = None
+        self._poke.set()
+
+    def _wanted(self, generation: int) -> Json:
+        return resource_slice(self._node, self._offered(), self._unit_size, generation, self._taints)
+
+
+async def check_kept(api: ClusterApi, wanted: Json) -> None:
+    """Try the creation of a slice without making it: a share in a slice that lost fields would be a whole GPU. Raises
+    FieldsLost or ApiFailure."""
+    answer = await api.create(SLICES, wanted, dryRun="All")
+    if list(lost(wanted["spec"], answer.get("spec"))):
+        raise FieldsLost(fields_lost(wanted, answer))
+
+
+def fields_lost(wanted: Json, kept: Json) -> str:
+    """Return a sentence about what the API server has dropped."""
+    names = sorted({path.rsplit(".", 1)[-1] for path in lost(wanted["spec"], kept.get("spec"))})
+    gates = "DRAConsumableCapacity"
+    if names == ["taints"]:
+        gates = "DRADeviceTaints"
+    return (
+        f"the API server drops {', '.join(names)} from ResourceSlices: its feature gate {gates} is off (on by default "
+        "from Kubernetes 1.36)"
+    )
+
+
+def _version(item: Json) -> int:
+    version = str(item["metadata"].get("resourceVersion", ""))
+    return int(version) if version.isdecimal() else 0

@@ -1,0 +1,75 @@
+"""Sessions whose pods get their GPUs by claims: what the spawner makes, and looks at slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.kubernetes import PodSession
+from tests.agent.peers import FIRST
+
+from .node_agent import NodeAgent
+from .node_agent import session as a_session
+from .standin.claim_allocator import GROUP
+from .standin.client import ApiStatus, path
+from .standin.cluster import Cluster, a_pod
+
+CLASS = {
+    "metadata": {"name": kubernetes.DEVICE_CLASS},
+    "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{kubernetes.DRIVER}"'}}]},
+}
+
+
+async def make_class(cluster: Cluster) -> None:
+    """The chart's DeviceClass; tests at the same time on one cluster share it."""
+    try:
+        await cluster.admin.create(path("deviceclasses", group=GROUP), CLASS)
+    except ApiStatus as error:
+        if error.reason != "AlreadyExists":
+            raise
+
+
+async def claiming_pod(agent: NodeAgent, name: str, said: PodSession | None = None, **changes: Any) -> dict[str, Any]:
+    """Create the pod of a session and its claim, as the spawner does; returns the claim."""
+    said = said or a_session(name, **changes)
+    cluster, claim = agent.cluster, f"{name}-claim"
+    manifest = a_pod(
+        name,
+        annotations=said.annotations(),
+        labels=kubernetes.labels(),
+        nodeSelector={kubernetes.HOSTNAME_LABEL: agent.kubelet.name},
+        resourceClaims=[{"name": kubernetes.POD_CLAIM, "resourceClaimName": claim}],
+    )
+    pod = await cluster.admin.create(path("pods", cluster.namespace), manifest)
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"], "controller": True}
+    memory = {gpu.uuid: gpu.memory_bytes for gpu in agent.gpus if gpu.uuid in said.gpus}
+    spec = kubernetes.claim_spec(kubernetes.DEVICE_CLASS, said.share_units, memory)
+    item = {"metadata": {"name": claim, "ownerReferences": [owner]}, "spec": spec}
+    made: dict[str, Any] = await cluster.admin.create(path("resourceclaims", cluster.namespace, group=GROUP), item)
+    return made
+
+
+async def claim_of(agent: NodeAgent, name: str) -> dict[str, Any] | None:
+    try:
+        where = path("resourceclaims", agent.cluster.namespace, f"{name}-claim", group=GROUP)
+        found: dict[str, Any] = await agent.cluster.admin.get(where)
+    except ApiStatus as error:
+        if error.code == 404:
+            return None
+        raise
+    return found
+
+
+async def slice_of(agent: NodeAgent) -> dict[str, Any] | None:
+    """The node's slice; None where it has none."""
+    fields = f"spec.nodeName={agent.kubelet.name}"
+    items = await agent.cluster.admin.list(path("resourceslices", group=GROUP), fields=fields)
+    return items[0] if items else None
+
+
+def units_of(item: dict[str, Any] | None, gpu: str = FIRST.uuid) -> int | None:
+    """The units that a slice offers of a GPU; None where it does not offer the GPU."""
+    for device in item["spec"].get("devices") or [] if item is not None else []:
+        if device["attributes"]["uuid"]["string"] == gpu:
+            return int(device["capacity"]["units"]["value"])
+    return None

@@ -1,0 +1,293 @@
+"""The agent as a DRA driver: its slice, claims that are prepared, lent units, restarts of agent and kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare_spawner.agent.gpus.nvml import GpuState
+from gpushare_spawner.agent.kubernetes.claims import probe as probing
+from gpushare_spawner.agent.kubernetes.claims.probe import ClaimsUnavailable, probe
+from gpushare_spawner.agent.kubernetes.cluster_api import ClusterApi
+from gpushare_spawner.clients.cluster import KubeconfigConnection
+from gpushare_spawner.model import kubernetes
+from gpushare_spawner.model.cordon import Cordon
+from gpushare_spawner.model.report import Report
+from gpushare_spawner.model.tier import Tier
+from tests.agent.conftest import short_folder  # noqa: F401
+from tests.agent.peers import FIRST, SECOND
+
+from .agent_account import AGENT_RULES, agent_token
+from .claims import claim_of, claiming_pod, make_class, slice_of, units_of
+from .node_agent import LIBRARY, NodeAgent
+from .standin.claim_allocator import CANNOT, GROUP
+from .standin.client import path
+from .standin.cluster import Cluster
+
+
+@pytest.fixture
+async def agent(cluster: Cluster, short_folder: Path) -> AsyncIterator[NodeAgent]:  # noqa: F811
+    await make_class(cluster)
+    kubelet = await cluster.make_node(driver_grace=0.3, prepare_retry=0.1)
+    agent = NodeAgent(cluster, kubelet, await agent_token(cluster, kubelet.name, claims=True), short_folder)
+    agent.by_claims()
+    await agent.start()
+    await published(agent, lambda item: units_of(item) == 100)
+    yield agent
+    await agent.stop()
+
+
+async def published(agent: NodeAgent, holds: Callable[[Any], bool], within: float = 10.0) -> Any:
+    """The node's slice once it is as wanted."""
+    end = asyncio.get_running_loop().time() + within
+    while not holds(item := await slice_of(agent)):
+        assert asyncio.get_running_loop().time() < end, f"after {within} s the slice is {item}"
+        await asyncio.sleep(0.02)
+    return item
+
+
+async def running(agent: NodeAgent, name: str, **changes: Any) -> None:
+    await claiming_pod(agent, name, **changes)
+    await agent.cluster.wait_for_phase(name, "Running")
+    await agent.session(name)
+
+
+async def test_each_gpu_is_a_device_with_consumable_units_and_memory(agent: NodeAgent) -> None:
+    item = await published(agent, lambda item: item is not None)
+    assert item["spec"]["driver"] == kubernetes.DRIVER
+    assert item["spec"]["nodeName"] == agent.kubelet.name
+    devices = {device["attributes"]["uuid"]["string"]: device for device in item["spec"]["devices"]}
+    assert devices.keys() == {FIRST.uuid, SECOND.uuid}
+    capacity = devices[FIRST.uuid]["capacity"]
+    assert devices[FIRST.uuid]["allowMultipleAllocations"]
+    assert capacity["units"]["requestPolicy"] == {"default": "1", "validRange": {"min": "1", "step": "1"}}
+    assert (capacity["memory"]["value"], capacity["memory"]["requestPolicy"]["default"]) == ("16Gi", "1Mi")
+
+
+async def test_a_claim_becomes_a_session_with_a_socket_in_the_folder_of_its_name(agent: NodeAgent) -> None:
+    await running(agent, "ada")
+    session = await agent.session("ada")
+    assert (session.gpus, session.share_units) == ((FIRST.uuid,), 25)
+    folder = agent.folder / "pods" / kubernetes.claim_folder(agent.cluster.namespace, "ada-claim")
+    report = agent.on_kubernetes.report()
+    assert report.claims is not None
+    assert report.claims.folder == str(folder.parent)
+    assert stat.S_ISSOCK((folder / report.claims.socket).stat().st_mode)
+    assert report.claims.environment["LD_PRELOAD"] == str(LIBRARY)
+    assert [mount.host_path for mount in report.claims.mounts] == [str(LIBRARY)]
+    # nothing that the hub's older versions read is another
+    assert Report.model_validate_json(report.model_dump_json()) == report
+    await agent.until(lambda: "HEALTHY" in agent.kubelet.claims.health[kubernetes.DRIVER].values())
+
+
+async def test_a_claim_that_is_prepared_again_keeps_what_its_session_has(agent: NodeAgent) -> None:
+    await running(agent, "ada")
+    session, held = agent.node.sessions["ada"], agent.held("ada")
+    pod = agent.kubelet.worker(agent.cluster.namespace, "ada").pod
+    agent.kubelet.claims.prepared.clear()
+    await agent.kubelet.claims.prepare(pod)
+    assert [what for what, _ in agent.kubelet.claims.calls] == ["prepare", "prepare"]
+    assert agent.node.sessions["ada"] is session
+    assert agent.held("ada") == held
+    assert session.socket is not None
+    assert stat.S_ISSOCK(Path(session.socket.path).stat().st_mode)
+
+
+async def test_pods_that_come_at_once_fill_the_gpu_exactly(agent: NodeAgent) -> None:
+    names = [f"user-{number}" for number in range(6)]
+    await asyncio.gather(*(claiming_pod(agent, name) for name in names))
+    await agent.until(lambda: len(agent.node.sessions) == 4)
+    await asyncio.sleep(0.3)
+    assert len(agent.node.sessions) == 4
+    pods = {pod["metadata"]["name"]: pod for pod in await agent.cluster.pods()}
+    waiting = [name for name in names if not pods[name]["spec"].get("nodeName")]
+    assert len(waiting) == 2
+    assert CANNOT in pods[waiting[0]]["status"]["conditions"][-1]["message"]
+    # one ends: its claim goes with it, and one of those that wait comes
+    gone = next(iter(agent.node.sessions))
+    await agent.delete(gone)
+    await agent.until(lambda: gone not in agent.node.sessions and len(agent.node.sessions) == 4)
+    assert await claim_of(agent, gone) is None
+    assert units_of(await slice_of(agent)) == 100
+
+
+async def test_lent_units_raise_the_capacity_and_a_waiting_pod_comes(agent: NodeAgent) -> None:
+    for name in ("ada", "ben"):
+        await running(agent, name, share=50)
+    await claiming_pod(agent, "cem", share=50)
+    await asyncio.sleep(0.2)
+    assert "cem" not in agent.node.sessions
+    registry = agent.node.registry
+    registry.tiers.move(agent.node.sessions["ada"], Tier.RELEASED, 0, "idle")
+    await published(agent, lambda item: units_of(item) == 150)
+    await agent.cluster.wait_for_phase("cem", "Running")
+    await agent.session("cem")
+    # the owner is back: more is in use than there is, and nothing new comes
+    registry.tiers.work_begins(agent.node.sessions["ada"])
+    await published(agent, lambda item: units_of(item) == 150)
+    await agent.delete("cem")
+    # and falls again when the borrower has gone
+    await published(agent, lambda item: units_of(item) == 100)
+    assert sorted(agent.node.sessions) == ["ada", "ben"]
+
+
+async def test_a_claim_on_units_that_were_taken_back_waits_until_they_are_free(agent: NodeAgent) -> None:
+    for name in ("ada", "ben"):
+        await running(agent, name, share=50)
+    agent.node.registry.tiers.move(agent.node.sessions["ada"], Tier.RELEASED, 0, "idle")
+    await published(agent, lambda item: units_of(item) == 150)
+    # the owner works again after the scheduler has bound the pod and before its claim is prepared
+    prepare = agent.kubelet.claims.prepare
+    ada = agent.node.sessions["ada"]
+
+    async def late(pod: dict[str, Any]) -> None:
+        if pod["metadata"]["name"] == "cem":
+            agent.node.registry.tiers.work_begins(ada)
+        await prepare(pod)
+
+    agent.kubelet.claims.prepare = late  # type: ignore[method-assign]
+    await claiming_pod(agent, "cem", share=50)
+    end = asyncio.get_running_loop().time() + 10
+    while not (said := [text for reason, text in await agent.cluster.events("cem") if "Prepare" in reason]):
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.05)
+    assert "gpushare: GPU 0 has 0 free units and claim" in said[0]
+    await agent.delete("ben")
+    await agent.cluster.wait_for_phase("cem", "Running")
+
+
+async def test_a_share_that_is_changed_changes_what_others_can_have(agent: NodeAgent) -> None:
+    """The claim cannot be changed; what it is counted for by the agent is, as with devices."""
+    await running(agent, "ada")
+    change = kubernetes.ShareChange(number=1, share_units=50)
+    await agent.annotate("ada", dict(kubernetes.resize_patch(change)))
+    await agent.until(lambda: agent.node.sessions["ada"].record.request.share_units == 50)
+    # 25 are the claim's, 50 are free
+    await published(agent, lambda item: units_of(item) == 75)
+
+
+async def test_a_slice_that_is_deleted_is_written_again(agent: NodeAgent) -> None:
+    await running(agent, "ada")
+    name = kubernetes.slice_name(agent.kubelet.name)
+    await agent.cluster.admin.delete(path("resourceslices", name=name, group=GROUP))
+    await published(agent, lambda item: units_of(item) == 100)
+    # the kubelet deletes it when it starts, and connects again by itself
+    await agent.kubelet.restart(down=0.1)
+    await published(agent, lambda item: units_of(item) == 100)
+    await running(agent, "ben")
+    assert sorted(agent.node.sessions) == ["ada", "ben"]
+
+
+async def test_an_agent_that_is_back_knows_its_claims(agent: NodeAgent) -> None:
+    await running(agent, "ada")
+    await running(agent, "ben", gpus=(FIRST, SECOND))
+    held = agent.held("ada"), agent.held("ben")
+    await agent.stop()
+    await published(agent, lambda item: item is None)
+    await agent.delete("ben")
+    agent = await agent.start()
+    await published(agent, lambda item: units_of(item) == 100)
+    assert agent.held("ada") == held[0]
+    # what ended meanwhile is unprepared now
+    await agent.until(lambda: "ben" not in agent.node.sessions)
+    await agent.until(
+        lambda: not any("ben" in claim["name"] for claims in agent.kubelet.claims.prepared.values() for claim in claims)
+    )
+    folders = {path.name for path in (agent.folder / "pods").iterdir()}
+    assert folders == {kubernetes.claim_folder(agent.cluster.namespace, "ada-claim")}
+
+
+@pytest.mark.parametrize("taints", [True, False])
+async def test_an_unhealthy_or_cordoned_gpu_gets_no_new_session(agent: NodeAgent, taints: bool) -> None:
+    await agent.stop()
+    if not taints:
+        assert agent.cluster.server is not None
+        agent.cluster.server.gates = {"DRAConsumableCapacity"}
+    agent.by_claims(taints)
+    settings = replace(agent.cluster_settings.publish, refresh_every=0.2)
+    agent.cluster_settings = replace(agent.cluster_settings, publish=settings)
+    await agent.start()
+
+    def kept_away(item: Any, why: str) -> bool:
+        if not taints:
+            return units_of(item) is None and units_of(item, SECOND.uuid) == 100
+        marks = [device["taints"][0]["value"] for device in item["spec"]["devices"] if device.get("taints")]
+        return marks == [why]
+
+    agent.source.states[FIRST.uuid] = GpuState(healthy=False, trouble="fell off the bus")
+    await published(agent, lambda item: item is not None and kept_away(item, "unhealthy"))
+    agent.source.states.clear()
+    cordon = Cordon(gpu=FIRST.uuid, by="root", reason="repair", since=1.0)
+    report = path("configmaps", agent.cluster.namespace, kubernetes.report_name(agent.kubelet.name))
+    annotations: dict[str, str | None] = dict(kubernetes.cordon_annotations([cordon]))
+    await agent.cluster.admin.patch(report, {"metadata": {"annotations": annotations}})
+    await published(agent, lambda item: item is not None and kept_away(item, "cordoned"))
+    await agent.cluster.admin.patch(report, {"metadata": {"annotations": dict.fromkeys(annotations)}})
+    await published(agent, lambda item: units_of(item) == 100 and "taints" not in item["spec"]["devices"][0])
+
+
+class TestProbe:
+    """What an agent says that cannot be a DRA driver."""
+
+    @pytest.fixture
+    async def api(self, cluster: Cluster) -> AsyncIterator[ClusterApi]:
+        await make_class(cluster)
+        kubelet = await cluster.make_node(name="node-a")
+        token = await agent_token(cluster, kubelet.name, claims=True)
+        api = ClusterApi(KubeconfigConnection(cluster.api_client(token)))
+        yield api
+        await api.close()
+
+    async def asked(self, api: ClusterApi, cluster: Cluster) -> str:
+        with pytest.raises(ClaimsUnavailable) as refusal:
+            await probe(api, "node-a", cluster.namespace)
+        assert not await cluster.admin.list(path("resourceslices", group=GROUP)) if cluster.server.gates else True  # type: ignore[union-attr]
+        return str(refusal.value)
+
+    async def test_a_cluster_that_has_all_of_it(self, api: ClusterApi, cluster: Cluster) -> None:
+        assert await probe(api, "node-a", cluster.namespace)
+        # nothing was made
+        assert not await cluster.admin.list(path("resourceslices", group=GROUP))
+
+    async def test_no_api(self, api: ClusterApi, cluster: Cluster) -> None:
+        assert cluster.server is not None
+        cluster.server.gates = None
+        assert "no resource.k8s.io/v1 (Kubernetes 1.34 and later have it)" in await self.asked(api, cluster)
+
+    async def test_no_consumable_capacity(self, api: ClusterApi, cluster: Cluster) -> None:
+        assert cluster.server is not None
+        cluster.server.gates = {"DRADeviceTaints"}
+        said = await self.asked(api, cluster)
+        assert "drops allowMultipleAllocations, requestPolicy from ResourceSlices" in said
+        assert "DRAConsumableCapacity is off" in said
+
+    async def test_no_taints(self, api: ClusterApi, cluster: Cluster) -> None:
+        assert cluster.server is not None
+        cluster.server.gates = {"DRAConsumableCapacity"}
+        assert not await probe(api, "node-a", cluster.namespace)
+
+    async def test_no_class(self, api: ClusterApi, cluster: Cluster) -> None:
+        await cluster.admin.delete(path("deviceclasses", name=kubernetes.DEVICE_CLASS, group=GROUP))
+        assert "there is no DeviceClass gpushare-spawner.io" in await self.asked(api, cluster)
+
+    async def test_no_rights(self, api: ClusterApi, cluster: Cluster) -> None:
+        token = await cluster.service_account("poor", AGENT_RULES)
+        poor = ClusterApi(KubeconfigConnection(cluster.api_client(token)))
+        try:
+            said = await self.asked(poor, cluster)
+        finally:
+            await poor.close()
+        assert "the agent's service account may not list resourceslices" in said
+
+    async def test_a_server_that_does_not_answer_is_waited_for(
+        self, api: ClusterApi, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(probing, "PAUSE", 0.05)
+        cluster.faults.fail_next("list", "resourceslices", times=2)
+        assert await probe(api, "node-a", cluster.namespace)
