@@ -12,6 +12,9 @@ from gpushare_spawner.model.share import UNITS_PER_GPU
 
 MIB, GIB, TIB = 2**20, 2**30, 2**40
 
+SOON_SECONDS = 120.0
+"""Nearer than this, the minute of an instant alone does not tell how much time is left."""
+
 
 def clock(at: float, now: float) -> str:
     """Return an instant as local time, with its day if ``now`` is another one: "14:05", "14:05 on 3 Nov".
@@ -21,13 +24,19 @@ def clock(at: float, now: float) -> str:
     return _clock(datetime.fromtimestamp(at), datetime.fromtimestamp(now))
 
 
+def near_clock(at: float, now: float) -> str:
+    """Return an instant as `clock` does, with its seconds if it is less than 2 min from ``now``: "14:05:20"."""
+    soon = abs(at - now) < SOON_SECONDS
+    return _clock(datetime.fromtimestamp(at), datetime.fromtimestamp(now), time="%H:%M:%S" if soon else "%H:%M")
+
+
 def universal_clock(at: float, now: float) -> str:
     """Return an instant for readers in unknown time zones, see `clock`: "14:05 UTC", "14:05 UTC on 3 Nov"."""
     return _clock(datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now, UTC), " UTC")
 
 
-def _clock(at: datetime, now: datetime, zone: str = "") -> str:
-    return f"{at:%H:%M}{zone}" + (f" on {at.day} {at:%b}" if at.date() != now.date() else "")
+def _clock(at: datetime, now: datetime, zone: str = "", time: str = "%H:%M") -> str:
+    return f"{at:{time}}{zone}" + (f" on {at.day} {at:%b}" if at.date() != now.date() else "")
 
 
 def gpu_share(units: int, gpus: int = 1) -> str:

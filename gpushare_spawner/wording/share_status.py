@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 from gpushare_spawner.model.share_status import ControlsStatus, GpuStatus, ShareStatus
 from gpushare_spawner.model.tier import Tier
-from gpushare_spawner.wording.amounts import clock, elapsed, gpu_share, latency, memory, memory_of, plural
+from gpushare_spawner.wording.amounts import (
+    clock,
+    elapsed,
+    gpu_share,
+    latency,
+    memory,
+    memory_of,
+    near_clock,
+    plural,
+)
 from gpushare_spawner.wording.memory_limits import holders, limit_hit
 from gpushare_spawner.wording.notices import WAITS, notice
 from gpushare_spawner.wording.pod_requests import LACKING
@@ -161,7 +170,7 @@ def page(status: ShareStatus, now: float) -> str:
 
 
 def _at_local_time(term: Term, now: float) -> str:
-    return term.text if term.at is None else term.text.replace("{time}", clock(term.at, now))
+    return term.text if term.at is None else term.text.replace("{time}", near_clock(term.at, now))
 
 
 def terms(status: ShareStatus) -> list[Term]:

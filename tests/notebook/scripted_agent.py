@@ -65,6 +65,8 @@ class Script:
     largest_share: int = 0
     message: tuple[str, float] | None = None
     """An admin's message, and its instant in seconds since the epoch."""
+    shares: tuple[bool, str] = (True, "[10, 50, 100]")
+    """The answer to an ask for the shares."""
     answer: tuple[bool, str] | None = (True, "It was done.")
     """Whether an ask was done, and the sentence; None: the service does not answer."""
 
@@ -201,7 +203,7 @@ class ScriptedAgent:
         if frame.kind is Kind.ASK and script.answer is not None:
             number, kind, value = frame.fields[:3]
             self._obey(AskKind(kind), value)
-            done, text = script.answer
+            done, text = script.shares if kind == AskKind.SHARES else script.answer
             # the answers to others' asks come to this observer too
             others = text_frames(TextTopic.ANSWER, number ^ 1, "For another observer.")
             return [sent.pack() for sent in others + text_frames(TextTopic.ANSWER, number, text, done)]
@@ -218,3 +220,5 @@ class ScriptedAgent:
             script.keep_until = 0.0
         elif kind is AskKind.RELEASE:
             script.tier, script.effective, script.step = Tier.RELEASED, 0, None
+        elif kind is AskKind.SHARE:
+            script.share = script.effective = script.guaranteed = value

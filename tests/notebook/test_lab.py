@@ -234,6 +234,12 @@ def test_the_dialog_shows_the_terms_and_what_slows_the_work(page: Page, agent: S
     agent.script.use = 0.4
     page.wait_for(f"{DIALOG} figcaption", "use 40 %")
     assert page.run("return document.querySelector('.gpushare-Plot-use').getAttribute('d').length") > 0
+    columns = page.run(
+        "return Array.from(document.querySelectorAll('.gpushare-Fields > :first-child'))"
+        ".filter(node => node.offsetParent).map(node => Math.round(node.getBoundingClientRect().left))"
+    )
+    assert len(columns) > 1
+    assert len(set(columns)) == 1, "the fields stand in one column"
     page.run("document.querySelector('.gpushare-Dialog summary').focus()")
     page.keys(Keys.ENTER)
     assert page.run("return document.querySelector('.gpushare-Dialog details').open")
@@ -289,6 +295,12 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
     press("Release now")
     page.wait_for(".gpushare-Answer", "Your GPU share was released.")
     page.wait_for(ITEM, "0.25 GPU · released")
+    page.wait_for(".gpushare-Fields", "The share is released already.")
+    said = len(agent.of_kind(Kind.ASK))
+    press("Release now")
+    script.tier, script.effective = Tier.ACTIVE, 25
+    page.wait_for(".gpushare-Fields", "The share is released already.", there=False)
+    assert len(agent.of_kind(Kind.ASK)) == said, "there was nothing to release"
 
     script.answer = (False, "The hub did not stop the server.")
     press("Stop my server")
@@ -303,10 +315,19 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
     assert page.run("return document.querySelector('.gpushare-Share').hidden"), "it cannot be changed"
     script.largest_share, script.answer = 75, (True, "You have 0.50 GPU now.")
     page.wait_for(".gpushare-Share:not([hidden])", "Change the share")
-    page.run("document.querySelector('.gpushare-Dialog input[type=number]').value = '0.5'")
-    press("Change the share")
+    page.wait_for(".gpushare-Share option", "0.10 GPU")
+    assert page.texts(".gpushare-Share option") == [
+        unbroken(one) for one in ("0.10 GPU", "0.50 GPU", "1 GPU (not free now)")
+    ]
+    assert asked() == (AskKind.SHARES, 0)
+    page.run("document.querySelector('.gpushare-Dialog select').focus()")
+    page.keys(Keys.ARROW_DOWN)
+    script.shares = (False, "No template that you may use has another share.")
+    press("Change")
     page.wait_for(".gpushare-Answer", "You have 0.50 GPU now.")
-    assert asked() == (AskKind.SHARE, 50)
+    assert [one.fields[2] for one in agent.of_kind(Kind.ASK) if one.fields[1] == AskKind.SHARE] == [50]
+    page.wait_for(".gpushare-Share", "No template that you may use has another share.")
+    assert page.run("return document.querySelector('.gpushare-Share select').hidden"), "nothing to choose"
     page.click(DIALOG, "Close")
     assert page.errors() == []
 

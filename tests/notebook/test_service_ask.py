@@ -116,7 +116,7 @@ def test_a_text_without_its_end_is_no_answer(agent: ScriptedAgent, monkeypatch: 
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (None, '"kind" must be one of keep, end-keep, release, stop, share.'),
+        (None, '"kind" must be one of keep, end-keep, release, stop, share, shares.'),
         ([], '"kind" must be one of'),
         ({"kind": "steal"}, '"kind" must be one of'),
         ({"kind": ["keep"]}, '"kind" must be one of'),

@@ -26,7 +26,7 @@ from gpushare_spawner.model.share_status import (
 from gpushare_spawner.model.tier import Tier
 from gpushare_spawner.notebook import status
 from gpushare_spawner.wording import notices, share_status
-from gpushare_spawner.wording.amounts import clock
+from gpushare_spawner.wording.amounts import clock, near_clock
 from tests.notebook.scripted_agent import GIB, GPU, OTHER_GPU, Script, ScriptedAgent
 from tests.present import present
 
@@ -286,6 +286,14 @@ def test_the_command_in_words(agent: ScriptedAgent, capsys: pytest.CaptureFixtur
 def test_other_sessions_and_how_many_sessions_have_work(sessions: int, with_work: int, said: str) -> None:
     page = share_status.page(of(sessions=sessions, with_work=with_work), now=0.0)
     assert f"other sessions  {said}" in page.splitlines()
+
+
+def test_a_notice_that_comes_soon_has_seconds() -> None:
+    at = 1_700_000_030.0
+    soon = of(step=(Tier.RELEASED, at, 0), quiet=10**9)
+    assert f"will be released at {near_clock(at, at - 20)}: it is idle" in share_status.page(soon, at - 20)
+    assert f"will be released at {clock(at, at - 300)}: it is idle" in share_status.page(soon, at - 300)
+    assert near_clock(at, at - 20).count(":") == 2
 
 
 def test_the_command_in_json(agent: ScriptedAgent, capsys: pytest.CaptureFixture[str]) -> None:

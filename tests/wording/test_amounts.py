@@ -118,6 +118,14 @@ def test_an_instant_has_its_day_if_that_is_not_today(at: float, said: str) -> No
     assert amounts.universal_clock(at, NOON) == said
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(20, "12:00:20"), (119.9, "12:01:59"), (120, "12:02"), (-1, "11:59:59"), (-120, "11:58")],
+)
+def test_near_instant_has_its_seconds(seconds: float, said: str) -> None:
+    assert amounts.near_clock(NOON + seconds, NOON) == said
+
+
 @pytest.mark.parametrize(("zone", "said"), [("UTC-9", "03:00 on 4 Nov"), ("UTC+9", "09:00")])
 def test_the_day_is_that_of_the_readers_time_zone(zone: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", zone)

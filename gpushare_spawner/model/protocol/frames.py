@@ -130,6 +130,8 @@ class AskKind(IntEnum):
     STOP = 4
     SHARE = 5
     """The value is in units."""
+    SHARES = 6
+    """The shares that the user may change to: the answer's text is a JSON list of units, the smallest first."""
 
 
 class TextTopic(IntEnum):

@@ -100,6 +100,10 @@ class SessionActions:
         """Change the share to a fraction of its GPU, like 0.5. Kernels go on."""
         return await self._shares.share(one, actor, fraction)
 
+    async def other_shares(self, one: Target, actor: Actor) -> tuple[int, ...]:
+        """Return the shares in units that the user can change to by templates, the smallest first. Changes nothing."""
+        return await self._shares.others(one, actor)
+
     async def stop(self, one: Target, actor: Actor) -> Outcome:
         """Stop the server."""
         return await self._servers.stop(one, actor)

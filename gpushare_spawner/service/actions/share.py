@@ -96,6 +96,21 @@ class ShareActions:
         text = words.changed(session.share_units, units, after.borrowed_units, after.tier, memory)
         return Outcome(True, text)
 
+    async def others(self, one: Target, actor: Actor) -> tuple[int, ...]:
+        """Return the shares in units that `share` accepts by the user's templates, the smallest first; never empty.
+
+        Whether the units are free and within the quota is not looked at.
+        """
+        check_own(one, actor)
+        session = await current(one)
+        if len(session.gpus) != 1:
+            raise ActionRefused(words.WHOLE_GPUS, RefusalCode.BAD_REQUEST)
+        reports = [snapshot.report for snapshot in await ask_all(self._agents) if snapshot.report is not None]
+        units = other_units(session, await self._choices(session, reports))
+        if not units:
+            raise ActionRefused(words.not_allowed(()), RefusalCode.LIMIT)
+        return units
+
     async def _resize(
         self,
         one: Target,
@@ -126,11 +141,7 @@ class ShareActions:
         """Return the template that allows the share; None for an admin's choice that no template has."""
         if actor.is_admin:
             return None
-        with refusals():
-            server = await self._hub.server(session.user, session.server)
-        gpus = [gpu for report in reports for gpu in report.gpus]
-        of_kind = templates_of_kind(session, gpus, self._templates())
-        choices = allowed(of_kind, session.user, server.groups if server is not None else None)
+        choices = await self._choices(session, reports)
         matching = [template for template in choices if units_of(template) == units]
         if not matching:
             raise ActionRefused(words.not_allowed(other_units(session, choices)), RefusalCode.LIMIT)
@@ -139,6 +150,14 @@ class ShareActions:
             full = matching[0]
             raise ActionRefused(words.too_many(full.display_name, full.limits.per_user or 0), RefusalCode.LIMIT)
         return free[0]
+
+    async def _choices(self, session: SessionReport, reports: Iterable[Report]) -> list[Template]:
+        """Return the templates whose shares the session's user may have on its GPU."""
+        with refusals():
+            server = await self._hub.server(session.user, session.server)
+        gpus = [gpu for report in reports for gpu in report.gpus]
+        of_kind = templates_of_kind(session, gpus, self._templates())
+        return allowed(of_kind, session.user, server.groups if server is not None else None)
 
     def _check_quota(self, session: SessionReport, units: int, reports: Sequence[Report]) -> None:
         quotas = self._quotas()

@@ -8,6 +8,7 @@ ask for a keep is answered in the same write as the keep is set.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import time
@@ -151,5 +152,7 @@ class Asks:
                 return await self._actions.stop(one, actor)
             case AskKind.SHARE:
                 return await self._actions.share(one, actor, ask.value / UNITS_PER_GPU)
+            case AskKind.SHARES:
+                return Outcome(False, json.dumps(await self._actions.other_shares(one, actor)))
             case _:
                 raise ActionRefused(words.ASK_NOT_SUPPORTED, RefusalCode.BAD_REQUEST)

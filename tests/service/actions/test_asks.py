@@ -102,6 +102,19 @@ async def test_another_share_is_asked_for_in_units(
     assert acting.history == [("share", "ann", "ann")]
 
 
+async def test_shares_to_choose_from_are_answered_as_a_list_of_units(
+    asks: Asks, acting: Acting, agent: FakeAgent, hub_server: FakeHub, clock: Clock, templates: dict[str, Template]
+) -> None:
+    agent.add("ann")
+    hub_server.add("ann")
+    for units in (50, 10, 25):
+        templates[str(units)] = Template(name=str(units), display_name=str(units), gpu={"fraction": units / 100})
+    ask(agent, clock, AskKind.SHARES, 0)
+    said = await answers(asks, agent)
+    assert [(one.done, one.text) for one in said] == [(True, "[10, 50]")]
+    assert acting.history == [], "nothing was changed"
+
+
 async def test_what_is_refused_is_answered_with_the_reason(asks: Asks, agent: FakeAgent, clock: Clock) -> None:
     ask(agent, clock, AskKind.KEEP, 1e18)
     ask(agent, clock, AskKind.KEEP, 0, 2)

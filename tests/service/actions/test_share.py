@@ -80,6 +80,26 @@ async def test_share_of_no_template_that_the_user_may_use_is_refused(acting: Act
     assert "0.10 GPU or 0.50 GPU" in refusal.text
 
 
+@pytest.mark.usefixtures("ann")
+async def test_shares_to_choose_from_are_those_that_a_change_accepts(acting: Acting) -> None:
+    one = acting.seen()
+    choices = await acting.actions.other_shares(one, ANN)
+    assert choices == (10, 50)
+    for units in choices:
+        assert (await acting.actions.share(one, ANN, units / 100)).changed
+    refusal = await refusal_of(acting.actions.other_shares(one, Actor("eve")))
+    assert refusal.code is RefusalCode.FORBIDDEN
+
+
+@pytest.mark.usefixtures("ann")
+async def test_without_another_share_to_choose_the_user_is_told_so(
+    acting: Acting, templates: dict[str, Template]
+) -> None:
+    del templates["half"], templates["tenth"]
+    refusal = await refusal_of(acting.actions.other_shares(acting.seen(), ANN))
+    assert (refusal.code, refusal.text) == (RefusalCode.LIMIT, words.not_allowed([]))
+
+
 async def test_user_of_other_groups_may_not_have_that_share(acting: Acting, hub_server: FakeHub) -> None:
     hub_server.add("ann")
     hub_server.users["ann"]["groups"] = ["art"]

@@ -1,9 +1,13 @@
 /** Instants and times of day, as the reader's own clock shows them. */
 
+/** As `near_clock` of gpushare_spawner/wording/amounts.py. */
+const SOON_SECONDS = 120;
+
 /** Return an instant on 24 hours, with its day if that is not today. `at`: seconds since the epoch. */
-export function clock(at: number, now: Date = new Date()): string {
+export function clock(at: number, now: Date = new Date(), withSeconds = false): string {
   const instant = new Date(at * 1000);
-  const time = instant.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' });
+  const second = withSeconds ? '2-digit' : undefined;
+  const time = instant.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second, hourCycle: 'h23' });
   if (instant.toDateString() === now.toDateString()) {
     return time;
   }
@@ -12,7 +16,12 @@ export function clock(at: number, now: Date = new Date()): string {
 
 /** Fill an instant in: the server writes `{time}`, because only the browser knows the reader's time zone. */
 export function atLocalTime(text: string, at: number | null | undefined, now: Date = new Date()): string {
-  return text.split('{time}').join(at ? clock(at, now) : '');
+  return text.split('{time}').join(at ? clock(at, now, isSoon(at, now)) : '');
+}
+
+/** Whether an instant is so near that its minute alone would not tell how much time is left. */
+function isSoon(at: number, now: Date): boolean {
+  return Math.abs(at - now.getTime() / 1000) < SOON_SECONDS;
 }
 
 /** Return the seconds from now until a time of day ("18:30") comes next; undefined for another text. */

@@ -8,24 +8,25 @@ import { button, element, setLines } from './elements';
 import { atLocalTime, clock, secondsUntil } from './localTime';
 import { Plot } from './plot';
 import { Samples } from './samples';
+import { ShareChoices } from './shareChoices';
+import { ShareSelect } from './shareSelect';
 import { AskKind, IShareStatus } from './status';
 import * as words from './words';
-
-/** Units of 1 % in a whole GPU. */
-const UNITS_PER_GPU = 100;
 
 /** Opens at most one dialog at a time, and keeps it up to date. */
 export class ShareDialog {
   constructor(
     private readonly _samples: Samples,
     private readonly _controls: IControls
-  ) {}
+  ) {
+    this._choices = new ShareChoices(kind => _controls.ask(kind));
+  }
 
   open(): void {
     if (this._body !== undefined || this._status === undefined) {
       return;
     }
-    const body = new ShareBody(this._samples, this._controls);
+    const body = new ShareBody(this._samples, this._controls, this._choices);
     body.showStatus(this._status);
     this._body = body;
     const buttons = [Dialog.okButton({ label: words.CLOSE })];
@@ -43,12 +44,14 @@ export class ShareDialog {
 
   private _status: IShareStatus | undefined;
   private _body: ShareBody | undefined;
+  private readonly _choices: ShareChoices;
 }
 
 class ShareBody extends Widget {
   constructor(
     private readonly _samples: Samples,
-    private readonly _asking: IControls
+    private readonly _asking: IControls,
+    choices: ShareChoices
   ) {
     super();
     this.addClass('gpushare-Dialog');
@@ -56,7 +59,12 @@ class ShareBody extends Widget {
     this._figure.append(this._plot.node, this._caption);
     this._slow.append(element('summary', '', words.WHY_SLOW), this._why);
     this._answer.setAttribute('role', 'status');
-    this._controls.append(this._keepControls(), this._shareControls(), this._endControls());
+    this._releasedAlready.id = 'gpushare-released-already';
+    this._release.setAttribute('aria-describedby', this._releasedAlready.id);
+    this._select = new ShareSelect(choices, units => void this._ask('share', units));
+    this._share = fieldset(words.CHANGE_SHARE, ...this._select.nodes);
+    this._share.classList.add('gpushare-Share');
+    this._controls.append(this._keepControls(), this._share, this._endControls());
     this.node.append(
       this._message,
       this._explanation,
@@ -82,8 +90,11 @@ class ShareBody extends Widget {
     this._kept.textContent = kept === null ? '' : words.kept(clock(kept));
     this._endKeep.hidden = kept === null;
     this._share.hidden = !status.largest_share_units;
-    this._newShare.max = String(status.largest_share_units / UNITS_PER_GPU);
-    this._newShare.placeholder = String(status.share_units / UNITS_PER_GPU);
+    this._select.showStatus(status);
+    const isReleased = status.tier === 'released';
+    // not `disabled`: the button that was just pressed would lose the focus, and Escape would not close the dialog
+    this._release.ariaDisabled = String(isReleased);
+    this._releasedAlready.textContent = isReleased ? words.RELEASED_ALREADY : '';
   }
 
   private _showTerms(status: IShareStatus): void {
@@ -132,22 +143,6 @@ class ShareBody extends Widget {
     );
   }
 
-  private _shareControls(): HTMLElement {
-    const input = this._newShare;
-    input.type = 'number';
-    input.min = input.step = String(1 / UNITS_PER_GPU);
-    input.setAttribute('aria-label', words.CHANGE_SHARE_LABEL);
-    const change = () => {
-      if (input.value !== '' && input.reportValidity()) {
-        void this._ask('share', Math.round(Number(input.value) * UNITS_PER_GPU));
-      } else {
-        input.focus();
-      }
-    };
-    this._share.append(element('legend', '', words.CHANGE_SHARE), input, button(words.CHANGE_SHARE, change));
-    return this._share;
-  }
-
   /** Release, and stop with a second step, because it ends the kernels. */
   private _endControls(): HTMLElement {
     const warning = element('span', 'gpushare-Warning', words.STOP_WARNING);
@@ -174,17 +169,11 @@ class ShareBody extends Widget {
     confirm.setAttribute('role', 'alert');
     confirm.append(button(words.STOP_CONFIRM, really, true), cancel);
     confirm.hidden = true;
-    return fieldset(
-      words.END,
-      button(words.RELEASE, () => void this._ask('release')),
-      stop,
-      confirm
-    );
+    return fieldset(words.END, this._release, stop, this._releasedAlready, confirm);
   }
 
   private async _ask(kind: AskKind, value = 0): Promise<void> {
     this._answer.textContent = words.ASKING;
-    this._controls.classList.add('gpushare-mod-asking');
     for (const one of this._buttons()) {
       one.disabled = true;
     }
@@ -196,7 +185,6 @@ class ShareBody extends Widget {
     if (focused instanceof HTMLElement && this.node.contains(focused)) {
       focused.focus();
     }
-    this._controls.classList.remove('gpushare-mod-asking');
     this._answer.textContent = answer.text;
     this._answer.dataset.done = answer.done ? 'yes' : 'no';
   }
@@ -217,11 +205,17 @@ class ShareBody extends Widget {
   private readonly _controls = element('div', 'gpushare-Controls');
   private readonly _kept = element('span', 'gpushare-Kept');
   private readonly _endKeep = button(words.END_KEEP, () => void this._ask('end-keep'));
-  private readonly _share = element('fieldset', 'gpushare-Share');
-  private readonly _newShare = element('input', 'jp-mod-styled');
+  private readonly _release = button(words.RELEASE, () => {
+    if (this._release.ariaDisabled !== 'true') {
+      void this._ask('release');
+    }
+  });
+  private readonly _releasedAlready = element('span', '');
+  private readonly _select: ShareSelect;
+  private readonly _share: HTMLFieldSetElement;
   private readonly _answer = element('div', 'gpushare-Answer');
 }
 
 function fieldset(legend: string, ...children: HTMLElement[]): HTMLFieldSetElement {
-  return element('fieldset', '', element('legend', '', legend), ...children);
+  return element('fieldset', '', element('legend', '', legend), element('div', 'gpushare-Fields', ...children));
 }

@@ -65,7 +65,7 @@ export interface IShareStatus {
   message: IMessage | null;
 }
 
-export type AskKind = 'keep' | 'end-keep' | 'release' | 'stop' | 'share';
+export type AskKind = 'keep' | 'end-keep' | 'release' | 'stop' | 'share' | 'shares';
 
 /** What `POST gpushare/ask` answers. */
 export interface IAskAnswer {

@@ -21,12 +21,14 @@ export const END = 'Release or stop';
 export const KEEP_UNTIL_LABEL = 'Keep the share until this time of day';
 export const END_KEEP = 'End the keep';
 export const RELEASE = 'Release now';
+export const RELEASED_ALREADY = 'The share is released already.';
 export const STOP = 'Stop my server';
 export const STOP_WARNING = 'The server and its kernels end, and their variables are lost. Save your work first.';
 export const STOP_CONFIRM = 'Stop it';
 export const CANCEL = 'Cancel';
 export const CHANGE_SHARE = 'Change the share';
-export const CHANGE_SHARE_LABEL = 'New share in GPUs';
+export const NEW_SHARE = 'New share';
+export const CHANGE = 'Change';
 export const ASKING = 'Waiting for the answer…';
 export const NO_ANSWER = 'The notebook server did not answer. Try again.';
 
@@ -36,6 +38,12 @@ export function keepHours(hours: number): string {
 
 export function kept(time: string): string {
   return `kept until ${time}`;
+}
+
+/** A share that the user may have. `largest`: units that are free for the session now. */
+export function shareChoice(units: number, largest: number): string {
+  const share = `${units % 100 ? (units / 100).toFixed(2) : units / 100}\u00a0GPU`;
+  return units > largest ? `${share} (not free now)` : share;
 }
 
 /** The plot for those who do not see it. */

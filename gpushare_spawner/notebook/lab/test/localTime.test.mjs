@@ -18,6 +18,12 @@ test('an instant stands where the server wrote {time}', () => {
   assert.equal(atLocalTime('no instant', null, NOW), 'no instant');
 });
 
+test('an instant within two minutes has its seconds', () => {
+  assert.equal(atLocalTime('At {time}.', seconds('2026-03-28T22:31:59'), NOW), 'At 22:31:59.');
+  assert.equal(atLocalTime('At {time}.', seconds('2026-03-28T22:28:01'), NOW), 'At 22:28:01.');
+  assert.equal(atLocalTime('At {time}.', seconds('2026-03-28T22:32:00'), NOW), 'At 22:32.');
+});
+
 test('a time of day is the next one that comes', () => {
   assert.equal(secondsUntil('22:31', NOW), 60);
   assert.equal(secondsUntil('22:30', new Date('2026-03-26T22:30:00')), 86400);
