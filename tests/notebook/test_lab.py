@@ -296,6 +296,7 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
     page.wait_for(".gpushare-Answer", "Your GPU share was released.")
     page.wait_for(ITEM, "0.25 GPU · released")
     page.wait_for(".gpushare-Fields", "The share is released already.")
+    assert not [text for text in page.texts(TOAST) if "released" in text], "the dialog has said so"
     said = len(agent.of_kind(Kind.ASK))
     press("Release now")
     script.tier, script.effective = Tier.ACTIVE, 25
@@ -321,13 +322,14 @@ def test_the_dialog_keeps_releases_and_stops_by_keyboard(page: Page, agent: Scri
     ]
     assert asked() == (AskKind.SHARES, 0)
     page.run("document.querySelector('.gpushare-Dialog select').focus()")
-    page.keys(Keys.ARROW_DOWN)
+    assert page.run("return document.activeElement.value") == "50", "the next larger one is chosen"
+    page.keys(Keys.ARROW_DOWN, Keys.ARROW_UP)
     script.shares = (False, "No template that you may use has another share.")
     press("Change")
     page.wait_for(".gpushare-Answer", "You have 0.50 GPU now.")
     assert [one.fields[2] for one in agent.of_kind(Kind.ASK) if one.fields[1] == AskKind.SHARE] == [50]
     page.wait_for(".gpushare-Share", "No template that you may use has another share.")
-    assert page.run("return document.querySelector('.gpushare-Share select').hidden"), "nothing to choose"
+    assert page.run("return document.querySelector('.gpushare-Share .gpushare-Row').hidden"), "nothing to choose"
     page.click(DIALOG, "Close")
     assert page.errors() == []
 

@@ -21,7 +21,7 @@ from tests.service.fake_hub import FakeHub
 EVE = Actor("eve")
 
 
-async def refusal_of(action: Awaitable[Outcome]) -> ActionRefused:
+async def refusal_of(action: Awaitable[object]) -> ActionRefused:
     with pytest.raises(ActionRefused) as refusal:
         await action
     return refusal.value

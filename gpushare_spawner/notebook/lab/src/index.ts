@@ -30,6 +30,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const controls: IControls = {
       ask: async (kind, value = 0) => {
         const answer = await ask(settings, kind, value);
+        notifier.asked(kind, answer.done);
         void poller.poll();
         return answer;
       },

@@ -4,7 +4,7 @@ import { Notification } from '@jupyterlab/apputils';
 
 import { HOUR, IControls, KEEP_AT_ONCE_HOURS } from './controls';
 import { atLocalTime } from './localTime';
-import { IShareStatus } from './status';
+import { AskKind, IShareStatus } from './status';
 import * as words from './words';
 
 /** What a notification is about: there is one of each at most, which is updated, so that they do not pile up. */
@@ -51,6 +51,13 @@ export class Notifier {
     }
   }
 
+  /** Take what the user asked for: a release that the user wanted needs no notification beside its answer. */
+  asked(kind: AskKind, done: boolean): void {
+    if (kind === 'release' && done) {
+      this._releasedByUser = true;
+    }
+  }
+
   /** Show the answer to what the user asked for. */
   answer(text: string, done: boolean): void {
     this._say('answer', text, done ? 'success' : 'warning', { autoClose: done ? SHORT_MS : false });
@@ -62,14 +69,16 @@ export class Notifier {
     const newNotice = key !== this._notice;
     const newTier = before !== undefined && before.tier !== status.tier;
     this._notice = key;
+    const asItWasAsked = newTier && status.tier === 'released' && this._releasedByUser;
+    this._releasedByUser = this._releasedByUser && !newTier;
     if (newNotice && action) {
       const actions = this._noticeActions(status);
       this._say('share', atLocalTime(status.notice_text, action.at), 'warning', { autoClose: false, actions });
-    } else if (newTier) {
+    } else if (newTier && !asItWasAsked) {
       const restored = status.tier === 'active';
       const autoClose = restored ? SHORT_MS : false;
       this._say('share', status.changed_text, restored ? 'success' : 'warning', { autoClose });
-    } else if (newNotice) {
+    } else if (newNotice || asItWasAsked) {
       this._dismiss('share'); // the notice was withdrawn
     }
   }
@@ -148,5 +157,6 @@ export class Notifier {
 
   private _before: IShareStatus | undefined;
   private _notice: string | undefined;
+  private _releasedByUser = false;
   private readonly _ids = new Map<Topic, string>();
 }

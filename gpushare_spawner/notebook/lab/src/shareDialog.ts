@@ -137,9 +137,8 @@ class ShareBody extends Widget {
     return fieldset(
       words.KEEP,
       ...KEEP_HOURS.map(hours => button(words.keepHours(hours), () => void this._ask('keep', hours * HOUR))),
-      element('span', 'gpushare-Until', until, button(words.KEEP_UNTIL_BUTTON, keepUntil)),
-      this._kept,
-      this._endKeep
+      element('span', 'gpushare-Row', until, button(words.KEEP_UNTIL_BUTTON, keepUntil)),
+      element('span', 'gpushare-Row', this._kept, this._endKeep)
     );
   }
 

@@ -12,10 +12,12 @@ export class ShareSelect {
     change: (units: number) => void
   ) {
     this._select.setAttribute('aria-label', words.NEW_SHARE);
-    this._change = button(words.CHANGE, () => change(Number(this._select.value)));
+    const press = button(words.CHANGE, () => change(Number(this._select.value)));
+    // JupyterLab puts a node of its own around the list
+    this._choice.append(element('div', '', this._select), press);
     this._why.textContent = words.ASKING;
-    this._showOptions();
-    this.nodes = [this._select, this._change, this._why];
+    this._showOptions(0);
+    this.nodes = [this._choice, this._why];
   }
 
   /** What stands in the dialog. */
@@ -43,26 +45,26 @@ export class ShareSelect {
     }
     this._why.textContent = choices.text;
     this._units = choices.units;
-    this._showOptions();
+    this._showOptions(choices.units.find(units => units > shareUnits));
   }
 
-  private _showOptions(): void {
-    const before = this._select.value;
+  /** `chosen`: the next larger share, which most who change theirs want; undefined: there is none. */
+  private _showOptions(chosen: number | undefined): void {
     this._select.replaceChildren(
       ...this._units.map(units => {
         const option = element('option', '', words.shareChoice(units, this._largest));
         option.value = String(units);
-        option.selected = option.value === before;
+        option.selected = units === chosen;
         return option;
       })
     );
-    this._select.hidden = this._change.hidden = !this._units.length;
+    this._choice.hidden = !this._units.length;
   }
 
   private _asked: number | undefined;
   private _largest = 0;
   private _units: number[] = [];
   private readonly _select = element('select', 'jp-mod-styled');
-  private readonly _change: HTMLButtonElement;
+  private readonly _choice = element('span', 'gpushare-Row');
   private readonly _why = element('span', '');
 }
