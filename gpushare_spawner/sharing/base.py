@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-from gpushare_spawner.model.layers import LayerOptions
+from gpushare_spawner.model.layers import LayerOptions, LayerRule
 from gpushare_spawner.model.session_id import session_id
 from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.sharing.cluster_facts import ClusterFacts
@@ -69,7 +69,9 @@ class LayerRequest:
     options: LayerOptions
     """Those of the layer, see `LayersFile.options_of`."""
     facts: ClusterFacts = field(default_factory=ClusterFacts)
-    """``nodes``: only those whose GPUs the layer shares, and that the server can run on."""
+    """``nodes``: only those that the rule applies to, and that the server can run on."""
+    rule: LayerRule | None = None
+    """The rule of `layers.yaml` that the options are from; the pod is kept on the rule's nodes. None: there is none."""
 
     @property
     def gpu(self) -> Gpu:

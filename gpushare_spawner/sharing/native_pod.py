@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 from gpushare_spawner.model.kubernetes import PodSession, labels, pinned, resource_limits
-from gpushare_spawner.model.memory_engine import engine_environment
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant
-
-NOTEBOOK = "notebook"
-"""KubeSpawner's name of the container that the notebook server runs in."""
+from gpushare_spawner.sharing.pod_changes import PodChange
 
 
 class NativePodLayer(SharingLayer[PodSpec]):
@@ -47,28 +44,19 @@ class NativePodLayer(SharingLayer[PodSpec]):
         containers.
         """
         session = self.session
-        metadata, spec = form.get("metadata") or {}, form.get("spec") or {}
-        notebook = notebook_container(spec)
-        resources = notebook.get("resources") or {}
-        limits = resource_limits(session.share_units, session.gpu_indices, self._unit_size)
-        changed = {**notebook, "resources": {**resources, "limits": {**(resources.get("limits") or {}), **limits}}}
         variables = engine_environment(session.engine)
         if len(session.gpus) > 1:
             # each GPU is a separate resource, and the kubelet keeps only the first plugin's answer for a variable
             uuids = ",".join(session.gpus)
             variables |= {"NVIDIA_VISIBLE_DEVICES": uuids, "CUDA_VISIBLE_DEVICES": uuids}
-        if variables:
-            changed["env"] = _with_variables(notebook.get("env") or [], variables)
-        containers = [changed if container is notebook else container for container in spec["containers"]]
-        return {
-            **form,
-            "metadata": {
-                **metadata,
-                "annotations": {**(metadata.get("annotations") or {}), **session.annotations()},
-                "labels": {**(metadata.get("labels") or {}), **labels()},
-            },
-            "spec": {**spec, "affinity": pinned(spec.get("affinity"), self._node), "containers": containers},
-        }
+        pod = PodChange(
+            annotations=session.annotations(),
+            labels=labels(),
+            limits=resource_limits(session.share_units, session.gpu_indices, self._unit_size),
+            variables=variables,
+        ).apply(form)
+        spec = pod["spec"]
+        return {**pod, "spec": {**spec, "affinity": pinned(spec.get("affinity"), self._node)}}
 
 
 def _session(
@@ -95,17 +83,3 @@ def _session(
         oversubscribe=template.gpu.memory.oversubscribe,
         engine=template.gpu.memory.engine,
     )
-
-
-def notebook_container(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notebook server's container: the one with that name, else the first. Raises ValueError without one."""
-    containers: list[dict[str, Any]] = spec.get("containers") or []
-    if not containers:
-        raise ValueError("the pod has no container")
-    return next((container for container in containers if container.get("name") == NOTEBOOK), containers[0])
-
-
-def _with_variables(env: Sequence[Mapping[str, Any]], variables: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a container's environment with these variables, which replace those with the same names."""
-    kept = [dict(variable) for variable in env if variable.get("name") not in variables]
-    return [*kept, *({"name": name, "value": value} for name, value in variables.items())]

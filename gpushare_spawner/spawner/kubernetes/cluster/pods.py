@@ -12,7 +12,7 @@ from typing import Any
 
 from gpushare_spawner.model.kubernetes import HUB, PREFIX, SESSION, is_session
 from gpushare_spawner.model.session_id import split_session_id
-from gpushare_spawner.sharing.native_pod import NOTEBOOK
+from gpushare_spawner.sharing.pod_changes import NOTEBOOK
 from gpushare_spawner.wording.spawn import failures as words
 
 RESERVATION = PREFIX + "reservation"

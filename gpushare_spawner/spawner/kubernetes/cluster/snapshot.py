@@ -27,7 +27,7 @@ from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.session_id import split_session_id
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.placement import Allocation, LedgerFeed, Source
-from gpushare_spawner.sharing.native_pod import notebook_container
+from gpushare_spawner.sharing.pod_changes import notebook_container
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import BadObjects, ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share

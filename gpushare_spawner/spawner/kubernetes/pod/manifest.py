@@ -23,7 +23,7 @@ from kubernetes_asyncio.client.models import (
 from kubespawner.utils import get_k8s_model
 
 from gpushare_spawner.sharing.base import PodSpec
-from gpushare_spawner.sharing.native_pod import NOTEBOOK
+from gpushare_spawner.sharing.pod_changes import NOTEBOOK
 
 _POD = {"nodeSelector": "node_selector", "schedulerName": "scheduler_name", "priorityClassName": "priority_class_name"}
 """Fields of a pod's spec that a layer can replace, and the model's names of them."""

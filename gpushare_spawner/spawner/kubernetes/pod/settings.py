@@ -13,7 +13,7 @@ from kubespawner.utils import get_k8s_model
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, PodConstraints, memory_bytes, millicores
 from gpushare_spawner.placement import Requested
-from gpushare_spawner.sharing.native_pod import NOTEBOOK
+from gpushare_spawner.sharing.pod_changes import NOTEBOOK
 from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import pod_requests
 
 CONSTRAINING = ("node_selector", "node_affinity_required", "tolerations", "extra_pod_config", "modify_pod_hook")
