@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from gpushare_spawner.model.kubernetes import PodSession, labels, pinned, resource_limits
+from gpushare_spawner.model.memory_engine import engine_environment
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant

@@ -21,10 +21,14 @@ def suitable(request: LayerRequest) -> list[ClusterNode]:
     ]
 
 
+def rule_labels(request: LayerRequest) -> dict[str, Sequence[str]]:
+    """Return the labels that keep a pod on the nodes of the rule of `layers.yaml` by which the layer was chosen."""
+    return {name: [value] for name, value in request.rule.nodes.items()} if request.rule is not None else {}
+
+
 def node_labels(request: LayerRequest) -> dict[str, Sequence[str]]:
     """Return the labels that keep a pod on suitable nodes. Raises LayerCannot where there are none by model."""
-    rule = request.rule
-    labels: dict[str, Sequence[str]] = {name: [value] for name, value in rule.nodes.items()} if rule is not None else {}
+    rule, labels = request.rule, rule_labels(request)
     if not request.gpu.models and not (rule is not None and rule.models):
         return labels
     products = sorted({node.labels[PRODUCT_LABEL] for node in suitable(request) if PRODUCT_LABEL in node.labels})

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.sharing import dra, hami, kai, kubeshare, metagpu, mig, nvshare
 from gpushare_spawner.sharing.base import LayerCapacity, LayerRequest, PodSpec
+from gpushare_spawner.sharing.replicas import MPS, TIME_SLICING
 
 Manifest = dict[str, Any]
 
@@ -26,8 +28,18 @@ class PodLayer:
     """Return what is free for servers of the request's template. Raises `LayerCannot`."""
     objects: Callable[[LayerRequest], tuple[Manifest, ...]] = _no_objects
     """Return objects that must be in the server's namespace before the pod. Equal requests have equal objects with
-    equal names: one that is there already is the right one."""
+    equal names: one that is there already is the right one. Raises `LayerCannot`."""
 
 
-POD_LAYERS: Mapping[LayerName, PodLayer] = {}
-"""Filled below, in the order of the docs."""
+POD_LAYERS: Mapping[LayerName, PodLayer] = {
+    LayerName.TIME_SLICING: PodLayer(TIME_SLICING.render, TIME_SLICING.free),
+    LayerName.MPS: PodLayer(MPS.render, MPS.free),
+    LayerName.MIG: PodLayer(mig.render, mig.free),
+    LayerName.HAMI: PodLayer(hami.render, hami.free),
+    LayerName.KAI: PodLayer(kai.render, kai.free),
+    LayerName.DRA: PodLayer(dra.render, dra.free, dra.objects),
+    LayerName.METAGPU: PodLayer(metagpu.render, metagpu.free),
+    LayerName.NVSHARE: PodLayer(nvshare.render, nvshare.free),
+    LayerName.KUBESHARE: PodLayer(kubeshare.render, kubeshare.free),
+}
+"""All but the native layer, which the hub's ledger places."""

@@ -25,7 +25,9 @@ class Enforcement(StrEnum):
     """What keeps a session within its part of a GPU."""
 
     NONE = "none"
-    """Nothing: sessions can take more, at the cost of the others."""
+    """Nothing: sessions can take more, at the cost of the others, and nobody counts what they may have."""
+    ACCOUNTED = "accounted"
+    """Nothing, but parts that add up to more than the GPU are never placed together."""
     SOFTWARE = "software"
     """The layer's library or daemon, or the driver."""
     HARDWARE = "hardware"
@@ -163,33 +165,44 @@ LAYERS: dict[LayerName, Layer] = {
             name=LayerName.KAI,
             title="KAI Scheduler",
             smallest_units=1,
-            memory=Enforcement.NONE,
-            compute=Enforcement.NONE,
+            memory=Enforcement.ACCOUNTED,
+            compute=Enforcement.ACCOUNTED,
             places=PlacedBy.SCHEDULER,
             note="GPU sharing must be switched on in KAI Scheduler; its admission webhook rejects fractions otherwise.",
-            source=Source("kai-scheduler/KAI-Scheduler", "0.17.0", ("pkg/admission/webhook/v1alpha2/gpusharing",)),
+            source=Source(
+                "kai-scheduler/KAI-Scheduler",
+                "0.17.0",
+                (
+                    "pkg/binder/plugins/gpusharing/gpu-request/gpu_request_validator.go",
+                    "pkg/common/resources/gpu_sharing.go",
+                ),
+            ),
         ),
         Layer(
             name=LayerName.DRA,
             title="DRA (NVIDIA's driver)",
             smallest_units=None,
-            memory=Enforcement.NONE,
-            compute=Enforcement.NONE,
+            memory=Enforcement.ACCOUNTED,
+            compute=Enforcement.ACCOUNTED,
             places=PlacedBy.SCHEDULER,
             note="A session has a whole GPU or a MIG device. With consumable capacity it has a part of a GPU, which "
             "nothing enforces. Needs Kubernetes 1.34 or later.",
-            source=Source("kubernetes-sigs/dra-driver-nvidia-gpu", "9593204"),
+            source=Source(
+                "kubernetes-sigs/dra-driver-nvidia-gpu",
+                "9593204 (August 2026)",
+                ("cmd/gpu-kubelet-plugin/mig.go", "cmd/gpu-kubelet-plugin/consumable_shares.go"),
+            ),
         ),
         Layer(
             name=LayerName.METAGPU,
             title="MetaGPU",
             smallest_units=1,
             memory=Enforcement.SOFTWARE,
-            compute=Enforcement.NONE,
+            compute=Enforcement.ACCOUNTED,
             places=PlacedBy.SCHEDULER,
             legacy=True,
             note="A process that exceeds its part of the memory is killed within 5 s. A share can be split over GPUs.",
-            source=Source("run-ai/cnvrg-metagpu", "aa4ac9c (November 2022)"),
+            source=Source("cnvrg/metagpu", "aa4ac9c (November 2022)", ("README.md", "config/config.yaml")),
         ),
         Layer(
             name=LayerName.NVSHARE,
@@ -202,7 +215,9 @@ LAYERS: dict[LayerName, Layer] = {
             several_gpus=False,
             legacy=True,
             note="A node has one GPU, and its sessions take turns of 30 s. A share says nothing.",
-            source=Source("grgalex/nvshare", "1a8f211 (March 2025)"),
+            source=Source(
+                "grgalex/nvshare", "1a8f211 (March 2025)", ("kubernetes/device-plugin/server.go", "src/hook.c")
+            ),
         ),
         Layer(
             name=LayerName.KUBESHARE,
@@ -213,7 +228,11 @@ LAYERS: dict[LayerName, Layer] = {
             places=PlacedBy.SCHEDULER,
             legacy=True,
             note="Its scheduler deletes the pod and creates it again on the chosen node.",
-            source=Source("NTHU-LSALAB/KubeShare", "a862311 (October 2022)"),
+            source=Source(
+                "NTHU-LSALAB/KubeShare",
+                "a862311 (October 2022)",
+                ("pkg/scheduler/constants.go", "pkg/scheduler/pod.go"),
+            ),
         ),
     )
 }

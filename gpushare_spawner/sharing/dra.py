@@ -1,0 +1,288 @@
+"""DRA with NVIDIA's driver: a ResourceClaimTemplate for whole GPUs, a MIG device, or a part of a GPU that claims share.
+
+Facts: kubernetes-sigs/dra-driver-nvidia-gpu 9593204, cmd/gpu-kubelet-plugin: deviceinfo.go and mig.go (attributes type,
+productName, profile, parentUUID; capacity memory), consumable_shares.go (capacity shares), partitions.go (counters that
+MIG devices of one GPU share); Kubernetes 1.36, dynamic-resource-allocation/structured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpushare_spawner.model.layers import DraOptions, matches
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
+from gpushare_spawner.sharing.cluster_facts import ClusterDevice, ClusterNode, ClusterSlice
+from gpushare_spawner.sharing.mig_profiles import MigProfile, profile, smallest
+from gpushare_spawner.sharing.nodes import ENOUGH, counted, memory_asked, rule_labels
+from gpushare_spawner.sharing.pod_changes import PodChange
+
+API_VERSION = "resource.k8s.io/v1"
+CLAIM = "gpu"
+"""The claim's name in the pod, and the request's in the claim."""
+MEMORY = "memory"
+_MEBIBYTE = 2**20
+_PARTS = re.compile(r"\[!?[A-Za-z0-9-]+\]|.", re.DOTALL)
+"""Parts of a pattern for fnmatch: a set of letters, or one letter."""
+_Counter = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What one claim asks for."""
+
+    device_class: str
+    kind: str
+    """The attribute `type` of devices: gpu or mig."""
+    count: int = 1
+    profile: str = ""
+    """MIG devices of this profile only."""
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """What it consumes of a device that claims share; empty: a device of its own."""
+
+
+@dataclass
+class _Pool:
+    """The devices of a node, and what is left of them."""
+
+    devices: list[ClusterDevice] = field(default_factory=list)
+    counters: dict[_Counter, int] = field(default_factory=dict)
+
+
+def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+    """Return the pod with a claim from the template that `objects` returns. Raises LayerCannot as `objects` does."""
+    (template,) = objects(request)
+    claims = {CLAIM: template["metadata"]["name"]}
+    return PodChange(claim_templates=claims, node_labels=rule_labels(request)).apply(form)
+
+
+def objects(request: LayerRequest) -> tuple[dict[str, Any], ...]:
+    """Return the ResourceClaimTemplate. It is named by its content, since a template cannot be changed.
+
+    Raises LayerCannot where no device of the driver can hold the share.
+    """
+    ask, options = _ask(request), _options(request)
+    exactly: dict[str, Any] = {"deviceClassName": ask.device_class}
+    if ask.count > 1:
+        exactly["count"] = ask.count
+    expressions = list(_expressions(request, ask, options.driver))
+    if expressions:
+        exactly["selectors"] = [{"cel": {"expression": expression}} for expression in expressions]
+    if ask.capacity:
+        exactly["capacity"] = {"requests": {name: _quantity(name, amount) for name, amount in ask.capacity.items()}}
+    spec = {"spec": {"devices": {"requests": [{"name": CLAIM, "exactly": exactly}]}}}
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
+    name = f"gpushare-{request.template.name}-{digest}"
+    return ({"apiVersion": API_VERSION, "kind": "ResourceClaimTemplate", "metadata": {"name": name}, "spec": spec},)
+
+
+def free(request: LayerRequest) -> LayerCapacity:
+    """Return what is free by ResourceSlices and the claims that are allocated. Raises LayerCannot as `objects` does."""
+    ask = _ask(request)
+    by_node = _pools(request, {one.name for one in request.facts.nodes}, allocated=True)
+    empty = _pools(request, {one.name for one in request.facts.nodes}, allocated=False)
+
+    def servers(pools: Mapping[str, list[_Pool]], node: ClusterNode) -> int:
+        return _servers(request, ask, pools.get(node.name, []))
+
+    return counted(
+        request,
+        [node for node in request.facts.nodes if node.name in by_node],
+        lambda node: servers(by_node, node),
+        lambda node: servers(empty, node),
+    )
+
+
+def _ask(request: LayerRequest) -> _Ask:
+    options, share = _options(request), request.gpu.share
+    shared = [device for _, device in _devices(request) if device.shared and _suitable(request, device, "gpu")]
+    if share.units == UNITS_PER_GPU:
+        # of a GPU that claims share, a claim that names no capacity has a part only
+        return _Ask(options.device_class, "gpu", share.count, capacity=_capacity(request, shared) if shared else {})
+    if options.consumable:
+        if not shared:
+            raise LayerCannot(
+                f"No GPU in the ResourceSlices of {options.driver} is shared by claims (allowMultipleAllocations): "
+                "start the driver with --consumable-shares=100, and have the feature gate DRAConsumableCapacity on."
+            )
+        return _Ask(options.device_class, "gpu", capacity=_capacity(request, shared))
+    found = smallest(_profiles(request), share.units, _memory(request))
+    if found is not None:
+        return _Ask(options.mig_device_class, "mig", profile=found.name)
+    raise LayerCannot(
+        f"No MIG device in the ResourceSlices of {options.driver} holds {share}: create MIG devices, set "
+        "options.dra.consumable in layers.yaml where the driver publishes shares, or give count: 1 for a whole GPU."
+    )
+
+
+def _capacity(request: LayerRequest, shared: list[ClusterDevice]) -> dict[str, int]:
+    """Return what a claim consumes of a GPU that claims share."""
+    options, units = _options(request), request.gpu.share.units
+    asked: dict[str, int] = {}
+    shares = max(device.capacity.get(options.shares, 0) for device in shared)
+    if shares:
+        asked[options.shares] = -(-shares * units // UNITS_PER_GPU)
+    sizes = [memory_asked(request, device.capacity.get(MEMORY, 0)) for device in shared]
+    # a claim of all shares keeps others away from the rest of a larger GPU's memory
+    amount = min(sizes) if shares and units == UNITS_PER_GPU else max(sizes)
+    # whole mebibytes, as the driver has them; rounded down so that shares that add up to the GPU fit
+    asked[MEMORY] = amount // _MEBIBYTE * _MEBIBYTE
+    return asked
+
+
+def _expressions(request: LayerRequest, ask: _Ask, driver: str) -> Iterator[str]:
+    """Yield CEL expressions that devices must fulfil, beside those of the device class."""
+    attributes = f"device.attributes['{driver}']"
+    if ask.profile:
+        yield f"{attributes}.profile == '{ask.profile}'"
+    models = request.gpu.models or (request.rule.models if request.rule is not None else ())
+    if models:
+        yield f"{attributes}.productName.matches('{_regular_expression(models)}')"
+
+
+def _regular_expression(patterns: Iterable[str]) -> str:
+    """Return patterns of GPU model names as one expression of RE2, to be quoted in CEL."""
+    return f"(?i)^({'|'.join(_PARTS.sub(_translated, pattern) for pattern in patterns)})$"
+
+
+def _translated(part: re.Match[str]) -> str:
+    """Return a part of a pattern for fnmatch as an expression. Letters that end a quote become any letter."""
+    text = part[0]
+    if len(text) > 1:
+        return f"[{text[1:-1].replace('!', '^')}]"
+    if text in " -":
+        # labels of nodes have dashes where NVML has spaces, and patterns are written either way
+        return "[ -]"
+    return {"*": ".*", "?": "."}.get(text) or (text if text.isalnum() else "." if text in "'\\^[]" else f"[{text}]")
+
+
+def _quantity(name: str, amount: int) -> str:
+    return f"{amount // _MEBIBYTE}Mi" if name == MEMORY and amount % _MEBIBYTE == 0 else str(amount)
+
+
+def _slices(request: LayerRequest) -> list[ClusterSlice]:
+    """Return the driver's slices of the newest generation of each pool."""
+    ours = [one for one in request.facts.slices if one.driver == _options(request).driver]
+    newest = {one.pool: max(other.generation for other in ours if other.pool == one.pool) for one in ours}
+    return [one for one in ours if one.generation == newest[one.pool]]
+
+
+def _devices(request: LayerRequest) -> Iterator[tuple[ClusterSlice, ClusterDevice]]:
+    nodes = {node.name for node in request.facts.nodes}
+    for one in _slices(request):
+        if one.node in nodes:
+            for device in one.devices:
+                yield one, device
+
+
+def _suitable(request: LayerRequest, device: ClusterDevice, kind: str) -> bool:
+    patterns = request.gpu.models or (request.rule.models if request.rule is not None else ())
+    name = str(device.attributes.get("productName", ""))
+    return device.attributes.get("type") == kind and (
+        not patterns or any(matches(name, pattern) for pattern in patterns)
+    )
+
+
+def _profiles(request: LayerRequest) -> Iterator[MigProfile]:
+    """Yield the profiles of MIG devices that suit the template."""
+    whole = {
+        str(device.attributes.get("uuid", "")): device.capacity.get(MEMORY)
+        for _, device in _devices(request)
+        if device.attributes.get("type") == "gpu"
+    }
+    for _, device in _devices(request):
+        if _suitable(request, device, "mig"):
+            attributes = device.attributes
+            of_gpu = whole.get(str(attributes.get("parentUUID", "")))
+            name, model = str(attributes.get("profile", "")), str(attributes.get("productName", ""))
+            found = profile(name, model, of_gpu, device.capacity.get(MEMORY))
+            if found is not None:
+                yield found
+
+
+def _memory(request: LayerRequest) -> int | None:
+    """Return the memory that the template asks for in bytes; None: the share's part of the GPU."""
+    guarantee = request.gpu.memory.guarantee
+    if guarantee is None:
+        return None
+    if not guarantee.endswith("%"):
+        return memory_asked(request, 0)
+    sizes = [device.capacity.get(MEMORY, 0) for _, device in _devices(request) if _suitable(request, device, "gpu")]
+    return memory_asked(request, max(sizes)) if sizes else None
+
+
+def _pools(request: LayerRequest, nodes: set[str], *, allocated: bool) -> dict[str, list[_Pool]]:
+    """Return the devices of each node by pool, less what claims have where ``allocated``."""
+    pools: dict[tuple[str, str], _Pool] = {}
+    for one in _slices(request):
+        if one.node in nodes:
+            pool = pools.setdefault((one.node, one.pool), _Pool())
+            pool.devices += one.devices
+            pool.counters.update(one.counters)
+    if allocated:
+        used = [claimed for claim in request.facts.claims for claimed in claim.devices]
+        for (_, name), pool in pools.items():
+            for claimed in used:
+                if claimed.driver == _options(request).driver and claimed.pool == name:
+                    _take(pool, claimed.device, claimed.consumed)
+    found: dict[str, list[_Pool]] = {}
+    for (node, _), pool in pools.items():
+        found.setdefault(node, []).append(pool)
+    return found
+
+
+def _take(pool: _Pool, name: str, consumed: Mapping[str, int]) -> None:
+    """Take a device, or a part of it, out of what is left of a pool."""
+    for place, device in enumerate(pool.devices):
+        if device.name != name:
+            continue
+        if device.shared and consumed:
+            left = {key: amount - consumed.get(key, 0) for key, amount in device.capacity.items()}
+            pool.devices[place] = ClusterDevice(
+                device.name, device.attributes, left, True, device.tainted, device.counters, device.defaults
+            )
+            return
+        for counter, amount in device.counters.items():
+            pool.counters[counter] = pool.counters.get(counter, 0) - amount
+        del pool.devices[place]
+        return
+
+
+def _servers(request: LayerRequest, ask: _Ask, pools: Iterable[_Pool]) -> int:
+    """Return the servers that fit on the devices of a node. A claim of several GPUs has them from any pool."""
+    devices = 0
+    for pool in pools:
+        counters = dict(pool.counters)
+        for device in pool.devices:
+            if device.tainted or not _suitable(request, device, ask.kind):
+                continue
+            if ask.profile and device.attributes.get("profile") != ask.profile:
+                continue
+            if ask.capacity:
+                devices += _parts(device, ask.capacity)
+            elif all(counters.get(counter, 0) >= amount for counter, amount in device.counters.items()):
+                for counter, amount in device.counters.items():
+                    counters[counter] -= amount
+                devices += 1
+    return devices // ask.count
+
+
+def _parts(device: ClusterDevice, asked: Mapping[str, int]) -> int:
+    """Return how many claims fit on a shared device. Of a capacity that it does not name a claim has the default."""
+    if not device.shared:
+        return 0
+    fit = ENOUGH
+    for name, left in device.capacity.items():
+        each = asked.get(name, device.defaults.get(name, left))
+        if each > 0:
+            fit = min(fit, max(0, left) // each)
+    return fit if fit < ENOUGH else 0
+
+
+def _options(request: LayerRequest) -> DraOptions:
+    assert isinstance(request.options, DraOptions)
+    return request.options

@@ -1,0 +1,206 @@
+"""KAI Scheduler: a fraction or memory of a GPU in annotations, its queue, and what its pods say is free.
+
+Facts: kai-scheduler/KAI-Scheduler d5bc503 (0.17). Requests: pkg/binder/plugins/gpusharing/gpu-request; groups of pods
+on one GPU: pkg/common/resources/gpu_sharing.go; reservation pods: pkg/binder/binding/resourcereservation; priority
+classes: deployments/kai-scheduler/templates/priorityclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from gpushare_spawner.model.layers import KaiOptions
+from gpushare_spawner.model.quantity import resolve_bytes
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
+from gpushare_spawner.sharing.cluster_facts import ClusterNode, ClusterPod, ClusterQueue
+from gpushare_spawner.sharing.nodes import counted, memory_asked, node_labels, suitable
+from gpushare_spawner.sharing.pod_changes import PodChange, notebook_container
+
+GPU = "nvidia.com/gpu"
+QUEUE = "kai.scheduler/queue"
+PREEMPTIBILITY = "kai.scheduler/preemptibility"
+FRACTION = "gpu-fraction"
+MEMORY = "gpu-memory"
+"""In MiB."""
+DEVICES = "gpu-fraction-num-devices"
+CONTAINER = "gpu-fraction-container-name"
+GROUP = "runai-gpu-group"
+"""Label of pods that share one GPU, and of the pod that reserves it; with several GPUs one label for each group."""
+NON_PREEMPTIBLE_CLASSES = frozenset({"build", "inference"})
+"""Those of KAI's own priority classes with a priority of 100 or more."""
+PREEMPTIBLE_CLASSES = frozenset({"train", "build-preemptible"})
+_MEBIBYTE = 2**20
+
+
+def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+    """Return the pod with the fraction or the GPUs, queue, scheduler and priority class.
+
+    Raises LayerCannot for memory that needs a whole GPU, where the share is a fraction.
+    """
+    options, share = _options(request), request.gpu.share
+    labels = {QUEUE: queue_of(request)}
+    if options.preemptible is not None:
+        labels[PREEMPTIBILITY] = "preemptible" if options.preemptible else "non-preemptible"
+    annotations, limits = {}, {}
+    if share.units == UNITS_PER_GPU:
+        # KAI rejects a fraction of 1, and a fraction beside whole GPUs
+        limits[GPU] = str(share.count)
+    else:
+        annotations = _part(request)
+        annotations[CONTAINER] = notebook_container(form.get("spec") or {})["name"]
+    return PodChange(
+        annotations=annotations,
+        labels=labels,
+        limits=limits,
+        node_labels=node_labels(request),
+        scheduler=options.scheduler,
+        priority_class=options.priority_class,
+    ).apply(form)
+
+
+def free(request: LayerRequest) -> LayerCapacity:
+    """Return what is free on GPUs, and no more than the queue has left. Raises LayerCannot as `render` does."""
+    share = request.gpu.share
+    if share.units < UNITS_PER_GPU:
+        _part(request)
+    nodes = [node for node in suitable(request) if GPU in node.allocatable]
+    found = counted(
+        request,
+        nodes,
+        lambda node: _servers(request, node, empty=False),
+        lambda node: _servers(request, node, empty=True),
+    )
+    each = max((_each(request, node) for node in nodes), default=Fraction(share.total_units, UNITS_PER_GPU))
+    for queue, left, most in _queues(request):
+        if most is not None and (fit := int(most / each)) < found.at_most:
+            found = LayerCapacity(min(found.servers, fit), fit, found.limited_by or _full(queue, most))
+        if left is not None and (fit := max(0, int(left / each))) < found.servers:
+            found = LayerCapacity(fit, found.at_most, _full(queue, left))
+    return found
+
+
+def queue_of(request: LayerRequest) -> str:
+    """Return the queue of the user: that of the quota which the share is charged to, else that of the quota's group."""
+    options, quota = _options(request), request.tenant.quota
+    return options.queues.get(quota) or options.queues.get(quota.partition("/")[0]) or options.queue
+
+
+def preemptible(options: KaiOptions) -> bool:
+    """Return whether KAI Scheduler may preempt the pods; a priority class that is not its own is taken for not."""
+    if options.preemptible is not None:
+        return options.preemptible
+    return options.priority_class in PREEMPTIBLE_CLASSES
+
+
+def _part(request: LayerRequest) -> dict[str, str]:
+    """Return the annotation of a part of a GPU: a fraction, or memory where the size of GPUs is not known."""
+    guarantee, units = request.gpu.memory.guarantee, request.gpu.share.units
+    nodes = suitable(request)
+    if guarantee is not None and not guarantee.endswith("%") and not all(node.gpu_memory_bytes for node in nodes):
+        return {MEMORY: str(-(-resolve_bytes(guarantee, 0) // _MEBIBYTE))}
+    units = max([units, *(_units(request, node) for node in nodes)])
+    if units >= UNITS_PER_GPU:
+        raise LayerCannot(
+            "KAI Scheduler gives less than a whole GPU as a fraction, and gpu.memory.guarantee "
+            f"({guarantee}) needs all memory of one: give count: 1 instead of the fraction, or a smaller guarantee."
+        )
+    return {FRACTION: f"{units / UNITS_PER_GPU:.2f}"}
+
+
+def _units(request: LayerRequest, node: ClusterNode) -> int:
+    """Return the units that a server needs on a node's GPUs: those of its share, or more for its memory."""
+    units, guarantee = request.gpu.share.units, request.gpu.memory.guarantee
+    if guarantee is None:
+        return units
+    whole = node.gpu_memory_bytes if not guarantee.endswith("%") else 10**6
+    return max(units, -(-memory_asked(request, whole) * UNITS_PER_GPU // whole)) if whole else units
+
+
+def _each(request: LayerRequest, node: ClusterNode) -> Fraction:
+    """Return the GPUs that a server takes."""
+    share = request.gpu.share
+    if share.units == UNITS_PER_GPU:
+        return Fraction(share.count)
+    written = _part(request)
+    if FRACTION in written:
+        return Fraction(written[FRACTION])
+    return _fraction(ClusterPod("", "", annotations=written), node)
+
+
+def _servers(request: LayerRequest, node: ClusterNode, *, empty: bool) -> int:
+    each = _each(request, node)
+    pods = [] if empty else request.facts.pods_on(node.name)
+    groups, reserved = _groups(request, node, pods)
+    # a reservation pod asks for the whole GPU of its group
+    whole = node.allocatable.get(GPU, 0) - sum(pod.requests.get(GPU, 0) for pod in pods) - len(groups.keys() - reserved)
+    if each >= 1:
+        return max(0, whole) // int(each)
+    return max(0, whole) * int(1 / each) + sum(max(0, int((1 - used) / each)) for used in groups.values())
+
+
+def _groups(
+    request: LayerRequest, node: ClusterNode, pods: list[ClusterPod]
+) -> tuple[dict[str, Fraction], frozenset[str]]:
+    """Return what is used of each shared GPU of a node, by group, and the groups that have a reservation pod."""
+    used: dict[str, Fraction] = {}
+    reserved = set()
+    for pod in pods:
+        reserves = pod.namespace == _options(request).reservation_namespace
+        for group in _groups_of(pod):
+            used[group] = used.get(group, Fraction(0)) + (0 if reserves else _fraction(pod, node))
+            if reserves:
+                reserved.add(group)
+    return used, frozenset(reserved)
+
+
+def _groups_of(pod: ClusterPod) -> Iterator[str]:
+    if GROUP in pod.labels:
+        yield pod.labels[GROUP]
+    yield from {value for name, value in pod.labels.items() if name.startswith(f"{GROUP}/")}
+
+
+def _fraction(pod: ClusterPod, node: ClusterNode) -> Fraction:
+    """Return what a pod has of each of its shared GPUs. What cannot be read counts as all of it."""
+    try:
+        if FRACTION in pod.annotations:
+            return Fraction(pod.annotations[FRACTION])
+        if node.gpu_memory_bytes:
+            return min(Fraction(1), Fraction(int(pod.annotations[MEMORY]) * _MEBIBYTE, node.gpu_memory_bytes))
+    except (ValueError, KeyError, ZeroDivisionError):
+        pass
+    return Fraction(1)
+
+
+def _queues(request: LayerRequest) -> Iterator[tuple[ClusterQueue, Fraction | None, Fraction | None]]:
+    """Yield the user's queue and those above it: the GPUs that each has left, and at most; None: no bound.
+
+    A pod that is not preempted must fit in the quota of each of them. Nothing is known of a queue that is not there.
+    """
+    by_name = {queue.name: queue for queue in request.facts.queues}
+    bound_to_quota = not preemptible(_options(request))
+    name, seen = queue_of(request), set()
+    while name in by_name and name not in seen:
+        seen.add(name)
+        queue = by_name[name]
+        bounds = [(queue.limit, queue.allocated)]
+        if bound_to_quota:
+            bounds.append((queue.quota, queue.allocated_non_preemptible))
+        most = [_exact(bound) for bound, _ in bounds if bound is not None]
+        left = [_exact(bound) - _exact(used) for bound, used in bounds if bound is not None]
+        yield queue, min(left, default=None), min(most, default=None)
+        name = queue.parent
+
+
+def _exact(gpus: float) -> Fraction:
+    return Fraction(str(gpus))
+
+
+def _full(queue: ClusterQueue, gpus: Fraction) -> str:
+    return f"queue {queue.name} of KAI Scheduler has {max(0.0, float(gpus)):.2f} GPU left"
+
+
+def _options(request: LayerRequest) -> KaiOptions:
+    assert isinstance(request.options, KaiOptions)
+    return request.options

@@ -1,0 +1,91 @@
+"""KubeShare 2: labels that its scheduler reads.
+
+Facts: NTHU-LSALAB/KubeShare a862311 (October 2022), README.md and pkg/scheduler: constants.go, pod.go. What it has is
+published as metrics only, so that free GPUs are counted from its pods' labels and annotations.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from gpushare_spawner.model.layers import KubeShareOptions
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
+from gpushare_spawner.sharing.cluster_facts import COUNT_LABEL, ClusterNode, ClusterPod
+from gpushare_spawner.sharing.nodes import counted, memory_asked, node_labels, suitable
+from gpushare_spawner.sharing.pod_changes import PodChange
+
+DOMAIN = "sharedgpu/"
+REQUEST = DOMAIN + "gpu_request"
+LIMIT = DOMAIN + "gpu_limit"
+MEMORY = DOMAIN + "gpu_mem"
+"""In bytes."""
+PRIORITY = DOMAIN + "priority"
+GUARANTEED = "100"
+"""A priority of 0 makes a pod opportunistic; 100 is the highest."""
+UUID = DOMAIN + "gpu_uuid"
+"""Annotation with the GPU that the scheduler chose."""
+
+
+def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+    """Return the pod with the labels. Raises LayerCannot for memory as a part of GPUs whose size is not known."""
+    share = request.gpu.share
+    # above 1 both are the same whole number
+    asked = f"{share.count}.0" if share.units == UNITS_PER_GPU else f"{share.units / UNITS_PER_GPU:.2f}"
+    limit = asked if share.count > 1 else "1.0"
+    labels = {REQUEST: asked, LIMIT: limit, PRIORITY: GUARANTEED}
+    guarantee = request.gpu.memory.guarantee
+    if guarantee is not None:
+        labels[MEMORY] = str(_memory(request))
+    assert isinstance(request.options, KubeShareOptions)
+    return PodChange(labels=labels, node_labels=node_labels(request), scheduler=request.options.scheduler).apply(form)
+
+
+def free(request: LayerRequest) -> LayerCapacity:
+    """Return what is free on GPUs, by the units of pods on each."""
+    return counted(
+        request,
+        suitable(request),
+        lambda node: _servers(request, node, request.facts.pods_on(node.name)),
+        lambda node: _servers(request, node, []),
+    )
+
+
+def _servers(request: LayerRequest, node: ClusterNode, pods: list[ClusterPod]) -> int:
+    used: dict[str, Fraction] = {}
+    for pod in pods:
+        uuids = [uuid for uuid in pod.annotations.get(UUID, "").split(",") if uuid]
+        for uuid in uuids:
+            used[uuid] = used.get(uuid, Fraction(0)) + _requested(pod) / len(uuids)
+    share = request.gpu.share
+    untouched = max(0, _gpus(node) - len(used))
+    if share.units == UNITS_PER_GPU:
+        return untouched // share.count
+    each = Fraction(share.units, UNITS_PER_GPU)
+    return untouched * int(1 / each) + sum(max(0, int((1 - one) / each)) for one in used.values())
+
+
+def _requested(pod: ClusterPod) -> Fraction:
+    """Return the GPUs that a pod asks for; what cannot be read counts as one."""
+    try:
+        return Fraction(pod.labels[REQUEST])
+    except (KeyError, ValueError, ZeroDivisionError):
+        return Fraction(1)
+
+
+def _gpus(node: ClusterNode) -> int:
+    written = node.labels.get(COUNT_LABEL, "")
+    return int(written) if written.isdecimal() else node.allocatable.get("nvidia.com/gpu", 0)
+
+
+def _memory(request: LayerRequest) -> int:
+    guarantee = request.gpu.memory.guarantee or ""
+    if not guarantee.endswith("%"):
+        return memory_asked(request, 0)
+    known = [node.gpu_memory_bytes for node in suitable(request) if node.gpu_memory_bytes is not None]
+    if not known:
+        raise LayerCannot(
+            f"KubeShare takes memory in bytes, and no node's label tells the size of a GPU: write gpu.memory.guarantee "
+            f"({guarantee}) in bytes, like 12Gi."
+        )
+    return memory_asked(request, max(known))

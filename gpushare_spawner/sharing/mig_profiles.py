@@ -1,0 +1,89 @@
+"""MIG profiles: how much of its GPU each one is, and the smallest that holds a share.
+
+A MIG GPU has 8 memory slices and up to 7 compute slices; "3g.40gb" has 3 of the compute slices and as many memory
+slices as 40 GB are. Sizes come from NVML's profiles where an agent reports them, else from labels of the nodes, else
+from the profiles' names. (NVIDIA MIG user guide, "Partitioning"; go-nvlib pkg/nvlib/device/mig_profile.go.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from gpushare_spawner.model.share import UNITS_PER_GPU
+
+MEMORY_SLICES = 8
+_PROFILE = re.compile(r"(?P<slices>[1-7])g\.(?P<gb>[1-9]\d*)gb(?P<suffix>[.+-][a-z0-9.+-]+)?")
+_COMPUTE_SLICES = {"A30": 4, "RTX PRO 6000": 4}
+"""Compute slices by a part of the GPU model's name, where they are not 7. (NVIDIA MIG user guide, "Supported MIG
+Profiles".) Of a model with fewer that is not here a profile seems smaller than it is, never larger."""
+_MOST_COMPUTE_SLICES = 7
+_LEAST_OF_NAME = Fraction(7, 8)
+"""A profile has less memory than its name says: 1g.18gb of an H200 has 16 GiB. (NVIDIA MIG user guide.)"""
+
+
+@dataclass(frozen=True)
+class MigProfile:
+    """A MIG profile of one GPU model."""
+
+    name: str
+    """As in the name of its resource: a "+" of the driver's name is a "." there."""
+    slices: int
+    """Compute slices."""
+    compute_slices: int
+    """Compute slices of the whole GPU."""
+    memory_slices: int
+    memory_bytes: int
+    """At least so much."""
+
+    def holds(self, units: int, memory_bytes: int | None = None) -> bool:
+        """Return whether it is at least the share (units of 1 %) and has the memory (bytes; None: the share's part)."""
+        compute = self.slices * UNITS_PER_GPU >= units * self.compute_slices
+        if memory_bytes is not None:
+            return compute and self.memory_bytes >= memory_bytes
+        return compute and self.memory_slices * UNITS_PER_GPU >= units * MEMORY_SLICES
+
+    @property
+    def size(self) -> tuple[Fraction, Fraction, int, str]:
+        """What profiles are ordered by: the larger part of the GPU, both parts together, and plain ones first."""
+        compute, memory = Fraction(self.slices, self.compute_slices), Fraction(self.memory_slices, MEMORY_SLICES)
+        return max(compute, memory), compute + memory, len(self.name), self.name
+
+
+def profile(name: str, model: str, gpu_memory_bytes: int | None, memory_bytes: int | None = None) -> MigProfile | None:
+    """Return the profile of that name on a GPU model; None for one that is no isolated part of a GPU.
+
+    ``gpu_memory_bytes``: of the whole GPU; None: it is taken to be so large that the profile is as small a part of it
+    as a profile of that name can be. ``memory_bytes``: what a node's label says of the profile; None: its name counts.
+    """
+    found = _PROFILE.fullmatch(name)
+    if found is None:
+        # "1c.3g.20gb" is a part of an instance, and shares its memory with other parts
+        return None
+    slices, gigabytes = int(found["slices"]), int(found["gb"])
+    whole = gpu_memory_bytes if gpu_memory_bytes is not None else _whole_memory(slices, gigabytes)
+    own = memory_bytes if memory_bytes is not None else int(gigabytes * 2**30 * _LEAST_OF_NAME)
+    eighths = Fraction((memory_bytes if memory_bytes is not None else gigabytes * 2**30) * MEMORY_SLICES, whole)
+    return MigProfile(name, slices, compute_slices(model), max(1, min(MEMORY_SLICES, round(eighths))), own)
+
+
+def compute_slices(model: str) -> int:
+    """Return the compute slices of a GPU model."""
+    plain = model.upper().replace("-", " ")
+    return next((slices for part, slices in _COMPUTE_SLICES.items() if part in plain), _MOST_COMPUTE_SLICES)
+
+
+def smallest(profiles: Iterable[MigProfile], units: int, memory_bytes: int | None = None) -> MigProfile | None:
+    """Return the smallest profile that holds a share; None: there is none. See `MigProfile.holds`."""
+    return min((one for one in profiles if one.holds(units, memory_bytes)), key=lambda one: one.size, default=None)
+
+
+def _whole_memory(slices: int, gigabytes: int) -> int:
+    """Return the memory of a GPU of which only one profile's name is known, in bytes.
+
+    Profiles with 1, 2, 3, 4 and 7 compute slices have 1, 2, 4, 4 and 8 memory slices, or more.
+    """
+    usual = {1: 1, 2: 2, 3: 4, 4: 4}.get(slices, MEMORY_SLICES)
+    return gigabytes * 2**30 * MEMORY_SLICES // usual

@@ -1,0 +1,28 @@
+"""nvshare: a place on a node's only GPU, which its sessions use in turn, with all of its memory.
+
+Facts: grgalex/nvshare 1a8f211 (March 2025), kubernetes/device-plugin/server.go and README.md.
+"""
+
+from __future__ import annotations
+
+from gpushare_spawner.model.layers import NvshareOptions
+from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
+from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable
+from gpushare_spawner.sharing.pod_changes import PodChange
+
+
+def render(form: PodSpec, request: LayerRequest) -> PodSpec:
+    """Return the pod with a place on a GPU. Raises LayerCannot for several GPUs: a node has one."""
+    return PodChange(limits={_resource(request): "1"}, node_labels=node_labels(request)).apply(form)
+
+
+def free(request: LayerRequest) -> LayerCapacity:
+    """Return the places that are left. Raises LayerCannot as `render` does."""
+    return resource_capacity(request, suitable(request), _resource(request), 1)
+
+
+def _resource(request: LayerRequest) -> str:
+    if request.gpu.share.count > 1:
+        raise LayerCannot(f"nvshare shares one GPU of each node, and the template asks for {request.gpu.share}.")
+    assert isinstance(request.options, NvshareOptions)
+    return request.options.resource

@@ -1,0 +1,106 @@
+"""NVIDIA's device plugin with replicas, time-slicing or MPS: a session has one replica of a GPU.
+
+Facts: NVIDIA/k8s-device-plugin 0.20.0. A GPU has as many replicas as its label says (internal/lm/resource.go), several
+of them are rejected with MPS and give no more GPU time with time-slicing (api/config/v1/replicas.go), and the label
+`nvidia.com/gpu.product` ends in -SHARED only where the resource is not renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpushare_spawner.model.layers import LayerName, ReplicaOptions
+from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
+from gpushare_spawner.sharing.cluster_facts import ClusterNode
+from gpushare_spawner.sharing.nodes import memory_asked, node_labels, resource_capacity, suitable
+from gpushare_spawner.sharing.pod_changes import PodChange
+
+GPU = "nvidia.com/gpu"
+SHARED = "nvidia.com/gpu.shared"
+"""Its name with `renameByDefault: true`."""
+STRATEGY_LABEL = "nvidia.com/gpu.sharing-strategy"
+REPLICAS_LABEL = "nvidia.com/gpu.replicas"
+"""Replicas of each GPU of a node, not of all together."""
+
+
+@dataclass(frozen=True)
+class _Replicas:
+    """What a server requests, and where."""
+
+    resource: str
+    amount: int
+    labels: dict[str, Sequence[str]]
+    nodes: tuple[ClusterNode, ...]
+
+
+@dataclass(frozen=True)
+class ReplicaLayer:
+    """Time-slicing or MPS. ``name``: also what the label of nodes says."""
+
+    name: LayerName
+    memory_divided: bool
+    """Whether a replica has an equal part of the GPU's memory, and not all of it together with the others."""
+
+    def render(self, form: PodSpec, request: LayerRequest) -> PodSpec:
+        """Return the pod with a replica. Raises LayerCannot where no node has replicas of that size."""
+        wanted = self._wanted(request)
+        labels = {**node_labels(request), **wanted.labels}
+        return PodChange(limits={wanted.resource: str(wanted.amount)}, node_labels=labels).apply(form)
+
+    def free(self, request: LayerRequest) -> LayerCapacity:
+        """Return what is free. Raises LayerCannot as `render` does."""
+        wanted = self._wanted(request)
+        return resource_capacity(request, wanted.nodes, wanted.resource, wanted.amount)
+
+    def _wanted(self, request: LayerRequest) -> _Replicas:
+        options = request.options
+        assert isinstance(options, ReplicaOptions)
+        share = request.gpu.share
+        if share.units == UNITS_PER_GPU:
+            # a replica is shared with others: whole GPUs are those that the plugin does not share
+            whole = tuple(node for node in suitable(request) if node.labels.get(STRATEGY_LABEL) == "none")
+            return _Replicas(GPU, share.count, {STRATEGY_LABEL: ["none"]}, whole)
+        shared = [node for node in suitable(request) if node.labels.get(STRATEGY_LABEL) == self.name]
+        most = {node.name: _most_replicas(request, node, self.memory_divided) for node in shared}
+        fit = {node.name: replicas for node in shared if 1 < (replicas := _replicas(node, options)) <= most[node.name]}
+        if not fit:
+            there = sorted({_replicas(node, options) for node in shared})
+            found = f"nodes have {', '.join(map(str, there))}" if there else "there is no such node"
+            raise LayerCannot(
+                f"No node has at most {min(most.values(), default=UNITS_PER_GPU // share.units)} replicas of each GPU "
+                f"with {STRATEGY_LABEL}={self.name}: {found}."
+            )
+        best = max(fit.values())
+        nodes = tuple(node for node in shared if fit.get(node.name) == best)
+        labels: dict[str, Sequence[str]] = {STRATEGY_LABEL: [self.name.value]}
+        if options.replicas is None:
+            labels[REPLICAS_LABEL] = [str(best)]
+        return _Replicas(_resource(options, nodes), 1, labels, nodes)
+
+
+TIME_SLICING = ReplicaLayer(LayerName.TIME_SLICING, memory_divided=False)
+MPS = ReplicaLayer(LayerName.MPS, memory_divided=True)
+
+
+def _replicas(node: ClusterNode, options: ReplicaOptions) -> int:
+    """Return the replicas of each GPU of a node; 0: not known."""
+    if options.replicas is not None:
+        return options.replicas
+    written = node.labels.get(REPLICAS_LABEL, "")
+    return int(written) if written.isdecimal() else 0
+
+
+def _most_replicas(request: LayerRequest, node: ClusterNode, memory_divided: bool) -> int:
+    """Return with how many replicas of a GPU each has at least the share of its time, and of its memory."""
+    most = UNITS_PER_GPU // request.gpu.share.units
+    if memory_divided and node.gpu_memory_bytes is not None:
+        most = min(most, node.gpu_memory_bytes // max(1, memory_asked(request, node.gpu_memory_bytes)))
+    return most
+
+
+def _resource(options: ReplicaOptions, nodes: Sequence[ClusterNode]) -> str:
+    if options.resource is not None:
+        return options.resource
+    return SHARED if any(SHARED in node.allocatable for node in nodes) else GPU
