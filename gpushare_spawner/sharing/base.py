@@ -80,6 +80,11 @@ class LayerRequest:
             raise ValueError(f"template {self.template.name} asks for no GPU: there is nothing to share")
         return self.template.gpu
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The patterns of GPU model names that nodes are chosen by: the template's, else the rule's; empty: any."""
+        return self.gpu.models or (self.rule.models if self.rule is not None else ())
+
 
 @dataclass(frozen=True)
 class LayerCapacity:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from gpushare_spawner.model.layers import DraOptions, matches
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
 from gpushare_spawner.sharing.cluster_facts import ClusterDevice, ClusterNode, ClusterSlice
-from gpushare_spawner.sharing.mig_profiles import MigProfile, profile, smallest
+from gpushare_spawner.sharing.mig_profiles import MigProfile, guaranteed_memory, profile, smallest
 from gpushare_spawner.sharing.nodes import ENOUGH, counted, memory_asked, rule_labels
 from gpushare_spawner.sharing.pod_changes import PodChange
 
@@ -110,7 +111,7 @@ def _ask(request: LayerRequest) -> _Ask:
                 "start the driver with --consumable-shares=100, and have the feature gate DRAConsumableCapacity on."
             )
         return _Ask(options.device_class, "gpu", capacity=_capacity(request, shared))
-    found = smallest(_profiles(request), share.units, _memory(request))
+    found = smallest(_profiles(request), share.units, guaranteed_memory(request.gpu.memory.guarantee))
     if found is not None:
         return _Ask(options.mig_device_class, "mig", profile=found.name)
     raise LayerCannot(
@@ -139,9 +140,8 @@ def _expressions(request: LayerRequest, ask: _Ask, driver: str) -> Iterator[str]
     attributes = f"device.attributes['{driver}']"
     if ask.profile:
         yield f"{attributes}.profile == '{ask.profile}'"
-    models = request.gpu.models or (request.rule.models if request.rule is not None else ())
-    if models:
-        yield f"{attributes}.productName.matches('{_regular_expression(models)}')"
+    if request.models:
+        yield f"{attributes}.productName.matches('{_regular_expression(request.models)}')"
 
 
 def _regular_expression(patterns: Iterable[str]) -> str:
@@ -180,7 +180,7 @@ def _devices(request: LayerRequest) -> Iterator[tuple[ClusterSlice, ClusterDevic
 
 
 def _suitable(request: LayerRequest, device: ClusterDevice, kind: str) -> bool:
-    patterns = request.gpu.models or (request.rule.models if request.rule is not None else ())
+    patterns = request.models
     name = str(device.attributes.get("productName", ""))
     return device.attributes.get("type") == kind and (
         not patterns or any(matches(name, pattern) for pattern in patterns)
@@ -202,17 +202,6 @@ def _profiles(request: LayerRequest) -> Iterator[MigProfile]:
             found = profile(name, model, of_gpu, device.capacity.get(MEMORY))
             if found is not None:
                 yield found
-
-
-def _memory(request: LayerRequest) -> int | None:
-    """Return the memory that the template asks for in bytes; None: the share's part of the GPU."""
-    guarantee = request.gpu.memory.guarantee
-    if guarantee is None:
-        return None
-    if not guarantee.endswith("%"):
-        return memory_asked(request, 0)
-    sizes = [device.capacity.get(MEMORY, 0) for _, device in _devices(request) if _suitable(request, device, "gpu")]
-    return memory_asked(request, max(sizes)) if sizes else None
 
 
 def _pools(request: LayerRequest, nodes: set[str], *, allocated: bool) -> dict[str, list[_Pool]]:

@@ -72,10 +72,10 @@ def render(form: PodSpec, request: LayerRequest) -> PodSpec:
     else:
         limits[options.memory_resource] = str(_mebibytes(request))
     annotations = {}
-    if gpu.models:
+    if request.models:
         types = sorted({one.model for node in request.facts.nodes for one in gpus(node) if _accepted(request, one)})
         # without a registered GPU of such a model no pod can be placed; the patterns' texts say what was meant
-        annotations[USE_TYPE] = ",".join(types or (pattern.strip("*") for pattern in gpu.models))
+        annotations[USE_TYPE] = ",".join(types or (pattern.strip("*") for pattern in request.models))
     return PodChange(
         annotations=annotations, limits=limits, node_labels=rule_labels(request), scheduler=options.scheduler
     ).apply(form)
@@ -138,7 +138,7 @@ def _model(written: str) -> str:
 
 
 def _accepted(request: LayerRequest, gpu: HamiGpu) -> bool:
-    models = request.gpu.models
+    models = request.models
     return not models or any(matches(gpu.model, pattern) for pattern in models)
 
 

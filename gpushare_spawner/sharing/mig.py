@@ -14,8 +14,8 @@ from gpushare_spawner.model.layers import MigOptions
 from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, PodSpec
 from gpushare_spawner.sharing.cluster_facts import MEMORY_LABEL, PRODUCT_LABEL, ClusterNode
-from gpushare_spawner.sharing.mig_profiles import MigProfile, profile, smallest
-from gpushare_spawner.sharing.nodes import memory_asked, node_labels, resource_capacity, suitable
+from gpushare_spawner.sharing.mig_profiles import MigProfile, guaranteed_memory, profile, smallest
+from gpushare_spawner.sharing.nodes import node_labels, resource_capacity, suitable
 from gpushare_spawner.sharing.pod_changes import PodChange
 
 GPU = "nvidia.com/gpu"
@@ -101,7 +101,9 @@ def _choices(request: LayerRequest) -> Iterator[_Choice]:
     for node in suitable(request):
         found = dict(profiles(node, options))
         # CUDA uses one MIG device only, so that several GPUs are whole ones
-        best = smallest(found, share.units, _memory(request, node)) if share.count == 1 else None
+        best = (
+            smallest(found, share.units, guaranteed_memory(request.gpu.memory.guarantee)) if share.count == 1 else None
+        )
         if best is not None:
             by_profile.setdefault((found[best], best), []).append(node)
         elif share.units == UNITS_PER_GPU and SINGLE_MARK not in node.labels.get(PRODUCT_LABEL, ""):
@@ -110,16 +112,6 @@ def _choices(request: LayerRequest) -> Iterator[_Choice]:
         yield _Choice(resource, 1, tuple(nodes), best)
     if any(GPU in node.allocatable for node in whole):
         yield _Choice(GPU, share.count, tuple(node for node in whole if GPU in node.allocatable))
-
-
-def _memory(request: LayerRequest, node: ClusterNode) -> int | None:
-    """Return the memory that the template asks for in bytes; None: the share's part of the GPU."""
-    guarantee = request.gpu.memory.guarantee
-    if guarantee is None:
-        return None
-    if guarantee.endswith("%"):
-        return None if node.gpu_memory_bytes is None else memory_asked(request, node.gpu_memory_bytes)
-    return memory_asked(request, 0)
 
 
 def _mebibytes(node: ClusterNode, label: str) -> int | None:

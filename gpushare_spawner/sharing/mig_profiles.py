@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU
 
 MEMORY_SLICES = 8
@@ -22,6 +23,11 @@ Profiles".) Of a model with fewer that is not here a profile seems smaller than 
 _MOST_COMPUTE_SLICES = 7
 _LEAST_OF_NAME = Fraction(7, 8)
 """A profile has less memory than its name says: 1g.18gb of an H200 has 16 GiB. (NVIDIA MIG user guide.)"""
+
+
+Memory = int | Fraction | None
+"""Bytes, or a part of the GPU's memory slices; None: the same part as the share. A profile lacks some of the memory of
+its slices, which programs cannot have on a whole GPU either."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,14 @@ class MigProfile:
     memory_bytes: int
     """At least so much."""
 
-    def holds(self, units: int, memory_bytes: int | None = None) -> bool:
-        """Return whether it is at least the share (units of 1 %) and has the memory (bytes; None: the share's part)."""
-        compute = self.slices * UNITS_PER_GPU >= units * self.compute_slices
-        if memory_bytes is not None:
-            return compute and self.memory_bytes >= memory_bytes
-        return compute and self.memory_slices * UNITS_PER_GPU >= units * MEMORY_SLICES
+    def holds(self, units: int, memory: Memory = None) -> bool:
+        """Return whether it is at least the share (units of 1 %) and has the memory."""
+        if self.slices * UNITS_PER_GPU < units * self.compute_slices:
+            return False
+        if isinstance(memory, int):
+            return self.memory_bytes >= memory
+        part = memory if memory is not None else Fraction(units, UNITS_PER_GPU)
+        return Fraction(self.memory_slices, MEMORY_SLICES) >= part
 
     @property
     def size(self) -> tuple[Fraction, Fraction, int, str]:
@@ -75,9 +83,16 @@ def compute_slices(model: str) -> int:
     return next((slices for part, slices in _COMPUTE_SLICES.items() if part in plain), _MOST_COMPUTE_SLICES)
 
 
-def smallest(profiles: Iterable[MigProfile], units: int, memory_bytes: int | None = None) -> MigProfile | None:
+def smallest(profiles: Iterable[MigProfile], units: int, memory: Memory = None) -> MigProfile | None:
     """Return the smallest profile that holds a share; None: there is none. See `MigProfile.holds`."""
-    return min((one for one in profiles if one.holds(units, memory_bytes)), key=lambda one: one.size, default=None)
+    return min((one for one in profiles if one.holds(units, memory)), key=lambda one: one.size, default=None)
+
+
+def guaranteed_memory(guarantee: str | None) -> Memory:
+    """Return what a template guarantees of the GPU's memory."""
+    if guarantee is None or not guarantee.endswith("%"):
+        return None if guarantee is None else resolve_bytes(guarantee, 0)
+    return Fraction(guarantee[:-1].strip()) / 100
 
 
 def _whole_memory(slices: int, gigabytes: int) -> int:

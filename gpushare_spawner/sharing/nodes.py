@@ -15,7 +15,7 @@ ENOUGH = 10**6
 
 def suitable(request: LayerRequest) -> list[ClusterNode]:
     """Return the nodes with a GPU model that the template accepts, those included that take no new pods now."""
-    models = request.gpu.models
+    models = request.models
     return [
         node for node in request.facts.nodes if not models or any(matches(node.model, pattern) for pattern in models)
     ]
@@ -28,14 +28,14 @@ def rule_labels(request: LayerRequest) -> dict[str, Sequence[str]]:
 
 def node_labels(request: LayerRequest) -> dict[str, Sequence[str]]:
     """Return the labels that keep a pod on suitable nodes. Raises LayerCannot where there are none by model."""
-    rule, labels = request.rule, rule_labels(request)
-    if not request.gpu.models and not (rule is not None and rule.models):
+    labels = rule_labels(request)
+    if not request.models:
         return labels
     products = sorted({node.labels[PRODUCT_LABEL] for node in suitable(request) if PRODUCT_LABEL in node.labels})
     if not products:
-        wanted = " or ".join(request.gpu.models or (rule.models if rule is not None else ()))
         raise LayerCannot(
-            f"No node's label {PRODUCT_LABEL} matches {wanted}. NVIDIA's GPU feature discovery sets that label."
+            f"No node's label {PRODUCT_LABEL} matches {' or '.join(request.models)}. NVIDIA's GPU feature discovery "
+            "sets that label."
         )
     return {**labels, PRODUCT_LABEL: products}
 

@@ -1,0 +1,137 @@
+"""HAMi: what is rendered passes its webhook, and what is free is what its scheduler would place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare_spawner.model.layers import HamiOptions
+from gpushare_spawner.sharing import hami
+from gpushare_spawner.sharing.base import LayerCapacity, PodSpec
+from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
+from tests.sharing.requests import POD, notebook, request
+
+# as HAMi 2.10 writes it: of GPU 0 "index" is left out, of GPU 1 "health", because it is unhealthy
+JSON = json.dumps(
+    [
+        {"id": "GPU-0", "count": 10, "devmem": 81920, "devcore": 100, "type": "NVIDIA-NVIDIA A100-SXM4-80GB",
+         "mode": "hami-core", "health": True},
+        {"id": "GPU-1", "index": 1, "count": 10, "devmem": 81920, "devcore": 100, "type": "NVIDIA-Tesla T4"},
+    ]
+)  # fmt: skip
+# as HAMi up to 2.5 wrote it, and 2.6 with two fields more
+TEXT = "GPU-0,10,81920,100,NVIDIA-NVIDIA A100-SXM4-80GB,0,true:GPU-1,10,81920,100,NVIDIA-Tesla T4,0,false:"
+LONGER = "GPU-0,10,81920,100,NVIDIA-NVIDIA A100-SXM4-80GB,0,true,0,hami-core:"
+
+
+def registered(written: str = JSON, name: str = "a", **annotations: str) -> ClusterNode:
+    return ClusterNode(name, annotations={hami.REGISTER: written, **annotations})
+
+
+def with_gpu(name: str, devices: str, on: str = "a", key: str = hami.ALLOCATED, **annotations: str) -> ClusterPod:
+    return ClusterPod(name, "hub", on, annotations={key: devices, **annotations})
+
+
+def webhook(pod: PodSpec, scheduler: str = "hami-scheduler") -> tuple[int, int, int, int]:
+    """What HAMi takes the notebook's container to ask for: GPUs, MiB, percent of memory, cores.
+
+    The rules of pkg/scheduler/webhook.go and GenerateResourceRequests of pkg/device/nvidia/device.go, HAMi 4707fb0.
+    """
+    spec = pod["spec"]
+    assert spec.get("schedulerName", "") in ("", "default-scheduler", scheduler), "the webhook skips the pod"
+    assert not spec.get("nodeName"), "denied: pod has node assigned"
+    limits: dict[str, Any] = notebook(pod)["resources"]["limits"]
+    assert not notebook(pod).get("securityContext", {}).get("privileged"), "denied: privileged"
+    amounts = {name: int(limits.get(f"nvidia.com/{name}", 0)) for name in ("gpu", "gpumem", "gpucores")}
+    percent = int(limits.get("nvidia.com/gpumem-percentage", 101))
+    assert 0 < percent <= 101
+    assert 0 <= amounts["gpumem"] < 2**31
+    return amounts["gpu"], amounts["gpumem"], percent, amounts["gpucores"]
+
+
+def test_fraction_becomes_gpu_percentage_of_memory_and_cores_and_names_the_scheduler() -> None:
+    pod = hami.render(POD, request({"fraction": 0.25}, HamiOptions()))
+    assert pod["spec"]["schedulerName"] == "hami-scheduler"
+    assert webhook(pod) == (1, 0, 25, 25)
+    whole = hami.render(POD, request({"count": 2}, HamiOptions(scheduler="s", resource="example.com/gpu")))
+    assert whole["spec"]["schedulerName"] == "s"
+    assert notebook(whole)["resources"]["limits"]["example.com/gpu"] == "2"
+
+
+def test_guaranteed_memory_in_bytes_becomes_mebibytes_rounded_up() -> None:
+    pod = hami.render(POD, request({"fraction": 0.25, "memory": {"guarantee": "12.5G"}}, HamiOptions()))
+    assert webhook(pod) == (1, 11921, 101, 25)
+    pod = hami.render(POD, request({"fraction": 0.25, "memory": {"guarantee": "33.5%"}}, HamiOptions()))
+    assert webhook(pod) == (1, 0, 34, 25)
+
+
+@given(st.integers(1, 100), st.none() | st.integers(1, 1000).map(lambda gib: f"{gib}Gi") | st.just("50%"))
+def test_each_share_passes_the_webhook_and_asks_for_no_less(units: int, guarantee: str | None) -> None:
+    gpu = {"fraction": units / 100, "memory": {"guarantee": guarantee} if guarantee else {}}
+    gpus, mib, percent, cores = webhook(hami.render(POD, request(gpu, HamiOptions())))
+    assert (gpus, cores) == (1, units)
+    if guarantee is None:
+        assert (mib, percent) == (0, units)
+    elif guarantee.endswith("%"):
+        assert (mib, percent) == (0, 50)
+    else:
+        assert (mib, percent) == (int(guarantee[:-2]) * 1024, 101)
+
+
+def test_models_become_types_as_the_nodes_registered_them() -> None:
+    facts = ClusterFacts((registered(),))
+    pod = hami.render(POD, request({"fraction": 0.25, "models": ["*a100*"]}, HamiOptions(), facts))
+    assert pod["metadata"]["annotations"][hami.USE_TYPE] == "NVIDIA A100-SXM4-80GB"
+    unknown = hami.render(POD, request({"fraction": 0.25, "models": ["*H100*"]}, HamiOptions(), facts))
+    assert unknown["metadata"]["annotations"][hami.USE_TYPE] == "H100"
+
+
+@pytest.mark.parametrize("written", [JSON, TEXT, LONGER])
+def test_node_annotation_is_read_in_each_of_its_forms(written: str) -> None:
+    first, *others = hami.gpus(registered(written))
+    assert first == hami.HamiGpu("GPU-0", "NVIDIA A100-SXM4-80GB", 10, 81920, 100, True)
+    assert [one.healthy for one in others] in ([False], [])
+
+
+@pytest.mark.parametrize("written", ["", "[", "[1]", '[{"count": 1}]', "GPU-0,10", "GPU-0,x,y,z,t,0,true:", "{}"])
+def test_node_annotation_that_cannot_be_read_has_no_gpus(written: str) -> None:
+    assert hami.gpus(registered(written)) == ()
+
+
+def test_free_counts_units_memory_and_the_split_count_of_healthy_gpus() -> None:
+    pods = (with_gpu("one", "GPU-0,NVIDIA,20480,25:;"), with_gpu("two", ";GPU-0,NVIDIA,8192,10:;"))
+    facts = ClusterFacts((registered(),), pods)
+    # 65 cores and 53248 MiB are left on GPU-0; GPU-1 is unhealthy
+    assert hami.free(request({"fraction": 0.25}, HamiOptions(), facts)) == LayerCapacity(2, 4)
+    assert hami.free(request({"fraction": 0.05}, HamiOptions(), facts)) == LayerCapacity(8, 10)
+    big = request({"fraction": 0.05, "memory": {"guarantee": "40Gi"}}, HamiOptions(), facts)
+    assert hami.free(big) == LayerCapacity(1, 2)
+
+
+def test_whole_gpu_is_free_only_where_no_pod_is() -> None:
+    empty = ClusterFacts((registered(),))
+    used = ClusterFacts((registered(),), (with_gpu("one", "GPU-0,NVIDIA,1,0:;"),))
+    assert hami.free(request({"count": 1}, HamiOptions(), empty)) == LayerCapacity(1, 1)
+    assert hami.free(request({"count": 1}, HamiOptions(), used)) == LayerCapacity(0, 1)
+    assert hami.free(request({"count": 2}, HamiOptions(), empty)) == LayerCapacity(0, 0)
+
+
+def test_pod_that_hami_bound_counts_before_its_node_shows_and_a_failed_one_does_not() -> None:
+    about = {hami.NODE: "a", hami.BIND_PHASE: "allocating"}
+    pending = with_gpu("p", "GPU-0,NVIDIA,81920,100:;", on="", key=hami.TO_ALLOCATE, **about)
+    failed = with_gpu("f", "GPU-0,NVIDIA,81920,100:;", on="", key=hami.TO_ALLOCATE,
+                      **{hami.NODE: "a", hami.BIND_PHASE: "failed"})  # fmt: skip
+    asked = {"fraction": 0.25}
+    assert hami.free(request(asked, HamiOptions(), ClusterFacts((registered(),), (pending,)))).servers == 0
+    assert hami.free(request(asked, HamiOptions(), ClusterFacts((registered(),), (failed,)))).servers == 4
+
+
+def test_cordoned_gpu_and_other_models_are_not_free() -> None:
+    cordoned = ClusterFacts((registered(**{hami.CORDON: "GPU-9, GPU-0"}),))
+    assert hami.free(request({"fraction": 0.25}, HamiOptions(), cordoned)) == LayerCapacity(0, 0)
+    other = request({"fraction": 0.25, "models": ["*H100*"]}, HamiOptions(), ClusterFacts((registered(),)))
+    assert hami.free(other) == LayerCapacity(0, 0)
