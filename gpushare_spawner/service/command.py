@@ -26,6 +26,7 @@ from gpushare_spawner.service.history.recorder import History, HistorySources, R
 from gpushare_spawner.service.history.store import HistoryFailed, HistoryStore
 from gpushare_spawner.service.hub.client import Hub, HubFailed
 from gpushare_spawner.service.hub.pending_spawns import PendingSpawns
+from gpushare_spawner.service.hub.queue_progress import QueueOfHub
 from gpushare_spawner.service.hub.scopes import missing
 from gpushare_spawner.service.notifiers.config import notifier_file
 from gpushare_spawner.service.notifiers.outbox import Outbox
@@ -166,6 +167,7 @@ async def _run_until_stopped(
     problems: Callable[[], list[str]],
 ) -> None:
     lacking: list[str] = []
+    queue = QueueOfHub(hub)
     sources = DashboardSources(
         reports=reports,
         templates=templates,
@@ -173,6 +175,7 @@ async def _run_until_stopped(
         counters=culler.counters,
         notes=lambda: [*lacking, *problems(), *([history.problem] if history and history.problem else [])],
         pending=pending.now,
+        told=queue.told,
         quotas=templates.quotas,
         claims=lambda: culler.pressure.claims,
         settings=settings,
@@ -201,6 +204,7 @@ async def _run_until_stopped(
     if server is not None:
         server.stop()
     pending.close()
+    queue.close()
     hub.close()
 
 

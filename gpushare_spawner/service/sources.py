@@ -7,17 +7,24 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpushare_spawner.idle import Claim, DryRun, RecentUse
+from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
+from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.service.counters import Counters
 from gpushare_spawner.service.culler.decisions import HubSnapshot, SessionDecision, decide_sessions
 from gpushare_spawner.service.culler.settings import CullerSettings
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
+from gpushare_spawner.service.waiting_spawns import WaitingSpawn, as_told, waiting_spawns
 
 
 async def _unknown() -> None:
     """Nothing is known of pending spawns."""
+
+
+async def _nothing_told(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class DashboardSources:
     """Sentences for admins: missing scopes, templates with errors."""
     pending: Callable[[], Awaitable[Sequence[HubServer] | None]] = _unknown
     """Returns the servers that the hub is starting; None: unknown."""
+    told: Callable[[Sequence[HubServer]], Awaitable[Mapping[tuple[str, str], QueueProgress]]] = _nothing_told
+    """Returns what the hub tells the users of these spawns, as far as it is known, by user and server name."""
     quotas: Callable[[], Quotas | None] = lambda: None
     """Returns those in force; None: there are none."""
     claims: Callable[[], Mapping[str, Claim]] = lambda: {}
@@ -61,3 +70,15 @@ class DashboardSources:
             self.needed(),
         )
         return snapshots, decisions, templates, instant
+
+    async def waiting(
+        self, pending: Sequence[HubServer] | None, reports: Sequence[Report], templates: Mapping[str, Template]
+    ) -> Sequence[WaitingSpawn] | None:
+        """Return the spawns that wait, of those that are ``pending``; None: unknown.
+
+        Without any report it is unknown which of them wait.
+        """
+        if pending is None or not reports:
+            return None
+        waiting = waiting_spawns(pending, reports, templates)
+        return as_told(waiting, await self.told([one.server for one in waiting])) if waiting else waiting

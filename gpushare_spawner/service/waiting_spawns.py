@@ -1,14 +1,15 @@
 """The queue of spawns as far as hub and agents show it: servers that the hub is starting, and that hold no share yet.
 
-The queue itself is the spawner's (`spawner.queue`), in another process: positions follow its rule from what hub and
-agents say. Pure.
+The queue itself is the spawner's (`spawner.queue`), in another process. What the hub tells the user of a spawn counts;
+where nothing is known of that, positions follow the queue's rule from what hub and agents say. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.report import Report
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import suitable_models
@@ -23,10 +24,14 @@ class WaitingSpawn:
     template: Template
     position: int
     """In the queue, first = 1: only spawns that could use the same GPUs count."""
+    told: QueueProgress | None = None
+    """What the hub tells its user; None: unknown."""
 
 
 def waiting_spawns(
-    pending: Sequence[HubServer], reports: Sequence[Report], templates: Mapping[str, Template]
+    pending: Sequence[HubServer],
+    reports: Sequence[Report],
+    templates: Mapping[str, Template],
 ) -> list[WaitingSpawn]:
     """Return the spawns that wait. ``pending``: the hub's, the longest first; ``reports``: of all agents.
 
@@ -45,3 +50,17 @@ def waiting_spawns(
         waiting.append(WaitingSpawn(server, template, ahead + 1))
         wanted.append(suitable)
     return waiting
+
+
+def as_told(waiting: Sequence[WaitingSpawn], told: Mapping[tuple[str, str], QueueProgress]) -> Sequence[WaitingSpawn]:
+    """Return the spawns with what the hub tells their users, in the order of its queue. ``told``: by user and server
+    name."""
+    if not told:
+        return waiting
+    known = [
+        replace(one, position=said.queue_position, told=said)
+        if (said := told.get((one.server.user, one.server.name))) is not None
+        else one
+        for one in waiting
+    ]
+    return sorted(known, key=lambda one: one.position)

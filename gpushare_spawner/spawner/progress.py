@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
+from gpushare_spawner.model.protocol.queue_progress import LONGEST_TEXT, QueueProgress
 from gpushare_spawner.spawner.queue.queue import Ticket
 from gpushare_spawner.wording.amounts import universal_clock
 from gpushare_spawner.wording.spawn.queue import instead, waiting
@@ -24,12 +25,16 @@ class SpawnProgress:
         self._ended = False
 
     def tell(
-        self, *paragraphs: str, progress: int | None = None, at: float | None = None, position: int | None = None
+        self,
+        *paragraphs: str,
+        progress: int | None = None,
+        at: float | None = None,
+        queue: QueueProgress | None = None,
     ) -> None:
         """Add plain text, and how far the spawn is (0 to 100). Empty paragraphs are left out.
 
         ``at``: the instant (seconds since the epoch) that stands for ``{time}`` in the first paragraph.
-        ``position``: that in the queue, first = 1, for programs; None: the spawn does not wait.
+        ``queue``: the same for programs; None: the spawn does not wait.
         """
         plain, html = list(paragraphs), [escape(paragraph) for paragraph in paragraphs]
         if at is not None:
@@ -41,8 +46,8 @@ class SpawnProgress:
         }
         if progress is not None:
             event["progress"] = progress
-        if position is not None:
-            event["queue_position"] = position
+        if queue is not None:
+            event |= queue.model_dump()
         self._events.append(event)
         self._notify()
 
@@ -83,7 +88,12 @@ class SpawnProgress:
                     instead(status.startable),
                     progress=10,
                     at=ends_at,
-                    position=status.ahead + 1,
+                    queue=QueueProgress(
+                        queue_position=status.ahead + 1,
+                        estimated_minutes=status.minutes,
+                        waits_for=status.hint[:LONGEST_TEXT],
+                        cancelled_at=ends_at,
+                    ),
                 )
 
 

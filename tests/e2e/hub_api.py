@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
+from html import unescape
 from typing import Any
 from urllib.parse import quote
 
@@ -32,6 +34,16 @@ class Hub:
         )
         answer = await AsyncHTTPClient().fetch(request)
         return json.loads(answer.body) if answer.body else None
+
+    async def dashboard(self, method: str, path: str, body: Any = None) -> Any:
+        """The answer of the service's REST API. Raises as `call` does."""
+        return await self.call(method, f"/services/gpushare/api/v1/{path}", body)
+
+    async def dashboard_text(self) -> str:
+        """The text of the dashboard's page, on one line."""
+        request = HTTPRequest(f"{self.url}/services/gpushare/", headers={"Authorization": f"token {self.token}"})
+        page = (await AsyncHTTPClient().fetch(request)).body.decode()
+        return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", page)))
 
     async def add_user(self, name: str) -> None:
         """Make the user, if it is not there yet."""

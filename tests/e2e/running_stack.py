@@ -44,7 +44,10 @@ service._ServiceSpawner = OftenChecked
 c.JupyterHub.services.append({"name": "e2e", "api_token": os.environ["GPUSHARE_E2E_TOKEN"]})
 c.JupyterHub.load_roles.append({
     "name": "e2e",
-    "scopes": ["admin:users", "admin:servers", "access:servers", "list:services", "read:services"],
+    "scopes": [
+        "admin:users", "admin:servers", "access:servers", "list:services", "read:services",
+        "access:services!service=gpushare", "custom:gpushare:read", "custom:gpushare:drain",
+    ],
     "services": ["e2e"],
 })
 c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+import yaml
+from aiosmtpd.controller import Controller
 
 from gpushare_spawner.demo.home import NOTEBOOK
 from gpushare_spawner.model.report import Report
@@ -20,6 +25,8 @@ from gpushare_spawner.model.tier import Tier
 from tests.e2e import gpu_cells
 from tests.e2e.kernel import Kernel
 from tests.e2e.running_stack import RunningStack, session_when
+from tests.ports import free_port
+from tests.service.notifiers.inbox import Inbox
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -42,19 +49,93 @@ name: half-gpu
 display_name: 0.50 GPU
 gpu: {fraction: 0.5}
 """
+# carol's share is released after a notice of 10 minutes, which stands at once: she has never used it
+NOTIFIED = "idle: {release_after: 10m, warn_before: 10m, min_use: 0}\n"
+NOTIFIED_OF_STOP = "idle: {stop_after: 10m, warn_before: 10m, min_use: 0}\n"
 GPU = {"SIMGPU_DEVICES": "1", "SIMGPU_MEMORY": "96MiB", "SIMGPU_MODEL": "Simulated GPU 96 MiB"}
 BUFFER = gpu_cells.WRITE_BUFFER.format(mebibytes=48, seed=1)
 
 
+class Posted:
+    """What the notifiers of the service send, to an SMTP server and a webhook that listen in threads of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "notifiers.yaml"
+        self.inbox = Inbox()
+        self.webhook: list[dict[str, str]] = []
+        self._smtp = Controller(self.inbox, hostname="127.0.0.1", port=free_port())
+        self._smtp.start()
+        posted = self.webhook
+
+        class Hook(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        self.write(per_user=1)
+
+    def write(self, per_user: int) -> None:
+        """Write the admin's file, with a limit on the messages to one user within 24 h."""
+        mail = {"host": "127.0.0.1", "port": self._smtp.port, "security": "none", "sender": "hub@example.org"}
+        content = {
+            "email": mail | {"address": "{{ user }}@example.org"},
+            "webhooks": [{"url": f"http://127.0.0.1:{self._http.server_port}/"}],
+            "actions": ["release", "stop"],
+            "closed_after": "5s",
+            "rates": {"per_user": per_user},
+        }
+        self.file.write_text(yaml.safe_dump(content))
+
+    def to(self, user: str) -> tuple[list[str], list[str]]:
+        """The subjects of the user's mails, and the texts of what came to the webhook."""
+        mails = [str(mail["Subject"]) for to, mail in self.inbox.mails if to == [f"{user}@example.org"]]
+        return mails, [one["text"] for one in self.webhook if one["text"].startswith(f"{user}: ")]
+
+    async def until(self, user: str, messages: int, within: float = 20.0) -> None:
+        """Wait until the user has got so many messages on both ways."""
+        deadline = time.monotonic() + within
+        while min(map(len, self.to(user))) < messages:
+            assert time.monotonic() < deadline, (self.inbox.mails, self.webhook)
+            await asyncio.sleep(0.1)
+
+    def close(self) -> None:
+        self._smtp.stop()
+        self._http.shutdown()
+        self._http.server_close()
+
+
 @pytest.fixture(scope="module")
-def stack(start_stack: Callable[..., RunningStack]) -> RunningStack:
-    return start_stack({"quarter.yaml": PATIENT, "three-quarters.yaml": THREE_QUARTERS, "half.yaml": HALF}, GPU)
+def posted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Posted]:
+    listening = Posted(tmp_path_factory.mktemp("notifiers"))
+    yield listening
+    listening.close()
+
+
+@pytest.fixture(scope="module")
+def stack(start_stack: Callable[..., RunningStack], posted: Posted) -> RunningStack:
+    templates = {"quarter.yaml": PATIENT, "three-quarters.yaml": THREE_QUARTERS, "half.yaml": HALF}
+    return start_stack(templates, GPU, {"GPUSHARE_NOTIFIERS": str(posted.file)})
 
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, Kernel]:
     """The users' kernels, kept from one step to the next."""
     return {}
+
+
+async def page_when(stack: RunningStack, text: str, within: float = 20.0) -> str:
+    """The text of the dashboard as soon as it says this."""
+    deadline = time.monotonic() + within
+    while text not in (page := (await stack.hub.dashboard_text()).replace("\u00a0", " ")):
+        assert time.monotonic() < deadline, f"{text!r} is not there after {within:.0f} s: {page}"
+        await asyncio.sleep(0.2)
+    return page
 
 
 def used_units(report: Report) -> int:
@@ -141,21 +222,68 @@ async def test_the_borrower_keeps_working_and_its_data_is_intact(
     assert list(read) == ["intact"] * 2
 
 
-async def test_a_share_that_does_not_fit_waits_in_line_until_there_is_room(stack: RunningStack) -> None:
+async def test_a_share_that_does_not_fit_waits_and_the_dashboard_says_how_long(stack: RunningStack) -> None:
     await stack.hub.add_user("dave")
     await stack.hub.request_start("dave", "half-gpu")
-    await asyncio.sleep(1)
+    await page_when(stack, "dave waits for 0.50 GPU")
     waiting = await stack.hub.server("dave")
     assert waiting is not None
     assert waiting["pending"] == "spawn"
     assert (await stack.agent.report()).session("dave") is None, "nothing is reserved while it waits"
+
+    assert "Estimated wait" not in await stack.hub.dashboard_text(), "nothing is known of the end of carol's server"
+    (stack.folder.templates / "three-quarters.yaml").write_text(THREE_QUARTERS + NOTIFIED)
+    text = await page_when(stack, "Estimated wait: about 10 min")
+    assert "this needs 0.50 GPU, and none is free." in text
+    assert "the spawn is cancelled." in text
+    (spawn,) = (await stack.hub.dashboard("GET", "queue"))["spawns"]
+    assert (spawn["user"], spawn["position"], spawn["estimated_minutes"]) == ("dave", 1, 10)
+    assert spawn["waits_for"].startswith("Not enough free capacity")
+    assert 500 < spawn["cancelled_at"] - time.time() < 601
+
+
+async def test_a_user_without_an_open_tab_is_told_by_mail_and_webhook(stack: RunningStack, posted: Posted) -> None:
+    # carol's notice came with the step before; nobody has a tab of hers open
+    await posted.until("carol", 1)
+    (subject,), (text,) = posted.to("carol")
+    assert subject.startswith("Your GPU share will be released at ")
+    assert text.startswith("carol: Hello carol,\n\nthe GPU share of your notebook server will be released at ")
+
+    # a second notice within 24 h: the limit of one message holds it back until the admin raises the limit
+    (stack.folder.templates / "three-quarters.yaml").write_text(THREE_QUARTERS + NOTIFIED_OF_STOP)
+    told = await session_when(
+        stack, "carol", lambda session: session.notice is not None and session.notice.tier is Tier.STOPPED
+    )
+    assert told.notice is not None
+    await asyncio.sleep(2.5)  # two rounds of the culler
+    assert posted.to("carol") == ([subject], [text])
+    posted.write(per_user=2)
+    await posted.until("carol", 2)
+    (_, subject), (_, text) = posted.to("carol")
+    assert subject.startswith("Your notebook server will stop at ")
+    assert text.startswith("carol: Hello carol,\n\nyour notebook server will stop at ")
+
+
+async def test_a_cordon_holds_a_spawn_back_until_it_is_ended(stack: RunningStack) -> None:
+    (node,) = (await stack.hub.dashboard("GET", "nodes"))["nodes"]
+    done = await stack.hub.dashboard("PUT", f"nodes/{node['name']}/cordon", {"reason": "The fan is replaced."})
+    assert done["changed"]
     await stack.hub.stop("carol")
+    sentence = "An admin keeps new servers away from the GPUs that could take 0.50 GPU: they are cordoned."
+    text = await page_when(stack, sentence)
+    assert "The fan is replaced." in text
+    (spawn,) = (await stack.hub.dashboard("GET", "queue"))["spawns"]
+    assert spawn["waits_for"].startswith(sentence)
+    assert spawn["estimated_minutes"] is None
+    assert used_units(await stack.agent.report()) == 50, "there is capacity, and it is not used"
+    await stack.hub.dashboard("DELETE", f"nodes/{node['name']}/cordon")
     await stack.hub.until_ready("dave", within=40)
     dave = await session_when(stack, "dave", lambda session: session.confirmed)
     assert (dave.share_units, dave.borrowed_units) == (50, 0)
     bob = await session_when(stack, "bob", lambda session: session.borrowed_units == 0)
     assert bob.guaranteed_units == 25, "what he had borrowed is his own now, of what carol left"
     assert used_units(await stack.agent.report()) == 100
+    await page_when(stack, "No spawn waits for a GPU.")
 
 
 async def test_the_demo_notebook_runs_from_top_to_bottom(stack: RunningStack) -> None:

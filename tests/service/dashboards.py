@@ -8,6 +8,7 @@ from typing import Any
 
 from gpushare_spawner.idle import RecentUse
 from gpushare_spawner.model.memory_limit_hits import MemoryLimitHits
+from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import DeliveredReport, GpuReport, Notice, Report, SessionReport
 from gpushare_spawner.model.template import Template
@@ -24,6 +25,7 @@ from gpushare_spawner.service.dashboard.page import dashboard
 from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.reports import NodeSnapshot, RecentReports
 from gpushare_spawner.service.sources import DashboardSources
+from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.caller import Caller
 from gpushare_spawner.service.web.dashboard import page_environment
 from gpushare_spawner.service.web.dashboard_data import dashboard_data
@@ -111,9 +113,11 @@ def shown(
     use: RecentUse | None = None,
 ) -> dict[str, Any]:
     """The dashboard of that afternoon."""
-    snapshots = [NodeSnapshot(NO_AGENT, report if report is not None else afternoon())]
+    reported = report if report is not None else afternoon()
+    snapshots = [NodeSnapshot(NO_AGENT, reported)]
+    waiting = waiting_spawns(pending, [reported], TEMPLATES) if pending is not None else None
     decisions = decide_sessions(snapshots, HubSnapshot(), TEMPLATES, NOW, CullerSettings(), use=use)
-    return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes, pending, quotas)
+    return dashboard_data(snapshots, decisions, TEMPLATES, viewer, NOW, notes, waiting, quotas)
 
 
 def page(
@@ -125,11 +129,16 @@ def page(
     use: RecentUse | None = None,
     asks: Mapping[str, str] | None = None,
     snapshots: Sequence[NodeSnapshot] | None = None,
+    told: Mapping[tuple[str, str], QueueProgress] | None = None,
 ) -> str:
-    """The dashboard of that afternoon, as the browser gets it. ``asks``: the arguments of its address."""
+    """The dashboard of that afternoon, as the browser gets it. ``asks``: the arguments of its address; ``told``: what
+    the hub tells the users of spawns."""
 
     async def waiting() -> Sequence[HubServer] | None:
         return pending
+
+    async def told_of(waiting: Sequence[HubServer]) -> Mapping[tuple[str, str], QueueProgress]:
+        return {key: one for key, one in (told or {}).items() if key in {(one.user, one.name) for one in waiting}}
 
     given = snapshots or [NodeSnapshot(NO_AGENT, report if report is not None else afternoon())]
     sources = DashboardSources(
@@ -139,6 +148,7 @@ def page(
         Counters(),
         lambda: notes,
         waiting,
+        told_of,
         lambda: quotas,
         use=use or RecentUse(),
         clock=lambda: NOW,

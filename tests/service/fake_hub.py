@@ -14,6 +14,32 @@ from tornado.web import Application, HTTPError, RequestHandler
 TOKEN = "service-token"
 
 
+class Progress:
+    """The events of one spawn. As in JupyterHub a client gets all events so far, and those that come."""
+
+    def __init__(self, *events: Any) -> None:
+        self.events: list[Any] = [{"progress": 0, "message": "Server requested"}, *events]
+        self.ended = False
+        self.clients = 0
+        self._more = asyncio.Event()
+
+    def tell(self, *events: Any) -> None:
+        self.events += events
+        self._notify()
+
+    def end(self) -> None:
+        """The spawn has failed."""
+        self.ended = True
+        self.tell({"progress": 100, "failed": True, "message": "Spawn failed"})
+
+    def _notify(self) -> None:
+        more, self._more = self._more, asyncio.Event()
+        more.set()
+
+    async def more(self) -> None:
+        await self._more.wait()
+
+
 class FakeHub:
     """``asked``: (method, path, body) of each request. ``faults`` are taken one by one, each instead of an answer:
     a status, (status, headers), "hang", or bytes to answer with."""
@@ -25,6 +51,8 @@ class FakeHub:
         self.page_limit = page_limit
         self.in_flight = self.most_in_flight = 0
         self.delay = 0.0
+        self.progress: dict[str, Progress] = {}
+        """By the path below the API's address, without `/progress`."""
         self.scopes = ["list:users", "read:servers", "delete:servers", "start:servers", "read:users:groups"]
         socket, port = bind_unused_port()
         self.url = f"http://127.0.0.1:{port}/hub/api"
@@ -35,6 +63,7 @@ class FakeHub:
                     (r"/hub/api/users", _Users),
                     (r"/hub/api/user", _Self),
                     (r"/hub/api/users/([^/]+)", _User),
+                    (r"/hub/api(/users/.+)/progress", _Progress),
                     (r"/hub/api/users/([^/]+)/server", _Server),
                     (r"/hub/api/users/([^/]+)/servers/([^/]+)", _Server),
                 ],
@@ -144,6 +173,24 @@ class _User(_Handler):
     def delete(self, user: str) -> None:
         self.hub.users.pop(user)
         self.set_status(204)
+
+
+class _Progress(_Handler):
+    async def get(self, path: str) -> None:
+        progress = self.hub.progress.get(path)
+        if progress is None:
+            raise HTTPError(400, "is not starting")
+        progress.clients += 1
+        self.write("\n\n")
+        told = 0
+        while not progress.ended or told < len(progress.events):
+            while told < len(progress.events):
+                event = progress.events[told]
+                self.write(event if isinstance(event, bytes) else f"data: {json.dumps(event)}\n\n")
+                await self.flush()
+                told += 1
+            if not progress.ended:
+                await progress.more()
 
 
 class _Server(_Handler):

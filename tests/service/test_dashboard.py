@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
 from gpushare_spawner.idle import Observation, RecentUse, UseRule
+from gpushare_spawner.model.protocol.queue_progress import QueueProgress
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.report import GpuReport, HostMemoryReport
 from gpushare_spawner.model.template import Template
@@ -16,7 +18,8 @@ from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.waiting_spawns import waiting_spawns
 from gpushare_spawner.service.web.dashboard_data import dashboard_data
 from gpushare_spawner.service.web.viewer import Viewer
-from tests.service.dashboards import ADMIN, GIB, MINUTE, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown
+from gpushare_spawner.wording.amounts import universal_clock
+from tests.service.dashboards import GIB, MINUTE, NO_AGENT, NOW, TEMPLATES, afternoon, page, session, shown
 
 
 def plain(html: str) -> str:
@@ -167,6 +170,26 @@ def test_users_see_their_own_position_and_how_many_others_wait() -> None:
     assert "vic " not in plain(html)
 
 
+def test_the_queue_says_what_the_page_of_the_spawn_says() -> None:
+    told = {
+        ("uma", ""): QueueProgress(queue_position=2, waits_for="All <GPUs> are full.", cancelled_at=NOW + 300),
+        ("ann", "two"): QueueProgress(queue_position=1, estimated_minutes=10),
+        ("zoe", ""): QueueProgress(queue_position=1, estimated_minutes=45),
+    }
+    text = plain(page(pending=QUEUE, told=told)).replace(" Actions", "").replace("\u00a0", " ")
+    ends = universal_clock(NOW + 300, time.time())
+    assert (
+        "Queue 1 ann / two waits for 0.25 GPU for 1 min 30 s Estimated wait: about 10 min "
+        "2 uma waits for 0.50 GPU for 3 min 20 s "
+        f"All &lt;GPUs&gt; are full. If the server cannot start by {ends}, the spawn is cancelled. "
+        "3 vic waits for 0.50 GPU for 10 s"
+    ) in text
+    assert "45 min" not in text.split("vic waits")[1][:40]
+    own = plain(page(viewer=Viewer("vic"), pending=QUEUE, told=told))
+    assert "Estimated wait" not in own
+    assert "are full" not in own
+
+
 def test_spawns_that_hold_a_share_or_need_none_do_not_wait() -> None:
     cpu = Template(name="cpu", display_name="CPU only")
     pending = (starting("ann", 5), starting("zoe", 5, "cpu"), starting("gus", 5, "gone"))
@@ -214,7 +237,7 @@ def test_an_unknown_queue_is_not_an_empty_one() -> None:
 def test_without_any_report_it_is_unknown_who_waits() -> None:
     starting = HubServer(user="ann", name="", ready=False, pending="spawn", started=NOW - 9, profile="quarter-gpu")
     silent = [NodeSnapshot(NO_AGENT, None, "silent")]
-    assert dashboard_data(silent, (), TEMPLATES, ADMIN, NOW, (), (starting,))["queue"] is None
+    assert "Unknown at the moment" in plain(page(pending=(starting,), snapshots=silent))
 
 
 def test_refused_allocations_are_counted() -> None:

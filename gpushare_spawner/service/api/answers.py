@@ -327,6 +327,7 @@ class Spawn(Answer):
     address: str
     """Below the API's prefix, for requests about this spawn."""
     position: int
+    """First = 1. Only spawns that could use the same GPUs count."""
     user: str
     server: str
     own: bool
@@ -336,6 +337,12 @@ class Spawn(Answer):
     share: str
     since: float | None
     seconds: float | None
+    estimated_minutes: int | None
+    """How long the spawn will still wait, about, as the hub's page of the spawn says; null: nothing is known."""
+    waits_for: str
+    """What it waits for, as a sentence; empty: nothing is known."""
+    cancelled_at: float | None
+    """When the spawn is cancelled if it still waits then; null: unknown."""
 
 
 class Queue(Answer):

@@ -20,7 +20,7 @@ from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import NodeSnapshot
 from gpushare_spawner.service.sources import DashboardSources
-from gpushare_spawner.service.waiting_spawns import WaitingSpawn, waiting_spawns
+from gpushare_spawner.service.waiting_spawns import WaitingSpawn
 from gpushare_spawner.service.web.gpu_bar import Kind, Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 
@@ -56,6 +56,8 @@ class ServiceSnapshot:
     pending: Sequence[HubServer] | None
     """The servers that the hub is starting; None: unknown."""
     quotas: Quotas | None
+    waiting: Sequence[WaitingSpawn] | None = None
+    """The spawns that wait; None: unknown."""
     notes: Sequence[str] = ()
     """For those who see all."""
     orders: dict[str, list[Row]] = field(default_factory=dict)
@@ -84,13 +86,6 @@ class ServiceSnapshot:
         for row in self.rows:
             found.setdefault(row.session.user, []).append(row)
         return found
-
-    @cached_property
-    def waiting(self) -> Sequence[WaitingSpawn] | None:
-        """The spawns that wait; None: unknown. Without any report it is unknown which of them wait."""
-        if self.pending is None or not self.reports:
-            return None
-        return waiting_spawns(self.pending, self.reports, self.templates)
 
     @cached_property
     def to_own(self) -> UnitsToOwn:
@@ -164,8 +159,10 @@ class ServiceSnapshots:
         pending = await sources.pending()
         # versions go on over restarts of the service
         version = before.version if before is not None else int(now)
+        reports = [one.report for one in snapshots if one.report is not None]
+        waiting = await sources.waiting(pending, reports, templates)
         taken = ServiceSnapshot(
-            version, now, snapshots, decisions, templates, pending, sources.quotas(), tuple(sources.notes())
+            version, now, snapshots, decisions, templates, pending, sources.quotas(), waiting, tuple(sources.notes())
         )
         changed = _changed(before, taken) if before is not None else PARTS
         if not changed:

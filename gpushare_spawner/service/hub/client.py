@@ -7,7 +7,7 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +22,8 @@ log = logging.getLogger("gpushare.service.hub")
 PAGINATED = "application/jupyterhub-pagination+json"
 STOPPED_EVERY = 0.5
 """Seconds between two looks whether a server has stopped."""
+MOST_STREAMS = 200
+"""Progress events of so many spawns are followed at a time. Ours: four times the queue's usual length."""
 _RETRIED = {429, 500, 502, 503, 504, 599}
 _MAX_PAUSE = 30.0
 _MAX_PAGE_BYTES = 256 * 1024 * 1024
@@ -126,6 +128,7 @@ class Hub:
             max_buffer_size=_MAX_PAGE_BYTES,
             max_body_size=_MAX_PAGE_BYTES,
         )
+        self._streams = AsyncHTTPClient(force_instance=True, max_clients=MOST_STREAMS)
 
     async def own_scopes(self) -> frozenset[str]:
         """The scopes that the service's token has, expanded."""
@@ -152,6 +155,25 @@ class Hub:
             return _user(await self._json("GET", f"/users/{quote(user, safe='')}")).servers
         except _NotFound:
             return ()
+
+    async def progress(self, user: str, name: str, take: Callable[[bytes], None], longest: float) -> None:
+        """Give ``take`` the progress events of a pending spawn, in parts as they come. Needs read:servers.
+
+        Returns when the spawn has ended, or after ``longest`` seconds. Takes none of the ``concurrency``: the hub
+        keeps such a request open as long as a browser's.
+        """
+        path = f"{_server_path(user, name)}/progress"
+        request = self._request("GET", path, request_timeout=longest, streaming_callback=take)
+        fetching = asyncio.ensure_future(self._streams.fetch(request))
+        fetching.add_done_callback(_note_exception)
+        try:
+            # tornado logs the error of a request whose future was cancelled as a bug
+            await asyncio.shield(fetching)
+        except HTTPClientError as error:
+            if error.code != 599:
+                raise _refused(error, "GET", path) from None
+        except (OSError, ValueError) as error:
+            raise self._unreachable(error) from None
 
     async def start(self, user: str, name: str, options: Mapping[str, Any]) -> None:
         """Start a server with these user options. Needs start:servers, before JupyterHub 6 servers.
@@ -190,6 +212,7 @@ class Hub:
     def close(self) -> None:
         """Drop the connections."""
         self._client.close()
+        self._streams.close()
 
     async def _pages(self, path: str, query: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
         offset, limit = 0, self._page_size
@@ -226,42 +249,48 @@ class Hub:
         pause = self._backoff
         attempts = self._attempts if method == "GET" else 1
         for attempt in range(1, attempts + 1):
-            request = HTTPRequest(
-                self.url + path,
-                method=method,
-                headers=self._headers | ({"Accept": accept} if accept else {}),
+            request = self._request(
+                method,
+                path,
+                headers={"Accept": accept} if accept else {},
                 body=None if body is None else json.dumps(body),
-                allow_nonstandard_methods=True,
                 request_timeout=self._timeout,
-                connect_timeout=min(20.0, self._timeout),
-                follow_redirects=False,
-                ssl_options=self._ssl,
             )
             try:
                 async with self._slots:
                     return await self._client.fetch(request)
             except HTTPClientError as error:
-                if error.code == 404:
-                    raise _NotFound(f"The hub has no {path}.") from None
-                if error.code == 403:
-                    raise ScopeMissing(
-                        f"The hub forbids {method} {path}: the service's role lacks a scope ({_said(error)})."
-                    ) from None
                 if error.code not in _RETRIED or attempt == attempts:
-                    raise HubFailed(f"The hub answered {method} {path} with {error.code}: {_said(error)}.") from None
+                    raise _refused(error, method, path) from None
                 problem, asked = f"{error.code}", _retry_after(error)
             except (OSError, ValueError) as error:
                 # also ssl.SSLError; tornado's StreamClosedError is an OSError
                 if attempt == attempts:
-                    raise HubFailed(
-                        f"The hub at {self.url} cannot be reached: {reason(error)}.", "The hub cannot be reached."
-                    ) from None
+                    raise self._unreachable(error) from None
                 problem, asked = reason(error), None
             wait = min(_MAX_PAUSE, asked if asked is not None else pause)
             log.info("%s %s: %s; trying again in %.1f s", method, path, problem, wait)
             await asyncio.sleep(wait)
             pause *= 2
         raise AssertionError("the last attempt returns or raises")
+
+    def _request(
+        self, method: str, path: str, request_timeout: float, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> HTTPRequest:
+        return HTTPRequest(
+            self.url + path,
+            method=method,
+            headers={**self._headers, **(headers or {})},
+            allow_nonstandard_methods=True,
+            request_timeout=request_timeout,
+            connect_timeout=min(20.0, self._timeout),
+            follow_redirects=False,
+            ssl_options=self._ssl,
+            **more,
+        )
+
+    def _unreachable(self, error: Exception) -> HubFailed:
+        return HubFailed(f"The hub at {self.url} cannot be reached: {reason(error)}.", "The hub cannot be reached.")
 
 
 class _NotFound(HubFailed):
@@ -270,6 +299,20 @@ class _NotFound(HubFailed):
 
 def _server_path(user: str, name: str) -> str:
     return f"/users/{quote(user, safe='')}/server" + (f"s/{quote(name, safe='')}" if name else "")
+
+
+def _note_exception(ended: asyncio.Future[Any]) -> None:
+    """Keep asyncio from logging an exception that nobody waits for any more."""
+    if not ended.cancelled():
+        ended.exception()
+
+
+def _refused(error: HTTPClientError, method: str, path: str) -> HubFailed:
+    if error.code == 404:
+        return _NotFound(f"The hub has no {path}.")
+    if error.code == 403:
+        return ScopeMissing(f"The hub forbids {method} {path}: the service's role lacks a scope ({_said(error)}).")
+    return HubFailed(f"The hub answered {method} {path} with {error.code}: {_said(error)}.")
 
 
 def _said(error: HTTPClientError) -> str:

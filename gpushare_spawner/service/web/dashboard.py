@@ -37,6 +37,7 @@ from gpushare_spawner.wording.amounts import (
     unbroken,
     universal_clock,
 )
+from gpushare_spawner.wording.spawn.queue import cancelled_unless_started, estimated_wait
 
 log = logging.getLogger("gpushare.service.dashboard")
 
@@ -100,6 +101,8 @@ def page_environment(prefix: str, theme: HubTheme, has_history: bool = False) ->
         "unbroken": unbroken,
         "counted": plural,
         "instant": lambda at: datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"),
+        "estimated_wait": lambda minutes: unbroken(estimated_wait(minutes)),
+        "cancelled_unless_started": cancelled_unless_started,
         "instant_text": lambda at: universal_clock(at, time.time()),
     }
     pages.globals |= {
@@ -122,9 +125,10 @@ class SourcesPage(Page):
     async def data(self) -> dict[str, Any]:
         """Return the dashboard's data, as far as the user may see it."""
         snapshots, decisions, templates, now = await self.sources.now()
-        pending = await self.sources.pending()
+        reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
+        waiting = await self.sources.waiting(await self.sources.pending(), reports, templates)
         notes, quotas = self.sources.notes(), self.sources.quotas()
-        return dashboard_data(snapshots, decisions, templates, self.viewer, now, notes, pending, quotas)
+        return dashboard_data(snapshots, decisions, templates, self.viewer, now, notes, waiting, quotas)
 
 
 class ReportJson(SourcesPage):
@@ -133,8 +137,9 @@ class ReportJson(SourcesPage):
     `nodes`: each with its GPUs, their share units (`owned`, `borrowed`, `lent`, `free`) and its budget of host memory.
     `sessions`: those that the client may see, with tier, units, memory, entitled and received GPU time, `quota` and
     `in_quota` (null without quotas), and `next`: the next idle action, with its time. `others`: the number of other
-    sessions. `queue`: the spawns that wait for a GPU, with position, user, template and time (`spawns`, as far as the
-    client may see them), and the number of others; null if the hub does not say.
+    sessions. `queue`: the spawns that wait for a GPU, with position, user, template, time, and the hub's estimate of
+    the wait where there is one (`spawns`, as far as the client may see them), and the number of others; null if the hub
+    does not say.
     `problems`: what cannot be shown and why.
     """
 

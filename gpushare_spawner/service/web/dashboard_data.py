@@ -10,10 +10,9 @@ from gpushare_spawner.model.report import GpuReport, Report, SessionReport
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.quota import QuotaUsage
 from gpushare_spawner.service.culler.decisions import SessionDecision
-from gpushare_spawner.service.hub.client import HubServer
 from gpushare_spawner.service.quota_use import quota_use
 from gpushare_spawner.service.reports import NodeSnapshot
-from gpushare_spawner.service.waiting_spawns import WaitingSpawn, waiting_spawns
+from gpushare_spawner.service.waiting_spawns import WaitingSpawn
 from gpushare_spawner.service.web.gpu_bar import Segment, gpu_bar, units_of
 from gpushare_spawner.service.web.restart_offer import UnitsToOwn
 from gpushare_spawner.service.web.viewer import Viewer
@@ -30,16 +29,14 @@ def dashboard_data(
     viewer: Viewer,
     now: float,
     notes: Sequence[str] = (),
-    pending: Sequence[HubServer] | None = None,
+    waiting: Sequence[WaitingSpawn] | None = None,
     quotas: Quotas | None = None,
 ) -> dict[str, Any]:
     """Return data for JSON. Units are 1 % of a GPU, sizes bytes, times seconds. ``notes``: for viewers who see all.
 
-    ``pending``: the servers that the hub is starting, the longest first; None: unknown. Without any report it is
-    unknown which of them wait. ``quotas``: those in force.
+    ``waiting``: the spawns that wait; None: unknown. ``quotas``: those in force.
     """
     reports = [snapshot.report for snapshot in snapshots if snapshot.report is not None]
-    waiting = waiting_spawns(pending or (), reports, templates)
     # a session that is restarted waits behind them, and what is free may be kept for one of them
     to_own = UnitsToOwn(() if waiting else reports)
     usage = quota_use(quotas, reports) if quotas is not None else None
@@ -57,7 +54,7 @@ def dashboard_data(
             if viewer.may_see(session) and (one := by_session.get((snapshot.report.node, session.id))) is not None
         ],
         "others": len(decisions) - len(visible),
-        "queue": _queue(waiting, viewer, now) if pending is not None and reports else None,
+        "queue": _queue(waiting, viewer, now) if waiting is not None else None,
         "complete": all(snapshot.report is not None for snapshot in snapshots),
         "problems": problems_data(snapshots, viewer, notes),
     }
@@ -77,7 +74,7 @@ def _queue(waiting: Sequence[WaitingSpawn], viewer: Viewer, now: float) -> dict[
 
 
 def spawn_data(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
-    share = one.template.share
+    share, told = one.template.share, one.told
     return {
         "position": one.position,
         "user": one.server.user,
@@ -88,6 +85,9 @@ def spawn_data(one: WaitingSpawn, viewer: Viewer, now: float) -> dict[str, Any]:
         "share": str(share) if share is not None else "",
         "since": one.server.started,
         "seconds": max(0.0, now - one.server.started) if one.server.started is not None else None,
+        "estimated_minutes": told.estimated_minutes if told is not None else None,
+        "waits_for": told.waits_for if told is not None else "",
+        "cancelled_at": told.cancelled_at if told is not None else None,
     }
 
 

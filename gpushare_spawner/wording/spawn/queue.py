@@ -36,10 +36,20 @@ def waiting(ahead: int, share: Share, hint: str, minutes: int | None) -> str:
     said = [
         f"{position(ahead)}{what}.",
         hint,
-        f"Estimated wait: about {duration(minutes * 60)}." if minutes is not None else "",
-        "If the server cannot start by {time}, the spawn is cancelled.",
+        f"{estimated_wait(minutes)}." if minutes is not None else "",
+        cancelled_unless_started("{time}"),
     ]
     return " ".join(part for part in said if part)
+
+
+def estimated_wait(minutes: int) -> str:
+    """Return an estimate of the wait, without a full stop."""
+    return f"Estimated wait: about {duration(minutes * 60)}"
+
+
+def cancelled_unless_started(time: str) -> str:
+    """Return when a spawn that waits is cancelled."""
+    return f"If the server cannot start by {time}, the spawn is cancelled."
 
 
 def instead(startable: Sequence[str]) -> str:

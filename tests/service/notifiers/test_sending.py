@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from email import message_from_bytes
-from email.message import EmailMessage
-from email.policy import default
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +19,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
-from tornado.web import Application, RequestHandler
+from tornado.web import Application
 
 from gpushare_spawner.service.notifiers.base import Message, NotSent
 from gpushare_spawner.service.notifiers.config import Email, Webhook
 from gpushare_spawner.service.notifiers.mail import MailNotifier
 from gpushare_spawner.service.notifiers.webhook import WebhookNotifier
 from tests.ports import free_port
+from tests.service.notifiers.inbox import Hook, Inbox
 
 MESSAGE = Message("ada", "", "stop", 1_764_158_400.0, "Your server will stop", "It is idle.\n.\nGrüße")
-
-
-class Inbox:
-    """Keeps what the SMTP server accepts."""
-
-    def __init__(self) -> None:
-        self.mails: list[tuple[list[str], EmailMessage]] = []
-
-    async def handle_DATA(self, server: object, session: object, envelope: Any) -> str:
-        mail = message_from_bytes(envelope.content, policy=default)
-        self.mails.append((envelope.rcpt_tos, mail))
-        return "250 OK"
-
-    async def handle_RCPT(self, server: object, session: object, envelope: Any, address: str, options: Any) -> str:
-        if address.startswith("nobody@"):
-            return "550 no such user"
-        envelope.rcpt_tos.append(address)
-        return "250 OK"
 
 
 def login(server: object, session: object, envelope: object, mechanism: str, data: LoginPassword) -> AuthResult:
@@ -163,18 +142,6 @@ async def test_refused_recipients_and_silent_servers_are_reasons(smtp: Callable[
     socket.close()
     with pytest.raises(NotSent, match="localhost:"):
         await MailNotifier(email(free)).send(MESSAGE)
-
-
-class Hook(RequestHandler):
-    """Keeps what is posted."""
-
-    def post(self) -> None:
-        self.settings["posted"].append((dict(self.request.headers), json.loads(self.request.body)))
-        if self.settings["status"] == 302:
-            self.redirect("/elsewhere")
-        else:
-            self.set_status(self.settings["status"])
-            self.write("secret-in-answer")
 
 
 @pytest.fixture
