@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,9 @@ def simgpu_libraries() -> Path:
 class Program:
     """A running program on the simulated GPUs. It says lines of JSON, and is told lines of JSON."""
 
-    def __init__(self, code: str, environment: dict[str, str], wrapper: tuple[str, ...] = ()) -> None:
-        opening = "from tests.native.simgpu_program import *\n"
+    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
-            [*wrapper, sys.executable, "-c", opening + textwrap.dedent(code)],
+            command,
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,
@@ -90,7 +89,9 @@ def simulated(simgpu_environment: dict[str, str]) -> Iterator[Start]:
     programs: list[Program] = []
 
     def start(code: str, wrapper: tuple[str, ...] = (), **more: str) -> Program:
-        programs.append(Program(code, simgpu_environment | more, wrapper))
+        opening = "from tests.native.simgpu_program import *\n"
+        command = (*wrapper, sys.executable, "-c", opening + textwrap.dedent(code))
+        programs.append(Program(command, simgpu_environment | more))
         return programs[-1]
 
     yield start
@@ -110,3 +111,19 @@ def said(simulated: Start) -> Run:
         return heard
 
     return run
+
+
+@pytest.fixture(scope="session")
+def pod() -> tuple[str, ...]:
+    """A command that runs another in a pid namespace of its own, with its own /proc."""
+    command = ("unshare", *(() if os.getuid() == 0 else ("--user", "--map-root-user")))
+    command += ("--pid", "--fork", "--kill-child", "--mount-proc")
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("no pid namespaces can be made here: neither root nor user namespaces")
+    return command
+
+
+def child_of(pid: int) -> int:
+    """The only child of a process."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)

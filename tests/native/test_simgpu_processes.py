@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.native.conftest import Run, Start
+from tests.native.conftest import Run, Start, child_of
 
 MIB = 1 << 20
 HOLD = """
@@ -33,16 +32,6 @@ def listed():
 """
 
 
-@pytest.fixture(scope="module")
-def pod() -> tuple[str, ...]:
-    """A command that runs another in a pid namespace of its own, with its own /proc."""
-    command = ("unshare", *(() if os.getuid() == 0 else ("--user", "--map-root-user")))
-    command += ("--pid", "--fork", "--kill-child", "--mount-proc")
-    if subprocess.run([*command, "true"], capture_output=True).returncode:
-        pytest.skip("no pid namespaces can be made here: neither root nor user namespaces")
-    return command
-
-
 def test_processes_with_the_same_pid_in_two_pods_do_not_remove_each_other(
     simulated: Start, pod: tuple[str, ...]
 ) -> None:
@@ -53,7 +42,7 @@ def test_processes_with_the_same_pid_in_two_pods_do_not_remove_each_other(
     found = watch.hear()
     # NVML shows each by the pid of the reader's namespace, which a parent of it can know
     children = {
-        children_of(program.pid): expected for program, expected in ((first, [100 * MIB, 20]), (second, [60 * MIB, 40]))
+        child_of(program.pid): expected for program, expected in ((first, [100 * MIB, 20]), (second, [60 * MIB, 40]))
     }
     assert {int(pid): numbers for pid, numbers in found.items()} == children
     # a third one that joins looks for dead ones; the two stay, and go only with their own processes
@@ -68,12 +57,6 @@ def test_processes_with_the_same_pid_in_two_pods_do_not_remove_each_other(
         watch.say()
         found = watch.hear()
     assert sorted(numbers[0] for numbers in found.values()) == [10 * MIB, 60 * MIB]
-
-
-def children_of(pid: int) -> int:
-    """The only child of a process."""
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(child)
 
 
 def test_a_pod_reads_its_own_pid_and_a_number_that_no_process_has_for_its_neighbours(

@@ -92,7 +92,6 @@ static CUresult restore(void) {
 static CUresult unlock(void) {
     REQUIRE(state_now() == PROCESS_LOCKED, CUDA_ERROR_ILLEGAL_STATE);
     become(PROCESS_RUNNING);
-    call_lock_open();
     return CUDA_SUCCESS;
 }
 
@@ -119,8 +118,12 @@ static void *serve(void *unused) {
         }
         if (!checkpoint_advance(asked, REQUEST_ASKED, REQUEST_TAKEN)) continue;
         int meant = asked->serial == driver.state->processes[driver.slot].serial;
-        asked->result = meant ? (int32_t)carry_out((enum checkpoint_action)asked->action) : CUDA_ERROR_INVALID_VALUE;
+        enum checkpoint_action action = (enum checkpoint_action)asked->action;
+        CUresult result = meant ? carry_out(action) : CUDA_ERROR_INVALID_VALUE;
+        asked->result = (int32_t)result;
         checkpoint_advance(asked, REQUEST_TAKEN, REQUEST_ANSWERED);
+        /* last: the program may have waited for nothing else to end */
+        if (action == ACTION_UNLOCK && result == CUDA_SUCCESS) call_lock_open();
     }
     return NULL;
 }

@@ -83,8 +83,8 @@ static CUresult start(void) {
         pthread_atfork(NULL, NULL, after_fork_in_child);
         watching_forks = 1;
     }
-    __atomic_store_n(&driver.phase, DRIVER_READY, __ATOMIC_RELEASE);
     restore_thread_start();
+    __atomic_store_n(&driver.phase, DRIVER_READY, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }
 
