@@ -64,8 +64,10 @@ class ScriptedAgent:
         total: int = 8 * GIB,
         oversubscribed: bool = True,
         greet: bool = True,
+        features: int = 0,
     ) -> None:
-        """`total`: bytes of memory of each GPU. `greet`: answer HELLO."""
+        """`total`: bytes of memory of each GPU. `greet`: answer HELLO. `features`: the bits of WELCOME."""
+        self.welcome_features = features
         self.path, self.gpus, self.total, self.oversubscribed, self.greet = path, gpus, total, oversubscribed, greet
         self._peers: queue.Queue[Peer] = queue.Queue()
         self._all: list[Peer] = []
@@ -98,7 +100,7 @@ class ScriptedAgent:
         if hello.fields[0] != Role.CUDA:
             self.observed(peer)
             return
-        peer.send(Kind.WELCOME, 25, 0, 25, 0, int(self.oversubscribed), len(self.gpus))
+        peer.send(Kind.WELCOME, 25, 0, 25, 0, int(self.oversubscribed), len(self.gpus), self.welcome_features)
         for gpu in self.gpus:
             peer.send(Kind.DEVICE, self.total, self.total // 4, gpu=gpu)
 

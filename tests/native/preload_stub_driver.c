@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -79,7 +80,75 @@ EXPORT int cuMemPoolGetAttribute(void *pool, int attribute, uint64_t *value) {
 EXPORT int cuMemPoolTrimTo(void *pool, size_t keep) {
     return 0;
 }
+/* With STUB_SLOW set, in microseconds: work that takes so long. */
 EXPORT int cuCtxSynchronize(void) {
+    if (getenv("STUB_SLOW")) usleep((unsigned)atoi(getenv("STUB_SLOW")));
+    return 0;
+}
+
+/* What is shared with other processes, and what is managed: a handle is any number. */
+#define MANAGED_ADDRESS 0xabc000
+typedef struct {
+    char bytes[64];
+} shared_handle;
+
+EXPORT int cuIpcOpenMemHandle_v2(uint64_t *out, shared_handle handle, unsigned flags) {
+    return reserve(out, 1);
+}
+EXPORT int cuIpcCloseMemHandle(uint64_t at) {
+    return 0;
+}
+EXPORT int cuIpcGetEventHandle(shared_handle *out, void *event) {
+    return 0;
+}
+EXPORT int cuIpcOpenEventHandle(void **out, shared_handle handle) {
+    return reserve((uint64_t *)out, 1);
+}
+EXPORT int cuEventDestroy_v2(void *event) {
+    return 0;
+}
+EXPORT int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, uint64_t flags) {
+    return 0;
+}
+EXPORT int cuMemImportFromShareableHandle(uint64_t *out, void *handle, int type) {
+    return reserve(out, 1);
+}
+EXPORT int cuMemGetHandleForAddressRange(void *out, uint64_t at, size_t bytes, int type, uint64_t flags) {
+    return 0;
+}
+EXPORT int cuMulticastCreate(uint64_t *out, const void *prop) {
+    return reserve(out, 1);
+}
+EXPORT int cuMemPoolExportToShareableHandle(void *out, void *pool, int type, uint64_t flags) {
+    return 0;
+}
+EXPORT int cuMemPoolImportFromShareableHandle(void **out, void *handle, int type, uint64_t flags) {
+    return reserve((uint64_t *)out, 1);
+}
+EXPORT int cuMemPoolDestroy(void *pool) {
+    return 0;
+}
+EXPORT int cuMemAllocFromPoolAsync(uint64_t *out, size_t bytes, void *pool, void *stream) {
+    *out = MANAGED_ADDRESS;
+    return 0;
+}
+EXPORT int cuImportExternalMemory(void **out, const void *description) {
+    return reserve((uint64_t *)out, 1);
+}
+EXPORT int cuDestroyExternalMemory(void *memory) {
+    return 0;
+}
+EXPORT int cuModuleGetGlobal_v2(uint64_t *out, size_t *bytes, void *module, const char *name) {
+    *bytes = 64;
+    if (strcmp(name, "managed") != 0) return reserve(out, 64);
+    *out = MANAGED_ADDRESS;
+    return 0;
+}
+EXPORT int cuModuleUnload(void *module) {
+    return 0;
+}
+EXPORT int cuPointerGetAttribute(void *data, int attribute, uint64_t at) {
+    *(unsigned char *)data = attribute == 8 && at == MANAGED_ADDRESS;
     return 0;
 }
 EXPORT int cuIpcGetMemHandle(void *handle, uint64_t at) {

@@ -328,13 +328,14 @@ def test_programs_of_musl_run_under_it_as_without_it(environment: dict[str, str]
 
 
 def test_the_dynamic_linker_has_little_to_do_for_it(preload: Path) -> None:
-    """It needs no library but libc, and its tables hold offsets: each process would pay for pointers."""
+    """It needs no library but libc, and its tables hold offsets: each process would pay for pointers. Each driver
+    function that it calls has one pointer."""
     data = preload.read_bytes()
     relocations = sum(section[5] // 24 for section in sections_of(data) if section[1] == 4)  # SHT_RELA
     (dynamic,) = (section for section in sections_of(data) if section[1] == 6)
     tags = [struct.unpack_from("<q", data, dynamic[4] + at)[0] for at in range(0, dynamic[5], 16)]
     assert tags.count(1) == 1, "DT_NEEDED"
-    assert relocations < 320
+    assert relocations < 400
 
 
 def sections_of(data: bytes) -> list[tuple[int, ...]]:

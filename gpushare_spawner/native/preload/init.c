@@ -9,14 +9,20 @@
 #include "driver/gpus.h"
 #include "gate/gate.h"
 #include "gate/launch.h"
+#include "gate/waiting.h"
 #include "lease/burst.h"
 #include "lease/lease.h"
+#include "lease/observing.h"
 #include "lease/pager.h"
+#include "lease/suspending.h"
+#include "lease/unseen.h"
 #include "lease/worker.h"
 #include "memory/account.h"
 #include "memory/allocations.h"
 #include "memory/block_cache.h"
 #include "memory/pool_memory.h"
+#include "memory/ties.h"
+#include "platform/engine.h"
 #include "platform/sharing.h"
 #include "wrappers/exported.h"
 #include "wrappers/plain_memory.h"
@@ -31,6 +37,7 @@ static bool begun;
 static void in_child(void) {
     worker_forget();
     launch_forget();
+    waiting_forget();
     gate_forget();
     lanes_forget();
     contexts_forget();
@@ -43,6 +50,10 @@ static void in_child(void) {
     captures_forget();
     leases_forget();
     bursts_forget();
+    unseen_forget();
+    suspending_forget();
+    observing_forget();
+    ties_forget();
     pager_forget();
     driver_forget();
     begun = false;
@@ -64,6 +75,7 @@ CUresult wrapped_cuInit(unsigned flags) {
     if (!begun) {
         begun = true;
         log_prepare();
+        engine_wanted();
         fork_watch();
         gpus_find();
         captures_on_change(gate_refresh);

@@ -5,11 +5,12 @@
 
 #include "contexts/contexts.h"
 #include "driver/driver.h"
+#include "driver/suspension.h"
 
 static _Atomic bool stopped;
 
 bool driver_turn_begin(void) {
-    if (atomic_load(&stopped)) return false;
+    if (atomic_load(&stopped) || suspension_stops_background()) return false;
     pthread_mutex_lock(&contexts_lock);
     if (!atomic_load(&stopped)) return true;
     pthread_mutex_unlock(&contexts_lock);

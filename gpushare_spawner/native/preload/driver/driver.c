@@ -41,6 +41,7 @@ __asm__(".text\n.balign 16\nlazy_common:\n" COMMON
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)         STUB(name) STUB(name##_ptds)
 #define WRAPPED(name, asked, version, per_thread, parameters)               STUB(name)
 #define CALLED(name, parameters)                                            STUB(name)
+#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
 #include "driver/gated_calls.h"
         );
@@ -56,6 +57,7 @@ struct real_driver real = {
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)         LAZY(name), LAZY(name##_ptds),
 #define WRAPPED(name, asked, version, per_thread, parameters)               LAZY(name),
 #define CALLED(name, parameters)                                            LAZY(name),
+#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
 #include "driver/gated_calls.h"
 };
@@ -70,6 +72,7 @@ static const struct names {
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)         NAMED(name, asked) NAMED(name##_ptds, asked)
 #define WRAPPED(name, asked, version, per_thread, parameters)               NAMED(name, asked)
 #define CALLED(name, parameters)                                            NAMED(name, "")
+#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
 #include "driver/gated_calls.h"
 #undef NAMED
@@ -80,6 +83,7 @@ static const struct names {
 #define IMPLICIT(name, asked, version, twin, parameters, arguments)         NAMED(name, asked) NAMED(name##_ptds, asked)
 #define WRAPPED(name, asked, version, per_thread, parameters)               NAMED(name, asked)
 #define CALLED(name, parameters)                                            NAMED(name, "")
+#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
 #include "driver/gated_calls.h"
 };
@@ -104,6 +108,7 @@ static const struct entry entries[] = {
     ENTRY(name, version, 0, true) ENTRY(name##_ptds, twin, 1, true)
 #define WRAPPED(name, asked, version, per_thread, parameters) ENTRY(name, version, per_thread, true)
 #define CALLED(name, parameters)                              ENTRY(name, 0, 0, false)
+#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
 #include "driver/gated_calls.h"
 };

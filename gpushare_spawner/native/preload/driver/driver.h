@@ -14,6 +14,7 @@
 #define WRAPPED(name, asked, version, per_thread, parameters) CUresult(*name) parameters;
 #define CALLED(name, parameters)                              CUresult(*name) parameters;
 struct real_driver {
+#include "driver/held_calls.h"
 #include "driver/driver_calls.h"
 #include "driver/gated_calls.h"
 };

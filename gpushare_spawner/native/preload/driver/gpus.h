@@ -31,9 +31,9 @@ struct gpu {
     bool can_manage; /* managed memory may be accessed by both sides at once: without that nothing can be oversubscribed
                       */
 
-    /* The gate. `open` is the truth and the futex that launching threads wait on; `fast` is 1 only while a launch may
-       skip every further question: the gate is open, the lease has no pace and nothing in the process is being captured
-       into a graph. */
+    /* The gate. `open` is the truth (enum gate_state) and the futex that launching threads wait on; `fast` is 1 only
+       while a launch may skip every further question: the gate is open, the lease has no pace and nothing in the
+       process is being captured into a graph. */
     _Atomic uint32_t open;
     _Atomic uint32_t fast;
     _Atomic bool paced;        /* the lease has a pace (pace.c) */

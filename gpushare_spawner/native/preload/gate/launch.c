@@ -6,12 +6,9 @@
 #include <stdlib.h>
 
 #include "contexts/captures.h"
-#include "platform/futex.h"
+#include "driver/suspension.h"
+#include "gate/waiting.h"
 #include "platform/wake.h"
-
-/* The background thread opens the gate after 30 s without an answer. Should that thread hang itself, launches wait 5 s
- * more. */
-#define PATIENCE (35 * SECOND)
 
 static struct passage *_Atomic passages;
 static struct gpu nowhere; /* never open: what a thread's record points at before its first launch */
@@ -54,92 +51,66 @@ static __attribute__((noinline, cold)) struct passage *passage_of_new_thread(voi
     return lanes_passage = passage;
 }
 
-/* A wait that a signal interrupts ends, so that the program comes to its handler: Python's handler in C does no more
-   than take note, and KeyboardInterrupt is raised when the call returns. What the thread launches on its way out of its
-   call goes through as well, but no more than that: a program with a timer must not pass the gate at each tick. So the
-   interruptions of a process that follow each other are granted after 1 s, then 2 s, and so on. */
-#define WAY_OUT_LAUNCHES 16
-#define WAY_OUT_TIME     (200 * MILLISECOND)
-#define FIRST_INTERVAL   (1 * SECOND)
-#define LAST_INTERVAL    (60 * SECOND)
+/* The record of the calling thread, made where it has none; NULL: no memory, or no background thread. */
+static struct passage *own_passage(void) {
+    struct passage *passage = lanes_passage;
+    if (likely(passage)) return passage;
+    int kept = errno;
+    passage = wake_listens() ? passage_of_new_thread() : NULL;
+    errno = kept;
+    return passage;
+}
 
-static struct {
-    pthread_mutex_t lock;
-    uint64_t next_at, interval;
-} interruptions = {PTHREAD_MUTEX_INITIALIZER, 0, FIRST_INTERVAL};
-
-static bool interruption_granted(struct passage *passage) {
-    uint64_t now = clock_now();
-    pthread_mutex_lock(&interruptions.lock);
-    bool granted = now >= interruptions.next_at;
-    if (granted) {
-        if (now > interruptions.next_at + LAST_INTERVAL) interruptions.interval = FIRST_INTERVAL;
-        interruptions.next_at = now + interruptions.interval;
-        interruptions.interval *= 2;
-        if (interruptions.interval > LAST_INTERVAL) interruptions.interval = LAST_INTERVAL;
-    }
-    pthread_mutex_unlock(&interruptions.lock);
-    if (!granted) return false;
-    log_line(LOG_INFO, "a signal interrupted a wait for the GPU; up to %d launches go without a lease",
-             WAY_OUT_LAUNCHES);
-    passage->let_through = WAY_OUT_LAUNCHES;
-    passage->let_until = now + WAY_OUT_TIME;
+/* Whether the driver calls this, inside another call of this thread: that one has passed the gate. */
+static bool goes_deeper(struct passage *passage) {
+    uint32_t depth = atomic_load_explicit(&passage->depth, memory_order_relaxed);
+    if (likely(!depth)) return false;
+    atomic_store_explicit(&passage->depth, depth + 1, memory_order_relaxed);
     return true;
 }
 
-/* Whether this launch is on the way out of a call that a signal interrupted. */
-static bool goes_through(struct passage *passage) {
-    if (!passage->let_through) return false;
-    passage->let_through = clock_now() < passage->let_until ? passage->let_through - 1 : 0;
-    return passage->let_through != 0;
-}
-
-/* Wait at the shut gate. False: no answer for too long, go on without a lease. */
-static bool wait_at_gate(struct gpu *gpu, struct passage *passage) {
-    int kept = errno;
-    uint32_t progress = atomic_load(&gpu->progress);
-    uint64_t deadline = clock_now() + PATIENCE;
-    bool in_time = true, signalled = false;
-    atomic_fetch_add(&gpu->waiters, 1);
-    wake_up();
-    while (!atomic_load(&gpu->open)) {
-        struct timespec second = {1, 0};
-        /* a wait with a time-out ends with EINTR after any handler, also of one that wants calls to be restarted */
-        if (futex_wait(&gpu->open, 0, &second) != 0 && errno == EINTR) signalled = true;
-        if (signalled && interruption_granted(passage)) break;
-        uint32_t now_progress = atomic_load(&gpu->progress);
-        if (now_progress != progress) {
-            progress = now_progress;
-            deadline = clock_now() + PATIENCE;
-        } else if (clock_now() > deadline) {
-            log_line(LOG_ERROR, "no lease for %d s; GPU work continues without one", (int)(PATIENCE / SECOND));
-            in_time = false;
-            break;
-        }
-    }
-    atomic_fetch_sub(&gpu->waiters, 1);
-    errno = kept;
-    return in_time;
-}
-
-struct passage *launch_enter_slowly(struct passage *passage, CUstream stream) {
-    if (unlikely(!passage)) {
-        int kept = errno;
-        if (!wake_listens() || !(passage = passage_of_new_thread())) return NULL;
-        errno = kept;
-    }
-    uint32_t depth = atomic_load_explicit(&passage->depth, memory_order_relaxed);
-    if (unlikely(depth)) {
-        /* called by the driver, inside another call of this thread: that one has passed the gate */
-        atomic_store_explicit(&passage->depth, depth + 1, memory_order_relaxed);
-        return passage;
-    }
+struct passage *launch_enter_slowly(CUstream stream) {
+    struct passage *passage = own_passage();
+    if (unlikely(!passage) || goes_deeper(passage)) return passage;
     return launch_pass_slowly(passage, NULL, stream);
 }
 
 /* Outside while it waits: nobody must wait for this thread. */
 static void stand_aside(struct passage *passage) {
     atomic_store_explicit(&passage->depth, 0, memory_order_release);
+}
+
+/* The GPU of the thread's context, else the session's first. Asks the driver for no more than the context's handle,
+   which it says also while it blocks other calls. */
+static struct gpu *gpu_to_ask_for(void) {
+    struct gpu *found = NULL;
+    CUcontext current = NULL;
+    if (gpu_count > 1 && real.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current) {
+        pthread_mutex_lock(&contexts_lock);
+        for (const struct context *context = contexts; context && !found; context = context->next)
+            if (context->handle == current && atomic_load(&context->gpu->shared)) found = context->gpu;
+        pthread_mutex_unlock(&contexts_lock);
+    }
+    for (int i = 0; i < gpu_count && !found; i++)
+        if (atomic_load(&gpus[i].shared)) found = &gpus[i];
+    return found ? found : &gpus[0];
+}
+
+/* Go inside, in no lane. Waits while the process is suspended. */
+static void pass_call(struct passage *passage) {
+    launch_announce(passage, &no_lane);
+    while (suspension_waits()) {
+        stand_aside(passage);
+        enum waiting_end end = waiting_in_front(&suspension_of_threads, SUSPENSION_WAITS, gpu_to_ask_for(), passage);
+        launch_announce(passage, &no_lane);
+        if (end == WAITING_UNANSWERED) return;
+    }
+}
+
+struct passage *launch_enter_call(void) {
+    struct passage *passage = own_passage();
+    if (likely(passage) && !goes_deeper(passage)) pass_call(passage);
+    return passage;
 }
 
 /* Whether the launch is recorded instead of being done. The driver is asked once in a lane for each news. */
@@ -153,27 +124,30 @@ static bool is_recorded(struct lane *lane, CUstream stream) {
 
 struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, CUstream stream) {
     for (;; lane = NULL) {
-        if (!lane) lane = lane_of(passage, stream);
-        if (!lane || (captures_in_progress() && is_recorded(lane, stream))) {
+        bool capturing = captures_in_progress();
+        if (!lane || capturing) {
+            pass_call(passage); /* the driver is asked, and the process must not be suspended meanwhile */
+            if (!lane) lane = lane_of(passage, stream);
             /* no current context, a GPU that is not arbitrated, or a call that is only recorded */
-            launch_announce(passage, &no_lane);
-            return passage;
+            if (!lane || (capturing && is_recorded(lane, stream))) return passage;
         }
         launch_announce(passage, lane);
         struct gpu *gpu = atomic_load_explicit(&lane->gpu, memory_order_relaxed);
-        if (likely(atomic_load_explicit(&gpu->open, memory_order_relaxed))) {
-            bool through = passage->let_through && goes_through(passage);
+        uint32_t state = atomic_load_explicit(&gpu->open, memory_order_relaxed);
+        if (likely(state != GATE_SHUT)) {
+            if (unlikely(state == GATE_RESTING)) gate_stir(gpu);
+            bool through = passage->let_through && waiting_goes_through(passage);
             if (likely(pace_admits(passage, lane, through))) {
                 launch_count(passage, lane);
                 return passage;
             }
             stand_aside(passage);
-            if (pace_wait(gpu, lane)) interruption_granted(passage);
+            if (pace_wait(gpu, lane)) waiting_interrupted(passage);
             continue;
         }
-        if (!goes_through(passage)) {
+        if (!waiting_goes_through(passage)) {
             stand_aside(passage);
-            if (wait_at_gate(gpu, passage)) continue;
+            if (waiting_in_front(&gpu->open, GATE_SHUT, gpu, passage) != WAITING_UNANSWERED) continue;
             launch_announce(passage, lane);
         }
         launch_count(passage, lane);
@@ -184,6 +158,7 @@ struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, C
 bool launch_inside(const struct gpu *gpu) {
     for (struct passage *passage = atomic_load(&passages); passage; passage = passage->next) {
         if (!atomic_load_explicit(&passage->depth, memory_order_acquire)) continue;
+        if (!gpu) return true;
         struct lane *lane = atomic_load(&passage->lane);
         if (lane->gpu == gpu) return true;
     }
@@ -199,5 +174,4 @@ uint64_t launches_on(const struct gpu *gpu) {
 
 void launch_forget(void) {
     atomic_store(&passages, NULL);
-    pthread_mutex_init(&interruptions.lock, NULL);
 }

@@ -22,7 +22,7 @@ static inline void launch_announce(struct passage *passage, struct lane *lane) {
 
 /* A thread's first launch, or one inside another call. Allocates, and takes contexts_lock, for what the thread does not
    remember yet; may wait as launch_pass_slowly does. */
-struct passage *launch_enter_slowly(struct passage *passage, CUstream stream);
+struct passage *launch_enter_slowly(CUstream stream);
 /* Find the lane (NULL: not known), wait where the gate is shut (until the agent grants a lease; 35 s without an answer
    at most) or the pace wants it. Holds no lock while it waits. */
 struct passage *launch_pass_slowly(struct passage *passage, struct lane *lane, CUstream stream);
@@ -42,7 +42,7 @@ static inline void launch_count(struct passage *passage, struct lane *lane) {
 static inline __attribute__((always_inline)) struct passage *launch_enter(CUstream stream) {
     struct passage *passage = lanes_passage;
     if (unlikely(!passage || atomic_load_explicit(&passage->depth, memory_order_relaxed)))
-        return launch_enter_slowly(passage, stream);
+        return launch_enter_slowly(stream);
     struct lane *lane = near_lane(passage, stream);
     if (unlikely(!lane || passage->epoch != atomic_load_explicit(&contexts_epoch, memory_order_relaxed))) {
         lane = IS_DEFAULT(stream) ? lane_of_default_again(passage, stream) : NULL;
@@ -56,7 +56,11 @@ static inline __attribute__((always_inline)) struct passage *launch_enter(CUstre
     return passage;
 }
 
-/* After it. */
+/* With engine `suspend`, before any other driver call that a suspended process must not make. Waits while the process
+   is suspended, as launch_pass_slowly does at the gate. Allocates at a thread's first call. */
+struct passage *launch_enter_call(void);
+
+/* After either of them. */
 static inline void launch_leave(struct passage *passage) {
     if (unlikely(!passage)) return;
     if (unlikely(passage->paced)) pace_left(passage);
@@ -68,8 +72,8 @@ static inline void launch_leave(struct passage *passage) {
 /* Once per process, before the first launch. */
 void launch_prepare(void);
 
-/* Whether a thread is inside a wrapper, on the way to this GPU; the launches so far. Any thread, no lock; the
-   background thread asks after it has shut the gate. */
+/* Whether a thread is inside a wrapper, on the way to this GPU (NULL: or inside any call that launch_enter_call
+   counts); the launches so far. Any thread, no lock; the background thread asks after it has shut the gate. */
 bool launch_inside(const struct gpu *gpu);
 uint64_t launches_on(const struct gpu *gpu);
 

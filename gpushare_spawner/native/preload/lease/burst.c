@@ -39,6 +39,19 @@ void burst_lease_begins(struct gpu *gpu) {
     *burst = (struct burst){.phase = LAUNCHING, .launches = launches_on(gpu), .phase_since = now, .work_since = now};
 }
 
+void burst_watch_begins(struct gpu *gpu) {
+    uint64_t now = clock_now();
+    bursts[gpu->index] = (struct burst){
+        .phase = QUIET, .told = true, .launches = launches_on(gpu), .phase_since = now, .quiet_since = now};
+}
+
+void burst_goes_on(struct gpu *gpu, uint64_t now) {
+    struct burst *burst = &bursts[gpu->index];
+    burst->phase = DRAINING; /* behind the marks by which it was found */
+    burst->told = false;
+    burst->phase_since = burst->work_since = now;
+}
+
 static enum burst_change began(struct burst *burst, uint64_t now, uint64_t launches) {
     bool news = burst->told;
     if (news) burst->work_since = now;

@@ -6,7 +6,8 @@
 #include "lease/burst.h"
 #include "lease/marks.h"
 #include "lease/pager.h"
-#include "memory/driver_memory.h"
+#include "lease/unseen.h"
+#include "memory/account.h"
 #include "platform/session_socket.h"
 #include "gate/gate.h"
 #include "gate/launch.h"
@@ -19,8 +20,6 @@
    for a moment, and shut again. How long that takes: pace_patience. */
 #define DEADLOCK_MOMENT (50 * MILLISECOND)
 #define STEP            MILLISECOND
-/* A mark without work before it has passed after this time, even where other processes use the GPU and all cores. */
-#define MARK_PASSES (50 * MILLISECOND)
 
 enum lease_state {
     WITHOUT_AGENT, /* open */
@@ -41,9 +40,7 @@ static struct lease {
     uint64_t shut_at, reopened_until;
     uint64_t page_out; /* after the release that is under way */
     uint32_t reason;
-    bool marked; /* the marks are recorded that SHUTTING waits for, or by which NONE finds work from before */
-    uint64_t marked_at;
-    bool unseen; /* work from before the agent came may still run: whether it does is to be found out */
+    bool marked; /* the marks are recorded that SHUTTING waits for */
     bool paging_out;
     uint64_t paging_out_for; /* the lease id to name in PAGED_OUT */
     uint64_t page_out_next;  /* asked for while another page-out is in progress */
@@ -73,33 +70,17 @@ void lease_without_agent(struct gpu *gpu) {
 
 void lease_begin(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
-    *lease = (struct lease){.state = NONE, .bursts = lease->bursts, .unseen = true};
+    *lease = (struct lease){.state = NONE, .bursts = lease->bursts};
     gate_shut(gpu);
-}
-
-/* Whether work is under way that was launched while no agent was there. It ends without a lease, but the agent must
-   know of it: such a session is not idle, and what it gets of the GPU counts. */
-static bool works_unseen(struct gpu *gpu, uint64_t now, uint64_t *next) {
-    struct lease *lease = lease_of(gpu);
-    if (!lease->unseen) return false;
-    *next = now + STEP;
-    if (!lease->marked) {
-        if (launch_inside(gpu) || !marks_record(gpu)) return false;
-        lease->marked = true;
-        lease->marked_at = now;
-    }
-    bool over = marks_passed(gpu);
-    if (!over && now - lease->marked_at < MARK_PASSES) return false;
-    lease->unseen = false;
-    *next = UINT64_MAX;
-    return !over;
+    unseen_begin(gpu);
 }
 
 static void ask(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     lease->state = ASKED;
     lease->asked_at = clock_now();
-    tell(gpu, FRAME_REQUEST, gpu->managed, gpu->plain + driver_memory_bytes(gpu), ++lease->bursts);
+    struct account_figures memory = account_told(gpu);
+    tell(gpu, FRAME_REQUEST, memory.managed, memory.plain, ++lease->bursts);
 }
 
 static void begin_page_out(struct gpu *gpu, uint64_t bytes, uint64_t for_lease) {
@@ -271,6 +252,18 @@ bool lease_device_quiet(const struct gpu *gpu, uint64_t now) {
     return lease->state != SHUTTING && !atomic_load(&gpu->open);
 }
 
+bool lease_is_none(const struct gpu *gpu) {
+    enum lease_state state = leases[gpu->index].state;
+    return state == WITHOUT_AGENT || state == NONE || state == ASKED;
+}
+
+void lease_resume(struct gpu *gpu, bool unseen) {
+    if (lease_of(gpu)->state == WITHOUT_AGENT)
+        gate_open(gpu);
+    else if (unseen)
+        unseen_begin(gpu);
+}
+
 uint64_t lease_step(struct gpu *gpu) {
     struct lease *lease = lease_of(gpu);
     struct pager_result moved;
@@ -281,7 +274,7 @@ uint64_t lease_step(struct gpu *gpu) {
     switch (lease->state) {
     case WITHOUT_AGENT: break;
     case NONE:
-        if (atomic_load(&gpu->waiters) || works_unseen(gpu, now, &next)) {
+        if (atomic_load(&gpu->waiters) || unseen_found(gpu, now, &next)) {
             ask(gpu);
             next = now + ANSWER_PATIENCE;
         }

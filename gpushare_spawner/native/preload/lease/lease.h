@@ -24,4 +24,11 @@ uint64_t lease_step(struct gpu *gpu);
    burst of which it hears at once: then a free waits for nothing. */
 bool lease_device_quiet(const struct gpu *gpu, uint64_t now);
 
+/* Whether this process holds no lease, and gives none back just now: it may be suspended. */
+bool lease_is_none(const struct gpu *gpu);
+
+/* The process is no longer suspended; the gate was shut for that. `unseen`: threads were in the driver, and may have
+   launched work. */
+void lease_resume(struct gpu *gpu, bool unseen);
+
 void leases_forget(void); /* in a forked child */

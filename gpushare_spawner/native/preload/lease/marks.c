@@ -7,6 +7,7 @@
 #include "contexts/lanes.h"
 #include "contexts/driver_turn.h"
 #include "driver/driver.h"
+#include "driver/suspension.h"
 
 /* A capture that is not ended in this time is not waited for. */
 #define CAPTURE_PATIENCE (2 * SECOND)
@@ -57,6 +58,7 @@ static bool record(struct gpu *gpu) {
 }
 
 bool marks_record(struct gpu *gpu) {
+    if (suspension_stops_background()) return true; /* a thread in the driver may have the turn of captures.h */
     captures_hold_off();
     bool recorded = record(gpu);
     captures_let_on();

@@ -17,9 +17,12 @@
 #include "driver/driver.h"
 #include "gate/gate.h"
 #include "lease/lease.h"
+#include "lease/observing.h"
+#include "lease/suspending.h"
 #include "memory/account.h"
 #include "memory/allowance.h"
 #include "memory/conversion.h"
+#include "platform/engine.h"
 #include "platform/futex.h"
 #include "platform/session_socket.h"
 #include "platform/wake.h"
@@ -54,12 +57,12 @@ static struct {
     bool refused;        /* by an ERROR on this connection */
     uint64_t last_error; /* the code of the last ERROR, of this or an earlier connection; 0: none since WELCOME */
     uint64_t greeting_until, greeted_at;
-    bool agent_grants; /* FEATURE_RESERVE in its WELCOME */
+    uint64_t agent_features; /* of its WELCOME */
 } session;
 
 static struct {
     uint64_t told_at;
-    uint64_t managed, plain; /* as last told */
+    struct account_figures told;
 } accounts[MAX_GPUS];
 
 static void first_try_over(void) {
@@ -95,11 +98,21 @@ static void connection_lost(const char *why) {
     /* processes that lost the same agent come back one after the other: a quarter of the wait is by chance */
     uint64_t chance = (now ^ (uint64_t)getpid() << 20) * 0x9E3779B97F4A7C15ull >> 32;
     session.retry_at = now + wait - (wait / 4 * chance >> 32);
+    suspending_without_agent();
     for (int i = 0; i < gpu_count; i++) {
         lease_without_agent(&gpus[i]);
+        observing_end(&gpus[i]);
         allowance_end(&gpus[i]);
     }
     first_try_over();
+}
+
+static uint64_t own_features(void) {
+    switch (engine_wanted()) {
+    case ENGINE_SUSPEND: return LIBRARY_FEATURES | FEATURE_SUSPEND;
+    case ENGINE_OBSERVE: return FEATURE_OBSERVE;
+    default: return LIBRARY_FEATURES;
+    }
 }
 
 static void connect_now(void) {
@@ -111,21 +124,39 @@ static void connect_now(void) {
     session.greeting_until = clock_now() + 30 * SECOND;
     session.devices_to_come = -1;
     struct frame hello = {.type = FRAME_HELLO,
-                          .f = {ROLE_CUDA_PROCESS, (uint64_t)getpid(), LIBRARY_VERSION, LIBRARY_FEATURES}};
+                          .f = {ROLE_CUDA_PROCESS, (uint64_t)getpid(), LIBRARY_VERSION, own_features()}};
     if (!session_socket_send(&hello)) connection_lost("the agent does not take frames");
+}
+
+/* With engine `observe`: this agent takes such reports. */
+static bool told_of_bursts(void) {
+    return session.agent_features & FEATURE_OBSERVE;
 }
 
 static void tell_memory(struct gpu *gpu, uint64_t now) {
     atomic_store(&gpu->changed, false);
+    if (engine_wanted() == ENGINE_OBSERVE && !(told_of_bursts() && atomic_load(&gpu->shared))) return;
     account_settle(); /* a thread that has just changed the account either sees that, or its change is seen here */
-    uint64_t managed = atomic_load(&gpu->managed), plain = atomic_load(&gpu->plain) + driver_memory_bytes(gpu);
-    if (managed == accounts[gpu->index].managed && plain == accounts[gpu->index].plain) return;
+    struct account_figures memory = account_told(gpu), *told = &accounts[gpu->index].told;
+    if (memory.managed == told->managed && memory.plain == told->plain) return;
     accounts[gpu->index].told_at = now;
-    accounts[gpu->index].managed = managed;
-    accounts[gpu->index].plain = plain;
-    struct frame frame = {.type = FRAME_MEMORY, .f = {managed, plain}};
+    *told = memory;
+    struct frame frame = {.type = FRAME_MEMORY, .f = {memory.managed, memory.plain}};
     memcpy(frame.gpu, gpu->uuid.bytes, 16);
     session_socket_send(&frame);
+}
+
+/* The agent shares this GPU among sessions, or another layer does and the agent is told of bursts. */
+static void begin_on(struct gpu *gpu) {
+    bool observes = engine_wanted() == ENGINE_OBSERVE, shared = atomic_load(&gpu->shared);
+    if (shared && observes && told_of_bursts()) observing_begin(gpu);
+    if (shared && !observes) {
+        lease_begin(gpu);
+        allowance_begin(gpu, session.agent_features & FEATURE_RESERVE);
+    } else {
+        lease_without_agent(gpu);
+        allowance_end(gpu);
+    }
 }
 
 static void greeting_complete(void) {
@@ -134,16 +165,11 @@ static void greeting_complete(void) {
     session.last_error = 0;
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
-        accounts[i].managed = accounts[i].plain = 0; /* an agent that was not told of anything */
+        accounts[i].told = (struct account_figures){0, 0}; /* an agent that was not told of anything */
         atomic_store(&gpu->changed, true);
-        if (atomic_load(&gpu->shared)) {
-            lease_begin(gpu);
-            allowance_begin(gpu, session.agent_grants);
-        } else {
-            lease_without_agent(gpu);
-            allowance_end(gpu);
-        }
+        begin_on(gpu);
     }
+    suspending_greeted(session.agent_features & FEATURE_SUSPEND);
     first_try_over();
 }
 
@@ -161,7 +187,7 @@ static bool take(const struct frame *frame) {
     if (session.devices_to_come < 0) {
         if (frame->type != FRAME_WELCOME || frame->f[5] > MAX_GPUS) return false;
         conversion_set(frame->f[4] & WELCOME_OVERSUBSCRIBED);
-        session.agent_grants = (frame->f[6] & FEATURE_RESERVE) != 0;
+        session.agent_features = frame->f[6];
         for (int i = 0; i < gpu_count; i++) atomic_store(&gpus[i].shared, false);
         session.devices_to_come = (int)frame->f[5];
         if (session.devices_to_come == 0) greeting_complete();
@@ -170,7 +196,8 @@ static bool take(const struct frame *frame) {
     if (frame->type == FRAME_DEVICE) {
         if (gpu) {
             atomic_store(&gpu->shared, true);
-            atomic_store(&gpu->total, frame->f[0]);
+            /* what is shown of the memory is the other layer's to say */
+            atomic_store(&gpu->total, engine_wanted() == ENGINE_OBSERVE ? 0 : frame->f[0]);
         }
         if (!session.greeted && --session.devices_to_come <= 0) {
             session.devices_to_come = 0;
@@ -180,7 +207,12 @@ static bool take(const struct frame *frame) {
     }
     if (!session.greeted) return false;
     switch (frame->type) {
+    case FRAME_SUSPEND:
+        if (engine_suspends()) suspending_asked(frame);
+        return engine_suspends();
+    case FRAME_RESUMED: suspending_resumed(frame); return true;
     case FRAME_GRANT:
+        if (gpu && frame->f[0]) suspending_granted();
         if (gpu) lease_granted(gpu, frame);
         return gpu != NULL;
     case FRAME_REVOKE:
@@ -238,6 +270,7 @@ static uint64_t look(void) {
         if (now > session.greeting_until) connection_lost("the agent did not answer HELLO");
         return session_socket_file() < 0 ? session.retry_at : session.greeting_until;
     }
+    next = earlier(next, suspending_step(now));
     for (int i = 0; i < gpu_count; i++) {
         struct gpu *gpu = &gpus[i];
         if (atomic_load(&gpu->changed)) {
@@ -249,6 +282,7 @@ static uint64_t look(void) {
         }
         next = earlier(next, allowance_step(gpu, now, lease_device_quiet(gpu, now)));
         next = earlier(next, lease_step(gpu));
+        next = earlier(next, observing_step(gpu, now));
     }
     if (session_socket_file() < 0) { /* sending failed on the way */
         connection_lost("the agent does not take frames");
@@ -294,6 +328,7 @@ static void *work(void *unused) {
 
 static void at_exit(void) {
     driver_turns_stop();
+    suspending_exit();
     for (int i = 0; i < gpu_count; i++) gate_open(&gpus[i]);
 }
 

@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include "platform/engine.h"
 #include "platform/wake.h"
 
 _Atomic bool account_taken;
@@ -28,6 +29,12 @@ bool account_take_within(struct gpu *gpu, const struct memory_wanted *wanted, ui
 
 uint64_t account_used(const struct gpu *gpu) {
     return atomic_load(&gpu->managed) + atomic_load(&gpu->plain) + driver_memory_bytes(gpu);
+}
+
+struct account_figures account_told(const struct gpu *gpu) {
+    uint64_t managed = atomic_load(&gpu->managed), plain = atomic_load(&gpu->plain) + driver_memory_bytes(gpu);
+    if (engine_wanted() == ENGINE_MANAGED) return (struct account_figures){managed, plain};
+    return (struct account_figures){0, managed + plain};
 }
 
 void account_settle(void) {

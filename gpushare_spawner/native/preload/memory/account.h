@@ -73,6 +73,12 @@ static inline bool account_has_room(struct gpu *gpu, size_t bytes) {
                         atomic_load_explicit(&gpu->allowance, memory_order_relaxed));
 }
 
+/* What the agent is told. With an engine that moves no memory itself all of it is plain. May ask the driver. */
+struct account_figures {
+    uint64_t managed, plain;
+};
+struct account_figures account_told(const struct gpu *gpu);
+
 /* Whoever changes the allowance, and then calls this, sees in the account every allocation that was compared with the
    allowance from before. Takes the lock. */
 void account_settle(void);

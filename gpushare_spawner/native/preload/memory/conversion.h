@@ -13,7 +13,8 @@ static inline bool conversion_wanted(const struct gpu *gpu) {
            atomic_load_explicit(&gpu->shared, memory_order_relaxed);
 }
 
-/* Read GPUSHARE_MANAGED, at cuInit. No lock; the same for conversion_set, which the background thread calls. */
+/* Read GPUSHARE_MANAGED and the engine, at cuInit. No lock; the same for conversion_set, which the background thread
+ * calls. */
 void conversion_prepare(void);
 
 /* Managed memory that prefers the GPU. Calls the driver. Inline: each allocation would pay for the call. */

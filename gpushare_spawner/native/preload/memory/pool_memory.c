@@ -5,6 +5,7 @@
 
 #include "contexts/captures.h"
 #include "driver/driver.h"
+#include "driver/suspension.h"
 
 struct pool {
     CUmempool handle;
@@ -79,6 +80,7 @@ static void trim(const struct gpu *gpu) {
 }
 
 bool pool_memory_release(const struct gpu *gpu, bool wait) {
+    if (suspension_stops_background()) return false;
     uint64_t before = atomic_load(&gpu->driver_memory) & DRIVER_MEMORY_OF_POOLS ? reserved(gpu) : 0;
     if (before <= atomic_load(&gpu->pooled)) return false;
     trim(gpu);

@@ -19,7 +19,7 @@ uint64_t pool_memory_growth(const struct gpu *gpu, CUmempool pool, uint64_t byte
 
 /* Have the driver give back what pools hold and nobody uses. `wait`: also what was freed in streams of the calling
    thread's context that have not come there, and so for all of the context's work, as the driver itself waits when a
-   GPU's memory is short. True: the pools hold less than before. */
+   GPU's memory is short. True: the pools hold less than before. Nothing while the process is suspended. */
 bool pool_memory_release(const struct gpu *gpu, bool wait);
 
 /* The driver's own cuMemPoolDestroy; from now on the pool is not asked. */

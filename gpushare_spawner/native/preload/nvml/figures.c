@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "driver/gpus.h"
+#include "platform/engine.h"
 #include "platform/frame_socket.h"
 #include "platform/sharing.h"
 
@@ -36,7 +37,8 @@ bool figures_wanted(void) {
     int known = atomic_load_explicit(&answer, memory_order_relaxed);
     if (!known) {
         const char *setting = getenv("GPUSHARE_NVML");
-        known = sharing_wanted() && !(setting && strcmp(setting, "driver") == 0) ? 1 : 2;
+        bool driver = engine_wanted() == ENGINE_OBSERVE || (setting && strcmp(setting, "driver") == 0);
+        known = sharing_wanted() && !driver ? 1 : 2;
         atomic_store_explicit(&answer, known, memory_order_relaxed);
     }
     return known == 1;

@@ -12,61 +12,49 @@
 CUresult wrapped_cuStreamBeginCapture(CUstream stream) {
     BEGIN(stream, real.cuStreamBeginCapture(stream));
 }
-EXPORTED(cuStreamBeginCapture);
 CUresult wrapped_cuStreamBeginCapture_ptsz(CUstream stream) {
     BEGIN(own(stream), real.cuStreamBeginCapture_ptsz(stream));
 }
-EXPORTED(cuStreamBeginCapture_ptsz);
 CUresult wrapped_cuStreamBeginCapture_v2(CUstream stream, int mode) {
     BEGIN(stream, real.cuStreamBeginCapture_v2(stream, mode));
 }
-EXPORTED(cuStreamBeginCapture_v2);
 CUresult wrapped_cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode) {
     BEGIN(own(stream), real.cuStreamBeginCapture_v2_ptsz(stream, mode));
 }
-EXPORTED(cuStreamBeginCapture_v2_ptsz);
 CUresult wrapped_cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after,
                                              const void *edges, size_t count, int mode) {
     BEGIN(stream, real.cuStreamBeginCaptureToGraph(stream, graph, after, edges, count, mode));
 }
-EXPORTED(cuStreamBeginCaptureToGraph);
 CUresult wrapped_cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *after,
                                                   const void *edges, size_t count, int mode) {
     BEGIN(own(stream), real.cuStreamBeginCaptureToGraph_ptsz(stream, graph, after, edges, count, mode));
 }
-EXPORTED(cuStreamBeginCaptureToGraph_ptsz);
 
 CUresult wrapped_cuStreamBeginRecaptureToGraph(CUstream stream, int mode, CUgraph graph, void *callback, void *data) {
     BEGIN(stream, real.cuStreamBeginRecaptureToGraph(stream, mode, graph, callback, data));
 }
-EXPORTED(cuStreamBeginRecaptureToGraph);
 CUresult wrapped_cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, int mode, CUgraph graph, void *callback,
                                                     void *data) {
     BEGIN(own(stream), real.cuStreamBeginRecaptureToGraph_ptsz(stream, mode, graph, callback, data));
 }
-EXPORTED(cuStreamBeginRecaptureToGraph_ptsz);
 
 /* CUDA in graphics: the stream's work goes into a command list of a graphics API, which runs it later. */
 CUresult wrapped_cuStreamBeginCaptureToCig(CUstream stream, void *parameters) {
     BEGIN(stream, real.cuStreamBeginCaptureToCig(stream, parameters));
 }
-EXPORTED(cuStreamBeginCaptureToCig);
 CUresult wrapped_cuStreamBeginCaptureToCig_ptsz(CUstream stream, void *parameters) {
     BEGIN(own(stream), real.cuStreamBeginCaptureToCig_ptsz(stream, parameters));
 }
-EXPORTED(cuStreamBeginCaptureToCig_ptsz);
 CUresult wrapped_cuStreamEndCaptureToCig(CUstream stream) {
     CUresult result = real.cuStreamEndCaptureToCig(stream);
     if (result == CUDA_SUCCESS) capture_forget(stream);
     return result;
 }
-EXPORTED(cuStreamEndCaptureToCig);
 CUresult wrapped_cuStreamEndCaptureToCig_ptsz(CUstream stream) {
     CUresult result = real.cuStreamEndCaptureToCig_ptsz(stream);
     if (result == CUDA_SUCCESS) capture_forget(own(stream));
     return result;
 }
-EXPORTED(cuStreamEndCaptureToCig_ptsz);
 
 /* A capture is over whether EndCapture succeeds or says that the capture was invalid; not if there was none. */
 #define END(stream, call)                                                                                              \
@@ -80,12 +68,10 @@ EXPORTED(cuStreamEndCaptureToCig_ptsz);
 CUresult wrapped_cuStreamEndCapture(CUstream stream, CUgraph *out) {
     END(stream, real.cuStreamEndCapture(stream, out));
 }
-EXPORTED(cuStreamEndCapture);
 
 CUresult wrapped_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *out) {
     END(own(stream), real.cuStreamEndCapture_ptsz(stream, out));
 }
-EXPORTED(cuStreamEndCapture_ptsz);
 
 CUresult wrapped_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     captures_spread();
@@ -93,7 +79,6 @@ CUresult wrapped_cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flag
     captures_spread(); /* another thread may have asked about the stream in between */
     return result;
 }
-EXPORTED(cuStreamWaitEvent);
 
 CUresult wrapped_cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned flags) {
     captures_spread();
@@ -101,4 +86,3 @@ CUresult wrapped_cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned
     captures_spread();
     return result;
 }
-EXPORTED(cuStreamWaitEvent_ptsz);

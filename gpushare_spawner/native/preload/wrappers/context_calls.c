@@ -6,21 +6,41 @@
 #include "gate/pace.h"
 #include "memory/allocations.h"
 #include "memory/block_cache.h"
-#include "wrappers/exported.h"
+#include "memory/ties.h"
+#include "platform/engine.h"
+
+/* With engine `suspend` every context is known, not only those that work was launched in: the agent is told how many
+   there are. */
+static CUresult made(CUresult result, const CUcontext *out) {
+    if (result != CUDA_SUCCESS || !engine_suspends()) return result;
+    pthread_mutex_lock(&contexts_lock);
+    context_entry(*out);
+    pthread_mutex_unlock(&contexts_lock);
+    return result;
+}
+
+CUresult wrapped_cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
+    return made(real.cuDevicePrimaryCtxRetain(out, device), out);
+}
+
+#define CREATING(name, parameters, arguments)                                                                          \
+    CUresult wrapped_##name parameters {                                                                               \
+        CUresult result = made(real.name arguments, out);                                                              \
+        lanes_context_changed();                                                                                       \
+        return result;                                                                                                 \
+    }
 
 #define SWITCHING(name, parameters, arguments)                                                                         \
     CUresult wrapped_##name parameters {                                                                               \
         CUresult result = real.name arguments;                                                                         \
         lanes_context_changed();                                                                                       \
         return result;                                                                                                 \
-    }                                                                                                                  \
-    EXPORTED(name);
+    }
 
-SWITCHING(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device), (out, flags, device))
-SWITCHING(cuCtxCreate_v3, (CUcontext * out, void *affinity, int count, unsigned flags, CUdevice device),
-          (out, affinity, count, flags, device))
-SWITCHING(cuCtxCreate_v4, (CUcontext * out, void *params, unsigned flags, CUdevice device),
-          (out, params, flags, device))
+CREATING(cuCtxCreate_v2, (CUcontext * out, unsigned flags, CUdevice device), (out, flags, device))
+CREATING(cuCtxCreate_v3, (CUcontext * out, void *affinity, int count, unsigned flags, CUdevice device),
+         (out, affinity, count, flags, device))
+CREATING(cuCtxCreate_v4, (CUcontext * out, void *params, unsigned flags, CUdevice device), (out, params, flags, device))
 SWITCHING(cuCtxSetCurrent, (CUcontext context), (context))
 SWITCHING(cuCtxPushCurrent, (CUcontext context), (context))
 SWITCHING(cuCtxPushCurrent_v2, (CUcontext context), (context))
@@ -50,6 +70,7 @@ static void left(struct leaving *entry, bool gone, uint64_t newest) {
         allocations_of_context_gone(handle, newest);
         captures_of_context_gone(handle);
         context_gone(handle);
+        ties_of_context_gone(handle);
     }
     pthread_mutex_unlock(&contexts_lock);
     lanes_context_changed();
@@ -62,8 +83,7 @@ static void left(struct leaving *entry, bool gone, uint64_t newest) {
         CUresult result = real.name(context);                                                                          \
         left(&entry, result == CUDA_SUCCESS, newest);                                                                  \
         return result;                                                                                                 \
-    }                                                                                                                  \
-    EXPORTED(name);
+    }
 
 DESTROYING(cuCtxDestroy)
 DESTROYING(cuCtxDestroy_v2)
@@ -96,8 +116,7 @@ static CUcontext primary_context(CUdevice device) {
         CUresult result = real.name(device);                                                                           \
         left(&entry, result == CUDA_SUCCESS && primary_context_is_gone(device), newest);                               \
         return result;                                                                                                 \
-    }                                                                                                                  \
-    EXPORTED(name);
+    }
 
 LEAVING(cuDevicePrimaryCtxRelease)
 LEAVING(cuDevicePrimaryCtxRelease_v2)
@@ -121,8 +140,7 @@ static void stream_ends(CUstream stream) {
         CUresult result = real.name(stream);                                                                           \
         if (captured && result != CUDA_SUCCESS) capture_remember(stream);                                              \
         return result;                                                                                                 \
-    }                                                                                                                  \
-    EXPORTED(name);
+    }
 
 STREAM_DESTROYING(cuStreamDestroy)
 STREAM_DESTROYING(cuStreamDestroy_v2)

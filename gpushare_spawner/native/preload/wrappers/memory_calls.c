@@ -4,7 +4,6 @@
 #include "memory/allowance.h"
 #include "memory/block_cache.h"
 #include "memory/conversion.h"
-#include "wrappers/exported.h"
 
 /* The pitch that the driver gives rows of a 2D allocation on every GPU so far. */
 #define PITCH 512
@@ -47,7 +46,6 @@ CUresult wrapped_cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
         account_return(gpu, bytes, ACCOUNT_PLAIN);
     return result;
 }
-EXPORTED(cuMemAlloc_v2);
 
 CUresult wrapped_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element) {
     bool sound = out && pitch && width && height && (element == 4 || element == 8 || element == 16);
@@ -68,7 +66,6 @@ CUresult wrapped_cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t widt
         account_return(gpu, bytes, ACCOUNT_PLAIN);
     return result;
 }
-EXPORTED(cuMemAllocPitch_v2);
 
 /* Asked for as managed memory, it may exceed the GPU's by the driver's own rules: counted and moved, and
    refused only where host memory is short. */
@@ -83,7 +80,6 @@ CUresult wrapped_cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flag
         account_return(gpu, bytes, ACCOUNT_MANAGED);
     return result;
 }
-EXPORTED(cuMemAllocManaged);
 
 CUresult wrapped_cuMemFree_v2(CUdeviceptr at) {
     struct allocation allocation;
@@ -93,4 +89,3 @@ CUresult wrapped_cuMemFree_v2(CUdeviceptr at) {
     CUresult result = real.cuMemFree_v2(at);
     return known ? allocations_freed(&allocation, result) : result;
 }
-EXPORTED(cuMemFree_v2);

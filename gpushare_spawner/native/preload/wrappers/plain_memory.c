@@ -7,7 +7,7 @@
 #include "memory/account.h"
 #include "memory/allowance.h"
 #include "memory/graph_memory.h"
-#include "wrappers/exported.h"
+#include "memory/ties.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -16,9 +16,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 struct physical {
     CUmemHandle handle;
     size_t bytes;
-    struct gpu *gpu;
+    struct gpu *gpu;     /* NULL: not this process's; it counts nowhere */
     unsigned references; /* created or retained, not yet released */
     unsigned mappings;
+    bool tied; /* to other processes: ties.h */
     struct physical *next;
 };
 
@@ -46,8 +47,28 @@ static void drop_if_unused(struct physical *entry) {
         *link = entry->next;
         break;
     }
-    account_return(entry->gpu, entry->bytes, ACCOUNT_PLAIN);
+    if (entry->gpu) account_return(entry->gpu, entry->bytes, ACCOUNT_PLAIN);
+    if (entry->tied) ties_remove(TIE_PHYSICAL, (uintptr_t)entry);
     free(entry);
+}
+
+/* With the lock held. */
+static void tie(struct physical *entry, enum tie_kind kind) {
+    if (entry->tied) return;
+    entry->tied = true;
+    ties_add((struct tie){kind, TIE_PHYSICAL, (uintptr_t)entry, 0, entry->bytes, NULL});
+}
+
+/* Of another process, or of several at once. */
+static void add_foreign(CUmemHandle handle, enum tie_kind kind) {
+    struct physical *entry = malloc(sizeof *entry);
+    if (!entry) return;
+    *entry = (struct physical){.handle = handle, .references = 1};
+    pthread_mutex_lock(&lock);
+    tie(entry, kind);
+    entry->next = physicals;
+    physicals = entry;
+    pthread_mutex_unlock(&lock);
 }
 
 CUresult wrapped_cuMemCreate(CUmemHandle *out, size_t bytes, const CUmemAllocationProp *prop,
@@ -62,14 +83,13 @@ CUresult wrapped_cuMemCreate(CUmemHandle *out, size_t bytes, const CUmemAllocati
         account_return(gpu, bytes, ACCOUNT_PLAIN);
         return result;
     }
-    *entry = (struct physical){*out, bytes, gpu, 1, 0, NULL};
+    *entry = (struct physical){.handle = *out, .bytes = bytes, .gpu = gpu, .references = 1};
     pthread_mutex_lock(&lock);
     entry->next = physicals;
     physicals = entry;
     pthread_mutex_unlock(&lock);
     return result;
 }
-EXPORTED(cuMemCreate);
 
 CUresult wrapped_cuMemRetainAllocationHandle(CUmemHandle *out, void *at) {
     CUresult result = real.cuMemRetainAllocationHandle(out, at);
@@ -84,7 +104,6 @@ CUresult wrapped_cuMemRetainAllocationHandle(CUmemHandle *out, void *at) {
     pthread_mutex_unlock(&lock);
     return result;
 }
-EXPORTED(cuMemRetainAllocationHandle);
 
 CUresult wrapped_cuMemRelease(CUmemHandle handle) {
     /* forgotten under the lock together with the real release: the driver may give the handle out again at once */
@@ -98,7 +117,6 @@ CUresult wrapped_cuMemRelease(CUmemHandle handle) {
     pthread_mutex_unlock(&lock);
     return result;
 }
-EXPORTED(cuMemRelease);
 
 CUresult wrapped_cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHandle handle, unsigned long long flags) {
     CUresult result = real.cuMemMap(at, bytes, offset, handle, flags);
@@ -117,7 +135,6 @@ CUresult wrapped_cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemHand
     pthread_mutex_unlock(&lock);
     return result;
 }
-EXPORTED(cuMemMap);
 
 CUresult wrapped_cuMemUnmap(CUdeviceptr at, size_t bytes) {
     CUresult result = real.cuMemUnmap(at, bytes);
@@ -137,7 +154,36 @@ CUresult wrapped_cuMemUnmap(CUdeviceptr at, size_t bytes) {
     pthread_mutex_unlock(&lock);
     return result;
 }
-EXPORTED(cuMemUnmap);
+
+CUresult wrapped_cuMemImportFromShareableHandle(CUmemHandle *out, void *handle, int type) {
+    CUresult result = real.cuMemImportFromShareableHandle(out, handle, type);
+    if (result == CUDA_SUCCESS) add_foreign(*out, TIE_OPENED);
+    return result;
+}
+
+/* An object that GPUs of several processes may belong to. */
+CUresult wrapped_cuMulticastCreate(CUmemHandle *out, const void *prop) {
+    CUresult result = real.cuMulticastCreate(out, prop);
+    if (result == CUDA_SUCCESS) add_foreign(*out, TIE_EXPORTED);
+    return result;
+}
+
+CUresult wrapped_cuMemExportToShareableHandle(void *out, CUmemHandle handle, int type, unsigned long long flags) {
+    CUresult result = real.cuMemExportToShareableHandle(out, handle, type, flags);
+    if (result != CUDA_SUCCESS) return result;
+    pthread_mutex_lock(&lock);
+    struct physical *entry = physical_of(handle);
+    if (entry) tie(entry, TIE_EXPORTED);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+void plain_memory_exported(CUdeviceptr at) {
+    pthread_mutex_lock(&lock);
+    for (struct mapping *mapping = mappings; mapping; mapping = mapping->next)
+        if (at - mapping->at < mapping->bytes) tie(mapping->physical, TIE_EXPORTED);
+    pthread_mutex_unlock(&lock);
+}
 
 /* ---- arrays: their size is computed from the descriptor; the driver's padding is not known ---- */
 
@@ -218,35 +264,30 @@ CUresult wrapped_cuArrayCreate_v2(CUarray *out, const CUarrayDescriptor *descrip
     MAKING(real.cuArrayCreate_v2(out, descriptor),
            array_bytes(descriptor->Width, descriptor->Height, 1, descriptor->Format, descriptor->NumChannels, 1));
 }
-EXPORTED(cuArrayCreate_v2);
 
 CUresult wrapped_cuArray3DCreate_v2(CUarray *out, const CUarray3DDescriptor *descriptor) {
     MAKING(real.cuArray3DCreate_v2(out, descriptor),
            array_bytes(descriptor->Width, descriptor->Height, descriptor->Depth, descriptor->Format,
                        descriptor->NumChannels, 1));
 }
-EXPORTED(cuArray3DCreate_v2);
 
 CUresult wrapped_cuMipmappedArrayCreate(CUmipmap *out, const CUarray3DDescriptor *descriptor, unsigned levels) {
     MAKING(real.cuMipmappedArrayCreate(out, descriptor, levels),
            array_bytes(descriptor->Width, descriptor->Height, descriptor->Depth, descriptor->Format,
                        descriptor->NumChannels, levels < 32 ? levels : 32));
 }
-EXPORTED(cuMipmappedArrayCreate);
 
 CUresult wrapped_cuArrayDestroy(CUarray array) {
     CUresult result = real.cuArrayDestroy(array);
     if (result == CUDA_SUCCESS) array_gone(array);
     return result;
 }
-EXPORTED(cuArrayDestroy);
 
 CUresult wrapped_cuMipmappedArrayDestroy(CUmipmap array) {
     CUresult result = real.cuMipmappedArrayDestroy(array);
     if (result == CUDA_SUCCESS) array_gone(array);
     return result;
 }
-EXPORTED(cuMipmappedArrayDestroy);
 
 /* ---- memory nodes of graphs: the driver has a figure for them, asked for when the account is sent ---- */
 
@@ -255,28 +296,24 @@ CUresult wrapped_cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const C
     graph_memory_seen();
     return real.cuGraphAddMemAllocNode(out, graph, after, count, params);
 }
-EXPORTED(cuGraphAddMemAllocNode);
 
 CUresult wrapped_cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
                                 CUgraphNodeParams *params) {
     if (params && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) graph_memory_seen();
     return real.cuGraphAddNode(out, graph, after, count, params);
 }
-EXPORTED(cuGraphAddNode);
 
 CUresult wrapped_cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, const void *edges,
                                    size_t count, CUgraphNodeParams *params) {
     if (params && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) graph_memory_seen();
     return real.cuGraphAddNode_v2(out, graph, after, edges, count, params);
 }
-EXPORTED(cuGraphAddNode_v2);
 
 CUresult wrapped_cuGraphAddNode_v3(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, const void *edges,
                                    size_t count, CUgraphNodeParams *params) {
     if (params && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) graph_memory_seen();
     return real.cuGraphAddNode_v3(out, graph, after, edges, count, params);
 }
-EXPORTED(cuGraphAddNode_v3);
 
 void plain_memory_forget(void) {
     physicals = NULL;

@@ -5,7 +5,9 @@
 #include "driver/driver.h"
 #include "memory/allocations.h"
 #include "memory/conversion.h"
+#include "platform/engine.h"
 #include "wrappers/exported.h"
+#include "wrappers/tie_calls.h"
 
 bool reported_memory(struct gpu *gpu, uint64_t really_free, uint64_t *available, uint64_t *total, uint64_t *used) {
     uint64_t shown = atomic_load(&gpu->total);
@@ -32,7 +34,6 @@ CUresult wrapped_cuMemGetInfo_v2(size_t *available, size_t *total) {
     }
     return result;
 }
-EXPORTED(cuMemGetInfo_v2);
 
 CUresult wrapped_cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     CUresult result = real.cuDeviceTotalMem_v2(bytes, device);
@@ -68,7 +69,6 @@ CUresult wrapped_cuPointerGetAttribute(void *data, int attribute, CUdeviceptr at
     /* device memory has no host pointer, and asking for it is an error */
     return attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER ? CUDA_ERROR_INVALID_VALUE : result;
 }
-EXPORTED(cuPointerGetAttribute);
 
 CUresult wrapped_cuPointerGetAttributes(unsigned count, int *attributes, void **data, CUdeviceptr at) {
     struct allocation allocation;
@@ -78,7 +78,6 @@ CUresult wrapped_cuPointerGetAttributes(unsigned count, int *attributes, void **
         if (data[i]) as_device_memory(attributes[i], data[i], &allocation);
     return result;
 }
-EXPORTED(cuPointerGetAttributes);
 
 CUresult wrapped_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr at) {
     struct allocation allocation;
@@ -88,16 +87,18 @@ CUresult wrapped_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevi
     if (size) *size = allocation.bytes;
     return result;
 }
-EXPORTED(cuMemGetAddressRange_v2);
 
 CUresult wrapped_cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr at) {
     static _Atomic bool said;
     struct allocation allocation;
-    if (!find_converted(at, &allocation)) return real.cuIpcGetMemHandle(out, at);
+    if (!find_converted(at, &allocation)) {
+        CUresult result = real.cuIpcGetMemHandle(out, at);
+        if (result == CUDA_SUCCESS && engine_suspends()) tie_calls_exported(at);
+        return result;
+    }
     if (!atomic_exchange(&said, true))
         log_line(LOG_ERROR, "GPU memory cannot be shared between processes (cuIpcGetMemHandle) while this GPU is "
                             "oversubscribed; start the "
                             "program with GPUSHARE_MANAGED=0 if it needs that: its memory then stays on the GPU");
     return CUDA_ERROR_INVALID_VALUE; /* the driver's answer for managed memory */
 }
-EXPORTED(cuIpcGetMemHandle);

@@ -14,6 +14,8 @@
 #include "memory/conversion.h"
 #include "memory/graph_memory.h"
 #include "memory/pool_memory.h"
+#include "memory/ties.h"
+#include "platform/engine.h"
 #include "wrappers/exported.h"
 
 /* Pools that managed memory cannot stand in for: those that are shared between processes, or do not lie on a GPU. */
@@ -98,8 +100,16 @@ static bool take_plain(struct gpu *gpu, size_t bytes, CUmempool *pool) {
     return *pool ? allowance_take_from_pool(gpu, bytes, *pool) : allowance_take(gpu, bytes, false, true);
 }
 
-/* What the driver itself allocated, in the order of the stream. */
-static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size_t bytes, bool pooled) {
+/* A pool can be one of managed memory, made by the program or the driver's own. */
+static void pool_used_for(CUmempool pool, CUdeviceptr at, size_t bytes) {
+    unsigned char managed = 0;
+    if (real.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, at) == CUDA_SUCCESS && managed)
+        ties_add_once((struct tie){TIE_MANAGED, TIE_POOL, (uintptr_t)pool, 0, bytes, NULL});
+}
+
+/* What the driver itself allocated, in the order of the stream. `pool`: the program's; NULL: the GPU's own. */
+static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size_t bytes, bool pooled, CUmempool pool) {
+    if (result == CUDA_SUCCESS && pool && engine_suspends()) pool_used_for(pool, *out, bytes);
     if (result == CUDA_SUCCESS)
         allocations_add(gpu, *out, bytes, bytes, pooled ? ALLOCATION_POOLED : ALLOCATION_PLAIN);
     else
@@ -120,27 +130,23 @@ static CUresult counted(struct gpu *gpu, CUresult result, CUdeviceptr *out, size
         if (result != CUDA_ERROR_NOT_FOUND) return result;                                                             \
     }                                                                                                                  \
     if (!take_plain(gpu, bytes, &pool_used)) return CUDA_ERROR_OUT_OF_MEMORY;                                          \
-    return counted(gpu, call, out, bytes, pool_used != NULL)
+    return counted(gpu, call, out, bytes, pool_used != NULL, from_pool)
 
 CUresult wrapped_cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
     ALLOCATING(real.cuMemAllocAsync(out, bytes, stream), NULL, stream);
 }
-EXPORTED(cuMemAllocAsync);
 
 CUresult wrapped_cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream) {
     ALLOCATING(real.cuMemAllocAsync_ptsz(out, bytes, stream), NULL, own(stream));
 }
-EXPORTED(cuMemAllocAsync_ptsz);
 
 CUresult wrapped_cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmempool pool, CUstream stream) {
     ALLOCATING(real.cuMemAllocFromPoolAsync(out, bytes, pool, stream), pool, stream);
 }
-EXPORTED(cuMemAllocFromPoolAsync);
 
 CUresult wrapped_cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmempool pool, CUstream stream) {
     ALLOCATING(real.cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream), pool, own(stream));
 }
-EXPORTED(cuMemAllocFromPoolAsync_ptsz);
 
 /* Put a converted block into the cache behind the stream's work. False: it is not one of ours, the driver frees it. */
 static bool keep(CUdeviceptr at, CUstream stream, CUresult *result) {
@@ -176,7 +182,6 @@ CUresult wrapped_cuMemFreeAsync(CUdeviceptr at, CUstream stream) {
     result = real.cuMemFreeAsync(at, stream);
     return known ? allocations_freed(&allocation, result) : result;
 }
-EXPORTED(cuMemFreeAsync);
 
 CUresult wrapped_cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream stream) {
     CUresult result;
@@ -187,7 +192,6 @@ CUresult wrapped_cuMemFreeAsync_ptsz(CUdeviceptr at, CUstream stream) {
     result = real.cuMemFreeAsync_ptsz(at, stream);
     return known ? allocations_freed(&allocation, result) : result;
 }
-EXPORTED(cuMemFreeAsync_ptsz);
 
 static void remember_plain(CUmempool pool, bool own) {
     struct plain_pool *entry = malloc(sizeof *entry);
@@ -206,14 +210,20 @@ CUresult wrapped_cuMemPoolCreate(CUmempool *out, const CUmemPoolProps *props) {
     if (result == CUDA_SUCCESS && (props->handleTypes || !on_gpu)) remember_plain(*out, on_gpu);
     return result;
 }
-EXPORTED(cuMemPoolCreate);
 
 CUresult wrapped_cuMemPoolImportFromShareableHandle(CUmempool *out, void *handle, int type, unsigned long long flags) {
     CUresult result = real.cuMemPoolImportFromShareableHandle(out, handle, type, flags);
     if (result == CUDA_SUCCESS) remember_plain(*out, false);
+    if (result == CUDA_SUCCESS && engine_suspends())
+        ties_add((struct tie){TIE_OPENED, TIE_POOL, (uintptr_t)*out, 0, 0, NULL});
     return result;
 }
-EXPORTED(cuMemPoolImportFromShareableHandle);
+
+CUresult wrapped_cuMemPoolExportToShareableHandle(void *out, CUmempool pool, int type, unsigned long long flags) {
+    CUresult result = real.cuMemPoolExportToShareableHandle(out, pool, type, flags);
+    if (result == CUDA_SUCCESS) ties_add_once((struct tie){TIE_EXPORTED, TIE_POOL, (uintptr_t)pool, 0, 0, NULL});
+    return result;
+}
 
 CUresult wrapped_cuMemPoolDestroy(CUmempool pool) {
     pthread_mutex_lock(&lock);
@@ -225,6 +235,6 @@ CUresult wrapped_cuMemPoolDestroy(CUmempool pool) {
         break;
     }
     pthread_mutex_unlock(&lock);
+    ties_remove_all(TIE_POOL, (uintptr_t)pool);
     return pool_memory_destroy(pool);
 }
-EXPORTED(cuMemPoolDestroy);

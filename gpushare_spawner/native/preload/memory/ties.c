@@ -1,0 +1,117 @@
+#include "memory/ties.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "memory/allocations.h"
+
+struct node {
+    struct tie tie;
+    struct node *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct node *_Atomic ties; /* written with the lock held */
+
+static bool same(const struct tie *a, const struct tie *b) {
+    return a->kind == b->kind && a->object == b->object && a->id == b->id && a->owner == b->owner;
+}
+
+static void add(struct tie tie, bool once) {
+    struct node *node = malloc(sizeof *node);
+    if (!node) return;
+    pthread_mutex_lock(&lock);
+    const struct node *known = once ? atomic_load(&ties) : NULL;
+    while (known && !same(&known->tie, &tie)) known = known->next;
+    if (!known) {
+        *node = (struct node){tie, atomic_load(&ties)};
+        atomic_store(&ties, node);
+        node = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    free(node);
+}
+
+void ties_add(struct tie tie) {
+    add(tie, false);
+}
+
+void ties_add_once(struct tie tie) {
+    add(tie, true);
+}
+
+typedef bool (*tie_matches)(const struct tie *tie, const struct tie *wanted);
+
+/* Take out those that match; only the newest where not `all`. */
+static void remove_ties(tie_matches matches, struct tie wanted, bool all) {
+    if (!atomic_load(&ties)) return;
+    pthread_mutex_lock(&lock);
+    struct node *kept = NULL, **end = &kept;
+    for (struct node *node = atomic_load(&ties), *next; node; node = next) {
+        next = node->next;
+        if (matches(&node->tie, &wanted)) {
+            free(node);
+            if (all) continue;
+            *end = next;
+            goto done;
+        }
+        *end = node;
+        end = &node->next;
+    }
+    *end = NULL;
+done:
+    atomic_store(&ties, kept);
+    pthread_mutex_unlock(&lock);
+}
+
+static bool is_object(const struct tie *tie, const struct tie *wanted) {
+    return tie->object == wanted->object && tie->id == wanted->id;
+}
+
+static bool is_variable_of(const struct tie *tie, const struct tie *wanted) {
+    return tie->object == TIE_VARIABLE && tie->owner == wanted->owner;
+}
+
+static bool is_in_context(const struct tie *tie, const struct tie *wanted) {
+    return tie->context == wanted->context;
+}
+
+static bool is_freed(const struct tie *tie, const struct tie *unused) {
+    struct allocation allocation;
+    return tie->object == TIE_ALLOCATION &&
+           !(allocations_find(tie->id, &allocation) && allocation.number == tie->owner);
+}
+
+void ties_remove(enum tie_object object, uint64_t id) {
+    remove_ties(is_object, (struct tie){.object = object, .id = id}, false);
+}
+
+void ties_remove_all(enum tie_object object, uint64_t id) {
+    remove_ties(is_object, (struct tie){.object = object, .id = id}, true);
+}
+
+void ties_remove_variables(uint64_t owner) {
+    remove_ties(is_variable_of, (struct tie){.owner = owner}, true);
+}
+
+void ties_of_context_gone(CUcontext context) {
+    if (context) remove_ties(is_in_context, (struct tie){.context = context}, true);
+}
+
+struct tie_count ties_count(enum tie_kind kind) {
+    struct tie_count count = {0, 0};
+    remove_ties(is_freed, (struct tie){0}, true);
+    pthread_mutex_lock(&lock);
+    for (const struct node *node = atomic_load(&ties); node; node = node->next) {
+        if (node->tie.kind != kind) continue;
+        count.number++;
+        count.bytes += node->tie.bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+void ties_forget(void) {
+    atomic_store(&ties, NULL);
+    pthread_mutex_init(&lock, NULL);
+}
