@@ -21,6 +21,7 @@ from traitlets.utils.importstring import import_item
 
 from gpushare_spawner.idle import effective_idle
 from gpushare_spawner.model.idle_policy import IdlePolicy
+from gpushare_spawner.model.layers import LayersFile
 from gpushare_spawner.model.quota import Quotas
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
@@ -37,6 +38,7 @@ from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.spawn_refused import SpawnRefused, refusals_reported
 from gpushare_spawner.templates.folder import TemplateFolder, default_folder
 from gpushare_spawner.templates.idle_file import idle_file
+from gpushare_spawner.templates.layers_file import layers_file
 from gpushare_spawner.templates.optional_file import OptionalFile
 from gpushare_spawner.templates.quota_file import QuotaFile
 
@@ -209,6 +211,11 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """The idle policy beside the templates, one for all spawners of the hub."""
         return self._shared(("idle", self.templates_dir), lambda: idle_file(self.templates_dir, self.log))
 
+    @property
+    def layers_file(self) -> OptionalFile[LayersFile]:
+        """The sharing layers beside the templates, one for all spawners of the hub."""
+        return self._shared(("layers", self.templates_dir), lambda: layers_file(self.templates_dir, self.log))
+
     def templates_of_user(self, max_age: float = 0.0) -> tuple[Template, ...]:
         """Return the templates in force, with the idle actions that apply to the server's user. ``max_age``: seconds
         for which the files are not read again."""
@@ -247,6 +254,12 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         file = self.quota_file
         # every pass over the queue asks
         return lambda: file.load(max_age=TEMPLATES_MAX_AGE).quotas
+
+    def _layers_in_force(self) -> Callable[[], LayersFile | None]:
+        """Return a function that returns the sharing layers of now. It keeps no spawner alive."""
+        file = self.layers_file
+        # every pass over the queue asks
+        return lambda: file.load(max_age=TEMPLATES_MAX_AGE).content
 
     def _strategy(self) -> Strategy:
         strategy = self.placement_strategy
@@ -304,7 +317,9 @@ class GPUShareBase(_Part):  # type: ignore[misc]
         """What a spawn would meet now; None where that cannot be known in time."""
         reservations = self.reservations
         unknown: tuple[type[Exception], ...] = (TimeoutError, *reservations.unreachable)
-        asking = reservations.availability_now(0.5, lambda template: self._ineligible_for(template)())
+        account = next(iter(self._accounts()), None)
+        tenant = Tenant(self.user.name, self.name, quota=account.key if account is not None else "")
+        asking = reservations.availability_now(0.5, lambda template: self._ineligible_for(template)(), tenant)
         try:
             return await asyncio.wait_for(asking, self.form_timeout)
         except unknown as error:

@@ -10,9 +10,11 @@ import logging
 import time
 from typing import TypeVar
 
+from gpushare_spawner.model.layers import LAYERS
 from gpushare_spawner.spawner.progress import SpawnProgress
 from gpushare_spawner.spawner.queue.queue import Alternative, Reservation, SpawnRequest, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
+from gpushare_spawner.wording.spawn import layers as layer_words
 from gpushare_spawner.wording.spawn import queue as words
 
 Reserved = TypeVar("Reserved", bound=Reservation)
@@ -48,6 +50,11 @@ def report_placement(
     reservation: Reservation, node: str, progress: SpawnProgress, log: logging.Logger, name: str
 ) -> None:
     """Tell user and log which GPUs were found for the server ``name``. ``node``: where the GPUs are, or empty."""
+    if reservation.offer is not None:
+        title = LAYERS[reservation.offer.layer].title
+        progress.tell(layer_words.placed(title), progress=30)
+        log.info("%s: %s by %s", name, reservation.request.share, title)
+        return
     gpus = words.placed_on([(gpu.index, gpu.model) for gpu in reservation.gpus], node)
     progress.tell(words.placed(gpus, reservation.placement.borrowed), progress=30)
     log.info("%s: %s on %s", name, reservation.request.share, gpus)

@@ -69,6 +69,13 @@ from gpushare_spawner.model.kubernetes.control_annotations import (
     controls_patch,
     message_patch,
 )
+from gpushare_spawner.model.kubernetes.layer_session import (
+    LAYER,
+    LAYER_SELECTOR,
+    LayerSession,
+    is_layer_session,
+    layer_session,
+)
 from gpushare_spawner.model.kubernetes.node_eligibility import NodeFacts, PodConstraints
 from gpushare_spawner.model.kubernetes.node_pin import HOSTNAME_LABEL, node_of, pinned
 from gpushare_spawner.model.kubernetes.prefix import (
@@ -124,6 +131,8 @@ __all__ = [
     "IDLE_SINCE",
     "KEEP",
     "KEEPS",
+    "LAYER",
+    "LAYER_SELECTOR",
     "MEMORY_CAPACITY",
     "MEMORY_LIMIT",
     "MESSAGE",
@@ -158,6 +167,7 @@ __all__ = [
     "YIELDS_UNTIL",
     "AnnotationProblem",
     "ContainerRequests",
+    "LayerSession",
     "NodeFacts",
     "PodConstraints",
     "PodSession",
@@ -177,9 +187,11 @@ __all__ = [
     "cordons_of",
     "device_name",
     "gpu_index_of",
+    "is_layer_session",
     "is_session",
     "labels",
     "lacks_requests",
+    "layer_session",
     "memory_bytes",
     "message_patch",
     "millicores",

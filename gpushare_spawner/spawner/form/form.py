@@ -10,6 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
+from gpushare_spawner.model.layers import LAYERS, LayerName
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.spawner.options.profiles import UNLISTED, Profile, default_of
@@ -19,6 +20,7 @@ from gpushare_spawner.spawner.queue.queue_quotas import QuotaChoice
 from gpushare_spawner.wording import quotas as quota_texts
 from gpushare_spawner.wording.amounts import unbroken
 from gpushare_spawner.wording.spawn import cards as card_texts
+from gpushare_spawner.wording.spawn import layers as layer_texts
 
 OTHER = "unlisted-choice"
 """Value of a select that stands for the text field beside it; KubeSpawner's."""
@@ -60,6 +62,8 @@ class Card:
     now: Availability | None
     """None for a profile without a template: nothing is known of what it needs."""
     options: Sequence[Option]
+    layer: str
+    """By which sharing layer the GPU is shared; empty: by ours."""
     quota: str
     """What the user's only quota says about a spawn now; empty: the user has several to choose from, or none."""
 
@@ -143,6 +147,8 @@ def _card(
     gpu = template.gpu if template is not None else None
     memory = min((found.memory_bytes for found in now.gpus), default=None) if now is not None else None
     borrowed = now.borrowed if now is not None else 0
+    layer = LAYERS[now.layer] if now is not None and now.layer is not None else None
+    reach = (layer or LAYERS[LayerName.NATIVE]).reach
     options_here = options if checked else {}
     accounts = quotas(gpu.share) if gpu is not None and QUOTA_OPTION not in profile.options else ()
     return Card(
@@ -150,11 +156,11 @@ def _card(
         checked=checked,
         units=gpu.share.units if gpu is not None else 0,
         borrowed=borrowed,
-        guaranteed=card_texts.guaranteed(gpu, memory, borrowed) if gpu is not None else "",
-        maximum=card_texts.maximum(gpu, memory) if gpu is not None else "",
-        idle_actions=card_texts.idle_actions(template) if template is not None else (),
-        takes_idle_share=template is not None and card_texts.takes_idle_share(template),
-        oversubscribes=gpu is not None and gpu.memory.oversubscribe,
+        guaranteed=card_texts.guaranteed(gpu, memory, borrowed) if gpu is not None and layer is None else "",
+        maximum=card_texts.maximum(gpu, memory) if gpu is not None and layer is None else "",
+        idle_actions=card_texts.idle_actions(template, reach) if template is not None else (),
+        takes_idle_share=template is not None and card_texts.takes_idle_share(template, reach),
+        oversubscribes=gpu is not None and gpu.memory.oversubscribe and (layer is None or layer.oversubscribes),
         machine=card_texts.machine(template.resources) if template is not None and enforces_resources else "",
         models=card_texts.gpu_models(gpu.share, models_of(now.gpus)) if gpu is not None and now is not None else "",
         now=now,
@@ -162,6 +168,7 @@ def _card(
             *([_quota_option(profile, accounts, options_here)] if len(accounts) > 1 else []),
             *(_option(profile, name, option, options_here) for name, option in profile.options.items()),
         ],
+        layer=layer_texts.terms(layer) if layer is not None else "",
         quota=quota_now(accounts) if len(accounts) == 1 else "",
     )
 

@@ -88,7 +88,9 @@ class PodLauncher:
             if share is None:
                 share = await self._reserve_elsewhere()
                 self._attempt.reserved(share)
-            self._attempt.admission = Admission(share.token, share.placement.node, scaling=self._scaling)
+            # another layer's scheduler can keep a pod waiting for as long as it likes
+            scaling = self._scaling if share.offer is None else lambda: True
+            self._attempt.admission = Admission(share.token, share.placement.node, scaling=scaling)
             try:
                 return await self._start_pod()
             except NotAdmitted as error:
@@ -116,10 +118,10 @@ class PodLauncher:
         """The pod did not get onto its node: it goes, its place is free, and another one is looked for."""
         self._log.warning("%s: %s%s", self._name, error, f" ({error.detail})" if error.detail else "")
         node = share.placement.node
-        if error.elsewhere:
+        if error.elsewhere and node:
             self._refused[node] = error.missing
             self._reservations.exclusions.leave_out(share.request, node, error.missing)
-        if error.distrust:
+        if error.distrust and node:
             self._reservations.cluster.distrust(node)
         self._reservations.give_back(share)
         self._attempt.forget_reservation()

@@ -14,11 +14,13 @@ from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Allocation, Requested
 from gpushare_spawner.placement.node_resources import NOTHING
+from gpushare_spawner.spawner.kubernetes.cluster.layers import Pending
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale
-from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots
+from gpushare_spawner.spawner.kubernetes.cluster.snapshot import ClusterSnapshots, allocation_elsewhere
 from gpushare_spawner.spawner.kubernetes.exclusions import Exclusions
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
+from gpushare_spawner.spawner.queue.other_layers import LayerOffer
 from gpushare_spawner.spawner.queue.queue import Reservation, Ticket
 from gpushare_spawner.spawner.queue.reservations import Reservations
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
@@ -60,6 +62,10 @@ class PodReservations(Reservations[PodShare]):
         self.exclusions = Exclusions()
         self._in_flight: dict[str, Allocation] = {}
         self._lingering: dict[str, tuple[float, Allocation]] = {}
+        self._elsewhere: dict[str, Pending] = {}
+        """Of these reservations those on the GPUs of other sharing layers."""
+        if cluster.layers is not None:
+            cluster.layers.pending = self._pending
 
     async def snapshot(self, max_age: float = 0.0) -> GpuSnapshot:
         """Bring the ledger up to date from reports and pods. Raises SnapshotStale."""
@@ -80,7 +86,7 @@ class PodReservations(Reservations[PodShare]):
         ]
 
     async def _prepare(self, snapshot: GpuSnapshot) -> GpuSnapshot:
-        if not len(snapshot.inventory):
+        if not len(snapshot.inventory) and snapshot.layers is None:
             # nobody can be placed, and why is not for one start to say
             raise NoNodeNow(snapshot.awaited)
         return snapshot
@@ -90,6 +96,8 @@ class PodReservations(Reservations[PodShare]):
 
     async def _give(self, ticket: Ticket, placement: Placement, snapshot: GpuSnapshot) -> Allocation | None:
         token = secrets.token_hex(8)
+        if ticket.offer is not None:
+            return self._give_elsewhere(ticket, ticket.offer, placement, token)
         share = self.counted(ticket.request.share)
         request = ticket.request.placement(snapshot)
         allocation = Allocation(
@@ -109,6 +117,23 @@ class PodReservations(Reservations[PodShare]):
         placement = replace(placement, borrowed=min(placement.borrowed, ticket.request.share.units))
         ticket.result.set_result(PodShare(ticket.request, placement, gpus, token))
         return allocation
+
+    def _give_elsewhere(self, ticket: Ticket, offer: LayerOffer, placement: Placement, token: str) -> Allocation:
+        """Reserve GPUs of another layer: they count in quotas, and for spawns that the layer serves as well."""
+        request = ticket.request
+        self._in_flight[token] = allocation_elsewhere(
+            f"{request.session}#{token}", request.share, request.tenant.user, request.tenant.quota, time.time()
+        )
+        self._elsewhere[token] = Pending(offer.layer, request.share.total_units)
+        ticket.result.set_result(PodShare(request, placement, (), token, offer=offer))
+        return self._in_flight[token]
+
+    def _pending(self) -> Mapping[str, Pending]:
+        """Return the reservations on GPUs of other layers, by the annotation that their pods have."""
+        self._settle()
+        kept = self._in_flight.keys() | self._lingering.keys()
+        self._elsewhere = {token: one for token, one in self._elsewhere.items() if token in kept}
+        return self._elsewhere
 
     def give_back(self, reservation: PodShare) -> None:
         """No pod was made for it: it is free again."""

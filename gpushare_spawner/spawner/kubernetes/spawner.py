@@ -24,6 +24,7 @@ except ImportError as error:
         "install it with: pip install 'gpushare-spawner[kubernetes]'"
     ) from error
 
+from kubernetes_asyncio.client import CustomObjectsApi
 from kubernetes_asyncio.client.models import V1Pod
 from traitlets import default, validate
 
@@ -36,6 +37,7 @@ from gpushare_spawner.spawner.kubernetes import settings
 from gpushare_spawner.spawner.kubernetes.attempt import PodAttempt
 from gpushare_spawner.spawner.kubernetes.cleanup import LastSearch, PodCleanup
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
+from gpushare_spawner.spawner.kubernetes.cluster.layer_reader import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import ReportReflector
 from gpushare_spawner.spawner.kubernetes.cluster.snapshot import REPORTS, ClusterSnapshots
 from gpushare_spawner.spawner.kubernetes.cluster.watches import Watches
@@ -117,8 +119,15 @@ class GPUShareSpawner(GPUShareBase, KubeSpawner):  # type: ignore[misc]
 
     def _new_reservations(self) -> PodReservations:
         capacity = ClusterCapacity(self.api, self.log)
+        layers = LayerReader(
+            capacity,
+            CustomObjectsApi(self.api.api_client),
+            self._layers_in_force(),
+            self._offered_templates(),
+            self.log,
+        )
         cluster = ClusterSnapshots(
-            self.reflectors, self._reports_key, self.share_unit_size, self.log, capacity=capacity
+            self.reflectors, self._reports_key, self.share_unit_size, self.log, capacity=capacity, layers=layers
         )
         return PodReservations(
             cluster,

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gpushare_spawner.model.layers import LayerName
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Demand, PlacementRequest
+from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.inventory import GpuKind
-from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck, Verdict
+from gpushare_spawner.spawner.queue.other_layers import OtherLayers, Outcome
+from gpushare_spawner.spawner.queue.placement_check import PlacementCheck, Verdict
 from gpushare_spawner.spawner.queue.positions import Positions
 from gpushare_spawner.spawner.queue.queue import Alternative, SpawnQueue
 from gpushare_spawner.wording.spawn import queue as words
@@ -26,6 +29,8 @@ class Availability:
     """GPUs that would do, free or not."""
     borrowed: int = 0
     """Units of each GPU that idle sessions would lend; nothing is guaranteed of these."""
+    layer: LayerName | None = None
+    """Another sharing layer that would start the server; None: GPUs with an agent."""
 
 
 NO_GPU_NEEDED = Availability("now", words.STARTS_NOW)
@@ -41,18 +46,27 @@ class AvailabilityNow:
     where: str = "this machine"
     ineligible: Callable[[Template], frozenset[str]] = lambda _: frozenset()
     """Returns the nodes that cannot take a server of a template whatever is free there."""
+    tenant: Tenant = field(default_factory=lambda: Tenant(""))
+    """Whose spawn it would be; without a name: any user's."""
     _met: dict[Demand, Availability] = field(default_factory=dict, repr=False)
 
     def availability(self, template: Template) -> Availability:
         """What a spawn of this template would meet."""
         if template.gpu is None:
             return NO_GPU_NEEDED
-        return replace(self._met_by(self._request(template)), gpus=self.check.snapshot.suiting(template.gpu))
+        layers = self.check.snapshot.other_layers(template)
+        if layers is not None:
+            return self._by_layers(template, layers, self.ineligible(template))
+        return self._native(template)
+
+    def _native(self, template: Template) -> Availability:
+        gpus = self.check.snapshot.suiting(template.gpu) if template.gpu is not None else ()
+        return replace(self._met_by(self._request(template)), gpus=gpus)
 
     def preparing(self, templates: Iterable[Template]) -> Iterator[None]:
         """Do in pieces what `availability` needs."""
         for template in templates:
-            if template.gpu is not None:
+            if template.gpu is not None and self.check.snapshot.native(template):
                 yield from self._preparing(self._request(template))
 
     def startable(self, alternatives: Iterable[Alternative], instead_of: str = "") -> tuple[str, ...]:
@@ -65,12 +79,15 @@ class AvailabilityNow:
     def preparing_startable(self, alternatives: Iterable[Alternative]) -> Iterator[None]:
         """Do in pieces what `startable` needs."""
         for one in alternatives:
-            if one.template.gpu is not None:
+            if one.template.gpu is not None and self.check.snapshot.native(one.template):
                 yield from self._preparing(self._alternative(one))
 
     def _would_start(self, one: Alternative, instead_of: str) -> bool:
         if one.template.gpu is None:
             return True
+        layers = self.check.snapshot.other_layers(one.template)
+        if layers is not None:
+            return self._by_layers(one.template, layers, one.ineligible()).kind == "now"
         request = self._alternative(one)
         return self._met_by(request).kind == "now" or self.check.fits_without(request, (instead_of,))
 
@@ -90,6 +107,22 @@ class AvailabilityNow:
         if met is None:
             met = self._met[request.demand] = self._meets(request)
         return met
+
+    def _by_layers(self, template: Template, layers: OtherLayers, ineligible: frozenset[str]) -> Availability:
+        found = layers.verdict(template, self.tenant, "", ineligible)
+        native = self._native(template) if layers.native(template) else None
+        gpus = (*(native.gpus if native is not None else ()), *found.gpus)
+        if native is not None and native.kind == "now" and found.outcome is not Outcome.NOW:
+            return replace(native, gpus=gpus)
+        layer = found.offer.layer if found.offer is not None else None
+        if found.outcome is Outcome.NOW:
+            now = Availability("now", words.STARTS_NOW) if found.known else UNKNOWN
+            return replace(now, gpus=gpus, layer=layer)
+        if found.outcome is Outcome.WAIT or (native is not None and native.kind == "wait"):
+            position = words.position(Positions(self.check, self.queue).ahead_of_template(template))
+            why = found.why if found.outcome is Outcome.WAIT or native is None else native.detail
+            return Availability("wait", position, why, gpus, layer=layer)
+        return Availability("never", words.NO_SUITABLE_GPU, found.why, gpus, layer=layer)
 
     def _meets(self, request: PlacementRequest) -> Availability:
         verdict = self.check.verdict(request)

@@ -35,5 +35,7 @@ class ExpectedWorkload:
         """Return the strategy for the workload of now; one that looks at no workload comes back as it is."""
         if not isinstance(strategy, WorkloadStrategy):
             return strategy
-        demands = {template.name: snapshot.request(template).demand for template in self.offered()}
+        demands = {
+            template.name: snapshot.request(template).demand for template in self.offered() if snapshot.native(template)
+        }
         return strategy.for_workload(self._spawns.workload(demands, now))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
@@ -20,23 +19,13 @@ from gpushare_spawner.placement import (
     Unplaceable,
     looking_for_claim,
 )
+from gpushare_spawner.spawner.queue.other_layers import Outcome
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 from gpushare_spawner.wording.spawn import refusals
 from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
 
 NODES_AT_ONCE = 20
 """Nodes that are looked at without a break for the event loop: 1 to 2 ms."""
-
-
-class Outcome(Enum):
-    """What a placement request meets."""
-
-    NOW = "now"
-    """It can be placed."""
-    WAIT = "wait"
-    """It cannot be placed now; a wait can help."""
-    NEVER = "never"
-    """No wait would help."""
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,15 @@ from gpushare_spawner.placement import (
     looking_for_claim,
 )
 from gpushare_spawner.spawner.queue.loop_breaks import LoopBreaks
-from gpushare_spawner.spawner.queue.placement_check import Outcome, PlacementCheck
+from gpushare_spawner.spawner.queue.other_layers import OtherLayers, Outcome
+from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.positions import Positions
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
 from gpushare_spawner.spawner.queue.queue_errors import impossible, queue_full
 from gpushare_spawner.wording.spawn.refusals import not_admitted
+
+NOT_BY_THE_HUB = Placement("", ())
+"""The place of a server that a layer's scheduler places."""
 
 MOST_MOVES = 5
 """How often announced idle actions may move what is kept for a spawn to another node. Ours: users come back before
@@ -50,8 +54,14 @@ class Placer:
             feed.claim(name, None)
 
     def place(self, ticket: Ticket) -> Placement | None:
-        """Return a place for the ticket; None where it waits on, and knows its position, or has been refused."""
+        """Return a place for the ticket; None where it waits on, and knows its position, or has been refused.
+
+        A place of another sharing layer has no node and no GPUs: the ticket has its offer.
+        """
         request, snapshot = ticket.request, self._check.snapshot
+        layers = snapshot.other_layers(request.template)
+        if layers is not None:
+            return self._place_by_layers(ticket, layers)
         asked = request.placement(snapshot)
         verdict = self._check.verdict(asked)
         # taints come and go: a spawn that was told to wait is not refused for one
@@ -66,6 +76,27 @@ class Placer:
             ticket.refuse(impossible(request, self._where, verdict.why))
         return verdict.placement
 
+    def _place_by_layers(self, ticket: Ticket, layers: OtherLayers) -> Placement | None:
+        request = ticket.request
+        found = layers.verdict(request.template, request.tenant, request.node, request.ineligible())
+        if found.outcome is Outcome.NOW:
+            ticket.offer = found.offer
+            return NOT_BY_THE_HUB
+        native = None
+        if layers.native(request.template):
+            native = self._check.verdict(request.placement(self._check.snapshot))
+            if native.placement is not None:
+                return native.placement
+        waits = next((one for one in (found, native) if one is not None and one.outcome is Outcome.WAIT), None)
+        if waits is None and ticket.ahead is None and not self._check.nodes_are_added:
+            ticket.refuse(impossible(request, self._where, found.why))
+        elif ticket.ahead is None and self._queue.full:
+            ticket.refuse(queue_full(request, self._queue.length))
+        else:
+            ahead = self._positions.ahead_of_template(request.template, ticket)
+            ticket.says(ahead, (waits or found).why)
+        return None
+
     async def claim(self, ticket: Ticket, breaks: LoopBreaks) -> None:
         """Keep GPUs for a ticket that waits, where it is the first in the queue that could use their node.
 
@@ -73,6 +104,8 @@ class Placer:
         least has to become free. After `MOST_MOVES` the latter: of those less has to become free from pass to pass.
         """
         check = self._check
+        if not check.snapshot.native(ticket.request.template):
+            return
         request = check.counted_request(ticket.request.placement(check.snapshot))
         capacity = check.ledger.capacity
         await breaks.through(looking_for_claim(capacity, request))

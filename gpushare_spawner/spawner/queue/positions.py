@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from gpushare_spawner.model.layers import LayerName
+from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Demand, PlacementRequest, able_nodes
 from gpushare_spawner.spawner.queue.placement_check import PlacementCheck
 from gpushare_spawner.spawner.queue.queue import SpawnQueue, Ticket
@@ -30,7 +32,21 @@ class Positions:
     def ahead_of(self, request: PlacementRequest, ticket: Ticket | None = None) -> int:
         """Return how many earlier tickets compete with a request; all of them where no ticket is given."""
         asked = self._check.counted_request(request)
-        return self._queue.ahead_of(lambda other: self._competes(asked, self._request(other)), ticket)
+        snapshot = self._check.snapshot
+        return self._queue.ahead_of(
+            lambda other: snapshot.native(other.request.template) and self._competes(asked, self._request(other)),
+            ticket,
+        )
+
+    def ahead_of_template(self, template: Template, ticket: Ticket | None = None) -> int:
+        """Return how many earlier tickets have a layer in common with a template, as `ahead_of` does for a request."""
+        layers = self._layers(template)
+        return self._queue.ahead_of(lambda other: not layers.isdisjoint(self._layers(other.request.template)), ticket)
+
+    def _layers(self, template: Template) -> Set[LayerName]:
+        snapshot = self._check.snapshot
+        others = snapshot.layers.names(template) if snapshot.layers is not None else ()
+        return {*others, *([LayerName.NATIVE] if snapshot.native(template) else [])}
 
     def _request(self, ticket: Ticket) -> PlacementRequest:
         known = self._requests.get(ticket)

@@ -12,6 +12,7 @@ from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.placement import PlacementRequest, Requested
 from gpushare_spawner.sharing.base import Tenant
+from gpushare_spawner.spawner.queue.other_layers import LayerOffer
 from gpushare_spawner.spawner.queue.snapshot import GpuSnapshot
 
 
@@ -82,6 +83,8 @@ class Reservation:
     request: SpawnRequest
     placement: Placement
     gpus: tuple[GpuReport, ...]
+    offer: LayerOffer | None = field(default=None, kw_only=True)
+    """Where another sharing layer starts the server; None: on these GPUs, which have an agent."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,8 @@ class Ticket:
     """Set when `status` changes, and when the wait ends."""
     considered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a pass over the queue has decided about it, on GPUs that are known."""
+    offer: LayerOffer | None = None
+    """Where another sharing layer starts its server, once it has a place; None: on GPUs with an agent."""
     kept: str = ""
     """The node of the GPUs that were kept for it last; empty: none were."""
     moves: int = 0

@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.quota import Quotas
-from gpushare_spawner.model.share import UNITS_PER_GPU, Share
+from gpushare_spawner.model.share import Share
 from gpushare_spawner.model.template import Template
 from gpushare_spawner.placement import Allocation, BestFit, LedgerFeed, Strategy
 from gpushare_spawner.quota.fair_share import PREPAID_SECONDS
+from gpushare_spawner.sharing.base import Tenant
 from gpushare_spawner.spawner.queue.availability import AvailabilityNow
 from gpushare_spawner.spawner.queue.expected_workload import ExpectedWorkload
 from gpushare_spawner.spawner.queue.loop_breaks import LastingObjects, LoopBreaks
@@ -207,7 +208,7 @@ class Reservations(ABC, Generic[Reserved]):
             if ticket not in self.queue or ticket.result.done():
                 continue
             try:
-                if not self._is_held_up(ticket):
+                if snapshot.native(ticket.request.template) and not self._is_held_up(ticket):
                     await breaks.through(check.preparing(ticket.request.placement(snapshot)))
                 if ticket in self.queue and not await self._place_ticket(ticket, placer, snapshot, breaks):
                     # counted otherwise elsewhere: the next pass knows what is known there now
@@ -224,7 +225,7 @@ class Reservations(ABC, Generic[Reserved]):
 
     def _count_quotas(self, snapshot: GpuSnapshot) -> None:
         """Bring the quotas up to date, and see to it that this is done again while something is over quota."""
-        self.quotas.bring_up_to_date(len(snapshot.gpus) * UNITS_PER_GPU)
+        self.quotas.bring_up_to_date(snapshot.capacity_units)
         if self.quotas.usage is not None and (self._sampling is None or self._sampling.done()):
             self._sampling = self.in_background(self._sample_quotas())
 
@@ -237,7 +238,7 @@ class Reservations(ABC, Generic[Reserved]):
             with contextlib.suppress(*self.unreachable):
                 async with self._lock:
                     snapshot = await self.snapshot()
-                    self.quotas.bring_up_to_date(len(snapshot.gpus) * UNITS_PER_GPU)
+                    self.quotas.bring_up_to_date(snapshot.capacity_units)
 
     def _is_held_up(self, ticket: Ticket) -> bool:
         """Note why a spawn cannot be placed yet, whatever is free; return whether that is so."""
@@ -305,15 +306,19 @@ class Reservations(ABC, Generic[Reserved]):
     # -- what is free --
 
     async def availability_now(
-        self, max_age: float = 0.0, ineligible: Callable[[Template], frozenset[str]] = lambda _: frozenset()
+        self,
+        max_age: float = 0.0,
+        ineligible: Callable[[Template], frozenset[str]] = lambda _: frozenset(),
+        tenant: Tenant | None = None,
     ) -> AvailabilityNow:
         """What a spawn would meet now. Raises one of `unreachable`.
 
-        ``ineligible`` returns the nodes that cannot take a server of a template whatever is free there.
+        ``ineligible`` returns the nodes that cannot take a server of a template whatever is free there. ``tenant``:
+        whose server it would be; None: any user's.
         """
         snapshot = await self.snapshot(max_age)
         self._count_quotas(snapshot)
-        available = AvailabilityNow(self._check(snapshot), self.queue, self.where, ineligible)
+        available = AvailabilityNow(self._check(snapshot), self.queue, self.where, ineligible, tenant or Tenant(""))
         await LoopBreaks().through(available.preparing(self._expected.offered()))
         return available
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpushare_spawner.model.report import GpuReport, Notice
+from gpushare_spawner.model.share import UNITS_PER_GPU
 from gpushare_spawner.model.template import Gpu, Template
 from gpushare_spawner.placement import PlacementRequest, Requested
 from gpushare_spawner.spawner.queue.inventory import GpuInventory, GpuKind
+from gpushare_spawner.spawner.queue.other_layers import OtherLayers
 
 MILLICORES = 1000
 """In a CPU core."""
@@ -34,12 +36,28 @@ class GpuSnapshot:
     """Why GPUs that exist are missing here for the moment, in a sentence; empty where none are."""
     announced: tuple[tuple[str, Notice], ...] = ()
     """Idle actions that are due, each with its session's name in the ledger."""
+    layers: OtherLayers | None = None
+    """GPUs that other layers share; None: there are none."""
     _suiting: dict[int, tuple[Gpu, tuple[GpuKind, ...], frozenset[str]]] = field(default_factory=dict, repr=False)
 
     @property
     def gpus(self) -> Mapping[str, GpuReport]:
         """Every GPU by its UUID."""
         return self.inventory.gpus
+
+    @property
+    def capacity_units(self) -> int:
+        """Units of 1 % of all GPUs, those of other layers too."""
+        others = self.layers.gpus if self.layers is not None else 0
+        return (len(self.gpus) + others) * UNITS_PER_GPU
+
+    def native(self, template: Template) -> bool:
+        """Return whether GPUs with an agent can serve a template."""
+        return self.layers is None or self.layers.native(template)
+
+    def other_layers(self, template: Template) -> OtherLayers | None:
+        """Return the other layers if one of them can serve a template, else None."""
+        return self.layers if self.layers is not None and self.layers.names(template) else None
 
     @cached_property
     def kinds(self) -> tuple[GpuKind, ...]:

@@ -116,7 +116,12 @@ async def after_idle_actions(check: PlacementCheck, queue: SpawnQueue, breaks: L
     nodes that the actions concern.
     """
     supposed = SupposedLedger(check.ledger)
-    waiting = {ticket: _counted(check, ticket) for ticket in queue if not ticket.result.done()}
+    native = check.snapshot.native
+    waiting = {
+        ticket: _counted(check, ticket)
+        for ticket in queue
+        if not ticket.result.done() and native(ticket.request.template)
+    }
     expected: dict[Ticket, float] = {}
     helpful: list[tuple[str, Notice]] = []
     for actions in helpful_actions(check.ledger, waiting.values(), check.snapshot.announced):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
+from gpushare_spawner.model.layers import LAYERS, IdleReach, LayerName
 from gpushare_spawner.model.quantity import resolve_bytes
 from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.model.template import Gpu, Idle, Resources, Template
@@ -58,28 +59,37 @@ def _memory(written: str, memory_bytes: int | None) -> str:
     return f"{written[:-1].strip()} % of its memory" if written.endswith("%") else f"{written} of memory"
 
 
-def idle_actions(template: Template) -> list[str]:
-    """Return what happens to an idle session, one phrase for each action; empty: nothing."""
+_WHOLE_REACH = LAYERS[LayerName.NATIVE].reach
+
+
+def idle_actions(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH) -> list[str]:
+    """Return what happens to an idle session, one phrase for each action; empty: nothing.
+
+    ``reach``: what the sharing layer of its GPU can do to it.
+    """
     idle: Idle = template.idle
     if idle.dry_run:
         return []
     actions = []
     share = template.share
     waits = " if a spawn waits for it" if idle.when == "pressure" else ""
-    if idle.downgrade_after is not None and share is not None:
+    if idle.downgrade_after is not None and share is not None and IdleReach.DOWNGRADE in reach:
         smaller = gpu_share(idle.units(Tier.DOWNGRADED, share))
         actions.append(f"after {duration(idle.downgrade_after)}, downgraded to {smaller}{waits}")
-    if idle.release_after is not None:
+    if idle.release_after is not None and IdleReach.RELEASE in reach:
         actions.append(f"after {duration(idle.release_after)}, released and lent{waits}")
     if idle.stop_after is not None:
         actions.append(f"after {duration(idle.stop_after)}, the server is stopped")
     return actions
 
 
-def takes_idle_share(template: Template) -> bool:
-    """Return whether an idle session loses units, and gets them back with its next GPU work."""
+def takes_idle_share(template: Template, reach: Collection[IdleReach] = _WHOLE_REACH) -> bool:
+    """Return whether an idle session loses units, and gets them back with its next GPU work. ``reach``: see
+    `idle_actions`."""
     idle = template.idle
-    return not idle.dry_run and (idle.downgrade_after is not None or idle.release_after is not None)
+    downgraded = idle.downgrade_after is not None and IdleReach.DOWNGRADE in reach
+    released = idle.release_after is not None and IdleReach.RELEASE in reach
+    return not idle.dry_run and (downgraded or released)
 
 
 def machine(resources: Resources) -> str:

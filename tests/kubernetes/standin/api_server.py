@@ -7,6 +7,7 @@ import json
 import secrets
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -74,6 +75,8 @@ class StandInApiServer:
         self.admin_token = self.access.add_user("admin", MASTERS)
         self.calls: Counter[tuple[str, str]] = Counter()
         """How often each (verb, resource) was asked for."""
+        self.pod_webhooks: list[Callable[[dict[str, Any]], None]] = []
+        """Called with each pod that is created, to change it or to refuse it with ApiError."""
         self._port = port
         self._watching = Watching(self.store, bookmark_interval)
         self._continues: dict[str, tuple[int, list[Stored]]] = {}
@@ -259,6 +262,8 @@ class StandInApiServer:
         for name in _SERVER_FIELDS:
             metadata.pop(name, None)
         if kind is PODS:
+            for webhook in self.pod_webhooks:
+                webhook(item)
             quotas.fill_in(self.store, item)
         defaults.fill_in(kind, item)
         validation.check(kind, item)

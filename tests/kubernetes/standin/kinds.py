@@ -76,6 +76,8 @@ RESOURCE_CLAIMS = Kind("resourceclaims", "ResourceClaim", RESOURCE_GROUP, has_st
 DEVICE_CLASSES = Kind("deviceclasses", "DeviceClass", RESOURCE_GROUP, namespaced=False)
 PRIORITY_CLASSES = Kind("priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False)
 
+QUEUES = Kind("queues", "Queue", "scheduling.run.ai", "v2", namespaced=False, has_status=True)
+
 KINDS = (
     PODS,
     NODES,
@@ -101,6 +103,7 @@ KINDS = (
     RESOURCE_SLICES,
     RESOURCE_CLAIMS,
     DEVICE_CLASSES,
+    QUEUES,
     PRIORITY_CLASSES,
     POLICIES,
     POLICY_BINDINGS,

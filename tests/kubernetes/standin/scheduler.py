@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -26,11 +26,33 @@ log = logging.getLogger(__name__)
 NAME = "default-scheduler"
 
 
-class Scheduler:
-    """Start with ``async with``."""
+class Extender:
+    """What a scheduler of another name does beside: it decides on resources that Kubernetes does not count."""
 
-    def __init__(self, client: KubeClient, retry_after: float = 1.0) -> None:
+    ignored: frozenset[str] = frozenset()
+    """Resources that the scheduler itself does not look at."""
+
+    def against(self, pod: dict[str, Any], node: dict[str, Any], pods: Sequence[dict[str, Any]]) -> Iterator[str]:
+        """Why the pod cannot be on the node. ``pods``: all that there are."""
+        return iter(())
+
+    async def chosen(self, pod: dict[str, Any], node: dict[str, Any], pods: Sequence[dict[str, Any]]) -> bool:
+        """Do what belongs to it; return whether the scheduler is to bind the pod to the node."""
+        return True
+
+    async def look(self, pods: Sequence[dict[str, Any]]) -> None:
+        """Something has changed."""
+
+
+class Scheduler:
+    """Start with ``async with``. ``name``: which pods it is for."""
+
+    def __init__(
+        self, client: KubeClient, retry_after: float = 1.0, name: str = NAME, extender: Extender | None = None
+    ) -> None:
         self._client = client
+        self._name = name
+        self._extender = extender or Extender()
         self._retry_after = retry_after
         self._nodes: dict[str, dict[str, Any]] = {}
         self._pods: dict[str, dict[str, Any]] = {}
@@ -116,6 +138,8 @@ class Scheduler:
                     await self._wake.wait()
             self._wake.clear()
             self._count_used()
+            with contextlib.suppress(aiohttp.ClientError, OSError, ApiStatus):
+                await self._extender.look(list(self._pods.values()))
             for pod in self._waiting():
                 with contextlib.suppress(aiohttp.ClientError, OSError, ApiStatus):
                     await self._place(pod)
@@ -128,7 +152,7 @@ class Scheduler:
             if not pod["spec"].get("nodeName")
             and uid not in self._bound
             and not pod["metadata"].get("deletionTimestamp")
-            and pod["spec"].get("schedulerName", NAME) == NAME
+            and pod["spec"].get("schedulerName", NAME) == self._name
         ]
         return sorted(found, key=lambda pod: int(pod["metadata"]["resourceVersion"]))
 
@@ -164,6 +188,8 @@ class Scheduler:
         metadata = pod["metadata"]
         node_name = min(fitting, key=lambda name: (self._used[name].get("pods", Decimal(0)), name))
         await self._reserve(claims, pod, node_name)
+        if not await self._extender.chosen(pod, self._nodes[node_name], list(self._pods.values())):
+            return
         self._bound[metadata["uid"]] = node_name
         binding = {
             "apiVersion": "v1",
@@ -220,9 +246,12 @@ class Scheduler:
             return
         allocatable = node["status"].get("allocatable") or {}
         for resource, amount in requests(pod).items():
+            if resource in self._extender.ignored:
+                continue
             free = quantity(allocatable.get(resource, 0)) - self._used[name].get(resource, Decimal(0))
             if amount > free:
                 yield "Too many pods" if resource == "pods" else f"Insufficient {resource}"
+        yield from self._extender.against(pod, node, list(self._pods.values()))
 
     async def _say_unschedulable(self, pod: dict[str, Any], reasons: Counter[str]) -> None:
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
@@ -247,7 +276,7 @@ class Scheduler:
         await self._event(pod, "Warning", "FailedScheduling", message)
 
     async def _event(self, pod: dict[str, Any], kind: str, reason: str, message: str) -> None:
-        await record_event(self._client, pod, kind, reason, message, NAME)
+        await record_event(self._client, pod, kind, reason, message, self._name)
 
 
 def requests(pod: dict[str, Any]) -> dict[str, Decimal]:

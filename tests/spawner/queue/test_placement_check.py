@@ -9,7 +9,8 @@ import pytest
 from gpushare_spawner.model.placement import Placement
 from gpushare_spawner.model.share import Share
 from gpushare_spawner.placement import Claim, PlacementRequest, Requested
-from gpushare_spawner.spawner.queue.placement_check import Outcome, Verdict
+from gpushare_spawner.spawner.queue.other_layers import Outcome
+from gpushare_spawner.spawner.queue.placement_check import Verdict
 from gpushare_spawner.wording.spawn.queue import EARLIER_FIRST
 
 from .machine import Machine

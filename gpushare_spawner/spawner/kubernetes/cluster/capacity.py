@@ -21,6 +21,7 @@ from gpushare_spawner.clients.object_watch import Object, Watched
 from gpushare_spawner.model.kubernetes import NodeFacts, PodConstraints, memory_bytes, millicores
 from gpushare_spawner.placement import NodeResources, Requested
 from gpushare_spawner.placement.node_resources import NOTHING, UNKNOWN
+from gpushare_spawner.sharing.cluster_facts import ClusterFacts, ClusterNode, ClusterPod
 from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import BadObjects, ChangedObjects
 from gpushare_spawner.spawner.kubernetes.cluster.pod_requests import pod_requests
 from gpushare_spawner.spawner.kubernetes.cluster.pods import FINISHED, RESERVATION, annotation, phase
@@ -43,6 +44,8 @@ class ClusterCapacity:
         self._reading: asyncio.Task[None] | None = None
         self._nodes: Watched | None = None
         self._pods: Watched | None = None
+        self._closing: list[asyncio.Future[None]] = []
+        """The event loop keeps only weak references to tasks."""
         self._known: dict[str, NodeResources] = {}
         self._allocatable: dict[str, NodeResources] = {}
         self._requested: dict[str, Requested] = {}
@@ -53,12 +56,42 @@ class ClusterCapacity:
         self._bad_objects = BadObjects(log)
         self._recounted: set[str] = set()
         self._facts: dict[str, NodeFacts] = {}
+        self._keeps_facts = False
+        self._cluster_facts: ClusterFacts | None = None
+        self.refused = False
+        """Whether the API server has refused to show nodes and pods."""
         self._ruled_out: dict[PodConstraints, frozenset[str]] = {}
 
     def begin(self) -> None:
         """Start to read, unless that was done."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._begin())
+
+    def keep_facts(self) -> None:
+        """Keep what `facts` returns from now on, which takes memory for each pod of the cluster."""
+        if self._keeps_facts:
+            return
+        self._keeps_facts = True
+        if self._nodes is not None and self._pods is not None:
+            # what was read lacks it
+            self._closing = [asyncio.ensure_future(watched.close()) for watched in (self._nodes, self._pods)]
+            self._watch()
+
+    def facts(self) -> ClusterFacts | None:
+        """Return nodes and pods as other sharing layers' rules look at them; None while they are not known.
+
+        The same object as long as nothing has changed. See `keep_facts`.
+        """
+        nodes, pods = self._nodes, self._pods
+        if not self._keeps_facts or nodes is None or pods is None or not (nodes.known and pods.known):
+            return None
+        if self._cluster_facts is None:
+            running = (pod["facts"] for pod in pods.objects.values())
+            self._cluster_facts = ClusterFacts(
+                nodes=tuple(node["cluster"] for node in nodes.objects.values()),
+                pods=tuple(pod for pod in running if pod.phase not in FINISHED),
+            )
+        return self._cluster_facts
 
     def resources(self) -> Mapping[str, NodeResources]:
         """Return what is free on each node, without reservations in flight; empty while it is not known."""
@@ -113,11 +146,18 @@ class ClusterCapacity:
 
     async def _begin(self) -> None:
         while not await self._may_read():
+            self.refused = True
             await asyncio.sleep(ASK_AGAIN_SECONDS)
+        self.refused = False
+        self._watch()
+
+    def _watch(self) -> None:
         running = ",".join(f"status.phase!={ended}" for ended in FINISHED)
         pods = functools.partial(self._api.list_pod_for_all_namespaces, field_selector=running)
-        self._nodes = Watched("nodes", self._api.list_node, "the cluster", "", self._on_change, kept_node, self._log)
-        self._pods = Watched("pods", pods, "the cluster", "", self._on_change, kept_pod, self._log)
+        keep = functools.partial(kept_pod, with_facts=self._keeps_facts)
+        keep_node = functools.partial(kept_node, with_facts=self._keeps_facts)
+        self._nodes = Watched("nodes", self._api.list_node, "the cluster", "", self._on_change, keep_node, self._log)
+        self._pods = Watched("pods", pods, "the cluster", "", self._on_change, keep, self._log)
         self._nodes.start()
         self._pods.start()
 
@@ -139,7 +179,8 @@ class ClusterCapacity:
         return True
 
     def _on_change(self) -> None:
-        """Nothing to do: `count` finds what has changed."""
+        """Forget what is made of all objects; `count` finds what has changed by itself."""
+        self._cluster_facts = None
 
     def _take_node(self, name: str, now: Object | None) -> None:
         """Count a node; None: it is gone."""
@@ -199,12 +240,13 @@ def _add(amounts: dict[str, Requested], node: str, requested: Requested, sign: i
         del amounts[node]
 
 
-def kept_node(node: Object) -> Object:
-    """Return what is kept of a node."""
+def kept_node(node: Object, with_facts: bool = False) -> Object:
+    """Return what is kept of a node. ``with_facts``: with what other sharing layers publish."""
     allocatable = (node.get("status") or {}).get("allocatable") or {}
     return {
         "metadata": _identity(node),
         "facts": NodeFacts.of(node),
+        **({"cluster": ClusterNode.of(node)} if with_facts else {}),
         "allocatable": NodeResources.of_empty_node(
             millicores(allocatable) if "cpu" in allocatable else None,
             memory_bytes(allocatable) if "memory" in allocatable else None,
@@ -213,14 +255,18 @@ def kept_node(node: Object) -> Object:
     }
 
 
-def kept_pod(pod: Object) -> Object:
-    """Return what is kept of a pod: whole pods of a large cluster would take much memory, and show all environments."""
+def kept_pod(pod: Object, with_facts: bool = False) -> Object:
+    """Return what is kept of a pod: whole pods of a large cluster would take much memory, and show all environments.
+
+    ``with_facts``: with what other sharing layers publish.
+    """
     requested = pod_requests(pod)
     return {
         "metadata": _identity(pod),
         "node": "" if phase(pod) in FINISHED else (pod.get("spec") or {}).get("nodeName") or "",
         "requested": Requested(millicores(requested), memory_bytes(requested), 1),
         "token": annotation(pod, RESERVATION),
+        **({"facts": ClusterPod.of(pod, requested)} if with_facts else {}),
     }
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from gpushare_spawner.model.kubernetes import quantity
 
 Amounts = dict[str, Decimal]
-"""By resource: cores of ``cpu``, bytes of ``memory``."""
+"""By resource: cores of ``cpu``, bytes of ``memory``; others as they are counted."""
 
 
 def pod_requests(pod: Mapping[str, Any]) -> Amounts:
-    """Return the CPU and memory that a pod requests of its node.
+    """Return what a pod requests of its node.
 
     Containers and sidecars are added up; an ordinary init container runs before the containers and beside the sidecars
     that were started before it, and the larger amount counts. Of a container that was resized in place the largest of
@@ -52,7 +52,7 @@ def _requested(container: Mapping[str, Any], in_force: Mapping[Any, Mapping[str,
 
 
 def _amounts(written: Mapping[str, Any] | None) -> Amounts:
-    return {name: quantity(written[name]) for name in ("cpu", "memory") if written and name in written}
+    return {name: quantity(amount) for name, amount in (written or {}).items()}
 
 
 def _total(parts: Iterable[Amounts]) -> Amounts:

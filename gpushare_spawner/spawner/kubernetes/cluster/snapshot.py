@@ -18,6 +18,8 @@ from gpushare_spawner.model.kubernetes import (
     AnnotationProblem,
     PodConstraints,
     gpu_index_of,
+    is_layer_session,
+    layer_session,
     misplaced_report,
     node_of,
     pod_session,
@@ -25,11 +27,12 @@ from gpushare_spawner.model.kubernetes import (
 )
 from gpushare_spawner.model.report import Notice, Report
 from gpushare_spawner.model.session_id import split_session_id
-from gpushare_spawner.model.share import UNITS_PER_GPU
+from gpushare_spawner.model.share import UNITS_PER_GPU, Share
 from gpushare_spawner.placement import Allocation, LedgerFeed, Source
 from gpushare_spawner.sharing.pod_changes import notebook_container
 from gpushare_spawner.spawner.kubernetes.cluster.capacity import ClusterCapacity
 from gpushare_spawner.spawner.kubernetes.cluster.changed_objects import BadObjects, ChangedObjects
+from gpushare_spawner.spawner.kubernetes.cluster.layer_reader import LayerReader
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION, annotation, created_at, holds_share
 from gpushare_spawner.spawner.kubernetes.cluster.reflectors import SnapshotStale, freshen, has_listed
 from gpushare_spawner.spawner.queue.inventory import GpuInventory
@@ -83,6 +86,7 @@ class ClusterSnapshots:
         log: logging.Logger,
         clock: Callable[[], float] = time.time,
         capacity: ClusterCapacity | None = None,
+        layers: LayerReader | None = None,
     ) -> None:
         self.reflectors = reflectors
         self.reports_key = reports_key
@@ -92,6 +96,8 @@ class ClusterSnapshots:
         """Knows what pods hold, and the reservations that `snapshot` was told of."""
         self._clock = clock
         self._capacity = capacity
+        self.layers = layers
+        """Reads what other sharing layers have; None: nobody does."""
         self._inventory = GpuInventory()
         self._reading = asyncio.Lock()
         self._readings: set[asyncio.Task[GpuSnapshot]] = set()
@@ -161,7 +167,8 @@ class ClusterSnapshots:
                 await breaks.through(self._capacity.count())
                 await breaks.through(self._count_resources(self._capacity))
             await breaks.through(self._count_reservations(before, reserved, in_flight))
-            snapshot = GpuSnapshot(self._inventory, self._awaited, tuple(self._announced.items()))
+            layers = self.layers.snapshot() if self.layers is not None else None
+            snapshot = GpuSnapshot(self._inventory, self._awaited, tuple(self._announced.items()), layers)
             self._last = (time.monotonic(), snapshot)
             return snapshot
 
@@ -360,6 +367,12 @@ class ClusterSnapshots:
         return _SeenPod(uid, version, token, allocation, announced)
 
     def _parsed(self, pod: Mapping[str, Any]) -> tuple[Allocation, Notice | None]:
+        metadata = pod["metadata"]
+        if is_layer_session(metadata.get("labels")):
+            session_of_layer = layer_session(metadata.get("labels"), metadata.get("annotations"))
+            user = split_session_id(session_of_layer.session)[0]
+            share, name = session_of_layer.share, _name(pod)
+            return allocation_elsewhere(name, share, user, session_of_layer.quota, created_at(pod)), None
         session = pod_session(pod["metadata"].get("annotations"))
         allocation = Allocation(
             session=_name(pod),
@@ -396,6 +409,20 @@ class ClusterSnapshots:
         by_index = {gpu.index: gpu.uuid for gpu in report.gpus} if report is not None else {}
         gpus = tuple(by_index[index] for index in wanted if index in by_index)
         return Allocation(name, gpus, units, 0, units, created_at(pod))
+
+
+def allocation_elsewhere(session: str, share: Share, user: str, quota: str, opened_at: float) -> Allocation:
+    """Return what a session has of another sharing layer's GPUs, for the quotas: no report names GPUs like these."""
+    gpus = tuple(f"{session}/{index}" for index in range(share.count))
+    return Allocation(
+        session=session,
+        gpus=gpus,
+        share_units=share.units,
+        effective_units=share.units,
+        opened_at=opened_at,
+        user=user,
+        quota=quota,
+    )
 
 
 def _name(pod: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import time
 from kubernetes_asyncio.client.models import V1Pod
 
 from gpushare_spawner.model.kubernetes import HOSTNAME_LABEL, HUB
+from gpushare_spawner.sharing.base import LayerCannot
 from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
 from gpushare_spawner.spawner.kubernetes.pod.manifest import fragment, put_back
 from gpushare_spawner.spawner.kubernetes.pod.renderer import renderer_of
@@ -22,13 +23,17 @@ Toolkit, environment variables: void is "as if there were no GPU".)"""
 def build_pod(pod: V1Pod, share: PodShare, unit_size: int, hub: str) -> V1Pod:
     """Return KubeSpawner's manifest with the share in it. ``hub``: the URL of the API of the hub that makes the pod.
 
-    Raises SpawnRefused for a manifest that is pinned to another node than the share's.
+    Raises SpawnRefused for a manifest that is pinned to another node than the share's, and for a share that its sharing
+    layer cannot give.
     """
     placed, pinned = share.placement.node, (pod.spec.node_selector or {}).get(HOSTNAME_LABEL)
-    if pinned not in (None, placed):
+    if placed and pinned not in (None, placed):
         raise SpawnRefused(
             words.pinned_elsewhere(placed, str(pinned), HOSTNAME_LABEL), reason="bad-template", status=500
         )
-    changed = renderer_of(share, unit_size, time.time()).render(fragment(pod))
+    try:
+        changed = renderer_of(share, unit_size, time.time()).render(fragment(pod))
+    except LayerCannot as error:
+        raise SpawnRefused(str(error), reason="bad-template", status=500) from None
     changed["metadata"]["annotations"].update({RESERVATION: share.token, HUB: hub})
     return put_back(pod, changed)

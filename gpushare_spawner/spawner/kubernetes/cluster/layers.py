@@ -1,0 +1,176 @@
+"""What other sharing layers have free in the cluster, by what they publish, for the queue and for the form.
+
+The rules of each layer are in `sharing`, and which nodes it shares is in `layers.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpushare_spawner.model.kubernetes import is_layer_session, layer_session
+from gpushare_spawner.model.layers import LAYERS, LayerName, LayerRule, LayersFile, PlacedBy
+from gpushare_spawner.model.template import Template
+from gpushare_spawner.sharing.base import LayerCannot, LayerCapacity, LayerRequest, Tenant
+from gpushare_spawner.sharing.cluster_facts import COUNT_LABEL, ClusterFacts, ClusterNode
+from gpushare_spawner.sharing.nodes import suitable
+from gpushare_spawner.sharing.pod_layers import POD_LAYERS
+from gpushare_spawner.spawner.kubernetes.cluster.pods import RESERVATION
+from gpushare_spawner.spawner.queue.inventory import GpuKind
+from gpushare_spawner.spawner.queue.other_layers import LayerOffer, LayerVerdict, Outcome
+from gpushare_spawner.wording.spawn import layers as words
+
+NO_FILE = LayersFile()
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A server that has been promised a part of a layer's GPUs, and that its scheduler has not placed yet."""
+
+    layer: LayerName
+    units: int
+    """On all its GPUs together."""
+
+
+def layers_in_force(file: LayersFile | None, templates: Iterable[Template]) -> frozenset[LayerName]:
+    """Return the other layers that `layers.yaml` or a template names."""
+    named = [rule.layer for rule in (file or NO_FILE).rules]
+    named += [template.gpu.layer for template in templates if template.gpu is not None and template.gpu.layer]
+    return frozenset(name for name in named if LAYERS[name].places is PlacedBy.SCHEDULER)
+
+
+@dataclass(frozen=True)
+class ClusterLayers:
+    """The other layers at one instant; see `queue.other_layers.OtherLayers`.
+
+    ``facts``: None while they are not known. ``unreadable``: layers whose facts the hub cannot read; their schedulers
+    decide then. ``pending`` returns this hub's reservations, by the annotation that their pods have.
+    """
+
+    file: LayersFile
+    facts: ClusterFacts | None
+    unreadable: frozenset[LayerName] = frozenset()
+    pending: Callable[[], Mapping[str, Pending]] = dict
+    _free: dict[tuple[object, ...], LayerCapacity | str] = field(default_factory=dict, repr=False)
+
+    def names(self, template: Template) -> tuple[LayerName, ...]:
+        """Return the other layers that can serve a template."""
+        return tuple(name for name in self._layers(template) if LAYERS[name].places is PlacedBy.SCHEDULER)
+
+    def native(self, template: Template) -> bool:
+        """Return whether GPUs with an agent can serve a template."""
+        return LayerName.NATIVE in self._layers(template)
+
+    def _layers(self, template: Template) -> tuple[LayerName, ...]:
+        if template.gpu is None:
+            return ()
+        if template.gpu.layer is not None:
+            return (template.gpu.layer,)
+        return self.file.layers_for(template.gpu.models)
+
+    @property
+    def gpus(self) -> int:
+        """The physical GPUs on nodes of other layers, by the nodes' labels."""
+        if self.facts is None:
+            return 0
+        return sum(_gpu_count(node) for node in self.facts.nodes if self.file.rule_of(node.labels, node.model))
+
+    def verdict(self, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]) -> LayerVerdict:
+        """Return what a server meets: the first layer and rule whose nodes have a place for it now."""
+        best: LayerVerdict | None = None
+        for layer in self.names(template):
+            for found in self._verdicts(layer, template, tenant, node, ineligible):
+                if best is None or (best.outcome is Outcome.NEVER and found.outcome is not Outcome.NEVER):
+                    best = found
+                if found.outcome is Outcome.NOW:
+                    return found
+        return best or LayerVerdict(Outcome.NEVER, why=words.no_node(self.names(template)))
+
+    def _verdicts(
+        self, layer: LayerName, template: Template, tenant: Tenant, node: str, ineligible: frozenset[str]
+    ) -> Iterator[LayerVerdict]:
+        if self.facts is None and layer not in self.unreadable:
+            yield LayerVerdict(Outcome.WAIT, why=words.NOT_READ_YET)
+            return
+        facts = self.facts or ClusterFacts()
+        for rule in self._rules(layer, template):
+            nodes = [
+                one
+                for one in facts.nodes
+                if self.file.rule_of(one.labels, one.model) is rule
+                and one.name not in ineligible
+                and node in ("", one.name)
+            ]
+            options = self.file.options_of(layer, rule)
+            offer = LayerOffer(layer, LayerRequest(tenant, template, options, replace(facts, nodes=tuple(nodes)), rule))
+            if layer in self.unreadable:
+                yield LayerVerdict(Outcome.NOW, offer, known=False)
+                continue
+            if nodes:
+                yield replace(self._free_for(offer), gpus=_kinds(suitable(offer.request)))
+
+    def _rules(self, layer: LayerName, template: Template) -> list[LayerRule | None]:
+        rules: list[LayerRule | None] = [rule for rule in self.file.rules if rule.layer is layer]
+        # a template that names its layer needs no rule: the nodes that no rule is for will do
+        named = template.gpu is not None and template.gpu.layer is layer
+        return [*rules, None] if named else rules
+
+    def _free_for(self, offer: LayerOffer) -> LayerVerdict:
+        request, title = offer.request, LAYERS[offer.layer].title
+        capacity = self._capacity(offer)
+        if isinstance(capacity, str):
+            return LayerVerdict(Outcome.NEVER, offer, capacity)
+        share = request.gpu.share
+        if capacity.servers > self._taken(offer.layer, share.total_units):
+            return LayerVerdict(Outcome.NOW, offer)
+        if capacity.at_most > 0:
+            return LayerVerdict(Outcome.WAIT, offer, words.none_free(title, share, capacity.limited_by))
+        return LayerVerdict(Outcome.NEVER, offer, words.never_free(title, share, capacity.limited_by))
+
+    def _capacity(self, offer: LayerOffer) -> LayerCapacity | str:
+        """Return what the layer has; a sentence where it has no way to serve the template."""
+        request = offer.request
+        nodes = tuple(node.name for node in request.facts.nodes)
+        key = (offer.layer, id(request.rule), request.template.name, request.tenant.quota, nodes)
+        found = self._free.get(key)
+        if found is None:
+            try:
+                found = POD_LAYERS[offer.layer].free(request)
+            except LayerCannot as error:
+                found = str(error)
+            self._free[key] = found
+        return found
+
+    def _taken(self, layer: LayerName, units: int) -> int:
+        """Return for how many servers of so many units those count that the layer's scheduler has not placed yet.
+
+        Which node and GPU each of them takes is not known: a smaller one counts as one of these, a larger one as
+        several. That errs towards a wait, which ends when the scheduler has placed them.
+        """
+        pending = dict(self.pending())
+        facts = self.facts or ClusterFacts()
+        for pod in facts.pods:
+            if not is_layer_session(pod.labels):
+                continue
+            token = pod.annotations.get(RESERVATION, "")
+            if pod.node:
+                pending.pop(token, None)
+            elif token not in pending:
+                session = layer_session(pod.labels, pod.annotations)
+                pending[token] = Pending(session.layer, session.share.total_units)
+        return sum(-(-one.units // units) for one in pending.values() if one.layer is layer)
+
+
+def _gpu_count(node: ClusterNode) -> int:
+    written = node.labels.get(COUNT_LABEL, "")
+    return int(written) if written.isdecimal() else 0
+
+
+def _kinds(nodes: Iterable[ClusterNode]) -> tuple[GpuKind, ...]:
+    """Return the GPUs of nodes, as far as their labels say what they are."""
+    counted: dict[tuple[str, int], int] = {}
+    for node in nodes:
+        if node.model and node.gpu_memory_bytes is not None:
+            kind = (node.model, node.gpu_memory_bytes)
+            counted[kind] = counted.get(kind, 0) + _gpu_count(node)
+    return tuple(GpuKind(model, memory, count) for (model, memory), count in counted.items())

@@ -1,0 +1,72 @@
+"""Renders the share of another sharing layer into a pod, and keeps what the admin's template sets itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from gpushare_spawner.model.kubernetes import LayerSession
+from gpushare_spawner.sharing.base import PodSpec, SharingLayer, Tenant
+from gpushare_spawner.sharing.pod_layers import POD_LAYERS
+from gpushare_spawner.spawner.queue.other_layers import LayerOffer
+
+_SPEC = {"scheduler_name": "schedulerName", "priority_class_name": "priorityClassName"}
+"""KubeSpawner's settings of one value, and the fields of a pod's spec that they stand for."""
+_BY_KEY = {
+    "extra_annotations": ("metadata", "annotations"),
+    "extra_labels": ("metadata", "labels"),
+    "node_selector": ("spec", "nodeSelector"),
+}
+"""KubeSpawner's settings with names and values, and where these stand in a pod."""
+_RESOURCES = {"extra_resource_limits": "limits", "extra_resource_guarantees": "requests"}
+
+
+class ForeignPodLayer(SharingLayer[PodSpec]):
+    """A share that a layer's own scheduler places."""
+
+    name: ClassVar[str] = "another layer"
+
+    def __init__(self, tenant: Tenant, offer: LayerOffer) -> None:
+        """Raises ValueError for a template without a GPU."""
+        template, share = offer.request.template, offer.request.gpu.share
+        self._offer = offer
+        self._session = LayerSession(tenant.session, template.name, offer.layer, share, tenant.quota)
+
+    def render(self, form: PodSpec) -> PodSpec:
+        """Return the pod with the share.
+
+        What the template's ``kubespawner_override`` sets itself stays as it is. Raises LayerCannot.
+        """
+        request = self._offer.request
+        made = POD_LAYERS[self._offer.layer].render(form, request)
+        made = with_last_word(form, made, request.template.kubespawner_override)
+        metadata = made["metadata"]
+        return {
+            **made,
+            "metadata": {
+                "annotations": {**metadata["annotations"], **self._session.annotations()},
+                "labels": {**metadata["labels"], **self._session.labels()},
+            },
+        }
+
+
+def with_last_word(form: PodSpec, made: PodSpec, override: Mapping[str, Any]) -> PodSpec:
+    """Return what a layer made of a form, with the values of the form where an admin's override sets them."""
+    spec, metadata = dict(made["spec"]), {name: dict(made["metadata"][name]) for name in ("annotations", "labels")}
+    extra: Mapping[str, Any] = override.get("extra_pod_config") or {}
+    for setting, field in _SPEC.items():
+        if setting in override or field in extra or setting in extra:
+            spec[field] = form["spec"].get(field)
+    for setting, (part, field) in _BY_KEY.items():
+        own = {key: form[part].get(field, {}).get(key) for key in override.get(setting) or {}}
+        if own and part == "metadata":
+            metadata[field].update(own)
+        elif own:
+            spec[field] = {**(spec.get(field) or {}), **own}
+    (before,), (container,) = form["spec"]["containers"], spec["containers"]
+    resources = dict(container["resources"])
+    for setting, field in _RESOURCES.items():
+        own = {key: before["resources"].get(field, {}).get(key) for key in override.get(setting) or {}}
+        resources[field] = {**resources.get(field, {}), **own}
+    spec["containers"] = [{**container, "resources": resources}]
+    return {**made, "metadata": {**made["metadata"], **metadata}, "spec": spec}

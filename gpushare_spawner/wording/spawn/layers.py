@@ -1,0 +1,51 @@
+"""What the form and the queue say of a server whose GPU another sharing layer gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpushare_spawner.model.layers import LAYERS, Enforcement, Layer, LayerName
+from gpushare_spawner.model.share import Share
+
+NOT_READ_YET = "The hub has not read the cluster's nodes and pods yet."
+
+
+def no_node(layers: Iterable[LayerName]) -> str:
+    """Return that no node that the server can run on has one of the layers."""
+    titles = " or ".join(LAYERS[name].title for name in layers)
+    return f"No node that this server can run on shares its GPUs by {titles}. Ask the admin."
+
+
+def none_free(title: str, share: Share, limited_by: str) -> str:
+    """Return that a layer has nothing free for the share. ``limited_by``: what else is short, as half a sentence."""
+    return f"Not enough free capacity: {title} has no {share} free{_because(limited_by)}."
+
+
+def never_free(title: str, share: Share, limited_by: str) -> str:
+    """Return that a layer could not serve the share even if nothing ran. ``limited_by``: as half a sentence."""
+    return f"{title} has no GPU here that can give {share}{_because(limited_by)}. Choose another template."
+
+
+def _because(limited_by: str) -> str:
+    return f" ({limited_by})" if limited_by else ""
+
+
+def placed(title: str) -> str:
+    """Return that a spawn need not wait any longer."""
+    return f"{title} has a free place. Its scheduler chooses the GPU."
+
+
+def terms(layer: Layer) -> str:
+    """Return by what a server's GPU is shared, and what that makes of its share, for its card."""
+    return f"By {layer.title}. {_kept(layer)}"
+
+
+def _kept(layer: Layer) -> str:
+    memory, compute = layer.memory is not Enforcement.NONE, layer.compute is not Enforcement.NONE
+    if memory and compute:
+        return "Each session is kept within its part of the GPU's memory and time."
+    if memory:
+        return "Each session is kept within its part of the GPU's memory. The GPU's time has no fixed parts."
+    if compute:
+        return "Each session is kept within its part of the GPU's time. The GPU's memory has no fixed parts."
+    return "The share counts when GPUs are given out. While sessions work, nothing keeps them to their shares."

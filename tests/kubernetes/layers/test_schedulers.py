@@ -1,0 +1,59 @@
+"""Layers with a scheduler of their own, from the form to the server that waited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..standin.client import path
+from ..standin.cluster import Cluster
+from ..standin.layers.hami import hami
+from ..standin.layers.kai import GROUP, kai
+from ..standin.layers.kubeshare import kubeshare
+from .walk import limits, walk
+
+
+async def test_hami_places_parts_of_memory_and_cores(
+    make_hub: Callable[..., Any], cluster: Cluster, templates: Path
+) -> None:
+    (templates / "layers.yaml").write_text("rules: [{layer: hami}]")
+    async with hami(cluster):
+        # zero-to-jupyterhub's user-scheduler would keep HAMi's webhook away
+        hub = await make_hub(lambda config: config.KubeSpawner.update(scheduler_name="user-scheduler"))
+        pods = await walk(hub, cluster, "half-gpu", fits=2)
+    for pod in pods:
+        assert pod["spec"]["schedulerName"] == "hami-scheduler"
+        assert limits(pod) == {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50", "nvidia.com/gpucores": "50"}
+        assert "GPU-hami-0,NVIDIA,40960,50" in pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"]
+
+
+async def test_kai_places_fractions_in_its_queues(
+    make_hub: Callable[..., Any], cluster: Cluster, templates: Path
+) -> None:
+    reservations = await cluster.make_namespace("-reservation")
+    (templates / "layers.yaml").write_text(
+        f"rules: [{{layer: kai}}]\noptions: {{kai: {{queue: notebooks, reservation_namespace: {reservations}}}}}"
+    )
+    gpu = {"quota": -1, "limit": -1, "overQuotaWeight": 1}
+    queue = {"metadata": {"name": "notebooks"}, "spec": {"resources": {"gpu": gpu}}}
+    classes = {"metadata": {"name": "build"}, "value": 100}
+    await cluster.make_cluster_wide("queues", GROUP, queue)
+    await cluster.make_cluster_wide("priorityclasses", "scheduling.k8s.io/v1", classes)
+    async with kai(cluster, reservations):
+        hub = await make_hub()
+        pods = await walk(hub, cluster, "half-gpu", fits=2)
+        assert len(await cluster.admin.list(path("pods", reservations))) == 1
+    for pod in pods:
+        assert (pod["spec"]["schedulerName"], pod["spec"]["priorityClassName"]) == ("kai-scheduler", "build")
+        assert pod["metadata"]["labels"]["kai.scheduler/queue"] == "notebooks"
+        assert pod["metadata"]["annotations"]["gpu-fraction"] == "0.50"
+
+
+async def test_kubeshare_creates_the_pod_again(make_hub: Callable[..., Any], cluster: Cluster, templates: Path) -> None:
+    (templates / "layers.yaml").write_text("rules: [{layer: kubeshare}]")
+    async with kubeshare(cluster):
+        hub = await make_hub()
+        (first, _) = await walk(hub, cluster, "half-gpu", fits=2)
+    assert first["metadata"]["labels"]["sharedgpu/gpu_request"] == "0.50"
+    assert first["metadata"]["annotations"]["sharedgpu/gpu_uuid"] == "GPU-kubeshare-0"
